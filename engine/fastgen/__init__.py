@@ -1,0 +1,1 @@
+"""FastGen: Dynamic SplitFuse serving over a paged KV cache."""

@@ -210,7 +210,8 @@ def parse_size(text: str) -> int:
         raise ConfigError(f"size {text!r}: write a whole number with a unit, for example 2GiB or 512MiB")
     number, unit, binary = match.groups()
     base = 1024 if binary else 1000
-    return int(number) * base ** (" kmgt".index(unit.lower()) if unit else 0)
+    power = " kmgt".index(unit.lower()) if unit else 0
+    return int(number) * int(base**power)
 
 
 def default_model_name(model: str) -> str:

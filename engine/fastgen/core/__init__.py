@@ -1,0 +1,1 @@
+"""Scheduling of tokens and KV blocks: pure Python, deterministic, no torch, no clock of its own."""

@@ -1,0 +1,93 @@
+"""One request under way, as integer arithmetic over its tokens.
+
+There are no phases. `tokens` is the prompt and what was generated so far; `num_computed_tokens` of them have their keys
+and values in the cache; a pass computes some of the rest. A sequence whose one pending token is the one generated last
+is what others call decoding; with more pending it is what they call prefilling, whether it is new or was preempted.
+"""
+
+from __future__ import annotations
+
+from fastgen.core.request import FinishReason, Request, SamplingParams
+
+
+class Sequence:
+    """The state of one request: `0 <= num_computed_tokens < len(tokens)` as long as it is alive.
+
+    Attributes:
+        tokens: prompt token ids, then generated ones.
+        block_table: KV blocks in order; token i lies in block `block_table[i // block_size]`, slot `i % block_size`.
+        ordinal: place in the order of arrival, unique.
+        arrival: seconds on the engine's clock.
+        first_scheduled: when its first token was first put into a pass, or None.
+        seed: what sampling is seeded with.
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_table",
+        "finish_reason",
+        "first_scheduled",
+        "id",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "ordinal",
+        "sampling",
+        "seed",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, *, ordinal: int, arrival: float, seed: int) -> None:
+        assert request.prompt_token_ids, "a sequence has at least one token"
+        self.id: str = request.id
+        self.sampling: SamplingParams = request.sampling
+        self.tokens: list[int] = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.tokens)
+        self.num_computed_tokens = 0
+        self.block_table: list[int] = []
+        self.ordinal = ordinal
+        self.arrival = arrival
+        self.seed = seed
+        self.first_scheduled: float | None = None
+        self.num_preemptions = 0
+        self.finish_reason: FinishReason | None = None
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.id!r}, {self.num_computed_tokens}/{len(self.tokens)} tokens)"
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens not yet computed."""
+        return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Is the token sampled last the only one pending?"""
+        return self.num_computed_tokens == len(self.tokens) - 1 and self.num_computed_tokens >= self.num_prompt_tokens
+
+    def advance(self, num_tokens: int) -> None:
+        """Notes that `num_tokens` more tokens have their KV in the cache."""
+        assert 1 <= num_tokens <= self.num_pending_tokens
+        self.num_computed_tokens += num_tokens
+
+    def append(self, token: int, end_tokens: frozenset[int]) -> None:
+        """Adds the sampled `token`; sets `finish_reason` if the request ends with it."""
+        assert self.num_pending_tokens == 0, f"{self} sampled before its last chunk"
+        assert self.finish_reason is None
+        self.tokens.append(token)
+        generated, sampling = self.num_generated_tokens, self.sampling
+        ends = token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos)
+        if ends and generated >= sampling.min_tokens:
+            self.finish_reason = FinishReason.STOP
+        elif generated >= sampling.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+
+    def forget(self) -> None:
+        """Drops what was computed (its blocks are the pool's again): all tokens are pending once more."""
+        assert not self.block_table
+        self.num_computed_tokens = 0

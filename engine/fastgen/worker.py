@@ -1,0 +1,133 @@
+"""The engine process: loads the model, then steps the engine and talks to the server over a local socket.
+
+Started by `fastgen.process` as `python -m fastgen.worker ADDRESS`, with the `EngineConfig` as JSON on standard input.
+It is a process of its own so that HTTP work never delays a pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+
+import msgspec
+import zmq
+
+from fastgen.config import ConfigError, EngineConfig
+from fastgen.messages import (
+    Add,
+    Cancel,
+    Command,
+    EngineInfo,
+    Event,
+    Failed,
+    Loading,
+    Ready,
+    Shutdown,
+)
+
+log = logging.getLogger("fastgen.worker")
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# A queue that holds this many unsent reports means a server that has stopped reading; waiting for it is right then.
+_SEND_QUEUE = 10_000
+
+
+class Channel:
+    """The engine's end of the socket pair."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket.set(zmq.SNDHWM, _SEND_QUEUE)
+        self._socket.set(zmq.LINGER, 1000)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+
+    def send(self, event: Event) -> None:
+        """Sends one event."""
+        self._socket.send(self._encoder.encode(event))
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        """All commands that have come; where `wait`, blocks until there is one."""
+        commands = []
+        if wait:
+            commands.append(self._decoder.decode(self._socket.recv()))
+        while self._socket.poll(0, zmq.POLLIN):
+            commands.append(self._decoder.decode(self._socket.recv()))
+        return commands
+
+
+def serve(channel: Channel, config: EngineConfig, started: float) -> None:
+    """Loads the model and steps until told to shut down.
+
+    Raises:
+        ConfigError: when what is asked for cannot be served.
+    """
+    # Imported here, not above: torch takes seconds, and the channel should report from the start.
+    from fastgen.engine import Engine
+    from fastgen.model.runner import CPURunner
+    from fastgen.model.source import ModelSource
+
+    source = ModelSource.open(config.model)
+    runner = CPURunner.load(source, config, lambda stage, fraction: channel.send(Loading(stage, fraction)))
+    engine = Engine(runner, config)
+    info = EngineInfo(
+        architecture=runner.architecture.name,
+        device=runner.device,
+        dtype=runner.dtype,
+        vocabulary_size=runner.architecture.vocab_size,
+        num_parameters=runner.num_parameters,
+        max_model_length=runner.max_model_length,
+        token_budget=config.token_budget,
+        max_sequences=config.sequence_limit,
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks,
+        load_seconds=time.monotonic() - started,
+    )
+    channel.send(Ready(info))
+    while True:
+        cancelled = False
+        for command in channel.receive(wait=not engine.has_work):
+            match command:
+                case Add(request):
+                    engine.add(request)
+                case Cancel(request_id):
+                    cancelled |= engine.cancel(request_id)
+                case Shutdown():
+                    return
+        if engine.has_work:
+            channel.send(engine.step())
+        elif cancelled:
+            channel.send(engine.idle_report())
+
+
+def main() -> int:
+    """Runs the process; returns its exit code."""
+    started = time.monotonic()
+    # The server decides when to stop: a Ctrl-C in the terminal reaches both processes. If it is gone, so are we.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    channel = Channel(sys.argv[1])
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    try:
+        serve(channel, config, started)
+    except ConfigError as error:
+        channel.send(Failed(str(error), exit_code=2))
+        return 2
+    except Exception as error:
+        log.exception("the engine failed")
+        channel.send(Failed(f"{type(error).__name__}: {error}", exit_code=1))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

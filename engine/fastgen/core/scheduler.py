@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Row
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastgen.core.blocks import BlockPool
 from fastgen.core.budget import TokenBudget
@@ -19,20 +19,21 @@ from fastgen.core.stats import SchedulerStats
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One sequence's share of a pass: `sequence.tokens[start : start + num_tokens]`, at positions from `start`."""
+    """One sequence's share of a pass: `sequence.tokens[start : start + num_tokens]`, at positions from `start`.
+
+    `samples`: does a token follow this chunk? Only a sequence's last pending token has logits worth sampling.
+    """
 
     sequence: Sequence
     start: int
     num_tokens: int
+    samples: bool = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.start == self.sequence.num_computed_tokens
         assert 1 <= self.num_tokens <= self.sequence.num_pending_tokens
-
-    @property
-    def samples(self) -> bool:
-        """Does a token follow this chunk? Only a sequence's last pending token has logits worth sampling."""
-        return self.start + self.num_tokens == len(self.sequence.tokens)
+        # Settled here: the sequence grows once the pass is done, the chunk must not change with it.
+        object.__setattr__(self, "samples", self.num_tokens == self.sequence.num_pending_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class Scheduler:
         grown = []
         for chunk in pass_.chunks:
             chunk.sequence.advance(chunk.num_tokens)
-            if chunk.sequence.num_pending_tokens == 0:
+            if chunk.samples:
                 chunk.sequence.append(next(tokens), self._end_tokens)
                 grown.append(chunk.sequence)
         assert next(tokens, None) is None, "more tokens were sampled than chunks sample"

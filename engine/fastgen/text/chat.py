@@ -1,0 +1,96 @@
+"""Messages to a prompt, by the model's own Jinja template.
+
+The environment is the one that templates are written for (transformers' `apply_chat_template`): its whitespace rules,
+its `raise_exception`, `strftime_now` and `tojson`, and its `generation` blocks, which only matter in training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from fastgen.config import ConfigError
+
+
+class ChatTemplateError(ValueError):
+    """These messages do not fit the model's template; the message is the template's own."""
+
+
+class ChatTemplate:
+    """A model's chat template, compiled.
+
+    Raises:
+        ConfigError: when the template is not valid Jinja.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt for `messages` (role, content, ...), ending where the assistant is to speak.
+
+        Raises:
+            ChatTemplateError: when the template refuses the messages or cannot handle them.
+        """
+        try:
+            return self._template.render(
+                **self._special_tokens,
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ChatTemplateError(str(error) or type(error).__name__) from error
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}...{% endgeneration %}`: marks what a model is trained on; here its body as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  (the name and type that jinja2 asks for)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which a prompt must not have.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

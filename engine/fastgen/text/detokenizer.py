@@ -1,0 +1,32 @@
+"""Generated tokens to text, as they come."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from fastgen.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Decodes one generation bit by bit: what it gave is never taken back, and no half character is given.
+
+    Each token costs its own length only. The texts given add up to the generation's text as a continuation of its
+    prompt: with SentencePiece, a first word keeps the space that parts it from the prompt.
+    """
+
+    __slots__ = ("_bytes_so_far", "_hidden", "_vocabulary")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._vocabulary = tokenizer.vocabulary
+        self._hidden = tokenizer.special_token_ids
+        self._bytes_so_far = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that has become certain with these tokens; special tokens give none."""
+        spelled = b"".join(self._vocabulary.token_bytes(i) for i in token_ids if i not in self._hidden)
+        return self._bytes_so_far.decode(spelled)
+
+    def finish(self) -> str:
+        """What is left: U+FFFD if the generation ended inside a character."""
+        return self._bytes_so_far.decode(b"", final=True)

@@ -1,0 +1,63 @@
+"""A tokenizer out of a Hugging Face model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from fastgen.config import ConfigError
+
+
+def build(directory: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of tokenizer.json, which says everything: how text is cut, merged, and what is put around it.
+
+    Raises:
+        ConfigError: when there is none, or it cannot be read.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{directory}: has no tokenizer.json; save the tokenizer there with transformers")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(f"{path}: not a tokenizer: {error}") from None
+    # A file may ask for padding or truncation to some training length; prompts get neither.
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def read_settings(directory: Path) -> Mapping[str, Any]:
+    """tokenizer_config.json, over the older special_tokens_map.json; empty where there is neither."""
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = directory / name
+        if not path.is_file():
+            continue
+        try:
+            settings |= json.loads(path.read_text())
+        except ValueError as error:
+            raise ConfigError(f"{path}: not JSON: {error}") from None
+    return settings
+
+
+def named_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that templates use by name, such as `bos_token`."""
+    names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+    found = {name: settings[name] for name in names if settings.get(name)}
+    return {name: token["content"] if isinstance(token, dict) else str(token) for name, token in found.items()}
+
+
+def read_chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, or in the settings; of several, the one named default."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        return next((str(entry["template"]) for entry in template if entry.get("name") == "default"), None)
+    return None if template is None else str(template)

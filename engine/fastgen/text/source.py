@@ -1,0 +1,24 @@
+"""Where a tokenizer comes from, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """What `Tokenizer.load` needs; whoever opens the model fills it in.
+
+    Attributes:
+        kind: "gguf" uses `metadata`; "huggingface" uses `directory`.
+        metadata: a GGUF file's `tokenizer.*` keys with plain Python values.
+        directory: a folder with tokenizer.json, and tokenizer_config.json and chat_template.jinja where the model has
+            them.
+    """
+
+    kind: Literal["gguf", "huggingface"]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    directory: Path | None = None

@@ -1,0 +1,101 @@
+"""Text to token ids and back, for whichever kind of model file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import tokenizers
+
+from fastgen.config import ConfigError
+from fastgen.text import gguf, huggingface
+from fastgen.text.chat import ChatTemplate
+from fastgen.text.source import TokenizerSource
+from fastgen.text.vocabulary import Spelling, Vocabulary
+
+__all__ = ["Tokenizer", "TokenizerSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """Encodes prompts and decodes generations. Safe to use from several threads.
+
+    Attributes:
+        backend: the tokenizers library's own.
+        vocabulary: the bytes of each token.
+        chat_template: how messages become a prompt, or None where the model has no template.
+        bos_token_id, eos_token_id: the tokens that begin and end a text, where the model names them.
+    """
+
+    backend: tokenizers.Tokenizer = field(repr=False)
+    vocabulary: Vocabulary
+    chat_template: ChatTemplate | None
+    bos_token_id: int | None
+    eos_token_id: int | None
+
+    @classmethod
+    def load(cls, source: TokenizerSource) -> Tokenizer:
+        """Builds the tokenizer of a model.
+
+        Raises:
+            ConfigError: when its kind is not served or its files are damaged.
+        """
+        if source.kind == "gguf":
+            return cls._of_gguf(source)
+        if source.directory is None:
+            raise ConfigError("tokenizer: a Hugging Face model needs its directory")
+        settings = huggingface.read_settings(source.directory)
+        special = huggingface.named_special_tokens(settings)
+        template = huggingface.read_chat_template(source.directory, settings)
+        return cls._assemble(huggingface.build(source.directory), special, template)
+
+    @classmethod
+    def _of_gguf(cls, source: TokenizerSource) -> Tokenizer:
+        metadata = source.metadata
+        names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+        ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+        backend = gguf.build(metadata)
+        special = {name: metadata["tokenizer.ggml.tokens"][i] for name, i in ids.items() if i is not None}
+        return cls._assemble(backend, special, metadata.get("tokenizer.chat_template"))
+
+    @classmethod
+    def _assemble(cls, backend: tokenizers.Tokenizer, special: dict[str, str], template: str | None) -> Tokenizer:
+        def id_of(name: str) -> int | None:
+            return backend.token_to_id(special[name]) if name in special else None
+
+        return cls(
+            backend=backend,
+            vocabulary=Vocabulary(backend),
+            chat_template=ChatTemplate(template, special) if template else None,
+            bos_token_id=id_of("bos_token"),
+            eos_token_id=id_of("eos_token"),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in the vocabulary, added ones included. A model's embedding may have more rows."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are marks, not text."""
+        return self.vocabulary.special_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; special tokens written out in it count as such.
+
+        `add_special_tokens` puts what the model wants around a text, for example its beginning token. A rendered chat
+        template has these already.
+        """
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+        text = b"".join(self._spelled(token_ids, skip_special_tokens)).decode(errors="replace")
+        if self.vocabulary.spelling is Spelling.SENTENCE_PIECE:
+            return text.removeprefix(" ")  # the space that encoding puts before the first word
+        return text
+
+    def _spelled(self, token_ids: Sequence[int], skip_special_tokens: bool) -> Iterable[bytes]:
+        hidden = self.special_token_ids if skip_special_tokens else frozenset[int]()
+        return (self.vocabulary.token_bytes(i) for i in token_ids if i not in hidden)

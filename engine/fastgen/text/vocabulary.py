@@ -1,0 +1,88 @@
+"""The bytes that each token stands for.
+
+A token is not text: a character may span tokens. With bytes per token, decoding is concatenation, which is what makes
+incremental output exact and linear.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+
+import tokenizers
+
+from fastgen.config import ConfigError
+
+
+def byte_alphabet() -> dict[int, str]:
+    """The printable character that byte-level BPE writes for each byte (GPT-2's `bytes_to_unicode`).
+
+    Printable Latin-1 stands for itself; the other bytes get the characters from U+0100 on, in order.
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    moved = {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return {byte: chr(byte) if byte in printable else moved[byte] for byte in range(256)}
+
+
+class Spelling(Enum):
+    """How a vocabulary writes bytes as characters."""
+
+    BYTE_LEVEL = "byte-level"  # each character is a byte: GPT-2, Llama 3, SmolLM
+    SENTENCE_PIECE = "SentencePiece"  # U+2581 is a space, <0xE2> is a byte: Llama 2, Mistral
+
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
+
+
+class Vocabulary:
+    """Token ids as bytes, spelled out when first asked for.
+
+    Raises:
+        ConfigError: when built on a tokenizer whose decoder is of neither spelling.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        self.spelling = _spelling_of(backend)
+        self._byte_of = {character: byte for byte, character in byte_alphabet().items()}
+        self._known: dict[int, bytes] = {}
+        self.special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token; none for an id that has no token."""
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._known[token_id] = self._spell(token_id)
+        return known
+
+    def _spell(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self.spelling is Spelling.BYTE_LEVEL:
+            if all(character in self._byte_of for character in token):
+                return bytes(self._byte_of[character] for character in token)
+            return token.encode()  # an added token, written as it reads
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match.group(1), 16)])
+        return token.replace(_SPACE, " ").encode()
+
+
+def _spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
+    # The library tells what a decoder is made of by pickling it, as JSON.
+    decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    steps = [] if decoder is None else decoder.get("decoders", [decoder])
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return Spelling.BYTE_LEVEL
+    if "Metaspace" in kinds or "ByteFallback" in kinds:
+        return Spelling.SENTENCE_PIECE
+    raise ConfigError(
+        f"tokenizer: its decoder is {'+'.join(kinds) or 'missing'}, which is not served; "
+        "byte-level BPE and SentencePiece-like BPE are"
+    )

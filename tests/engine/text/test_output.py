@@ -1,0 +1,135 @@
+"""Incremental output: tokens to text, stop strings, and both together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastgen.core.request import FinishReason
+from fastgen.text.detokenizer import Detokenizer
+from fastgen.text.output import OutputText
+from fastgen.text.stop import StopStrings
+from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+
+token_ids = st.lists(st.integers(0, 49151), max_size=60)
+cuts = st.randoms(use_true_random=False)
+
+
+def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer)
+    return [*(detokenizer.push([i]) for i in ids), detokenizer.finish()]
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=token_ids)
+def test_pieces_add_up_to_the_whole_decode(smollm2: Tokenizer, ids: list[int]) -> None:
+    whole = smollm2.backend.decode(ids, skip_special_tokens=True)
+    assert "".join(stream(smollm2, ids)) == whole == smollm2.decode(ids)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(max_size=40))
+def test_no_half_character_is_ever_given(smollm2: Tokenizer, text: str) -> None:
+    ids = smollm2.encode(text, add_special_tokens=False)
+    pieces = stream(smollm2, ids)
+    assert "".join(pieces) == smollm2.decode(ids)
+    if smollm2.decode(ids) == text and "\ufffd" not in text:  # its vocabulary lacks some bytes
+        assert all("\ufffd" not in piece for piece in pieces)
+
+
+def test_a_generation_that_ends_inside_a_character_says_so(smollm2: Tokenizer) -> None:
+    ids = smollm2.encode("👩", add_special_tokens=False)
+    assert len(ids) > 1
+    assert stream(smollm2, ids[:-1])[-1] == "\ufffd"
+
+
+def test_special_tokens_give_no_text(smollm2: Tokenizer) -> None:
+    assert "".join(stream(smollm2, smollm2.encode("a<|im_end|>b", add_special_tokens=False))) == "ab"
+
+
+def test_a_sentencepiece_continuation_keeps_its_space() -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "▁h", "▁hi"]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 262 + [-1.0, -2.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+    tokenizer = Tokenizer.load(TokenizerSource("gguf", metadata))
+    ids = tokenizer.encode("hi hié", add_special_tokens=False)
+    assert tokenizer.decode(ids) == "hi hié"
+    assert "".join(stream(tokenizer, ids)) == " hi hié"
+
+
+letters = st.text(alphabet="ab", max_size=30)
+stop_lists = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3)
+
+
+def cut_by_hand(text: str, stops: list[str]) -> str:
+    """The readable twin: add a character at a time and look."""
+    for end in range(1, len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))]
+    return text
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=letters, stops=stop_lists, random=cuts)
+def test_stop_strings_do_not_depend_on_how_the_text_comes(text: str, stops: list[str], random: object) -> None:
+    expected, watcher, out, rest = cut_by_hand(text, stops), StopStrings(stops), "", text
+    while rest:
+        size = random.randint(1, len(rest))  # type: ignore[attr-defined]
+        piece, rest = rest[:size], rest[size:]
+        shown, found = watcher.push(piece)
+        out += shown
+        if found is not None:
+            break
+    else:
+        out += watcher.finish()
+    assert out == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=letters, stops=stop_lists)
+def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
+    watcher, shown = StopStrings(stops), ""
+    for end, character in enumerate(text, 1):
+        piece, found = watcher.push(character)
+        shown += piece
+        if found is not None:
+            return
+        held = text[len(shown) : end]
+        assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_text_ends_before_the_stop_string_and_counts_the_token_that_completed_it(smollm2: Tokenizer) -> None:
+    output = OutputText(smollm2, ["three", "zzz"])
+    ids = smollm2.encode("one two three four", add_special_tokens=False)
+    deltas = []
+    for token in ids:
+        deltas.append(output.push([token], None))
+        if deltas[-1].finish_reason is not None:
+            break
+    assert "".join(delta.text for delta in deltas) == "one two "
+    assert output.finish_reason is FinishReason.STOP
+    assert output.num_tokens == 3
+
+
+def test_the_token_that_stopped_the_engine_is_no_text(smollm2: Tokenizer) -> None:
+    ids = smollm2.encode("one two", add_special_tokens=False)
+    output = OutputText(smollm2)
+    assert output.push(ids, FinishReason.STOP).text == "one"
+    assert output.num_tokens == len(ids)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT])
+def test_held_text_comes_out_at_the_end(smollm2: Tokenizer, reason: FinishReason) -> None:
+    output = OutputText(smollm2, [" two!"])
+    ids = smollm2.encode("one two", add_special_tokens=False)
+    delta = output.push(ids, None)
+    assert delta.text == "one"
+    last = output.push([], reason)
+    assert (last.text, last.finish_reason) == (" two", reason)

@@ -1,0 +1,205 @@
+"""The product's tokenizers against transformers', built from the same vocabularies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+from transformers import GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
+
+from fastgen.config import ConfigError
+from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+
+TEXTS = [
+    "",
+    " ",
+    "Hello, world!",
+    "  two leading spaces and trailing  ",
+    "a  1 22  333, 4.5e10",
+    "don't I'LL we're 'tis",
+    "tabs\t\tand\n\n newlines \r\n\r\n  end",
+    "def f(x):\n    return x ** 2  # square\n",
+    "日本語のテキスト、한국어, العربية, हिन्दी १२३",
+    "é e\u0301 ﬁ 😀👩‍👩‍👧🇩🇪 \u00a0\u2003|",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "\x00\x7f\u200b",
+]
+
+CORPUS = [
+    *TEXTS,
+    "the quick brown fox jumps over the lazy dog",
+    "the then there their these those",
+    "12 34 56 1234 5678",
+] * 8
+
+
+def train(backend: Backend, **options: Any) -> tuple[list[str], list[str]]:
+    """Tokens and merges (as GGUF spells them) of a small vocabulary learnt from the corpus."""
+    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(show_progress=False, **options))
+    model = json.loads(backend.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return tokens, [" ".join(pair) for pair in model["merges"]]
+
+
+def assert_same(ours: Tokenizer, reference: Any) -> None:
+    for text in TEXTS:
+        expected = reference.encode(text)
+        assert ours.encode(text, add_special_tokens=True) == expected, text
+        for skip in (True, False):
+            assert ours.decode(expected, skip_special_tokens=skip) == reference.decode(
+                expected, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+            )
+
+
+def test_smollm2_equals_transformers_with_digits_cut_apart(
+    smollm2: Tokenizer, smollm2_metadata: Mapping[str, Any]
+) -> None:
+    tokens = smollm2_metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in smollm2_metadata["tokenizer.ggml.merges"]]
+    reference = GPT2Tokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    reference.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    control = [t for t, kind in zip(tokens, smollm2_metadata["tokenizer.ggml.token_type"], strict=True) if kind == 3]
+    reference.add_special_tokens({"additional_special_tokens": control})
+    assert_same(smollm2, reference)
+
+
+def test_smollm2_knows_its_marks(smollm2: Tokenizer) -> None:
+    assert smollm2.vocab_size == 49152
+    assert smollm2.encode("<|im_start|>", add_special_tokens=False) == [1]
+    assert (smollm2.bos_token_id, smollm2.eos_token_id) == (1, 2)
+    assert {0, 1, 2} <= smollm2.special_token_ids
+
+
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize(("pre", "words"), [("llama-bpe", LLAMA3_WORDS), ("qwen2", QWEN2_WORDS), ("gpt-2", None)])
+def test_byte_level_vocabularies_equal_transformers(pre: str, words: str | None) -> None:
+    backend = Backend(models.BPE(ignore_merges=pre == "llama-bpe"))
+    backend.pre_tokenizer = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if words is None
+        else pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(words), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    )
+    tokens, merges = train(backend, vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*tokens, "<|im_start|>", "<|im_end|>", "<think>"]
+    reference = GPT2Tokenizer(vocab={t: i for i, t in enumerate(tokens)}, merges=[tuple(m.split(" ")) for m in merges])
+    reference.backend_tokenizer.pre_tokenizer = backend.pre_tokenizer
+    if pre == "qwen2":
+        reference.backend_tokenizer.normalizer = normalizers.NFC()
+    reference.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    reference.add_tokens([AddedToken("<think>", normalized=False)])
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.token_type": [1] * (len(tokens) - 3) + [3, 3, 4],
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    assert_same(ours, reference)
+    assert len(tokens) - 1 in ours.encode("a <think> b", add_special_tokens=False)
+
+
+def test_a_sentencepiece_vocabulary_equals_transformers() -> None:
+    backend = Backend(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=False)
+    ascii_letters = [chr(i) for i in range(33, 127)]
+    learnt, merges = train(backend, vocab_size=400, initial_alphabet=ascii_letters, limit_alphabet=95)
+    marks = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    # As SentencePiece orders them: marks and bytes, then merged tokens by rank, then single characters.
+    merged = [merge.replace(" ", "") for merge in merges]
+    pieces = list(dict.fromkeys(merged)) + [token for token in learnt if len(token) == 1]
+    tokens = [*marks, *pieces]
+    scores = [0.0] * len(marks) + [-float(rank) for rank in range(len(pieces))]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    reference = LlamaTokenizer(
+        vocab={token: i for i, token in enumerate(tokens)}, merges=[tuple(merge.split(" ")) for merge in merges]
+    )
+    # SentencePiece puts a space before every text, also one that begins with a space (as Llama 2's published
+    # tokenizer.json does); transformers' class only before others.
+    reference.backend_tokenizer.pre_tokenizer = None
+    reference.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    for text in TEXTS:
+        expected = reference.encode(text, add_special_tokens=False)
+        assert ours.encode(text, add_special_tokens=False) == expected, text
+        assert ours.encode(text, add_special_tokens=True) == [1, *expected]
+        assert ours.decode(expected) == reference.decode(expected)
+        assert ours.decode(expected) == text.replace("<s>", "")
+
+
+def test_a_hugging_face_folder_equals_transformers(smollm2: Tokenizer, tmp_path: Path) -> None:
+    saved = PreTrainedTokenizerFast(
+        tokenizer_object=smollm2.backend, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>"
+    )
+    saved.chat_template = "{{ bos_token }}{{ messages[0]['content'] }}{{ eos_token }}"
+    saved.save_pretrained(tmp_path)
+    ours = Tokenizer.load(TokenizerSource("huggingface", directory=tmp_path))
+    assert_same(ours, PreTrainedTokenizerFast.from_pretrained(tmp_path))
+    assert (ours.bos_token_id, ours.eos_token_id) == (1, 2)
+    assert ours.chat_template is not None
+    assert ours.chat_template.render([{"role": "user", "content": "hi"}]) == "<|im_start|>hi<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model 't5'"),
+        ({"tokenizer.ggml.pre": "chameleon"}, "tokenizer.ggml.pre 'chameleon'"),
+        ({"tokenizer.chat_template": "{% if %}"}, "chat template: line 1"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    smollm2_metadata: Mapping[str, Any], change: dict[str, str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named.replace("(", r"\(")) as refusal:
+        Tokenizer.load(TokenizerSource("gguf", {**smollm2_metadata, **change}))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_key_is_refused_by_name(smollm2_metadata: Mapping[str, Any]) -> None:
+    without_merges = {key: value for key, value in smollm2_metadata.items() if key != "tokenizer.ggml.merges"}
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.merges: the GGUF file lacks it"):
+        Tokenizer.load(TokenizerSource("gguf", without_merges))
+
+
+def test_a_folder_without_tokenizer_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        Tokenizer.load(TokenizerSource("huggingface", directory=tmp_path))
+
+
+def test_a_decoder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    Backend(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="its decoder is missing"):
+        Tokenizer.load(TokenizerSource("huggingface", directory=tmp_path))

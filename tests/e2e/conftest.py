@@ -1,0 +1,63 @@
+"""One cluster for all end-to-end tests, with the chart installed; a namespace for each test."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.bed import Bed, close_bed, is_open, open_bed
+from support.deployments import Namespace
+
+CHART = Path(__file__).parents[2] / "charts" / "fastgen"
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@pytest.fixture(scope="session")
+def bed() -> Iterator[Bed]:
+    """The cluster, as `make up` makes it; left as it was found."""
+    was_open = is_open()
+    opened = open_bed(say)
+    try:
+        opened.helm(
+            *("upgrade", "--install", "fastgen", str(CHART)),
+            *("--namespace", "fastgen-system", "--create-namespace", "--wait", "--timeout", "120s"),
+            *("--set", f"operator.image={opened.operator_image}", "--set", f"engine.image={opened.engine_image}"),
+        )
+        yield opened
+    finally:
+        if not was_open:
+            close_bed(say)
+
+
+@pytest.fixture
+def namespace(bed: Bed, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+    """A fresh namespace that admits only pods of the restricted Pod Security standard."""
+    name = "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:50].strip("-")
+    bed.kubectl("create", "namespace", name)
+    bed.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    fresh = Namespace(bed, name)
+    try:
+        yield fresh
+    finally:
+        if request.node.stash.get(FAILED, False):
+            say(fresh.kubectl("get", "fgd,deployments,pods,events", "--output", "wide"))
+        bed.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s")
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remembers a failure, so that the namespace can be shown before it goes."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report

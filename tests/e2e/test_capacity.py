@@ -1,0 +1,50 @@
+"""What a deployment says when the cluster cannot hold it."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from support.deployments import Namespace, manifest
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+def test_more_gpus_than_there_are_shows_insufficient_gpu_and_nothing_else_breaks(namespace: Namespace) -> None:
+    namespace.apply(manifest("fits", resources={"gpu": {"count": 1}}))
+    namespace.apply(manifest("greedy", resources={"gpu": {"count": 64}}))
+    scheduled = namespace.wait_condition("greedy", "PodsScheduled", "False")
+    assert scheduled["reason"] == "InsufficientGPU"
+    assert "Insufficient nvidia.com/gpu" in scheduled["message"], "the scheduler's own words are missing"
+    ready = namespace.condition("greedy", "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "InsufficientGPU")
+    namespace.wait_condition("fits", "Ready", "True")
+    assert namespace.condition("fits", "PodsScheduled")["status"] == "True"
+    with namespace.address("fits") as address:
+        assert eventually(lambda: httpx.get(f"http://{address}/ready").status_code == 200, within=30, what="fits")
+    patch = '{"spec": {"resources": {"gpu": {"count": 1}}}}'
+    namespace.kubectl("patch", "fgd", "greedy", "--type", "merge", "--patch", patch)
+    namespace.wait_condition("greedy", "Ready", "True", within=180)
+
+
+def test_a_nonsense_spec_is_rejected_by_the_api_server_with_the_reason(namespace: Namespace) -> None:
+    budget = manifest("bad", engine={"device": "cpu", "tokenBudget": 16, "maxSequences": 32})
+    with pytest.raises(Exception, match=r"tokenBudget.*maxSequences|maxSequences.*tokenBudget"):
+        namespace.apply(budget)
+    rollout = manifest("bad", rollout={"maxSurge": 0, "maxUnavailable": 0})
+    with pytest.raises(Exception, match="maxSurge"):
+        namespace.apply(rollout)
+    with pytest.raises(Exception, match=r"spec\.model\.source"):
+        namespace.apply(manifest("bad", model={"source": "smollm2.gguf"}))
+    assert namespace.items("fgd") == []
+
+
+def test_a_model_that_is_not_there_says_so_in_the_condition(namespace: Namespace) -> None:
+    namespace.apply(manifest("lost", model={"source": "file:///models/no-such-model.gguf"}))
+
+    def told() -> bool:
+        condition = namespace.condition("lost", "Ready")
+        return condition["status"] == "False" and "no-such-model.gguf" in condition["message"]
+
+    eventually(told, within=90, what="the engine's own words in the Ready condition")

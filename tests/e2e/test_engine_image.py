@@ -1,0 +1,23 @@
+"""The engine's real image, built from the Dockerfile, serves in a pod."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster import images
+from cluster.bed import Bed
+from support.deployments import Namespace, chat, manifest
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.image, pytest.mark.timeout(1800)]
+
+
+def test_a_deployment_runs_from_the_real_engine_image(bed: Bed, namespace: Namespace) -> None:
+    image = images.build("engine", {"DEMO": "1"})
+    spec = {"device": "cpu", "image": image, "tokenBudget": 128, "maxModelLength": 2048}
+    namespace.apply(manifest("chat", engine=spec))
+    namespace.wait_condition("chat", "Ready", "True", within=300)
+    container = namespace.pods("chat")[0]["spec"]["containers"][0]
+    assert container["image"] == image != bed.engine_image
+    with namespace.address("chat") as address:
+        assert "Paris" in eventually(lambda: chat(address), within=30, what="an answer")

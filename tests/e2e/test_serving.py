@@ -1,0 +1,93 @@
+"""From `kubectl apply` to tokens, and what happens to a deployment's pods meanwhile."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from support.deployments import Namespace, chat, manifest, metric
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+def test_apply_becomes_ready_and_answers_through_the_service(namespace: Namespace) -> None:
+    namespace.apply(manifest("chat"))
+    namespace.wait_condition("chat", "Ready", "True")
+    status = namespace.get("fgd", "chat")["status"]
+    assert status["url"] == f"http://chat.{namespace.name}.svc:8000/v1"
+    assert status["readyReplicas"] == 1
+    with namespace.address("chat") as address:
+        eventually(lambda: httpx.get(f"http://{address}/ready").status_code == 200, within=30, what="the Service")
+        assert "Paris" in chat(address)
+        client = OpenAI(base_url=f"http://{address}/v1", api_key="unused")
+        stream = client.completions.create(
+            model="smollm2", prompt="1, 2, 3,", max_tokens=12, temperature=0, stream=True
+        )
+        pieces = [event.choices[0].text for event in stream if event.choices]
+        assert "4, 5, 6" in "".join(pieces)
+        assert len(pieces) > 5, "the answer did not come token by token"
+
+
+def test_a_killed_engine_container_comes_back_and_ready_goes_false_and_true(namespace: Namespace) -> None:
+    namespace.apply(manifest("chat"))
+    namespace.wait_condition("chat", "Ready", "True")
+    pod = namespace.pods("chat")[0]["metadata"]["name"]
+    kill_engine = (
+        "import os, pathlib, signal\n"
+        "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        "    if b'fastgen.worker' in (p / 'cmdline').read_bytes() and int(p.name) != os.getpid():\n"
+        "        os.kill(int(p.name), signal.SIGKILL)\n"
+    )
+    namespace.kubectl("exec", pod, "--", "python", "-c", kill_engine)
+    went = namespace.wait_condition("chat", "Ready", "False", within=60)
+    assert went["message"]
+    namespace.wait_condition("chat", "Ready", "True")
+    status = namespace.pods("chat")[0]["status"]["containerStatuses"][0]
+    assert status["restartCount"] == 1
+    assert status["lastState"]["terminated"]["exitCode"] != 0
+    with namespace.address("chat") as address:
+        assert "Paris" in eventually(lambda: chat(address), within=30, what="an answer after the restart")
+
+
+def test_an_edit_of_the_token_budget_rolls_the_pod(namespace: Namespace) -> None:
+    namespace.apply(manifest("chat"))
+    namespace.wait_condition("chat", "Ready", "True")
+    old = namespace.pods("chat")[0]["metadata"]["name"]
+    patch = '{"spec": {"engine": {"tokenBudget": 64}}}'
+    namespace.kubectl("patch", "fgd", "chat", "--type", "merge", "--patch", patch)
+    namespace.wait_condition("chat", "Ready", "True", within=180)
+    eventually(
+        lambda: old not in [pod["metadata"]["name"] for pod in namespace.pods("chat")],
+        within=60,
+        what="the end of the old pod",
+    )
+    with namespace.address("chat") as address:
+        assert eventually(lambda: metric(address, "fastgen_token_budget"), within=30, what="metrics") == 64
+        assert "Paris" in chat(address)
+
+
+def test_kubectl_scale_gives_as_many_ready_pods(namespace: Namespace) -> None:
+    namespace.apply(manifest("chat"))
+    namespace.wait_condition("chat", "Ready", "True")
+    namespace.kubectl("scale", "fgd/chat", "--replicas=2")
+    namespace.wait_condition("chat", "Ready", "True", within=180)
+    status = namespace.get("fgd", "chat")["status"]
+    assert (status["replicas"], status["readyReplicas"], len(namespace.pods("chat"))) == (2, 2, 2)
+    namespace.kubectl("scale", "fgd/chat", "--replicas=1")
+    eventually(lambda: len(namespace.pods("chat")) == 1, within=90, what="one pod")
+    assert namespace.get("fgd", "chat")["spec"]["replicas"] == 1
+
+
+def test_delete_leaves_nothing_behind(namespace: Namespace) -> None:
+    def objects() -> list[str]:
+        kinds = "fgd,deployments,replicasets,pods,services,endpointslices,secrets,persistentvolumeclaims"
+        return [f"{o['kind']}/{o['metadata']['name']}" for o in namespace.items(kinds)]
+
+    before = objects()
+    namespace.apply(manifest("chat"))
+    namespace.wait_condition("chat", "Ready", "True")
+    assert len(objects()) >= len(before) + 5
+    namespace.kubectl("delete", "fgd", "chat")
+    eventually(lambda: objects() == before, within=120, what="everything the deployment made to be gone")

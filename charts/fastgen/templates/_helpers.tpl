@@ -1,0 +1,55 @@
+{{- define "fastgen.name" -}}
+{{- if contains "fastgen" .Release.Name -}}
+{{- printf "%s-operator" .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-fastgen-operator" .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fastgen.selector" -}}
+app.kubernetes.io/name: fastgen-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "fastgen.labels" -}}
+{{ include "fastgen.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "fastgen.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "fastgen.name" .) -}}
+{{- end -}}
+
+{{- /* What the operator does, and nothing else; tests/chart runs it with exactly this. */ -}}
+{{- define "fastgen.rules" -}}
+# Watched and read; written only by people.
+- apiGroups: [fastgen.dev]
+  resources: [fastgendeployments]
+  verbs: [get, list, watch]
+- apiGroups: [fastgen.dev]
+  resources: [fastgendeployments/status]
+  verbs: [patch]
+# Asked for by clusters that check who may set blockOwnerDeletion (the OwnerReferencesPermissionEnforcement admission).
+- apiGroups: [fastgen.dev]
+  resources: [fastgendeployments/finalizers]
+  verbs: [update]
+# Children: server-side apply is a patch that may create. Deleting is the garbage collector's work.
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch]
+# Which pods are of the current template, and how they are.
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [list]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}

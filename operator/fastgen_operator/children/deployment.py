@@ -1,0 +1,33 @@
+"""The Deployment: how many pods, and how a change replaces them."""
+
+from __future__ import annotations
+
+from fastgen_operator.api import Spec
+from fastgen_operator.children.metadata import child, labels, selector
+from fastgen_operator.children.pod import build_pod_spec
+from fastgen_operator.kinds import DEPLOYMENT, Object
+
+
+def build_deployment(owner: Object, spec: Spec, engine_image: str) -> Object:
+    """The Deployment of one resource; `engine_image` is used where the spec names none."""
+    name = owner["metadata"]["name"]
+    return child(
+        DEPLOYMENT,
+        owner,
+        {
+            "replicas": spec.replicas,
+            "selector": {"matchLabels": selector(name)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {
+                    "maxSurge": spec.rollout.max_surge,
+                    "maxUnavailable": spec.rollout.max_unavailable,
+                },
+            },
+            "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
+            "template": {
+                "metadata": {"labels": labels(name)},
+                "spec": build_pod_spec(name, spec, engine_image),
+            },
+        },
+    )

@@ -1,0 +1,141 @@
+"""The pod of one replica: the engine's command line, probes, shutdown, and the restricted Pod Security Standard."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any, Final
+
+from fastgen_operator.api import Scheduling, Spec
+from fastgen_operator.children.metadata import HTTP_PORT, selector, without_empty
+
+# The image's unprivileged user.
+USER_ID: Final = 65532
+# Endpoints learn of a leaving pod within this time; until then it still answers new requests.
+ENDPOINT_SECONDS: Final = 15
+# After the drain deadline, for the last answers to be written and the process to end.
+SHUTDOWN_SECONDS: Final = 15
+PROBE_SECONDS: Final = 2
+
+
+def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
+    """The pod's spec for the replica of the resource `name`."""
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": ENDPOINT_SECONDS + spec.drain_seconds + SHUTDOWN_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(name, spec, engine_image)],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "cache", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}},
+        ],
+        **_placement(name, spec.scheduling),
+    }
+
+
+def _container(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
+    return {
+        "name": "engine",
+        "image": spec.engine.image or engine_image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": engine_arguments(name, spec),
+        "env": [
+            {"name": "HOME", "value": "/tmp"},
+            {"name": "XDG_CACHE_HOME", "value": "/cache"},
+            {"name": "NUMBA_CACHE_DIR", "value": "/cache/numba"},
+        ],
+        "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
+        **without_empty({"resources": _resources(spec)}),
+        **_probes(spec),
+        # The kubelet's own sleep: the image needs no shell.
+        "lifecycle": {"preStop": {"sleep": {"seconds": ENDPOINT_SECONDS}}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "cache", "mountPath": "/cache"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+
+
+def engine_arguments(name: str, spec: Spec) -> list[str]:
+    """The arguments of the image's entry point; `api.OPERATOR_FLAGS` lists the flags."""
+    engine = spec.engine
+    flags: dict[str, str | int | None] = {
+        "--host": "0.0.0.0",
+        "--port": HTTP_PORT,
+        "--served-model-name": spec.model.served_name or name,
+        "--device": engine.device,
+        "--token-budget": engine.token_budget,
+        "--max-sequences": engine.max_sequences,
+        "--max-model-length": engine.max_model_length,
+        "--block-size": engine.kv_cache.block_size,
+        "--memory-percent": engine.kv_cache.memory_percent,
+        "--drain-seconds": spec.drain_seconds,
+    }
+    given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    return ["serve", spec.model.source.removeprefix("file://"), *given, *engine.extra_args]
+
+
+def _resources(spec: Spec) -> dict[str, Any]:
+    resources = spec.resources
+    limits: dict[str, int | str] = dict(resources.limits)
+    if resources.gpu.count > 0:
+        # An extended resource's request is its limit.
+        limits[resources.gpu.resource_name] = resources.gpu.count
+    return without_empty(
+        {
+            "requests": {name: str(quantity) for name, quantity in resources.requests.items()},
+            "limits": {name: str(quantity) for name, quantity in limits.items()},
+        }
+    )
+
+
+def _probes(spec: Spec) -> dict[str, Any]:
+    ready = {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": PROBE_SECONDS, "timeoutSeconds": 5}
+    return {
+        # Loading may take the whole start deadline; only then do the other two probes begin.
+        "startupProbe": {**ready, "failureThreshold": ceil(spec.startup_deadline_seconds / PROBE_SECONDS)},
+        "readinessProbe": {**ready, "failureThreshold": 2},
+        "livenessProbe": {
+            "httpGet": {"path": "/health", "port": "http"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+    }
+
+
+def _placement(name: str, scheduling: Scheduling) -> dict[str, Any]:
+    return without_empty(
+        {
+            "nodeSelector": scheduling.node_selector,
+            "tolerations": [
+                toleration.model_dump(by_alias=True, exclude_none=True) for toleration in scheduling.tolerations
+            ],
+            "affinity": scheduling.affinity,
+            "priorityClassName": scheduling.priority_class_name,
+            "runtimeClassName": scheduling.runtime_class_name,
+            "topologySpreadConstraints": [
+                {
+                    **constraint.model_dump(by_alias=True),
+                    "labelSelector": {"matchLabels": selector(name)},
+                    # Only pods of one revision are compared, so that a rollout does not skew itself.
+                    "matchLabelKeys": ["pod-template-hash"],
+                }
+                for constraint in scheduling.topology_spread_constraints
+            ],
+        }
+    )

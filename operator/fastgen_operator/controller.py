@@ -1,0 +1,80 @@
+"""The loops around `reconcile`: workers that empty the queue, and the resync that fills it without any event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+
+from fastgen_operator.heartbeat import Heartbeat
+from fastgen_operator.kinds import FASTGEN, Key
+from fastgen_operator.kube import KubeError
+from fastgen_operator.metrics import Metrics
+from fastgen_operator.reconcile import Reconciler
+from fastgen_operator.settings import Settings
+from fastgen_operator.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """Visits every resource that is woken, and all of them from time to time."""
+
+    def __init__(self, settings: Settings, reconciler: Reconciler, metrics: Metrics) -> None:
+        self._settings = settings
+        self._reconciler = reconciler
+        self._metrics = metrics
+        self.queue = WorkQueue(
+            first=settings.retry_seconds,
+            limit=settings.retry_limit_seconds,
+            jitter=random.random,
+            clock=time.monotonic,
+        )
+        self.heartbeat = Heartbeat(time.monotonic, settings.resync_seconds, self.queue.oldest_wait)
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Starts the loops; they run until cancelled."""
+        workers = [asyncio.create_task(self._work(), name=f"worker {n}") for n in range(self._settings.workers)]
+        return [*workers, asyncio.create_task(self._resync(), name="resync")]
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.take()
+            if await self._visit(key):
+                self.queue.done(key)
+            else:
+                self.queue.retry(key)
+
+    async def _visit(self, key: Key) -> bool:
+        """Whether the visit came to its end; what stood in the way is tried again."""
+        logger.debug("%s/%s: visit", *key)
+        try:
+            with self._metrics.reconcile_seconds.time():
+                problem = await asyncio.to_thread(self._reconciler.reconcile, key)
+        except KubeError as error:
+            self._metrics.errors.inc()
+            logger.warning("%s/%s: reconciling: %s", *key, error)
+            return False
+        except Exception:
+            # Whatever it is, one resource may not stop the visits to all others.
+            self._metrics.errors.inc()
+            logger.exception("%s/%s: reconciling", *key)
+            return False
+        return problem is None
+
+    async def _resync(self) -> None:
+        while True:
+            try:
+                await self._queue_all()
+                self.heartbeat.beat()
+            except Exception as error:
+                # Missing beats make the liveness probe fail, which is the remedy if it does not get better.
+                logger.warning("listing %s: %s", FASTGEN.plural, error)
+            # Spread out, so that several things on one interval do not fall together for ever.
+            await asyncio.sleep(self._settings.resync_seconds * random.uniform(0.9, 1.1))
+
+    async def _queue_all(self) -> None:
+        for namespace in self._settings.scopes:
+            for resource in await asyncio.to_thread(self._reconciler.cluster.find, FASTGEN, namespace):
+                self.queue.add((resource["metadata"]["namespace"], resource["metadata"]["name"]))

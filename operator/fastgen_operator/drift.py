@@ -1,0 +1,72 @@
+"""Whether a live object still is what was applied: the fields that the operator owns, compared one by one. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from kubernetes.utils import parse_quantity
+
+from fastgen_operator.kinds import Object
+
+# Fields under which numbers with units are held, which the API server may write in another way.
+_QUANTITY_PARENTS: Final = ("limits", "requests")
+# What tells the items of a list apart, in the order tried; a list of items with none is compared by position.
+_ITEM_KEYS: Final = ("uid", "mountPath", "containerPort", "port", "topologyKey", "name")
+
+
+def fingerprint(manifest: Object) -> str:
+    """A short hash of a manifest."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def first_difference(wanted: Any, live: Any, path: str = "") -> str | None:
+    """The path of the first wanted field that the live object holds otherwise; None where it holds them all.
+
+    Fields that only the live object has are others' business: defaults, controllers, injected containers.
+    """
+    if isinstance(wanted, dict):
+        if not isinstance(live, dict):
+            return path
+        for name, value in wanted.items():
+            difference = first_difference(value, live.get(name), f"{path}.{name}" if path else name)
+            if difference is not None:
+                return difference
+        return None
+    if isinstance(wanted, list):
+        return _list_difference(wanted, live, path)
+    return None if _same_scalar(wanted, live, path) else path
+
+
+def _list_difference(wanted: list[Any], live: Any, path: str) -> str | None:
+    if not isinstance(live, list):
+        return path
+    item_key = next(
+        (key for key in _ITEM_KEYS if wanted and all(isinstance(item, dict) and key in item for item in wanted)), None
+    )
+    if item_key is None:
+        if len(wanted) != len(live):
+            return path
+        pairs = list(zip(wanted, live, strict=True))
+    else:
+        by_key = {item.get(item_key): item for item in live if isinstance(item, dict)}
+        pairs = [(item, by_key.get(item[item_key])) for item in wanted]
+    for index, (item, counterpart) in enumerate(pairs):
+        label = index if item_key is None else item[item_key]
+        difference = first_difference(item, counterpart, f"{path}[{label}]")
+        if difference is not None:
+            return difference
+    return None
+
+
+def _same_scalar(wanted: Any, live: Any, path: str) -> bool:
+    if wanted == live:
+        return True
+    parents = path.split(".")
+    if live is None or not any(parent in _QUANTITY_PARENTS for parent in parents):
+        return False
+    try:
+        return bool(parse_quantity(wanted) == parse_quantity(live))  # type: ignore[no-untyped-call]
+    except ValueError:
+        return False

@@ -1,0 +1,143 @@
+"""The operator's own reads and writes of the API server: plain objects in and out, over the official client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import uuid4
+
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+
+from fastgen_operator.kinds import EVENT, FASTGEN, FIELD_MANAGER, Kind, Object
+from fastgen_operator.metrics import Metrics
+
+# Connecting and reading, seconds: a dead connection must not hold a worker for ever.
+_TIMEOUT = (5.0, 30.0)
+# Answers that the same request gets again until somebody changes the spec or the cluster's rules.
+_REFUSALS = (400, 403, 404, 405, 413, 422)
+
+
+class KubeError(Exception):
+    """The API server's answer was an error; `status` is HTTP's, the message the server's own words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the server understood and refused, rather than failed or was busy."""
+        return self.status in _REFUSALS
+
+
+def connect() -> ApiClient:
+    """A client with the pod's service account, or else with the kubeconfig.
+
+    Raises:
+        ConfigException: where there is neither; its message says which file was looked for.
+    """
+    configuration = Configuration()
+    try:
+        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except ConfigException:
+        load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    return ApiClient(configuration)
+
+
+class Kube:
+    """Reads and writes; safe to use from several threads. Every write that changed something is counted."""
+
+    def __init__(self, client: ApiClient, metrics: Metrics) -> None:
+        self._client = client
+        self._metrics = metrics
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, or None where there is none."""
+        try:
+            found: Object = self._request("GET", kind.path(namespace, name))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def find(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+        """All objects of that kind with those labels; of every namespace where `namespace` is None."""
+        query = [("labelSelector", selector)] if selector else []
+        items: list[Object] = self._request("GET", kind.path(namespace), query)["items"]
+        return items
+
+    def apply(self, kind: Kind, manifest: Object) -> Object:
+        """Server-side apply under the operator's field manager; returns the live object."""
+        metadata = manifest["metadata"]
+        live: Object = self._request(
+            "PATCH",
+            kind.path(metadata["namespace"], metadata["name"]),
+            [("fieldManager", FIELD_MANAGER), ("force", "true")],
+            manifest,
+            "application/apply-patch+yaml",
+        )
+        self._metrics.writes.labels(kind.name).inc()
+        return live
+
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
+        """Replaces the status, if the resource is still the one that was read (else KubeError 409)."""
+        metadata = resource["metadata"]
+        # A merge patch replaces the list of conditions whole; the version says that nobody wrote in between.
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": status}
+        live: Object = self._request(
+            "PATCH",
+            FASTGEN.path(metadata["namespace"], metadata["name"], "status"),
+            [("fieldManager", FIELD_MANAGER)],
+            body,
+            "application/merge-patch+json",
+        )
+        self._metrics.writes.labels(f"{FASTGEN.name}/status").inc()
+        return live
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
+        """Records a Kubernetes Event about the resource."""
+        metadata = resource["metadata"]
+        body = {
+            "metadata": {"name": f"{metadata['name']}.{uuid4().hex[:16]}", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": FASTGEN.api_version,
+                "kind": FASTGEN.name,
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+            },
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": FIELD_MANAGER,
+            "count": 1,
+            **event,
+        }
+        self._request("POST", EVENT.path(metadata["namespace"]), body=body, content_type="application/json")
+        self._metrics.writes.labels(EVENT.name).inc()
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Object | None = None,
+        content_type: str | None = None,
+    ) -> Any:
+        headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if content_type else {})
+        request = self._client.param_serialize(
+            method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        response = self._client.call_api(*request, _request_timeout=_TIMEOUT)
+        data: bytes = response.read()  # type: ignore[no-untyped-call]
+        if not 200 <= response.status < 300:
+            raise KubeError(response.status, _words(data) or f"{method} {path}: HTTP {response.status}")
+        return json.loads(data)
+
+
+def _words(data: bytes) -> str:
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return data.decode(errors="replace").strip()
+    return str(answer.get("message", "")) if isinstance(answer, dict) else str(answer)

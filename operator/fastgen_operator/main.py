@@ -1,0 +1,108 @@
+"""The program: kopf watches, and every event becomes a key in the controller's queue. No decision is made here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import kopf
+from kubernetes.config import ConfigException
+from prometheus_client import start_http_server
+
+from fastgen_operator.controller import Controller
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, SERVICE
+from fastgen_operator.kube import Kube, connect
+from fastgen_operator.logs import configure_logging
+from fastgen_operator.metrics import Metrics
+from fastgen_operator.reconcile import Reconciler
+from fastgen_operator.settings import Settings, parse_settings
+from fastgen_operator.workqueue import WorkQueue
+
+WATCHED_CHILDREN = (DEPLOYMENT, SERVICE, POD)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the operator until SIGTERM. Exits with code 2 where the settings or the credentials are wrong."""
+    settings = parse_settings(arguments)
+    configure_logging(settings.log_format, verbose=settings.verbose)
+    metrics = Metrics()
+    try:
+        kube = Kube(connect(), metrics)
+    except ConfigException as error:
+        print(f"fastgen-operator: no cluster to work on: {error}; set KUBECONFIG or run it in a pod", file=sys.stderr)
+        raise SystemExit(2) from None
+    reconciler = Reconciler(kube, metrics, settings.engine_image, lambda: datetime.now(UTC))
+    server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
+    try:
+        asyncio.run(_run(settings, reconciler, metrics))
+    finally:
+        server.shutdown()
+
+
+async def _run(settings: Settings, reconciler: Reconciler, metrics: Metrics) -> None:
+    controller = Controller(settings, reconciler, metrics)
+    tasks = controller.start()
+    try:
+        await kopf.operator(
+            registry=build_registry(controller),
+            settings=kopf_settings(),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            liveness_endpoint=f"http://{settings.bind_address}:{settings.health_port}/healthz",
+        )
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def build_registry(controller: Controller) -> kopf.OperatorRegistry:
+    """kopf's handlers: raw events only, which leave no finalizer, annotation or progress on any object."""
+    registry = kopf.OperatorRegistry()
+    queue: WorkQueue = controller.queue
+    kopf.on.login(registry=registry)(kopf.login_via_client)
+
+    @kopf.on.event(FASTGEN.group, FASTGEN.version, FASTGEN.plural, registry=registry)
+    async def wake_resource(*, namespace: str | None, name: str, **_: Any) -> None:
+        queue.add((str(namespace), name))
+
+    async def wake_owner(*, namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
+        queue.add((str(namespace), labels[OWNER_LABEL]))
+
+    for kind in WATCHED_CHILDREN:
+        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, labels={OWNER_LABEL: kopf.PRESENT})(
+            wake_owner
+        )
+
+    @kopf.on.probe(id="heartbeat", registry=registry, errors=kopf.ErrorsMode.PERMANENT)
+    async def check_heartbeat(**_: Any) -> dict[str, float]:
+        return controller.heartbeat.check()
+
+    return registry
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """kopf as a watcher only: our children by label, no Events, no scanning for which it would need more rights."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.scanning.disabled = True
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 30, 60)
+    settings.networking.enforce_retry_after = True
+    settings.watching.connect_timeout = 5
+    settings.watching.server_timeout = 300
+    settings.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 30)
+    settings.process.ultimate_exiting_timeout = 20
+    for kind in WATCHED_CHILDREN:
+        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = OWNER_LABEL
+    return settings
+
+
+if __name__ == "__main__":
+    main()

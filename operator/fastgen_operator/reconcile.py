@@ -1,0 +1,116 @@
+"""One visit to one FastGenDeployment: observe, plan, apply, status. It depends on nothing that an earlier one did."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from fastgen_operator.kinds import DEPLOYMENT, Key, Kind, Object
+from fastgen_operator.kube import KubeError
+from fastgen_operator.metrics import Metrics
+from fastgen_operator.plan import Apply, Plan, Problem, make_plan, parse_spec
+from fastgen_operator.summary import Notice, build_status, transition_notice
+from fastgen_operator.world import Reader, World, observe
+
+logger = logging.getLogger(__name__)
+
+
+class Cluster(Reader, Protocol):
+    """What a visit needs of the API server; `kube.Kube` is the real one."""
+
+    def apply(self, kind: Kind, manifest: Object) -> Object:
+        """Server-side apply; returns the live object."""
+        ...
+
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
+        """Replaces the resource's status."""
+        ...
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
+        """Records an Event."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciler:
+    """Visits resources; safe to use from several threads, one resource at a time each.
+
+    `now` gives the time for transition times and Events, with a time zone.
+    """
+
+    cluster: Cluster
+    metrics: Metrics
+    engine_image: str
+    now: Callable[[], datetime]
+
+    def reconcile(self, key: Key) -> Problem | None:
+        """Brings the children to the spec and the status to the children.
+
+        Returns what stands in the way, where a later visit may find it gone; None where nothing does.
+
+        Raises:
+            KubeError: the API server failed, or somebody else wrote first; to be tried again.
+        """
+        world = observe(self.cluster, key)
+        if world is None:
+            self.metrics.forget(key)
+            return None
+        spec = parse_spec(world.resource)
+        if isinstance(spec, Problem):
+            self._report(world, build_status(None, world, spec, self.now()))
+            return spec
+        plan = make_plan(spec, world, self.engine_image)
+        world, problem = self._carry_out(plan, world)
+        status = build_status(spec, world, problem, self.now())
+        self._report(world, status)
+        self.metrics.set_replicas(key, spec.replicas, status["readyReplicas"])
+        return problem
+
+    def _carry_out(self, plan: Plan, world: World) -> tuple[World, Problem | None]:
+        """Writes the plan; returns the world as it is then, and why the rest could not be written."""
+        for apply in plan.applies:
+            try:
+                live = self.cluster.apply(apply.kind, apply.manifest)
+            except KubeError as error:
+                if not error.is_refusal:
+                    raise
+                return world, Problem("ApplyRefused", f"the {apply.kind.name} was refused: {error}")
+            self._announce_apply(apply, world, live)
+            world = replace(world, deployment=live) if apply.kind == DEPLOYMENT else replace(world, service=live)
+        return world, plan.problem
+
+    def _announce_apply(self, apply: Apply, world: World, live: Object) -> None:
+        before = world.child(apply.kind)
+        if before is not None and before["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
+            return
+        message = f"{apply.kind.name} {live['metadata']['name']} {apply.why}"
+        logger.info("%s/%s: %s", *world.key, message)
+        self._notify(world.resource, Notice("Normal", "Applied", message))
+
+    def _report(self, world: World, status: dict[str, Any]) -> None:
+        """Writes the status if it says anything new, and an Event if that is a transition."""
+        if status == world.resource.get("status"):
+            return
+        notice = transition_notice(world.resource, status)
+        self.cluster.patch_status(world.resource, status)
+        if notice is not None:
+            logger.info("%s/%s: %s: %s", *world.key, notice.reason, notice.message)
+            self._notify(world.resource, notice)
+
+    def _notify(self, resource: Object, notice: Notice) -> None:
+        time = self.now().isoformat()
+        event = {
+            "type": notice.type,
+            "reason": notice.reason,
+            "message": notice.message[:1000],
+            "firstTimestamp": time,
+            "lastTimestamp": time,
+        }
+        try:
+            self.cluster.create_event(resource, event)
+        except KubeError as error:
+            # An Event is a courtesy: the state of the world does not hang on it.
+            logger.warning("%s: recording an Event: %s", resource["metadata"]["name"], error)

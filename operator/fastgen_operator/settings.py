@@ -1,0 +1,84 @@
+"""The operator's own settings, each a flag of `fastgen-operator`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the operator runs.
+
+    Attributes:
+        engine_image: image of the engine where a resource names none.
+        namespaces: the namespaces watched; empty for all.
+        bind_address, metrics_port, health_port: where /metrics and /healthz are served.
+        resync_seconds: how often every resource is visited without any event.
+        retry_seconds, retry_limit_seconds: first and longest wait after a failed visit; it doubles in between.
+        workers: resources visited at the same time.
+    """
+
+    engine_image: str
+    namespaces: tuple[str, ...] = ()
+    bind_address: str = "0.0.0.0"
+    metrics_port: int = 8080
+    health_port: int = 8081
+    resync_seconds: float = 30.0
+    retry_seconds: float = 1.0
+    retry_limit_seconds: float = 60.0
+    workers: int = 4
+    log_format: Literal["json", "text"] = "text"
+    verbose: bool = False
+
+    @property
+    def scopes(self) -> tuple[str | None, ...]:
+        """The namespaces to list; (None,) for all of them."""
+        return self.namespaces or (None,)
+
+
+def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
+    """Settings from a command line. Ends the process with code 2 and one line where it is wrong."""
+    default = {field.name: field.default for field in fields(Settings)}
+    parser = argparse.ArgumentParser(
+        prog="fastgen-operator", description="Turn FastGenDeployments into pods and keep them healthy."
+    )
+    parser.add_argument(
+        "--namespace", action="append", default=[], dest="namespaces", help="watch this namespace; repeatable; all"
+    )
+    parser.add_argument("--engine-image", required=True, help="image of the engine where a resource names none")
+    parser.add_argument("--bind-address", default=default["bind_address"], help="address of metrics and health")
+    parser.add_argument("--metrics-port", type=int, default=default["metrics_port"], help="port of /metrics")
+    parser.add_argument("--health-port", type=int, default=default["health_port"], help="port of /healthz")
+    parser.add_argument(
+        "--resync-seconds",
+        type=_positive,
+        default=default["resync_seconds"],
+        help="visit every resource this often without any event",
+    )
+    parser.add_argument(
+        "--retry-seconds", type=_positive, default=default["retry_seconds"], help="first wait after a failed visit"
+    )
+    parser.add_argument(
+        "--retry-limit-seconds",
+        type=_positive,
+        default=default["retry_limit_seconds"],
+        help="longest wait after failed visits",
+    )
+    parser.add_argument("--workers", type=int, default=default["workers"], choices=range(1, 65), metavar="N")
+    parser.add_argument("--log-format", choices=("json", "text"), default=default["log_format"])
+    parser.add_argument("--verbose", action="store_true", help="log every visit, and what kopf does")
+    chosen = vars(parser.parse_args(arguments))
+    return Settings(**{**chosen, "namespaces": tuple(chosen["namespaces"])})
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: give a number of seconds above 0")
+    return number

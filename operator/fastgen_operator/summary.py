@@ -1,0 +1,57 @@
+"""The status of a FastGenDeployment, and which of its changes are worth an Event. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from fastgen_operator.api import Spec
+from fastgen_operator.children.service import endpoint_url
+from fastgen_operator.conditions import READY, all_conditions, merge
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan import Problem
+from fastgen_operator.pods import is_ready
+from fastgen_operator.world import World, current_pods, pod_selector
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A Kubernetes Event to be."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def build_status(spec: Spec | None, world: World, problem: Problem | None, now: datetime) -> dict[str, Any]:
+    """The whole status; only its transition times depend on `now`, and only where a condition's status changed."""
+    namespace, name = world.key
+    deployment = world.deployment or {}
+    pods = current_pods(world)
+    old = world.resource.get("status", {}).get("conditions", ())
+    conditions = all_conditions(spec, world, problem)
+    return {
+        "observedGeneration": world.generation,
+        "replicas": deployment.get("status", {}).get("replicas", 0),
+        "readyReplicas": sum(is_ready(pod) for pod in pods),
+        "updatedReplicas": len(pods),
+        "selector": pod_selector(name),
+        "url": endpoint_url(namespace, name),
+        "conditions": merge(conditions, old, world.generation, now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")),
+    }
+
+
+def transition_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
+    """The Event for a change of Ready's status or reason. What passes through Unknown is not worth one."""
+    before, after = _ready(resource.get("status", {})), _ready(status)
+    if after["status"] == "Unknown":
+        return None
+    if before is not None and (before["status"], before["reason"]) == (after["status"], after["reason"]):
+        return None
+    passing = after["status"] == "True" or after["reason"] == "ReplicasNotReady"
+    return Notice("Normal" if passing else "Warning", after["reason"], after["message"])
+
+
+def _ready(status: dict[str, Any]) -> Any:
+    return next((condition for condition in status.get("conditions", ()) if condition["type"] == READY), None)

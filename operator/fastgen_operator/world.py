@@ -1,0 +1,112 @@
+"""What is observed of one FastGenDeployment, and the questions asked of it. All but `observe` is pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, SERVICE, Key, Kind, Object
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The resource and its children as the API server gave them, at almost one moment."""
+
+    resource: Object
+    deployment: Object | None = None
+    service: Object | None = None
+    replica_sets: tuple[Object, ...] = ()
+    pods: tuple[Object, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return self.resource["metadata"]["namespace"], self.resource["metadata"]["name"]
+
+    @property
+    def generation(self) -> int:
+        """The generation of the spec."""
+        return int(self.resource["metadata"]["generation"])
+
+    def child(self, kind: Kind) -> Object | None:
+        """The child of that kind, or None."""
+        return {DEPLOYMENT: self.deployment, SERVICE: self.service}[kind]
+
+
+class Reader(Protocol):
+    """Reads objects of the API server."""
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, or None where there is none."""
+        ...
+
+    def find(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+        """All objects with those labels."""
+        ...
+
+
+def observe(reader: Reader, key: Key) -> World | None:
+    """Reads the resource and its children; None where the resource is gone or on its way out.
+
+    A resource being deleted needs nothing done: the garbage collector follows the owner references.
+    """
+    namespace, name = key
+    resource = reader.get(FASTGEN, namespace, name)
+    if resource is None or resource["metadata"].get("deletionTimestamp"):
+        return None
+    selector = pod_selector(name)
+    # Pods last: what is said about readiness is then the newest of all that was read.
+    return World(
+        resource=resource,
+        deployment=reader.get(DEPLOYMENT, namespace, name),
+        service=reader.get(SERVICE, namespace, name),
+        replica_sets=tuple(reader.find(REPLICA_SET, namespace, selector)),
+        pods=tuple(reader.find(POD, namespace, selector)),
+    )
+
+
+def pod_selector(name: str) -> str:
+    """The label selector of a resource's pods, as in `kubectl get pods -l`."""
+    return f"{OWNER_LABEL}={name}"
+
+
+def is_controlled_by(child: Object, owner: Object) -> bool:
+    """Whether the child's controller is exactly this owner, not an earlier one of the same name."""
+    return any(
+        reference.get("controller") and reference["uid"] == owner["metadata"]["uid"]
+        for reference in child["metadata"].get("ownerReferences", ())
+    )
+
+
+def is_rollout_observed(deployment: Object) -> bool:
+    """Whether the Deployment controller has seen the newest spec, so that its status is about that spec."""
+    return bool(deployment.get("status", {}).get("observedGeneration", 0) >= deployment["metadata"]["generation"])
+
+
+def current_pods(world: World) -> tuple[Object, ...]:
+    """Pods of the Deployment's newest template that are not being deleted; none while that template is unknown."""
+    template = _current_template(world)
+    if template is None:
+        return ()
+    return tuple(
+        pod
+        for pod in world.pods
+        if pod["metadata"].get("labels", {}).get("pod-template-hash") == template
+        and not pod["metadata"].get("deletionTimestamp")
+    )
+
+
+def _current_template(world: World) -> str | None:
+    deployment = world.deployment
+    if deployment is None or not is_rollout_observed(deployment):
+        return None
+    revision = _revision(deployment)
+    for replica_set in world.replica_sets:
+        if is_controlled_by(replica_set, deployment) and _revision(replica_set) == revision:
+            label: str | None = replica_set["metadata"].get("labels", {}).get("pod-template-hash")
+            return label
+    return None
+
+
+def _revision(workload: Object) -> Any:
+    return workload["metadata"].get("annotations", {}).get("deployment.kubernetes.io/revision")

@@ -1,0 +1,103 @@
+"""Attention of a prompt chunk over its paged context, by torch's own attention on gathered pages.
+
+torch's flash kernel runs at a rate that a numba kernel does not reach for many queries; gathering the pages is cheap
+beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+# Contexts up to this length go through one masked call; beyond it, two calls without a mask and a merge are faster.
+LONGEST_MASKED_CONTEXT = 512
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """One chunk of a pass, the same for all layers.
+
+    Attributes:
+        row: its first row in the pass.
+        num_tokens: its rows.
+        context: tokens of the sequence before it.
+        blocks: [pages] int64, the blocks of context and chunk in order.
+        mask: [num_tokens, context + num_tokens] float, what is added to the scores; None where no single mask is used.
+    """
+
+    row: int
+    num_tokens: int
+    context: int
+    blocks: torch.Tensor
+    mask: torch.Tensor | None
+
+    @classmethod
+    def make(cls, row: int, num_tokens: int, context: int, blocks: torch.Tensor) -> ChunkPlan:
+        """A plan; the mask, causal beyond the context, where one is of use."""
+        mask = None
+        if 0 < context <= LONGEST_MASKED_CONTEXT:
+            mask = torch.zeros(num_tokens, context + num_tokens)
+            mask[:, context:] = torch.full((num_tokens, num_tokens), float("-inf")).triu_(1)
+        return cls(row, num_tokens, context, blocks, mask)
+
+
+def attend_chunk(
+    plan: ChunkPlan,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    """Writes the chunk's rows of `out`.
+
+    Args:
+        plan: which rows, which blocks.
+        queries, out: [T, heads, head_dim] float32.
+        keys, values: one layer's cache, [blocks, kv heads, block size, head_dim], the chunk's own already written.
+        scale: on the scores.
+    """
+    rows = slice(plan.row, plan.row + plan.num_tokens)
+    length = plan.context + plan.num_tokens
+    k = _gather(keys, plan.blocks)[:, :, :length]
+    v = _gather(values, plan.blocks)[:, :, :length]
+    q = queries[rows].transpose(0, 1)[None]  # [1, heads, n, head_dim]
+    if plan.mask is not None:
+        result = F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, scale=scale, enable_gqa=True)
+    elif plan.context == 0:
+        result = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    else:
+        result = _attend_in_two(plan, q, k, v, scale)
+    out[rows] = result[0].transpose(0, 1)
+
+
+def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """[1, kv heads, pages * block size, head_dim], contiguous."""
+    pages = cache.transpose(0, 1).index_select(1, blocks)
+    return pages.reshape(1, pages.shape[0], -1, pages.shape[-1])
+
+
+def _attend_in_two(plan: ChunkPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """The context without a mask and the chunk itself causally, merged by their log-sum-exp."""
+    _, heads, n, head_dim = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    own_k = k[:, :, plan.context :].repeat_interleave(group, 1)
+    own_v = v[:, :, plan.context :].repeat_interleave(group, 1)
+    own, own_lse = _flash(q, own_k, own_v, 0.0, True, scale=scale)
+    # Without a mask the heads of a group are only more queries of their key-value head.
+    grouped = q.reshape(1, kv_heads, group * n, head_dim)
+    past, past_lse = _flash(grouped, k[:, :, : plan.context], v[:, :, : plan.context], 0.0, False, scale=scale)
+    own_lse = _by_head(own_lse, heads).reshape(1, heads, n)
+    past_lse = _by_head(past_lse, kv_heads).reshape(1, heads, n)
+    weight = torch.sigmoid(own_lse - past_lse)[..., None]
+    return torch.lerp(past.reshape(1, heads, n, head_dim), own, weight)
+
+
+def _by_head(log_sum_exp: torch.Tensor, heads: int) -> torch.Tensor:
+    """[1, heads, n]: torch has returned either order over its releases."""
+    return log_sum_exp if log_sum_exp.shape[1] == heads else log_sum_exp.transpose(1, 2)

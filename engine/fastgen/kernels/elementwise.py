@@ -1,0 +1,104 @@
+"""Element-wise steps of a Llama layer as numba kernels, a row of the pass per iteration.
+
+Arrays are float32 and contiguous; T is the number of rows (tokens) of the pass. All write into what they are given.
+Twins in plain torch: `reference.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import prange
+
+from fastgen.kernels.jit import kernel
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+_f32 = np.float32
+_LOG2E = np.float32(1.4426950408889634)
+
+
+@kernel("void(f4[:,::1], f4[:,::1], f4[::1], f4, f4[:,::1])")
+def add_rms_norm(x: FloatArray, update: FloatArray, weight: FloatArray, epsilon: np.float32, out: FloatArray) -> None:
+    """x += update; out = x / rms(x) * weight. All [T, hidden], weight [hidden]."""
+    hidden = x.shape[1]
+    for t in prange(x.shape[0]):
+        total = _f32(0)
+        for i in range(hidden):
+            value = x[t, i] + update[t, i]
+            x[t, i] = value
+            total += value * value
+        scale = _f32(1) / np.sqrt(total / _f32(hidden) + epsilon)
+        for i in range(hidden):
+            out[t, i] = x[t, i] * scale * weight[i]
+
+
+@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[::1], f4[:,:,::1])")
+def rotate_and_store(
+    qkv: FloatArray,
+    cosines: FloatArray,
+    sines: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    blocks: IntArray,
+    slots: IntArray,
+    queries: FloatArray,
+) -> None:
+    """Rotary positions for queries and keys; writes keys and values to their slots in the paged cache.
+
+    Args:
+        qkv: [T, (heads + 2 * kv heads) * head_dim], the fused projection.
+        cosines, sines: [T, head_dim / 2], for each row's position.
+        keys, values: one layer's cache, [blocks, kv heads, block size, head_dim].
+        blocks, slots: [T], where each row's key and value go.
+        queries: [T, heads, head_dim], written.
+    """
+    heads, head_dim = queries.shape[1], queries.shape[2]
+    kv_heads = keys.shape[1]
+    half = head_dim // 2
+    for t in prange(qkv.shape[0]):
+        block, slot = blocks[t], slots[t]
+        for h in range(heads):
+            base = h * head_dim
+            for d in range(half):
+                a, b = qkv[t, base + d], qkv[t, base + half + d]
+                queries[t, h, d] = a * cosines[t, d] - b * sines[t, d]
+                queries[t, h, half + d] = b * cosines[t, d] + a * sines[t, d]
+        for h in range(kv_heads):
+            base = (heads + h) * head_dim
+            for d in range(half):
+                a, b = qkv[t, base + d], qkv[t, base + half + d]
+                keys[block, h, slot, d] = a * cosines[t, d] - b * sines[t, d]
+                keys[block, h, slot, half + d] = b * cosines[t, d] + a * sines[t, d]
+            base = (heads + kv_heads + h) * head_dim
+            for d in range(head_dim):
+                values[block, h, slot, d] = qkv[t, base + d]
+
+
+@kernel("void(f4[:,::1], f4[:,::1])")
+def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
+    """out = silu(gate) * up, for gate_up [T, 2 * intermediate] with the gate first; out [T, intermediate].
+
+    exp is 2^i * 2^f with a polynomial for 2^f (error 2e-7): a call of the library's exp would not vectorise.
+    """
+    width = out.shape[1]
+    for t in prange(out.shape[0]):
+        powers = np.empty(width, np.float32)
+        exponents = powers.view(np.int32)
+        fractions = np.empty(width, np.float32)
+        for i in range(width):
+            x = min(max(-gate_up[t, i] * _LOG2E, _f32(-126)), _f32(126))
+            whole = np.floor(x + _f32(0.5))
+            f = x - whole
+            p = _f32(1.5403530e-4)
+            p = p * f + _f32(1.3333558e-3)
+            p = p * f + _f32(9.6181291e-3)
+            p = p * f + _f32(5.5504109e-2)
+            p = p * f + _f32(2.4022651e-1)
+            p = p * f + _f32(6.9314718e-1)
+            p = p * f + _f32(1)
+            exponents[i] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+            fractions[i] = p
+        for i in range(width):
+            out[t, i] = gate_up[t, i] * gate_up[t, width + i] / (_f32(1) + fractions[i] * powers[i])

@@ -1,0 +1,121 @@
+"""Process-wide settings that numba and OpenMP read once, when they are first imported.
+
+Call `prepare` before torch and numba. It sets only what the user has not set.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PREBUILT = "FASTGEN_KERNEL_CACHE"  # a folder of kernels compiled ahead, for example while an image is built
+_CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
+
+
+def usable_cpus() -> int:
+    """CPUs this process may keep busy: its affinity, cut to the container's CPU quota rounded up."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = _cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def _cpu_quota() -> float | None:
+    """CPUs of the container's quota (cgroup v2, else v1); None where there is none."""
+    try:
+        if _CGROUP_V2.exists():
+            limit, period = _CGROUP_V2.read_text().split()[:2]
+            return None if limit == "max" else int(limit) / int(period)
+        limit = (_CGROUP_V1 / "cpu.cfs_quota_us").read_text()
+        period = (_CGROUP_V1 / "cpu.cfs_period_us").read_text()
+        return None if int(limit) <= 0 else int(limit) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def prepare() -> None:
+    """Sets thread counts, vector width and the compiled kernels' folder in the environment.
+
+    * Threads: torch's OpenMP pool and numba's are the same one (numba's layer `omp`), so both get the same count. numba
+      is told explicitly: where threads are bound to cores it would count one.
+    * Vector width: LLVM prefers 256-bit vectors even where 512-bit ones are faster for these kernels.
+    """
+    threads = str(usable_cpus())
+    os.environ.setdefault("OMP_NUM_THREADS", threads)
+    os.environ.setdefault("NUMBA_NUM_THREADS", threads)
+    if "numba" not in sys.modules:
+        _prefer_wide_vectors()
+        _choose_cache_folder()
+
+
+def _prefer_wide_vectors() -> None:
+    if os.environ.keys() & {"NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"}:
+        return
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        os.environ["NUMBA_CPU_NAME"] = binding.get_host_cpu_name()
+        os.environ["NUMBA_CPU_FEATURES"] = features.flatten() + ",-prefer-256-bit"
+
+
+def _choose_cache_folder() -> None:
+    """Points numba at a folder it can write to and fills it from the prebuilt one; without any, it compiles anew."""
+    folder = next((path for path in _cache_candidates() if _is_writable(path)), None)
+    if folder is None:
+        os.environ.pop("NUMBA_CACHE_DIR", None)
+        return
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+    prebuilt = os.environ.get(PREBUILT)
+    if prebuilt:
+        seed(Path(prebuilt), folder)
+
+
+def _cache_candidates() -> Iterator[Path]:
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    if given:
+        yield Path(given)
+    home = os.environ.get("XDG_CACHE_HOME")
+    if home:
+        yield Path(home) / "fastgen" / "kernels"
+    elif os.environ.get("HOME"):
+        yield Path(os.environ["HOME"]) / ".cache" / "fastgen" / "kernels"
+    yield Path(tempfile.gettempdir()) / f"fastgen-kernels-{os.getuid()}"
+
+
+def _is_writable(folder: Path) -> bool:
+    """Can this user, and no other, write there? Compiled code is loaded from it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        status = folder.stat()
+    except OSError:
+        return False
+    return status.st_uid == os.getuid() or not status.st_mode & 0o002
+
+
+def seed(prebuilt: Path, folder: Path) -> int:
+    """Copies compiled kernels that `folder` lacks from `prebuilt`; returns how many files. Unreadable ones are left.
+
+    numba's keys hold the source's hash, the CPU's name and its features, so foreign or stale files are never used.
+    """
+    copied = 0
+    for file in sorted(prebuilt.glob("*/*.nb[ic]")) if prebuilt.is_dir() else []:
+        target = folder / file.relative_to(prebuilt)
+        if target.exists():
+            continue
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(f"{target.name}.{os.getpid()}")
+            shutil.copyfile(file, partial)
+            partial.replace(target)
+            copied += 1
+        except OSError:
+            continue
+    return copied

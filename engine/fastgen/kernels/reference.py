@@ -1,0 +1,56 @@
+"""What the fast kernels compute, said once more in plain torch: slow, short, the truth that tests compare with."""
+
+from __future__ import annotations
+
+import torch
+
+
+def add_rms_norm(
+    x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + update, its RMS norm times `weight`) over the last dimension (Zhang and Sennrich, 2019)."""
+    total = x + update
+    return total, total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + epsilon) * weight
+
+
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotary positions (Su et al., 2021), halves convention: x [T, heads, head_dim], cosines and sines [T, head_dim/2]."""
+    a, b = x.chunk(2, -1)
+    cosines, sines = cosines[:, None], sines[:, None]
+    return torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1)
+
+
+def silu_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for [T, 2 * intermediate] with the gate first."""
+    gate, up = gate_up.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def paged_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_table: torch.Tensor,
+    start: int,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of one sequence's tokens at positions `start ..` over its paged context and themselves.
+
+    Args:
+        queries: [n, heads, head_dim].
+        keys, values: [blocks, kv heads, block size, head_dim].
+        block_table: the sequence's blocks in order.
+        start: position of the first query.
+        scale: on the scores.
+
+    Returns:
+        [n, heads, head_dim].
+    """
+    n, heads, _ = queries.shape
+    group = heads // keys.shape[1]
+    length = start + n
+    k = keys[block_table].transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(group, 0)
+    v = values[block_table].transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(group, 0)
+    scores = torch.einsum("nhd,hkd->hnk", queries, k) * scale
+    visible = torch.arange(length)[None, :] <= torch.arange(start, length)[:, None]
+    return torch.einsum("hnk,hkd->nhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)

@@ -1,0 +1,59 @@
+"""How much memory is left: the container's limit where there is one, else the machine's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+# cgroup v1 says "no limit" with a number near 2^63.
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableMemory:
+    """Bytes that can still be taken, and whether a container's limit sets them."""
+
+    num_bytes: int
+    limited: bool
+
+
+def available_memory(root: Path = _ROOT, meminfo: Path = _MEMINFO) -> AvailableMemory:
+    """What this process can still take. Page cache counts as free: the kernel gives it back."""
+    machine = _available_on_machine(meminfo)
+    left = _left_in_container(root)
+    if left is None or left >= machine:
+        return AvailableMemory(machine, limited=False)
+    return AvailableMemory(left, limited=True)
+
+
+def _available_on_machine(meminfo: Path) -> int:
+    for line in meminfo.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise RuntimeError(f"{meminfo} has no MemAvailable")
+
+
+def _left_in_container(root: Path) -> int | None:
+    """Limit minus use of the cgroup this process is in (v2, else v1), as seen from inside a container; None: no limit."""
+    for limit_path, usage_path, stat_path, cache_key in (
+        (root / "memory.max", root / "memory.current", root / "memory.stat", "inactive_file"),
+        (
+            root / "memory/memory.limit_in_bytes",
+            root / "memory/memory.usage_in_bytes",
+            root / "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            limit_text = limit_path.read_text().strip()
+            if limit_text == "max" or int(limit_text) >= _NO_LIMIT:
+                return None
+            used = int(usage_path.read_text())
+            stat = dict(line.split() for line in stat_path.read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        return max(0, int(limit_text) - used + int(stat.get(cache_key, 0)))
+    return None

@@ -1,0 +1,89 @@
+"""What lies at MODEL: a GGUF file or a Hugging Face directory. Reading it needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fastgen.model.architecture import ModelArchitecture
+from fastgen.model.errors import ModelError
+from fastgen.model.gguf import GGUFFile
+from fastgen.text.source import TokenizerSource
+
+__all__ = ["ModelError", "ModelSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model on disk, understood but not loaded.
+
+    Attributes:
+        path: the GGUF file, or the directory.
+        kind: which of the two.
+        architecture: the model's shape.
+        tokenizer: what the tokenizer is built from.
+        gguf: the open file where `kind` is "gguf".
+    """
+
+    path: Path
+    kind: Literal["gguf", "huggingface"]
+    architecture: ModelArchitecture
+    tokenizer: TokenizerSource
+    gguf: GGUFFile | None
+
+    @classmethod
+    def open(cls, model: str) -> ModelSource:
+        """Looks at what `model`, a path, names.
+
+        Raises:
+            ModelError: when there is nothing, or nothing that can be served.
+        """
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return cls._open_directory(path)
+        if path.is_file():
+            return cls._open_gguf(path)
+        raise ModelError(f"model {model}: no such file or directory: give a GGUF file or a Hugging Face directory")
+
+    @classmethod
+    def _open_gguf(cls, path: Path) -> ModelSource:
+        file = GGUFFile(path)
+        try:
+            architecture = ModelArchitecture.from_gguf(file.metadata, tied="output.weight" not in file.tensor_names())
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from None
+        tokenizer = TokenizerSource(
+            kind="gguf",
+            metadata={key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")},
+            directory=None,
+        )
+        return cls(path, "gguf", architecture, tokenizer, file)
+
+    @classmethod
+    def _open_directory(cls, path: Path) -> ModelSource:
+        config_path = path / "config.json"
+        if not config_path.is_file():
+            found = sorted(entry.name for entry in path.glob("*.gguf"))
+            remedy = (
+                f"give the file itself, {path / found[0]}" if found else "give a Hugging Face directory or a GGUF file"
+            )
+            raise ModelError(f"model {path}: the directory has no config.json: {remedy}")
+        generation_path = path / "generation_config.json"
+        generation_config = _read_json(generation_path) if generation_path.is_file() else None
+        try:
+            architecture = ModelArchitecture.from_huggingface(_read_json(config_path), generation_config)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from None
+        return cls(path, "huggingface", architecture, TokenizerSource("huggingface", {}, path), None)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{path}: holds no JSON object")
+    return values

@@ -1,0 +1,179 @@
+"""A Kubernetes control plane alone: etcd, API server and controller-manager, for tests that need no pod to run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cluster import flags
+from cluster.commands import run
+from cluster.pki import Authority, write_token_key
+from cluster.processes import Processes, command_line
+from cluster.waiting import wait_for
+
+PREFIX = "fastgen-plane-"
+# Clients first: the API server waits for them, and etcd has to outlive the API server.
+STOPPED_IN_ORDER = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
+ATTEMPTS = 3
+
+
+class ControlPlane:
+    """A control plane on free ports of 127.0.0.1, in a temporary folder. Several may run at once.
+
+    Used as a context manager, or by start() and stop(). Nodes do not exist: a Deployment gets its ReplicaSet and pods,
+    and the pods stay Pending. With `scheduler=True` pods are assigned to the nodes that a test makes up.
+    """
+
+    def __init__(self, programs: Path, *, scheduler: bool = False) -> None:
+        self.programs = programs
+        self.scheduler = scheduler
+        self._site: flags.Site | None = None
+        self._processes: Processes | None = None
+
+    @property
+    def site(self) -> flags.Site:
+        """Where it keeps its files and listens. Raises RuntimeError before start()."""
+        if self._site is None:
+            raise RuntimeError("the control plane is not started: use it as a context manager, or call start()")
+        return self._site
+
+    @property
+    def folder(self) -> Path:
+        """The temporary folder; `logs/` in it has a file for each program."""
+        return self.site.folder
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.folder / "admin.kubeconfig"
+
+    def start(self) -> None:
+        """Starts the programs and returns when all of them are healthy.
+
+        Raises RuntimeError with the end of a program's log where it does not start, TimeoutError where it is not
+        healthy within a minute. What it had started is stopped then, and the folder is kept for its logs.
+        """
+        remove_abandoned(Path(tempfile.gettempdir()))
+        for attempt in range(1, ATTEMPTS + 1):
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            (folder / "owner").write_text(str(os.getpid()))
+            self._site = flags.Site(self.programs, folder, "127.0.0.1", *free_ports(5))
+            processes = self._processes = Processes(folder)
+            try:
+                self._start(processes)
+            except RuntimeError as error:
+                stop_all(processes)
+                # A port is free when it is picked and may be taken when it is used.
+                if "address already in use" not in str(error) or attempt == ATTEMPTS:
+                    raise
+                shutil.rmtree(folder)
+            except BaseException:
+                stop_all(processes)
+                raise
+            else:
+                return
+
+    def stop(self) -> None:
+        """Ends every program and removes the folder. Harmless where nothing was started."""
+        if self._processes is not None:
+            stop_all(self._processes)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._site = self._processes = None
+
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
+        """Runs kubectl as the administrator and returns its stdout. Raises CommandError, whose text has its stderr."""
+        return run([self.programs / "kubectl", f"--kubeconfig={self.kubeconfig}", *args], stdin=stdin)
+
+    def kubeconfig_for(self, name: str, user: str, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig in the folder for a client certificate of the user, who may do what RBAC gives it."""
+        authority = Authority.open(self.folder / "pki")
+        return authority.kubeconfig(self.folder / f"{name}.kubeconfig", self.site.server, user, groups)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self, processes: Processes) -> None:
+        site = self.site
+        authority = Authority.open(site.pki)
+        authority.issue("apiserver", "kube-apiserver", hosts=flags.hosts(site))
+        write_token_key(site.pki / "tokens.key")
+        authority.kubeconfig(self.kubeconfig, site.server, "admin", ["system:masters"])
+        alone = ["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none"]
+        processes.start("etcd", flags.etcd(site))
+        processes.start("kube-apiserver", flags.api_server(site, authorization="RBAC", more=alone))
+        wait_until_healthy(processes, "kube-apiserver", site.api, "/readyz")
+        client = self.kubeconfig_for("controller-manager", "system:kube-controller-manager")
+        processes.start("kube-controller-manager", flags.controller_manager(site, client))
+        if self.scheduler:
+            client = self.kubeconfig_for("scheduler", "system:kube-scheduler")
+            processes.start("kube-scheduler", flags.scheduler(site, client))
+            wait_until_healthy(processes, "kube-scheduler", site.scheduler, "/healthz")
+        wait_until_healthy(processes, "kube-controller-manager", site.controllers, "/healthz")
+
+
+def wait_until_healthy(processes: Processes, name: str, port: int, path: str) -> None:
+    """Returns when the program's own health check succeeds.
+
+    Raises RuntimeError where any of the programs ends meanwhile, TimeoutError after a minute.
+    """
+
+    def healthy() -> bool:
+        processes.check()
+        return answers(f"https://127.0.0.1:{port}{path}")
+
+    wait_for(f"{name} answers {path} (its log: {processes.log(name)})", healthy, seconds=60)
+
+
+def stop_all(processes: Processes) -> None:
+    """Ends the programs of a control plane, those that depend on others first."""
+    for name in STOPPED_IN_ORDER:
+        processes.stop(name, patience=3)
+
+
+def answers(url: str) -> bool:
+    """Whether a server answers 200. Its certificate is not looked at: health needs no trust, and no client either."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with urllib.request.urlopen(url, context=context, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on at this moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Ends the control planes in `folder` whose owner was killed before it could."""
+    for state in folder.glob(f"{PREFIX}*"):
+        try:
+            owner = int((state / "owner").read_text())
+        except (OSError, ValueError):
+            continue  # one that is being made or removed at this moment
+        if not command_line(owner):
+            stop_all(Processes(state))
+            shutil.rmtree(state, ignore_errors=True)

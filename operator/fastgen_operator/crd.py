@@ -144,10 +144,12 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
         schema["additionalProperties"] = _convert(node["additionalProperties"], definitions)
     default = schema.get("default")
     if isinstance(default, (dict, list)):
-        # An object's own fields have their defaults; an empty list or map is the same as none.
+        # An empty list or map is the same as none. An object's default is that of its fields, written out in full:
+        # the API server checks its rules on the default as it stands here.
         schema.pop("default")
-        if "properties" in schema and "required" not in schema:
-            schema["default"] = {}
+        if "properties" in schema:
+            fields = schema["properties"].items()
+            schema["default"] = {name: child["default"] for name, child in fields if "default" in child}
     return schema
 
 

@@ -14,7 +14,6 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from fastgen.config import ConfigError
-from fastgen.text.vocabulary import byte_alphabet
 
 # Token types of the GGUF specification.
 _CONTROL, _USER_DEFINED = 3, 4
@@ -141,13 +140,11 @@ def _add_marked_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any
     """Control and user-defined tokens stay whole wherever they stand in a text."""
     tokens: Sequence[str] = _key(metadata, "tokens")
     types: Sequence[int] = metadata.get("tokenizer.ggml.token_type", ())
-    alphabet = set(byte_alphabet().values())
-    byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
     special, plain = [], []
     for token, token_type in zip(tokens, types, strict=False):
         if token_type == _CONTROL:
             special.append(AddedToken(token, normalized=False, special=True))
-        elif token_type == _USER_DEFINED and (not byte_level or alphabet.issuperset(token) or " " in token):
+        elif token_type == _USER_DEFINED:
             plain.append(AddedToken(token, normalized=False, special=False))
     backend.add_special_tokens(special)
     backend.add_tokens(plain)

@@ -1,0 +1,1 @@
+"""The HTTP face of the engine: OpenAI's protocol, health, metrics. Never imports torch."""

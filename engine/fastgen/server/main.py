@@ -1,0 +1,201 @@
+"""The server process: listens at once, loads the engine, drains when told to, ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+import prometheus_client
+import uvicorn
+import uvloop
+
+from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
+from fastgen.model.source import ModelSource
+from fastgen.process import WORKER, EngineProcess, EngineStartError
+from fastgen.server.app import create_app
+from fastgen.server.lifecycle import Lifecycle, ServedModel
+from fastgen.server.metrics import Metrics
+from fastgen.server.service import Service
+from fastgen.text.tokenizer import Tokenizer
+from fastgen.version import VERSION
+
+log = logging.getLogger("fastgen.server")
+
+# With a dead engine: time for /health to be seen and for open streams to be told.
+_LAST_ANSWERS_SECONDS = 1.0
+# After the drain: time for the last bytes to reach the clients.
+_FLUSH_SECONDS = 5
+_KEEP_ALIVE_SECONDS = 75  # above the usual 60 s of proxies, which must be the ones to close
+
+
+def run(engine_config: EngineConfig, server_config: ServerConfig, command: Sequence[str] = WORKER) -> int:
+    """Serves until told to stop; returns the exit code: 1 where the engine died, else 0.
+
+    `command` starts the engine process.
+
+    Raises:
+        ConfigError: when what is asked for cannot be served.
+        EngineStartError: when the engine fails to start for another reason.
+    """
+    started = time.monotonic()
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # half the lines, and nobody reads them
+    listener = _listen(server_config.host, server_config.port)
+    try:
+        return uvloop.run(Server(engine_config, server_config, listener, command, started).run())
+    finally:
+        listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--host {host} --port {port}: {reason}; choose another address or port") from None
+    except OverflowError:
+        raise ConfigError(f"--port {port}: must be from 0 to 65535") from None
+
+
+class Server:
+    """The process from start to end. `run` is its story."""
+
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        listener: socket.socket,
+        command: Sequence[str],
+        started: float,
+    ) -> None:
+        self._engine_config = engine_config
+        self._server_config = server_config
+        self._listener = listener
+        self._command = command
+        self._started = started
+        names = server_config.served_model_names or (default_model_name(engine_config.model),)
+        self._lifecycle = Lifecycle()
+        self._metrics = Metrics(names[0])
+        self._service = Service(names, self._lifecycle, self._metrics)
+        self._told_to_stop = asyncio.Event()
+        self._told_twice = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serves until told to stop or the engine dies; returns the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        http = _HTTPServer(
+            uvicorn.Config(
+                create_app(self._service),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_FLUSH_SECONDS,
+            )
+        )
+        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        try:
+            return await self._load_and_serve()
+        finally:
+            http.should_exit = True
+            await serving
+
+    async def _load_and_serve(self) -> int:
+        loading = asyncio.create_task(self._load())
+        stopping = asyncio.create_task(self._told_to_stop.wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+            await asyncio.wait((loading,))
+            return 0
+        model = loading.result()
+        try:
+            self._metrics.describe(model.engine.info, VERSION)
+            self._lifecycle.begin_serving(model)
+            self._announce(model.engine)
+            dead = asyncio.create_task(model.engine.wait_dead())
+            await asyncio.wait((dead, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if dead.done():
+                log.error("the engine died, so the server ends: %s", model.engine.end)
+                await asyncio.sleep(_LAST_ANSWERS_SECONDS)
+                return 1
+            return await self._drain(model.engine, dead)
+        finally:
+            await model.engine.stop()
+
+    async def _load(self) -> ServedModel:
+        """Loads the tokenizer here while the engine process loads the weights."""
+        config = self._engine_config
+        log.info("fastgen %s: loading %s", VERSION, config.model)
+        engine = asyncio.create_task(
+            EngineProcess.start(config, self._lifecycle.note_loading, recorder=self._metrics, command=self._command)
+        )
+        try:
+            tokenizer = await asyncio.to_thread(lambda: Tokenizer.load(ModelSource.open(config.model).tokenizer))
+            return ServedModel(await engine, tokenizer)
+        except EngineStartError as error:
+            if error.exit_code == 2:
+                raise ConfigError(str(error)) from None
+            raise
+        except BaseException:
+            engine.cancel()
+            await asyncio.wait((engine,))
+            if not engine.cancelled() and engine.exception() is None:
+                await engine.result().stop()
+            raise
+
+    def _announce(self, engine: EngineProcess) -> None:
+        info = engine.info
+        host, port = self._listener.getsockname()[:2]
+        log.info(
+            "model %s: %s, %.0f M parameters, %s on %s",
+            self._service.names[0],
+            info.architecture,
+            info.num_parameters / 1e6,
+            info.dtype,
+            info.device,
+        )
+        log.info(
+            "KV cache: %d blocks of %d tokens; token budget %d, at most %d sequences, longest request %d tokens",
+            info.num_blocks,
+            info.block_size,
+            info.token_budget,
+            info.max_sequences,
+            info.max_model_length,
+        )
+        shown = f"[{host}]" if ":" in host else host
+        log.info("ready on http://%s:%d after %.1f s", shown, port, time.monotonic() - self._started)
+
+    async def _drain(self, engine: EngineProcess, dead: asyncio.Task[int]) -> int:
+        """Lets running requests finish for as long as the drain may take, then ends them with what they have."""
+        self._lifecycle.begin_draining()
+        seconds = self._server_config.drain_seconds
+        log.info("draining: %d requests under way, up to %d s for them", self._lifecycle.num_open, seconds)
+        idle = asyncio.create_task(self._lifecycle.wait_idle())
+        at_once = asyncio.create_task(self._told_twice.wait())
+        await asyncio.wait((idle, at_once, dead), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not idle.done():
+            log.info("ending %d requests that are not done", self._lifecycle.num_open)
+            engine.abort_all()
+            await asyncio.wait((idle, dead), timeout=_FLUSH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        log.info("stopped")
+        return 1 if dead.done() else 0
+
+    def _on_signal(self, number: int) -> None:
+        log.info("got %s", signal.Signals(number).name)
+        (self._told_twice if self._told_to_stop.is_set() else self._told_to_stop).set()
+
+
+class _HTTPServer(uvicorn.Server):
+    """uvicorn without its signal handlers: draining comes before shutting down."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield

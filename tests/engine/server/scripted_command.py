@@ -1,0 +1,12 @@
+"""The command `fastgen` with the scripted engine behind it."""
+
+import sys
+from pathlib import Path
+
+import fastgen.process
+
+if __name__ == "__main__":
+    fastgen.process.WORKER = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
+    from fastgen.cli import main
+
+    sys.exit(main())

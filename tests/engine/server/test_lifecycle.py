@@ -1,0 +1,251 @@
+"""Start, faults, disconnects and drain, over the scripted engine in its real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from serving import Serving, serving, wait_until
+
+SLOW = {"SCRIPT_PASS_SECONDS": "0.02"}
+# Longer than any test waits: these end by what the test does.
+ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True}
+
+
+def running(server: Serving) -> float:
+    return server.metric("fastgen_num_requests_running")
+
+
+def is_alive(pid: int) -> bool:
+    """Is there such a process, other than as a zombie?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def send_raw(server: Serving, body: dict[str, object]) -> socket.socket:
+    """Sends a completion request over a socket that the test holds."""
+    content = json.dumps(body).encode()
+    fields = f"Host: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content)
+    return connection
+
+
+class Streaming(threading.Thread):
+    """A client that streams in the background until the stream ends."""
+
+    def __init__(self, server: Serving, body: dict[str, object]) -> None:
+        super().__init__(daemon=True)
+        self.events: list[str] = []
+        self.began = threading.Event()
+        self._server, self._body = server, body
+        self.start()
+        assert self.began.wait(20), "the stream did not begin"
+
+    def run(self) -> None:
+        url = f"{self._server.url}/v1/completions"
+        with httpx.stream("POST", url, json={**self._body, "stream": True}, timeout=60) as response:
+            for line in response.iter_lines():
+                if line:
+                    self.events.append(line.removeprefix("data: "))
+                    self.began.set()
+
+    def finish_reasons(self) -> list[str | None]:
+        """Of every chunk, after the stream has ended."""
+        self.join(30)
+        assert not self.is_alive(), "the stream did not end"
+        return [json.loads(event)["choices"][0]["finish_reason"] for event in self.events if event != "[DONE]"]
+
+
+def test_the_server_listens_while_the_engine_loads(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with serving(tmp_path, environment={"SCRIPT": "hold", "SCRIPT_GATE": str(gate)}) as server:
+        server.wait_status("/health", 200)
+        wait_until(lambda: server.get("/ready").json() == {"status": "loading weights 40 %"}, "the engine's progress")
+        assert server.status("/ready") == 503
+        refused = server.post("/v1/completions", ENDLESS)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
+        assert int(refused.headers["Retry-After"]) > 0
+        assert server.status("/metrics") == 200
+        gate.touch()
+        server.wait_status("/ready", 200)
+        assert server.status("/health") == 200
+
+
+def test_a_term_signal_while_loading_ends_both_processes(tmp_path: Path) -> None:
+    with serving(tmp_path, environment={"SCRIPT": "hold", "SCRIPT_GATE": str(tmp_path / "never")}) as server:
+        server.wait_status("/health", 200)
+        wait_until(lambda: "40 %" in server.get("/ready").text, "the engine's progress")
+        engine = server.engine_pid()
+        server.signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+        assert not is_alive(engine)
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "said"),
+    [
+        ("refuse", 2, "fastgen: error: --max-model-length 99999: the KV cache holds 4096 tokens; lower it"),
+        ("crash", 1, "fastgen: error: the engine process was killed by SIGKILL (out of memory?)"),
+    ],
+)
+def test_an_engine_that_cannot_start_ends_the_server_with_one_line(
+    tmp_path: Path, script: str, exit_code: int, said: str
+) -> None:
+    with serving(tmp_path, environment={"SCRIPT": script}) as server:
+        assert server.wait_exit(60) == exit_code
+        assert server.log.splitlines()[-1] == said
+        assert "Traceback" not in server.log
+
+
+def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
+    with serving(tmp_path, environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        stream = Streaming(server, ENDLESS)
+        whole: list[httpx.Response] = []
+        waiting = threading.Thread(target=lambda: whole.append(server.post("/v1/completions", ENDLESS)))
+        waiting.start()
+        wait_until(lambda: running(server) == 2, "both requests to run")
+        signal_engine(server, signal.SIGKILL)
+        wait_until(lambda: server.status("/health") == 503, "/health 503")
+        assert "killed by SIGKILL" in server.get("/health").json()["status"]
+        refused = server.post("/v1/completions", ENDLESS)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+        assert server.wait_exit() == 1
+        stream.join(10)
+        waiting.join(10)
+        assert json.loads(stream.events[-2])["error"]["code"] == "engine_dead"
+        assert stream.events[-1] == "[DONE]"
+        assert (whole[0].status_code, whole[0].json()["error"]["type"]) == (500, "server_error")
+        assert "the engine died, so the server ends" in server.log
+        assert "Traceback" not in server.log
+
+
+def signal_engine(server: Serving, number: signal.Signals) -> None:
+    os.kill(server.engine_pid(), number)
+
+
+def test_openais_client_sees_a_dead_engine_as_an_error(tmp_path: Path) -> None:
+    with serving(tmp_path, environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        stream = server.client().completions.create(
+            model="SmolLM2-135M-Instruct.Q4_1", prompt="go on", max_tokens=2000, stream=True
+        )
+        next(iter(stream))
+        signal_engine(server, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="the engine stopped"):
+            list(stream)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_sequence(tmp_path: Path, stream: bool) -> None:
+    with serving(tmp_path, environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        connection = send_raw(server, {**ENDLESS, "stream": stream})
+        wait_until(lambda: running(server) == 1, "the request to run")
+        if stream:
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        connection.close()
+        wait_until(lambda: running(server) == 0, "the sequence to be freed")
+        assert server.metric("fastgen_kv_cache_tokens") == 0
+        wait_until(lambda: "status=499 finish=none" in server.log, "the request's line in the log")
+        assert server.metric("fastgen_request_success_total", finish_reason="abort") == 1
+        assert server.post("/v1/completions", {"prompt": "a"}).status_code == 200
+        assert "Traceback" not in server.log
+
+
+def test_one_of_several_prompts_that_goes_away_frees_all(tmp_path: Path) -> None:
+    with serving(tmp_path, environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        connection = send_raw(server, {**ENDLESS, "prompt": ["a", "b", "c"]})
+        wait_until(lambda: running(server) == 3, "the prompts to run")
+        connection.close()
+        wait_until(lambda: running(server) == 0, "the sequences to be freed")
+
+
+def test_a_stop_string_frees_its_sequence(tmp_path: Path) -> None:
+    with serving(tmp_path, environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        done = server.post("/v1/completions", {**ENDLESS, "stop": "on"}).json()
+        assert done["choices"][0] | {"text": None} == {
+            "index": 0, "text": None, "finish_reason": "stop", "logprobs": None
+        }  # fmt: skip
+        wait_until(lambda: running(server) == 0, "the sequence to be freed")
+
+
+def test_a_term_signal_lets_running_requests_finish(tmp_path: Path) -> None:
+    with serving(tmp_path, environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        stream = Streaming(server, {**ENDLESS, "max_tokens": 100})
+        engine = server.engine_pid()
+        server.signal(signal.SIGTERM)
+        wait_until(lambda: server.status("/ready") == 503, "/ready 503")
+        assert server.get("/ready").json() == {"status": "draining"}
+        assert server.status("/health") == 200
+        refused = server.post("/v1/completions", ENDLESS)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert int(refused.headers["Retry-After"]) > 0
+        assert stream.finish_reasons()[-1] == "length"
+        assert server.wait_exit() == 0
+        assert not is_alive(engine)
+
+
+def test_a_drain_that_takes_too_long_aborts_what_is_left(tmp_path: Path) -> None:
+    with serving(tmp_path, "--drain-seconds", "1", environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        stream = Streaming(server, ENDLESS)
+        server.signal(signal.SIGTERM)
+        assert stream.finish_reasons()[-1] == "abort"
+        assert server.wait_exit() == 0
+
+
+def test_a_second_signal_ends_the_drain_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, "--drain-seconds", "3600", environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        stream = Streaming(server, ENDLESS)
+        server.signal(signal.SIGINT)
+        wait_until(lambda: server.status("/ready") == 503, "/ready 503")
+        server.signal(signal.SIGINT)
+        assert stream.finish_reasons()[-1] == "abort"
+        assert server.wait_exit() == 0
+
+
+def test_an_idle_server_stops_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, "--drain-seconds", "3600") as server:
+        server.wait_status("/ready", 200)
+        assert server.post("/v1/completions", {"prompt": "a"}).status_code == 200
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+        print(f"stopped after {time.monotonic() - began:.2f} s")
+
+
+def test_a_killed_server_leaves_no_engine_behind(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.wait_status("/ready", 200)
+        engine = server.engine_pid()
+        server.signal(signal.SIGKILL)
+        server.wait_exit()
+        wait_until(lambda: not is_alive(engine), "the engine to end with its server")
+
+
+def test_each_request_is_one_line_in_the_log(scripted: Serving) -> None:
+    done = scripted.post("/v1/completions", {"prompt": "a b c", "max_tokens": 4}).json()
+    (line,) = (line for line in scripted.log.splitlines() if done["id"] in line)
+    assert "status=200 finish=length prompt_tokens=3 completion_tokens=4 first_token=0." in line
+
+
+def test_the_start_is_told_in_words(scripted: Serving) -> None:
+    assert "model smollm2: scripted, 135 M parameters, float32 on cpu" in scripted.log
+    assert "KV cache: 64 blocks of 64 tokens; token budget 256, at most 256 sequences" in scripted.log
+    assert f"ready on http://127.0.0.1:{scripted.port} after " in scripted.log

@@ -1,0 +1,285 @@
+"""OpenAI's protocol, over the scripted engine, which repeats the prompt."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from serving import Serving
+
+HELLO = "Hello, wörld! 👋🏽 It is 12:30."
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return dict(error)
+
+
+def test_a_completion_has_text_and_usage(scripted: Serving) -> None:
+    done = scripted.client().completions.create(model="smollm2", prompt=HELLO, max_tokens=100)
+    assert done.choices[0].text.startswith(HELLO + HELLO)
+    assert done.choices[0].finish_reason == "length"
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 100
+    assert done.usage.total_tokens == done.usage.prompt_tokens + 100
+
+
+def test_sixteen_tokens_are_the_default(scripted: Serving) -> None:
+    done = scripted.client().completions.create(model="smollm2", prompt=HELLO)
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 16
+
+
+def test_several_prompts_are_answered_in_order(scripted: Serving) -> None:
+    prompts = ["one two", "three four five", "six"]
+    done = scripted.client().completions.create(model="smollm2", prompt=prompts, max_tokens=1, temperature=0)
+    assert [choice.index for choice in done.choices] == [0, 1, 2]
+    assert [choice.text for choice in done.choices] == ["one", "three", "six"]
+
+
+def test_token_ids_are_a_prompt(scripted: Serving) -> None:
+    one = scripted.client().completions.create(model="smollm2", prompt=[504, 1743], max_tokens=2)
+    assert one.usage is not None
+    assert one.usage.prompt_tokens == 2
+    two = scripted.client().completions.create(model="smollm2", prompt=[[504, 1743], [504]], max_tokens=2)
+    assert two.choices[0].text == one.choices[0].text
+    assert len(two.choices) == 2
+
+
+def test_a_streamed_completion_adds_up_to_the_whole_one(scripted: Serving) -> None:
+    client = scripted.client()
+    whole = client.completions.create(model="smollm2", prompt=HELLO, max_tokens=60)
+    chunks = list(
+        client.completions.create(
+            model="smollm2", prompt=HELLO, max_tokens=60, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == whole.choices[0].text
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_several_prompts_stream_side_by_side(scripted: Serving) -> None:
+    texts = {0: "", 1: ""}
+    for chunk in scripted.client().completions.create(
+        model="smollm2", prompt=["one two", "three four"], max_tokens=4, stream=True
+    ):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {0: "one twoone two", 1: "three fourthree four"}
+
+
+def test_a_chat_is_rendered_by_the_models_template(scripted: Serving) -> None:
+    done = scripted.client().chat.completions.create(
+        model="smollm2",
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Hello, "}, {"type": "text", "text": "you"}]},
+        ],
+        max_completion_tokens=40,
+        extra_body={"ignore_eos": True},
+    )
+    # The script repeats the prompt, whose marks are no text.
+    assert done.choices[0].message.content is not None
+    assert done.choices[0].message.content.startswith("system\nBe brief.\nuser\nHello, you\nassistant\n")
+    assert done.choices[0].message.role == "assistant"
+
+
+def test_a_chat_may_fill_the_context_by_default(scripted: Serving) -> None:
+    done = scripted.client().chat.completions.create(
+        model="smollm2", messages=[{"role": "user", "content": "go on"}], extra_body={"ignore_eos": True}
+    )
+    assert done.usage is not None
+    assert done.usage.total_tokens == 512
+    assert done.choices[0].finish_reason == "length"
+
+
+def test_a_streamed_chat_begins_with_its_role_and_ends_with_its_reason(scripted: Serving) -> None:
+    chunks = list(
+        scripted.client().chat.completions.create(
+            model="smollm2",
+            messages=[{"role": "user", "content": "Hi"}],
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 8
+    assert not any(chunk.choices and chunk.choices[0].delta.role for chunk in chunks[1:])
+
+
+def test_a_stream_is_server_sent_events(scripted: Serving) -> None:
+    body = {"model": "smollm2", "prompt": "a b", "max_tokens": 2, "stream": True}
+    response = scripted.post("/v1/completions", body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = response.text.strip().split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    assert all(json.loads(event.removeprefix("data: "))["object"] == "text_completion" for event in events[:-1])
+
+
+def test_a_stop_string_cuts_the_text(scripted: Serving) -> None:
+    done = scripted.client().completions.create(
+        model="smollm2", prompt="one two three four", max_tokens=50, stop=["hree"]
+    )
+    assert done.choices[0].text == "one two t"
+    assert done.choices[0].finish_reason == "stop"
+
+
+def test_a_stop_token_ends_the_text_and_the_models_own_end_still_does(scripted: Serving) -> None:
+    body = {"model": "smollm2", "prompt": "one<|im_end|>two", "max_tokens": 9, "stop": ["never"]}
+    ended = scripted.post("/v1/completions", body).json()
+    assert (ended["choices"][0]["text"], ended["choices"][0]["finish_reason"]) == ("one", "stop")
+    further = scripted.post("/v1/completions", {**body, "ignore_eos": True}).json()
+    assert further["choices"][0]["text"].startswith("onetwoone")
+
+
+def test_both_names_and_no_other_are_served(scripted: Serving) -> None:
+    client = scripted.client()
+    assert [model.id for model in client.models.list()] == ["smollm2", "other-name"]
+    assert client.completions.create(model="other-name", prompt="a").model == "other-name"
+    with pytest.raises(openai.NotFoundError) as refusal:
+        client.completions.create(model="gpt-5", prompt="a")
+    assert refusal.value.code == "model_not_found"
+    assert "smollm2, other-name" in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("seed", -1),
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("min_tokens", 99),
+        ("stop", [""]),
+        ("stop", ["a"] * 17),
+        ("prompt", {}),
+        ("prompt", []),
+        ("prompt", ["a", 1]),
+        ("prompt", ""),
+        ("prompt", [49152]),
+        ("prompt", [-1]),
+        ("n", 2),
+        ("best_of", 2),
+        ("logprobs", 0),
+        ("echo", True),
+        ("suffix", "x"),
+        ("logit_bias", {"1": 5}),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", 1),
+        ("repetition_penalty", 1.1),
+    ],
+)
+def test_a_completion_field_that_cannot_be_served_is_named(scripted: Serving, field: str, value: object) -> None:
+    response = scripted.post("/v1/completions", {"model": "smollm2", "prompt": "a", field: value})
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, field)
+    assert error["type"] == "invalid_request_error"
+    assert field in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("messages", [], "messages"),
+        ("messages", [{"content": "no role"}], "messages.0.role"),
+        ("tools", [{"type": "function"}], "tools"),
+        ("response_format", {"type": "json_object"}, "response_format"),
+        ("logprobs", True, "logprobs"),
+        ("max_completion_tokens", 0, "max_tokens"),
+    ],
+)
+def test_a_chat_field_that_cannot_be_served_is_named(scripted: Serving, field: str, value: object, param: str) -> None:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "a"}], field: value}
+    response = scripted.post("/v1/chat/completions", body)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+def test_fields_that_change_nothing_or_that_nobody_knows_are_taken(scripted: Serving) -> None:
+    body = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "a", "name": "ann"}],
+        "max_tokens": 1,
+        "n": 1,
+        "logprobs": False,
+        "logit_bias": {},
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "none",
+        "top_k": -1,
+        "user": "ann",
+        "metadata": {"a": "b"},
+        "seed": None,
+        "stop": None,
+    }
+    assert scripted.post("/v1/chat/completions", body).status_code == 200
+
+
+def test_a_request_beyond_the_models_length_is_refused_with_the_numbers(scripted: Serving) -> None:
+    response = scripted.post("/v1/completions", {"prompt": "a b c", "max_tokens": 510})
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, "max_tokens")
+    assert all(number in error["message"] for number in ("510", "3", "513", "512", "509"))
+    too_long = scripted.post("/v1/completions", {"prompt": [1] * 512})
+    assert (too_long.status_code, error_of(too_long)["param"]) == (400, "prompt")
+
+
+def test_a_body_that_is_no_json_is_refused(scripted: Serving) -> None:
+    response = httpx.post(
+        f"{scripted.url}/v1/completions", content=b'{"prompt": ', headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 400
+    assert "not JSON" in error_of(response)["message"]
+    no_type = httpx.post(f"{scripted.url}/v1/completions", content=b"{}")
+    assert no_type.status_code == 400
+    assert "application/json" in error_of(no_type)["message"]
+
+
+def test_a_body_that_is_too_large_is_refused(scripted: Serving) -> None:
+    response = scripted.post("/v1/completions", {"prompt": "a" * (17 << 20)})
+    assert response.status_code == 413
+    assert error_of(response)["code"] == "too_large"
+
+
+def test_an_unknown_path_is_refused_in_the_same_form(scripted: Serving) -> None:
+    response = scripted.get("/v1/nothing")
+    assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
+
+
+def test_a_long_text_is_tokenised_like_a_short_one(scripted: Serving) -> None:
+    refused = scripted.post("/v1/completions", {"prompt": "word " * 5000})
+    assert "5001 tokens" in error_of(refused)["message"] or "5000 tokens" in error_of(refused)["message"]
+
+
+def test_many_streams_at_once_do_not_mix(scripted: Serving) -> None:
+    client = scripted.client()
+
+    def stream(number: int) -> str:
+        chunks = client.completions.create(model="smollm2", prompt=f"#{number}.", max_tokens=24, stream=True)
+        return "".join(chunk.choices[0].text for chunk in chunks)
+
+    with ThreadPoolExecutor(32) as pool:
+        texts = list(pool.map(stream, range(32)))
+    assert all(f"#{number}.".startswith(text[:2]) and f"#{number}." in text for number, text in enumerate(texts))
+
+
+def test_the_version_is_told(scripted: Serving) -> None:
+    from fastgen import __version__
+
+    assert scripted.get("/version").json() == {"version": __version__}

@@ -1,0 +1,260 @@
+"""A whole Kubernetes of one node on this machine, without docker: control plane, containerd, kubelet, kube-proxy, DNS.
+
+Its ports are the usual ones, so there is one such node on a machine. Everything it makes is in its state folder, or is
+undone by down(). GPUs are advertised as an extended resource: the scheduler counts them and no device is behind them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster import dns, flags, nodefiles, traces
+from cluster.archive import Image, write
+from cluster.commands import CommandError, run
+from cluster.containers import Containers, default_spec
+from cluster.controlplane import stop_all, wait_until_healthy
+from cluster.mounts import unmount_below
+from cluster.pki import Authority, write_token_key
+from cluster.processes import Processes, all_pids, command_line, names_folder
+from cluster.waiting import wait_for
+
+DEFAULT_FOLDER = Path("/var/lib/fastgen-bed")
+GPUS = 8
+PROGRAMS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "containerd",
+    "kubelet",
+    "kube-proxy",
+)
+# A unix socket's path has at most 107 bytes, and containerd and the kubelet make theirs below the folder.
+LONGEST_FOLDER = 60
+FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+BRIDGE_RULES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+
+Say = Callable[[str], None]
+
+
+def state_folder() -> Path:
+    """Where the node keeps its state: $FASTGEN_BED_FOLDER, or else DEFAULT_FOLDER."""
+    return Path(os.environ.get("FASTGEN_BED_FOLDER") or DEFAULT_FOLDER)
+
+
+class Node:
+    """The node of one state folder. `mounts` are seen by every container, read-only."""
+
+    def __init__(self, programs: Path, folder: Path, mounts: Sequence[nodefiles.Mount] = ()) -> None:
+        if len(str(folder)) > LONGEST_FOLDER:
+            raise ValueError(f"state folder {folder}: longer than {LONGEST_FOLDER} characters; set FASTGEN_BED_FOLDER")
+        self.programs = programs
+        self.folder = folder
+        self.mounts = mounts
+        self.name = socket.gethostname().lower()
+        self.processes = Processes(folder)
+        self.containers = Containers(folder / "containerd.sock")
+        self.kubeconfig = folder / "admin.kubeconfig"
+
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
+        """Runs kubectl as the administrator and returns its stdout. Raises CommandError."""
+        return run([self.programs / "kubectl", f"--kubeconfig={self.kubeconfig}", *args], stdin=stdin)
+
+    def status(self) -> dict[str, int | None]:
+        """The process id of each of PROGRAMS, None where it does not run."""
+        return {name: self.processes.pid(name) for name in PROGRAMS}
+
+    def is_up(self) -> bool:
+        """Whether all programs run."""
+        return all(pid is not None for pid in self.status().values())
+
+    def up(self, say: Say) -> None:
+        """Starts what does not run and returns when pods can be run and find each other by name.
+
+        Raises RuntimeError where the machine does not allow it or a program fails, TimeoutError where one is not
+        healthy in time.
+        """
+        require_root()
+        with _alone(self.folder):
+            address = own_address()
+            changed = self._changed_files(address)
+            if changed and self.processes.names():
+                say("the node's settings have changed: starting anew")
+                self._down()
+                changed = self._changed_files(address)
+            if other := [pid for pid in all_pids() if _is_kubelet(pid) and not names_folder(pid, self.folder)]:
+                remedy = "stop it, or name its cluster in FASTGEN_KUBECONFIG"
+                raise RuntimeError(f"another kubelet runs on this machine (process {other[0]}): {remedy}")
+            site = flags.Site(self.programs, self.folder, address, 6443, 2379, 2380, 10257, 10259)
+            if not (self.folder / "done").exists():
+                self._write_identities(site)
+            for path, text in changed.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            self._allow_forwarding()
+            self._start_control_plane(site)
+            self._start_containers()
+            wait_until_healthy(self.processes, "kube-apiserver", site.api, "/readyz")
+            say("API server ready")
+            self._start_node(site, say)
+
+    def down(self) -> None:
+        """Ends every process and undoes everything that up() did, whatever state an earlier run left it in."""
+        require_root()
+        with _alone(self.folder):
+            self._down()
+
+    def load(self, archive: Path) -> None:
+        """Makes the image of a docker-archive usable by pods."""
+        self.containers.load(archive)
+
+    def _files(self, address: str) -> dict[Path, str]:
+        folder, pki = self.folder, self.folder / "pki"
+        return {
+            folder / "address": address,
+            folder / "containerd.toml": nodefiles.containerd(folder),
+            folder / "base-spec.json": nodefiles.base_spec(default_spec(), self.mounts),
+            folder / "cni" / "10-bridge.conflist": nodefiles.network(folder),
+            folder / "kubelet.yaml": nodefiles.kubelet(folder, pki),
+            folder / "proxy.yaml": nodefiles.proxy(folder, self.name),
+        }
+
+    def _changed_files(self, address: str) -> dict[Path, str]:
+        files = self._files(address).items()
+        return {path: text for path, text in files if not path.exists() or path.read_text() != text}
+
+    def _write_identities(self, site: flags.Site) -> None:
+        site.folder.mkdir(parents=True, exist_ok=True)
+        site.folder.chmod(0o711)
+        authority = Authority.open(site.pki)
+        authority.issue("apiserver", "kube-apiserver", hosts=flags.hosts(site))
+        authority.issue("kubelet-client", "kube-apiserver-kubelet-client", ["system:masters"])
+        node = f"system:node:{self.name}"
+        authority.issue("kubelet", node, ["system:nodes"], [self.name, "localhost", "127.0.0.1", site.address])
+        write_token_key(site.pki / "tokens.key")
+        for name, user, groups in (
+            ("admin", "admin", ["system:masters"]),
+            ("controller-manager", "system:kube-controller-manager", []),
+            ("scheduler", "system:kube-scheduler", []),
+            ("kubelet-api", node, ["system:nodes"]),
+            ("proxy", "system:kube-proxy", []),
+        ):
+            authority.kubeconfig(site.folder / f"{name}.kubeconfig", site.server, user, groups)
+        (site.folder / "done").touch()
+
+    def _allow_forwarding(self) -> None:
+        before = self.folder / "ip_forward"
+        if not before.exists():
+            before.write_text(FORWARDING.read_text())
+        FORWARDING.write_text("1")
+        if BRIDGE_RULES.exists():
+            # Else a pod does not reach another one of the same bridge through a Service.
+            BRIDGE_RULES.write_text("1")
+
+    def _start_control_plane(self, site: flags.Site) -> None:
+        with_kubelets = nodefiles.api_server_flags(site.pki)
+        self.processes.start("etcd", flags.etcd(site))
+        self.processes.start("kube-apiserver", flags.api_server(site, authorization="Node,RBAC", more=with_kubelets))
+
+    def _start_containers(self) -> None:
+        self.processes.start("containerd", ["containerd", f"--config={self.folder}/containerd.toml"])
+        wait_for("containerd answers", self.containers.answers, seconds=30)
+        for name, program in ((nodefiles.PAUSE_IMAGE, "pause"), (dns.IMAGE, "coredns")):
+            if name not in self.containers.images():
+                target = f"/{program}"
+                with tempfile.TemporaryDirectory() as work:
+                    archive = Path(work) / "image.tar"
+                    write(Image(name, [target], {target: self.programs / program}), archive)
+                    self.containers.load(archive)
+
+    def _start_node(self, site: flags.Site, say: Say) -> None:
+        folder, start = self.folder, self.processes.start
+        start("kube-controller-manager", flags.controller_manager(site, folder / "controller-manager.kubeconfig"))
+        start("kube-scheduler", flags.scheduler(site, folder / "scheduler.kubeconfig"))
+        kubelet: list[str | Path] = [
+            self.programs / "kubelet",
+            f"--config={folder}/kubelet.yaml",
+            f"--kubeconfig={folder}/kubelet-api.kubeconfig",
+            f"--root-dir={folder}/kubelet",
+            f"--cert-dir={folder}/kubelet/pki",
+            f"--hostname-override={self.name}",
+            f"--node-ip={site.address}",
+        ]
+        start("kubelet", kubelet)
+        start("kube-proxy", [self.programs / "kube-proxy", f"--config={folder}/proxy.yaml"])
+        self.kubectl("apply", "-f", "-", stdin=dns.manifests())
+        wait_for(f"the node is Ready (see {self.processes.log('kubelet')})", self._node_is_ready, seconds=60, every=0.1)
+        say("node ready")
+        gpus = json.dumps({"status": {"capacity": {"nvidia.com/gpu": str(GPUS)}}})
+        self.kubectl("patch", "node", self.name, "--subresource=status", "--type=merge", f"--patch={gpus}")
+        self.kubectl("-n", dns.SPACE, "rollout", "status", f"deployment/{dns.NAME}", "--timeout=90s")
+        say("cluster DNS ready")
+
+    def _node_is_ready(self) -> bool:
+        self.processes.check()
+        path = '{.status.conditions[?(@.type=="Ready")].status}'
+        try:
+            return self.kubectl("get", "node", self.name, f"-o=jsonpath={path}") == "True"
+        except CommandError:
+            return False
+
+    def _down(self) -> None:
+        if not self.folder.exists():
+            return
+        stop = self.processes.stop
+        stop("kubelet", patience=5)  # first, since it would start the pods again
+        ids: list[str] = []
+        if self.processes.pid("containerd") is not None:
+            with contextlib.suppress(CommandError):
+                ids = self.containers.ids()
+        traces.kill_pods()
+        self.containers.remove(ids)
+        stop("kube-proxy", patience=5)
+        stop_all(self.processes)
+        traces.kill_shims(self.containers.socket)
+        stop("containerd", patience=5)
+        unmount_below(self.folder)
+        traces.remove_networks(nodefiles.BRIDGE)
+        traces.remove_link(nodefiles.BRIDGE)
+        traces.remove_rules()
+        traces.remove_cgroups()
+        traces.remove_log_links(self.folder)
+        if (before := self.folder / "ip_forward").exists():
+            FORWARDING.write_text(before.read_text())
+        shutil.rmtree(self.folder)
+
+
+def require_root() -> None:
+    """Raises PermissionError for anyone but root."""
+    if os.geteuid() != 0:
+        raise PermissionError("a native node needs root; or name a cluster to use in FASTGEN_KUBECONFIG")
+
+
+def own_address() -> str:
+    """The address by which this machine reaches others, which pods can reach it by. Nothing is sent to find it out."""
+    found = re.search(r"\bsrc (\S+)", run(["ip", "-4", "-o", "route", "get", "192.0.2.254"]))
+    if found is None:
+        raise RuntimeError("this machine has no IPv4 route, which a node needs to have an address")
+    return found[1]
+
+
+def _is_kubelet(pid: int) -> bool:
+    return any(Path(word).name == "kubelet" for word in command_line(pid)[:1])
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds off every other process that would start or stop the same node."""
+    with Path(tempfile.gettempdir(), f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,161 @@
+"""The configuration files of a node's programs, as values. What each setting is for stands beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PODS = "10.244.0.0/24"
+DNS_SERVICE = "10.96.0.10"
+BRIDGE = "fastgen0"
+PAUSE_IMAGE = "localhost/fastgen-bed/pause:1"
+CNI_PROGRAMS = Path("/usr/lib/cni")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of this machine that every container of the node sees, read-only."""
+
+    source: Path
+    target: Path
+
+
+def containerd(folder: Path) -> str:
+    """containerd's configuration: its own root, state and socket, so that it meets no other containerd."""
+    return f"""\
+version = 2
+root = "{folder}/containerd/root"
+state = "{folder}/containerd/state"
+disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
+[grpc]
+  address = "{folder}/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/containerd/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE_IMAGE}"
+  max_container_log_line_size = 262144
+  # Without CAP_SYS_RESOURCE a score below one's own is refused, and with it every pod.
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{CNI_PROGRAMS}"
+    conf_dir = "{folder}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      base_runtime_spec = "{folder}/base-spec.json"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+"""
+
+
+def base_spec(default: str, mounts: Iterable[Mount]) -> str:
+    """The runtime specification that every container starts from: containerd's default and the mounts."""
+    spec: dict[str, Any] = json.loads(default)
+    for mount in mounts:
+        spec["mounts"].append(
+            {
+                "destination": str(mount.target),
+                "type": "bind",
+                "source": str(mount.source),
+                "options": ["rbind", "ro", "nosuid"],
+            }
+        )
+    return json.dumps(spec)
+
+
+def network(folder: Path) -> str:
+    """The pods' network: a bridge, addresses kept in a file, host ports."""
+    ipam = {
+        "type": "host-local",
+        "dataDir": f"{folder}/addresses",
+        "ranges": [[{"subnet": PODS}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    bridge = {
+        "type": "bridge",
+        "bridge": BRIDGE,
+        "isGateway": True,
+        "ipMasq": True,
+        "hairpinMode": True,  # a pod reaches itself through its Service
+        "ipam": ipam,
+    }
+    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return json.dumps({"cniVersion": "0.4.0", "name": BRIDGE, "plugins": [bridge, ports]}, indent=1)
+
+
+def kubelet(folder: Path, pki: Path) -> str:
+    """The kubelet's configuration."""
+    settings = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": f"{pki}/ca.crt"},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": f"{pki}/kubelet.crt",
+        "tlsPrivateKeyFile": f"{pki}/kubelet.key",
+        "containerRuntimeEndpoint": f"unix://{folder}/containerd.sock",
+        "cgroupDriver": "cgroupfs",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "oomScoreAdj": 0,
+        "clusterDNS": [DNS_SERVICE],
+        "clusterDomain": "cluster.local",
+        "maxPods": 200,
+        "podLogsDir": f"{folder}/pods",
+        "volumePluginDir": f"{folder}/kubelet/volume-plugins",
+        "serializeImagePulls": False,
+        # Images are loaded, never pulled, so one that is collected is lost.
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+            "nodefs.inodesFree": "1%",
+        },
+        "syncFrequency": "10s",
+        "nodeStatusUpdateFrequency": "5s",
+    }
+    return yaml.safe_dump(settings)
+
+
+def proxy(folder: Path, node: str) -> str:
+    """kube-proxy's configuration. It finds the node's address by itself."""
+    settings = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clientConnection": {"kubeconfig": f"{folder}/proxy.kubeconfig"},
+        "mode": "iptables",
+        "clusterCIDR": PODS,
+        "hostnameOverride": node,
+        "healthzBindAddress": "127.0.0.1:10256",
+        "metricsBindAddress": "127.0.0.1:10249",
+        "conntrack": {"maxPerCore": 0, "min": 0},  # leaves the machine's own limits alone
+        "oomScoreAdj": 0,
+        "iptables": {"minSyncPeriod": "0s"},
+    }
+    return yaml.safe_dump(settings)
+
+
+def api_server_flags(pki: Path) -> Sequence[str]:
+    """What an API server with a kubelet needs beyond one that is alone."""
+    return (
+        "--bind-address=0.0.0.0",  # pods reach it by the machine's address
+        "--allow-privileged=true",
+        "--enable-admission-plugins=NodeRestriction",
+        f"--kubelet-client-certificate={pki}/kubelet-client.crt",
+        f"--kubelet-client-key={pki}/kubelet-client.key",
+        f"--kubelet-certificate-authority={pki}/ca.crt",
+        "--kubelet-preferred-address-types=InternalIP,Hostname",
+    )

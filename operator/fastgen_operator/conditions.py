@@ -86,7 +86,7 @@ def pods_scheduled(spec: Spec, world: World) -> Condition:
     if waiting:
         message = f"{len(waiting)} of {len(pods)} pods wait for the scheduler"
         return Condition(PODS_SCHEDULED, "Unknown", "WaitingForScheduler", message)
-    return Condition(PODS_SCHEDULED, "True", "AllScheduled", f"{_count(len(pods), 'pod')} on nodes")
+    return Condition(PODS_SCHEDULED, "True", "AllScheduled", f"{len(pods)} of {len(pods)} pods on nodes")
 
 
 def progressing(world: World, problem: Problem | None) -> Condition:
@@ -111,7 +111,7 @@ def progressing(world: World, problem: Problem | None) -> Condition:
     if progress.get("reason") == "NewReplicaSetAvailable" and status.get("replicas", 0) == updated == wanted:
         return Condition(PROGRESSING, "True", "RolloutComplete", "every pod has the current template")
     old = status.get("replicas", 0) - updated
-    message = f"{updated} of {_count(wanted, 'pod')} made from the current template, {old} of older ones left"
+    message = f"{updated} of {wanted} pods made from the current template, {old} of older ones left"
     return Condition(PROGRESSING, "True", "RollingOut", message)
 
 
@@ -122,7 +122,7 @@ def available(spec: Spec, world: World) -> Condition:
     if spec.replicas == 0:
         return Condition(AVAILABLE, "True", "ScaledToZero", "0 replicas are wanted: nothing is served")
     count = sum(is_ready(pod) for pod in current_pods(world))
-    message = f"{count} of {_count(spec.replicas, 'replica')} ready"
+    message = f"{count} of {spec.replicas} replicas ready"
     if count >= spec.replicas:
         return Condition(AVAILABLE, "True", "AllReplicasReady", message)
     return Condition(AVAILABLE, "False", "ReplicasNotReady", message)
@@ -163,7 +163,3 @@ def merge(conditions: Sequence[Condition], old: Sequence[dict[str, Any]], genera
 
 def _not_observed(kind: str) -> Condition:
     return Condition(kind, "Unknown", "NotObserved", "the Deployment controller has not yet seen the newest spec")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

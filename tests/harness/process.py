@@ -1,0 +1,101 @@
+"""The real operator as a process of its own, which tests start, stop and kill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.controlplane import free_ports
+from support.waiting import eventually
+
+RESYNC_SECONDS = 0.5
+
+
+@dataclass
+class OperatorProcess:
+    """One operator against one API server; `log` collects what all of its lives wrote."""
+
+    kubeconfig: Path
+    log: Path
+    arguments: Sequence[str] = ()
+    metrics_port: int = 0
+    health_port: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Starts it and returns when it says that it is healthy."""
+        self.metrics_port, self.health_port = free_ports(2)
+        command = [
+            *(sys.executable, "-m", "fastgen_operator.main"),
+            *("--engine-image", "engine:test", "--bind-address", "127.0.0.1", "--verbose"),
+            *("--metrics-port", str(self.metrics_port), "--health-port", str(self.health_port)),
+            *("--resync-seconds", str(RESYNC_SECONDS), "--retry-seconds", "0.2", "--retry-limit-seconds", "1"),
+            *self.arguments,
+        ]
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        eventually(self.is_healthy, within=30, what=f"a healthy operator (log: {self.log})", every=0.1)
+
+    def kill(self) -> None:
+        """Ends it as a crash of its node would."""
+        process = self._running()
+        process.kill()
+        process.wait()
+        self._process = None
+
+    def stop(self) -> int:
+        """Ends it as the kubelet would; returns the exit status. Harmless where it does not run."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        try:
+            return self._process.wait(20)
+        finally:
+            self._process.kill()
+            self._process = None
+
+    def restart(self) -> None:
+        """Stops it and starts it."""
+        self.stop()
+        self.start()
+
+    def is_healthy(self) -> bool:
+        """Whether it answers its liveness probe; RuntimeError where it has ended."""
+        process = self._running()
+        if process.poll() is not None:
+            raise RuntimeError(f"the operator ended with {process.returncode}: {self.log.read_text()[-3000:]}")
+        return httpx.get(f"http://127.0.0.1:{self.health_port}/healthz").status_code == 200
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        """Values by sample name and the labels' values, joined by slashes."""
+        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
+        return {
+            (sample.name, "/".join(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def writes(self) -> dict[str, float]:
+        """Writes by kind since it was started."""
+        return {
+            kind: count for (name, kind), count in self.metrics().items() if name == "fastgen_operator_writes_total"
+        }
+
+    def let_resyncs_pass(self, count: int) -> None:
+        """Returns when every resource has been visited without cause at least so many times."""
+        name = ("fastgen_operator_reconcile_seconds_count", "")
+        resources = max(1, sum(key[0] == "fastgen_operator_desired_replicas" for key in self.metrics()))
+        target = self.metrics()[name] + count * resources
+        eventually(lambda: self.metrics()[name] >= target, within=30, what=f"{count} resyncs")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the operator is not started"
+        return self._process

@@ -1,0 +1,129 @@
+"""A namespace of a control plane without nodes: the test gives the pods their status."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.controlplane import ControlPlane
+from support.waiting import eventually
+
+Object = dict[str, Any]
+
+NOW = "2026-01-01T00:00:00Z"
+
+
+def resource(name: str = "chat", **spec: Any) -> Object:
+    """A FastGenDeployment; keywords add to its spec, or replace parts of it."""
+    return {
+        "apiVersion": "fastgen.dev/v1alpha1",
+        "kind": "FastGenDeployment",
+        "metadata": {"name": name},
+        "spec": {"model": {"source": "file:///models/tiny.gguf"}, "engine": {"device": "cpu"}, **spec},
+    }
+
+
+@dataclass
+class Space:
+    """One namespace."""
+
+    plane: ControlPlane
+    name: str
+
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
+        return self.plane.kubectl("--namespace", self.name, *args, stdin=stdin)
+
+    def apply(self, obj: Object, *args: str) -> str:
+        return self.kubectl("apply", *args, "--filename", "-", stdin=json.dumps(obj))
+
+    def get(self, *what: str) -> Object:
+        answer: Object = json.loads(self.kubectl("get", *what, "--output", "json"))
+        return answer
+
+    def items(self, *what: str) -> list[Object]:
+        items: list[Object] = self.get(*what)["items"]
+        return items
+
+    def patch(self, what: str, body: Object, *args: str) -> None:
+        self.kubectl("patch", what, "--type", "merge", "--patch", json.dumps(body), *args)
+
+    def pods(self, name: str = "chat") -> list[Object]:
+        pods = self.items("pods", "--selector", f"fastgen.dev/deployment={name}")
+        return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+
+    def wait_pods(self, count: int, name: str = "chat") -> list[Object]:
+        def look() -> list[Object] | None:
+            pods = self.pods(name)
+            return pods if len(pods) == count else None
+
+        pods = eventually(look, within=20, what=f"{count} pods of {name}", every=0.1)
+        assert pods is not None
+        return pods
+
+    def condition(self, kind: str, name: str = "chat") -> Object:
+        """The condition of the newest generation, or {}."""
+        obj = self.get("fgd", name)
+        for condition in obj.get("status", {}).get("conditions", []):
+            if condition["type"] == kind and condition["observedGeneration"] == obj["metadata"]["generation"]:
+                found: Object = condition
+                return found
+        return {}
+
+    def wait_condition(self, kind: str, status: str, reason: str, name: str = "chat") -> Object:
+        def look() -> Object | None:
+            condition = self.condition(kind, name)
+            return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else None
+
+        condition = eventually(look, within=20, what=f"{kind}={status}/{reason} of {name}", every=0.1)
+        assert condition is not None
+        return condition
+
+    def set_pod(self, pod: Object, *, ready: bool, container: Object | None = None) -> None:
+        """What a kubelet would report: the pod has a node and runs; `container` overrides its container's status."""
+        conditions = [("PodScheduled", True), ("Initialized", True), ("ContainersReady", ready), ("Ready", ready)]
+        status = {
+            "phase": "Running",
+            "conditions": [
+                {"type": kind, "status": str(holds), "lastTransitionTime": NOW} for kind, holds in conditions
+            ],
+            "containerStatuses": [
+                {
+                    "name": "engine",
+                    "image": "engine:test",
+                    "imageID": "",
+                    "ready": ready,
+                    "restartCount": 0,
+                    "state": {"running": {"startedAt": NOW}},
+                    **(container or {}),
+                }
+            ],
+        }
+        self.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "--subresource=status")
+
+    def make_ready(self, name: str = "chat", *, count: int = 1) -> None:
+        """All pods of the resource pass their readiness probe."""
+        for pod in self.wait_pods(count, name):
+            self.set_pod(pod, ready=True)
+
+    def set_unschedulable(self, pod: Object, message: str) -> None:
+        """What the scheduler would report."""
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        status = {"conditions": [{**condition, "lastTransitionTime": NOW}]}
+        self.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "--subresource=status")
+
+    def versions(self, name: str = "chat") -> dict[str, str]:
+        """The resource versions of the resource and its children."""
+        objects = [self.get(kind, name) for kind in ("fgd", "deployment", "service")]
+        return {obj["kind"]: obj["metadata"]["resourceVersion"] for obj in objects}
+
+    def settled(self, name: str = "chat") -> dict[str, str]:
+        """The versions, as soon as two looks a moment apart give the same."""
+        seen: list[dict[str, str]] = [{}]
+
+        def look() -> bool:
+            seen.append(self.versions(name))
+            return seen[-1] == seen[-2]
+
+        eventually(look, within=20, what=f"{name} to settle", every=0.9)
+        return seen[-1]

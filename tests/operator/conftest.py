@@ -1,0 +1,56 @@
+"""One control plane and one operator for all tests of the operator, with no more rights than the chart gives it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.controlplane import ControlPlane
+from cluster.programs import ensure_programs
+from harness.chart import SYSTEM, install, operator_kubeconfig
+from harness.process import OperatorProcess
+from harness.space import Space
+
+
+@pytest.fixture(scope="session")
+def plane() -> Iterator[ControlPlane]:
+    """A control plane with the chart's CRD and rights."""
+    with ControlPlane(ensure_programs()) as started:
+        started.kubectl("create", "namespace", SYSTEM)
+        install(started)
+        started.kubectl("wait", "--for=condition=Established", "crd/fastgendeployments.fastgen.dev", "--timeout=30s")
+        yield started
+
+
+@pytest.fixture(scope="session")
+def _operator(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    process = OperatorProcess(operator_kubeconfig(plane), tmp_path_factory.mktemp("operator") / "log")
+    try:
+        yield process
+    finally:
+        assert process.stop() == 0
+        assert "Traceback" not in process.log.read_text(), f"see {process.log}"
+
+
+@pytest.fixture
+def operator(_operator: OperatorProcess) -> OperatorProcess:
+    """The operator, running."""
+    try:
+        if _operator.is_healthy():
+            return _operator
+    except (AssertionError, RuntimeError):
+        pass
+    _operator.restart()
+    return _operator
+
+
+@pytest.fixture
+def space(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """A fresh namespace that admits only pods of the restricted Pod Security standard."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[-50:].strip("-")
+    plane.kubectl("create", "namespace", name)
+    plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    yield Space(plane, name)
+    plane.kubectl("delete", "namespace", name, "--wait=false")

@@ -1,0 +1,164 @@
+"""The CRD: generated from the typed API, taken by a real API server, which rejects nonsense and says the remedy."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.commands import CommandError
+from cluster.controlplane import ControlPlane
+from fastgen.config import KNOBS, SERVER_KNOBS
+from fastgen_operator.api import OPERATOR_FLAGS, Spec
+from fastgen_operator.children.pod import engine_arguments
+from fastgen_operator.crd import CHART_PATH, CRD_PATH, chart_yaml, crd_yaml, custom_resource_definition
+from harness.space import Object, Space, resource
+
+ROOT = Path(__file__).parents[2]
+
+
+def engine(**fields: Any) -> Object:
+    return resource(engine={"device": "cpu", **fields})
+
+
+# What is wrong, a resource that is so, and words of the message that it has to be rejected with.
+NONSENSE: dict[str, tuple[Object, str]] = {
+    "no model": ({**resource(), "spec": {"engine": {"device": "cpu"}}}, "spec.model: Required value"),
+    "no device": (resource(engine={}), "spec.engine.device: Required value"),
+    "a device that is not built": (engine(device="cuda"), 'Unsupported value: "cuda": supported values: "cpu"'),
+    "a hub name for a source": (
+        resource(model={"source": "org/name"}),
+        "spec.model.source must be file:///absolute/path",
+    ),
+    "a relative path for a source": (resource(model={"source": "file://models/a"}), "must be file:///absolute/path"),
+    "fewer tokens than sequences": (
+        engine(tokenBudget=16, maxSequences=32),
+        "spec.engine.tokenBudget must be at least spec.engine.maxSequences",
+    ),
+    "more sequences than the default budget": (engine(maxSequences=512), "raise tokenBudget or lower maxSequences"),
+    "a budget of nothing": (engine(tokenBudget=0), "spec.engine.tokenBudget"),
+    "a broken number": (engine(tokenBudget=12.5), "tokenBudget"),
+    "a block size between two powers": (engine(kvCache={"blockSize": 48}), "blockSize must be a power of two"),
+    "more than all memory": (engine(kvCache={"memoryPercent": 101}), "less than or equal to 100"),
+    "a flag that the operator sets": (engine(extraArgs=["--port", "1"]), "may not repeat (or shorten) a flag"),
+    "such a flag with its value": (engine(extraArgs=["--device=cpu"]), "use the field of the spec instead of --host"),
+    "such a flag cut short": (engine(extraArgs=["--token-b=5"]), "may not repeat (or shorten) a flag"),
+    "a GPU among the limits": (
+        resource(resources={"limits": {"nvidia.com/gpu": 1}}),
+        "spec.resources.limits may not name the GPU resource: set spec.resources.gpu.count instead",
+    ),
+    "another GPU among the requests": (
+        resource(resources={"gpu": {"resourceName": "amd.com/gpu"}, "requests": {"amd.com/gpu": 1}}),
+        "spec.resources.requests may not name the GPU resource",
+    ),
+    "a resource that is no amount": (resource(resources={"requests": {"cpu": "much"}}), "spec.resources.requests.cpu"),
+    "a GPU resource without a domain": (resource(resources={"gpu": {"resourceName": "gpu"}}), "resourceName"),
+    "no way to replace a pod": (
+        resource(rollout={"maxSurge": 0, "maxUnavailable": 0}),
+        "spec.rollout.maxSurge and spec.rollout.maxUnavailable may not both be 0",
+    ),
+    "a rollout that fails before a start may": (
+        resource(startupDeadlineSeconds=3600),
+        "spec.rollout.progressDeadlineSeconds must be at least spec.startupDeadlineSeconds",
+    ),
+    "replicas below nothing": (resource(replicas=-1), "spec.replicas"),
+    "a name too long": (resource("a" * 41), "metadata.name must be at most 40 characters"),
+    "a name that no Service can have": (resource("7b"), "metadata.name must start with a letter"),
+    "a name with a dot": (resource("llama.7b"), "because the Service is named after it"),
+}
+
+
+@pytest.mark.controlplane
+@pytest.mark.parametrize("case", NONSENSE)
+def test_nonsense_is_rejected_with_the_field_and_the_remedy(plane: ControlPlane, case: str) -> None:
+    obj, words = NONSENSE[case]
+    with pytest.raises(CommandError) as rejected:
+        Space(plane, "default").apply(obj, "--dry-run=server")
+    assert words in str(rejected.value)
+
+
+@pytest.mark.controlplane
+def test_an_unknown_field_is_named(plane: ControlPlane) -> None:
+    with pytest.raises(CommandError, match=r'unknown field "spec.engine.tokenBugdet"'):
+        Space(plane, "default").apply(engine(tokenBugdet=1), "--dry-run=server")
+
+
+@pytest.mark.controlplane
+def test_a_scale_below_nothing_is_refused(plane: ControlPlane, space: Space) -> None:
+    del plane
+    space.apply(resource(replicas=0))
+    with pytest.raises(CommandError):
+        space.patch("fgd/chat", {"spec": {"replicas": -1}})
+    assert space.get("fgd", "chat")["spec"]["replicas"] == 0
+
+
+@pytest.mark.controlplane
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_accepted_with_no_warning(plane: ControlPlane, path: Path) -> None:
+    said = plane.kubectl("apply", "--dry-run=server", "--warnings-as-errors", "--filename", str(path))
+    assert "created" in said
+
+
+@pytest.mark.controlplane
+def test_the_smallest_resource_gets_the_defaults_that_the_operator_has(plane: ControlPlane, space: Space) -> None:
+    del plane
+    smallest = resource(replicas=0)
+    space.apply(smallest)
+    stored = space.get("fgd", "chat")["spec"]
+    assert Spec.model_validate(stored) == Spec.model_validate(smallest["spec"])
+    assert stored["engine"] == {"device": "cpu", "tokenBudget": 256, "kvCache": {"memoryPercent": 90, "blockSize": 64}}
+
+
+def test_the_committed_copies_are_the_generated_ones() -> None:
+    assert (ROOT / CRD_PATH).read_text() == crd_yaml(), "run: python -m fastgen_operator.crd --write"
+    assert (ROOT / CHART_PATH).read_text() == chart_yaml(), "run: python -m fastgen_operator.crd --write"
+
+
+def test_the_chart_keeps_the_same_crd_when_it_is_uninstalled() -> None:
+    text = (ROOT / CHART_PATH).read_text()
+    chart = yaml.safe_load("\n".join(line for line in text.splitlines() if not line.startswith("{{-")))
+    assert chart["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert chart == custom_resource_definition() == yaml.safe_load((ROOT / CRD_PATH).read_text())
+
+
+def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
+    version = custom_resource_definition()["spec"]["versions"][0]
+
+    def check(path: str, schema: dict[str, Any]) -> int:
+        assert schema.get("type") != "number", path
+        count = 1
+        for name, child in schema.get("properties", {}).items():
+            assert child.get("description"), f"{path}.{name} has no description"
+            bounded = {"maximum", "maxLength", "enum", "format"} & child.keys()
+            assert child.get("type") not in ("integer", "string") or bounded or path == "status", f"{path}.{name}"
+            count += check(f"{path}.{name}", child)
+        return count
+
+    properties = version["schema"]["openAPIV3Schema"]["properties"]
+    assert sum(check(part, properties[part]) for part in ("spec", "status")) > 40
+
+
+def test_the_flags_that_users_may_not_repeat_are_those_that_the_operator_passes() -> None:
+    spec = copy.deepcopy(resource()["spec"])
+    spec["engine"] |= {"maxSequences": 8, "maxModelLength": 64}
+    words = engine_arguments("chat", Spec.model_validate(spec))
+    assert sorted(word for word in words if word.startswith("--")) == sorted(OPERATOR_FLAGS)
+
+
+def test_the_defaults_and_bounds_are_the_engines() -> None:
+    spec = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    in_engine = spec["properties"]["engine"]["properties"]
+    fields = {
+        **{name: in_engine[name] for name in ("device", "tokenBudget", "maxSequences", "maxModelLength")},
+        **in_engine["kvCache"]["properties"],
+        "drainSeconds": spec["properties"]["drainSeconds"],
+    }
+    knobs = {"".join(p.title() if i else p for i, p in enumerate(k.name.split("_"))): k for k in KNOBS + SERVER_KNOBS}
+    for name, field in fields.items():
+        knob = knobs[name]
+        assert (field.get("minimum"), field.get("maximum")) == (knob.minimum, knob.maximum), name
+        assert field.get("default") == (None if name == "device" else knob.default), name
+        assert field["description"] == knob.help

@@ -1,0 +1,134 @@
+"""What the conditions say of pods that the test plays, against a real API server and its controllers."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.process import OperatorProcess
+from harness.space import NOW, Space, resource
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
+
+
+def test_ready_follows_the_readiness_of_the_pod(space: Space) -> None:
+    space.apply(resource())
+    pod = space.wait_pods(1)[0]
+    space.wait_condition("Ready", "False", "ReplicasNotReady")
+    space.set_pod(pod, ready=True)
+    condition = space.wait_condition("Ready", "True", "AllReplicasReady")
+    assert condition["message"] == "1 of 1 replicas ready"
+    for kind in ("PodsScheduled", "Progressing", "Available"):
+        assert space.condition(kind)["status"] == "True", kind
+    status = space.get("fgd", "chat")["status"]
+    assert status["url"] == f"http://chat.{space.name}.svc:8000/v1"
+    assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (1, 1, 1)
+    space.set_pod(pod, ready=False)
+    space.wait_condition("Ready", "False", "ReplicasNotReady")
+    space.set_pod(pod, ready=True)
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def test_every_condition_is_there_from_the_first_visit(space: Space) -> None:
+    space.apply(resource())
+    eventually(lambda: space.condition("Ready"), within=20, what="a first status")
+    conditions = space.get("fgd", "chat")["status"]["conditions"]
+    assert [condition["type"] for condition in conditions] == ["Ready", "PodsScheduled", "Progressing", "Available"]
+    assert all(condition["reason"] and condition["message"] for condition in conditions)
+
+
+def test_a_pod_without_a_gpu_shows_the_schedulers_words_and_others_are_fine(space: Space) -> None:
+    space.apply(resource("big", resources={"gpu": {"count": 9}}))
+    space.apply(resource("small"))
+    words = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    space.set_unschedulable(space.wait_pods(1, "big")[0], words)
+    space.make_ready("small")
+    condition = space.wait_condition("PodsScheduled", "False", "InsufficientGPU", "big")
+    assert words in condition["message"]
+    assert space.condition("Ready", "big")["reason"] == "InsufficientGPU"
+    space.wait_condition("Ready", "True", "AllReplicasReady", "small")
+    limits = space.pods("big")[0]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": "9"}
+
+
+def test_a_pod_with_no_place_for_another_reason_is_unschedulable(space: Space) -> None:
+    space.apply(resource(resources={"gpu": {"count": 1}}))
+    space.set_unschedulable(space.wait_pods(1)[0], "0/1 nodes are available: 1 Insufficient memory.")
+    space.wait_condition("PodsScheduled", "False", "Unschedulable")
+
+
+def test_ready_pods_of_an_older_template_do_not_count(space: Space) -> None:
+    space.apply(resource(replicas=2))
+    space.make_ready(count=2)
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
+    condition = space.wait_condition("Ready", "False", "ReplicasNotReady")
+    assert condition["message"] == "0 of 2 replicas ready"
+    assert space.condition("Progressing")["reason"] == "RollingOut"
+    # Nothing was spare: one old pod made room, the other still serves.
+    ready = [pod for pod in space.wait_pods(2) if "containerStatuses" in pod["status"]]
+    assert len(ready) == 1
+    for _ in range(2):
+        for pod in space.wait_pods(2):
+            space.set_pod(pod, ready=True)
+        eventually(lambda: space.get("fgd", "chat")["status"]["readyReplicas"] >= 1, within=20, what="a new ready pod")
+    eventually(lambda: space.make_ready(count=2) or space.condition("Ready")["status"] == "True", within=20, what="all")
+    space.wait_condition("Progressing", "True", "RolloutComplete")
+
+
+def test_a_newer_revision_replaces_a_stuck_one_without_spare_capacity(space: Space) -> None:
+    space.apply(resource())
+    stuck = space.wait_pods(1)[0]
+    space.set_pod(stuck, ready=False, container=_ended(2, "fastgen: --token-budget 256: no\n"))
+    space.wait_condition("Progressing", "False", "BadConfiguration")
+    space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
+
+    def replaced() -> bool:
+        return [pod["metadata"]["name"] for pod in space.pods()] not in ([], [stuck["metadata"]["name"]])
+
+    eventually(replaced, within=20, what="a pod of the newer revision in the place of the stuck one")
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def test_an_engine_that_refuses_its_configuration_is_quoted(space: Space) -> None:
+    space.apply(resource())
+    words = "fastgen: error: /models/tiny.gguf: no such file; give the path of a GGUF file"
+    space.set_pod(space.wait_pods(1)[0], ready=False, container=_ended(2, f"loading\n{words}\n\n"))
+    condition = space.wait_condition("Ready", "False", "BadConfiguration")
+    assert condition["message"].endswith(words)
+
+
+def test_an_image_that_cannot_be_pulled_is_named(space: Space) -> None:
+    space.apply(resource())
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+    space.set_pod(space.wait_pods(1)[0], ready=False, container={"state": waiting, "lastState": {}})
+    condition = space.wait_condition("Ready", "False", "ImagePullBackOff")
+    assert "engine:test cannot be pulled: not found" in condition["message"]
+
+
+def test_pods_that_admission_refuses_are_explained(space: Space) -> None:
+    space.kubectl("create", "quota", "none", "--hard=pods=0")
+    eventually(lambda: space.get("quota", "none").get("status", {}).get("hard"), within=20, what="the quota")
+    space.apply(resource())
+    condition = space.wait_condition("Ready", "False", "ReplicaFailure")
+    assert "exceeded quota: none" in condition["message"]
+
+
+def test_events_are_recorded_on_transitions_only(space: Space, operator: OperatorProcess) -> None:
+    def reasons() -> list[str]:
+        events = space.items("events", "--field-selector", "involvedObject.kind=FastGenDeployment")
+        return sorted(event["reason"] for event in events)
+
+    space.apply(resource())
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    expected = ["AllReplicasReady", "Applied", "Applied", "ReplicasNotReady"]
+    eventually(lambda: reasons() == expected, within=20, what="the events of a first start")
+    operator.let_resyncs_pass(3)
+    assert reasons() == expected
+
+
+def _ended(code: int, message: str) -> dict[str, object]:
+    terminated = {"exitCode": code, "reason": "Error", "message": message, "startedAt": NOW, "finishedAt": NOW}
+    return {"state": {"terminated": terminated}}

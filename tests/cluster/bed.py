@@ -1,0 +1,128 @@
+"""The cluster that the tests and the demo use, whichever it is.
+
+Chosen in this order: the one that $FASTGEN_KUBECONFIG names; one made by kind, where docker answers; else a node on
+this machine, without docker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cluster import images, kind, standin
+from cluster.archive import write
+from cluster.commands import run
+from cluster.node import Node, state_folder
+from cluster.packages import ensure_packages
+from cluster.programs import ensure_programs
+
+Kind = Literal["external", "kind", "native"]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A running cluster with the project's two images in it."""
+
+    kind: Kind
+    kubeconfig: Path
+    programs: Path  # where kubectl and helm are
+    engine_image: str
+    operator_image: str
+
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
+        """Runs kubectl against this cluster and returns its stdout. Raises CommandError, whose text has its stderr."""
+        return run([self.programs / "kubectl", f"--kubeconfig={self.kubeconfig}", *args], stdin=stdin)
+
+    def helm(self, *args: str) -> str:
+        """Runs helm against this cluster and returns its stdout. Raises CommandError, whose text has its stderr."""
+        return run([self.programs / "helm", f"--kubeconfig={self.kubeconfig}", *args])
+
+    def load_image(self, name: str, archive: Path) -> None:
+        """Makes an image usable by pods under its name, out of a docker-archive that was saved under that name.
+
+        Raises RuntimeError for a cluster that is not ours to load images into.
+        """
+        if self.kind == "external":
+            raise RuntimeError(f"{name}: push it to a registry that the cluster of FASTGEN_KUBECONFIG pulls from")
+        if self.kind == "kind":
+            kind.load_archive(kind.ensure_kind(lambda _: None), archive)
+        else:
+            _node(self.programs).load(archive)
+
+
+def choose(environment: Mapping[str, str], docker: Callable[[], bool]) -> Kind:
+    """Which kind of cluster it is to be."""
+    if environment.get("FASTGEN_KUBECONFIG"):
+        return "external"
+    return "kind" if docker() else "native"
+
+
+def open_bed(say: Say) -> Bed:
+    """Starts what does not run, sees to it that both images are there, and returns the cluster.
+
+    Raises RuntimeError, PermissionError or CommandError with the remedy, or the failing program's words.
+    """
+    which = choose(os.environ, kind.docker_answers)
+    if which == "external":
+        return _external(ensure_programs(say))
+    if which == "kind":
+        return _kind(ensure_programs(say), say)
+    ensure_packages(say)
+    return _native(ensure_programs(say), say)
+
+
+def close_bed(say: Say) -> None:
+    """Removes the cluster with everything in it; one that was not made here is left alone."""
+    which = choose(os.environ, kind.docker_answers)
+    if which == "kind":
+        kind.down(kind.ensure_kind(say))
+    elif which == "native" and state_folder().exists():
+        # The programs are not needed to end them, so down works without a build.
+        Node(Path("unused"), state_folder()).down()
+
+
+def _external(programs: Path) -> Bed:
+    kubeconfig = Path(os.environ["FASTGEN_KUBECONFIG"])
+    if not kubeconfig.is_file():
+        raise RuntimeError(f"FASTGEN_KUBECONFIG names {kubeconfig}, which is not a file")
+    named = {name: os.environ.get(name, "") for name in ("FASTGEN_ENGINE_IMAGE", "FASTGEN_OPERATOR_IMAGE")}
+    if missing := [name for name, value in named.items() if not value]:
+        raise RuntimeError(f"set {' and '.join(missing)} to images that the cluster of FASTGEN_KUBECONFIG can pull")
+    return Bed("external", kubeconfig, programs, *named.values())
+
+
+def _kind(programs: Path, say: Say) -> Bed:
+    program = kind.ensure_kind(say)
+    kubeconfig = state_folder() / "kind.kubeconfig"
+    kind.up(program, programs / "kubectl", kubeconfig, say)
+    engine = images.build_with_docker("engine", {"DEMO": "1"}, say)
+    operator = images.build_with_docker("operator", {}, say)
+    for name in (engine, operator):
+        kind.load_image(program, name)
+    return Bed("kind", kubeconfig, programs, engine, operator)
+
+
+def _native(programs: Path, say: Say) -> Bed:
+    node = _node(programs)
+    standin.ensure_kernels(say)
+    node.up(say)
+    operator = images.image_name("operator", {})
+    if operator not in node.containers.images():
+        operator = images.build("operator", {}, say)
+        with images.saved(operator) as archive:
+            say(f"loading {operator}")
+            node.load(archive)
+    # A few kilobytes, and its name does not say what is in it: loaded each time.
+    archive = node.folder / "engine.tar"
+    write(standin.image(), archive)
+    node.load(archive)
+    archive.unlink()
+    return Bed("native", node.kubeconfig, programs, standin.NAME, operator)
+
+
+def _node(programs: Path) -> Node:
+    return Node(programs, state_folder(), standin.mounts())

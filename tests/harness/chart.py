@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from cluster.commands import run
 from cluster.controlplane import ControlPlane
+from harness.space import Object
 
 CHART = Path(__file__).parents[2] / "charts" / "fastgen"
 SYSTEM = "fastgen-system"
@@ -15,19 +18,34 @@ SERVICE_ACCOUNT = "fastgen-operator"
 
 def install(plane: ControlPlane, *args: str) -> None:
     """Applies what the chart renders, but for the operator's pod: the tests run the operator themselves."""
-    rendered = subprocess.run(
-        [plane.programs / "helm", "template", "fastgen", CHART, "--namespace", SYSTEM, *args],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    documents = re.split(r"^---$", rendered, flags=re.MULTILINE)
-    wanted = [text for text in documents if "\nkind: Deployment\n" not in text]
-    assert len(wanted) == len(documents) - 1
-    plane.kubectl("apply", "--server-side", "--filename", "-", stdin="---\n".join(wanted))
+    rendered = Helm(plane.programs / "helm").render(*args)
+    wanted = [obj for obj in rendered if obj["kind"] != "Deployment"]
+    assert len(wanted) == len(rendered) - 1
+    plane.kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(wanted))
 
 
 def operator_kubeconfig(plane: ControlPlane, name: str = SERVICE_ACCOUNT) -> Path:
     """Credentials of the chart's service account."""
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}"]
     return plane.kubeconfig_for(name, f"system:serviceaccount:{SYSTEM}:{name}", groups)
+
+
+@dataclass(frozen=True)
+class Helm:
+    """helm on the chart of this repository."""
+
+    program: Path
+
+    def run(self, *args: str) -> str:
+        """What it writes. Raises CommandError with its own words where it fails."""
+        return run([self.program, *args])
+
+    def render(self, *args: str) -> list[Object]:
+        """The objects of the chart, with values set by `args`."""
+        text = self.run("template", "fastgen", str(CHART), "--namespace", SYSTEM, *args)
+        return [document for document in yaml.safe_load_all(text) if document]
+
+    def one(self, kind: str, *args: str) -> Object:
+        """The only object of that kind."""
+        (found,) = [obj for obj in self.render(*args) if obj["kind"] == kind]
+        return found

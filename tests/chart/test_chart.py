@@ -1,0 +1,187 @@
+"""The chart renders what it says, refuses nonsense, and gives the operator no right that it does not use."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.commands import CommandError
+from fastgen_operator.crd import custom_resource_definition
+from fastgen_operator.kinds import DEPLOYMENT, EVENT, FASTGEN, POD, REPLICA_SET, SERVICE
+from fastgen_operator.main import WATCHED_CHILDREN
+from fastgen_operator.settings import parse_settings
+from harness.chart import CHART, SYSTEM, Helm
+from harness.space import Object
+
+Right = tuple[str, str, str]
+
+
+def rights(role: Object) -> set[Right]:
+    """(group, resource, verb) of a Role or ClusterRole."""
+    return {
+        (group, name, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for name in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used_rights() -> set[Right]:
+    """What the code asks of the API server, room by room."""
+    used = {(kind.group, kind.plural, verb) for kind in (FASTGEN, *WATCHED_CHILDREN) for verb in ("list", "watch")}
+    # world.py: observe
+    used |= {(kind.group, kind.plural, "get") for kind in (FASTGEN, DEPLOYMENT, SERVICE)}
+    used |= {(kind.group, kind.plural, "list") for kind in (REPLICA_SET, POD)}
+    # kube.py: apply (a patch that may create), patch_status, create_event
+    used |= {(kind.group, kind.plural, verb) for kind in (DEPLOYMENT, SERVICE) for verb in ("create", "patch")}
+    used |= {(FASTGEN.group, f"{FASTGEN.plural}/status", "patch"), (EVENT.group, EVENT.plural, "create")}
+    # children/metadata.py sets blockOwnerDeletion, for which some clusters ask for this.
+    used.add((FASTGEN.group, f"{FASTGEN.plural}/finalizers", "update"))
+    return used
+
+
+def test_helm_lint_is_clean(helm: Helm) -> None:
+    assert "0 chart(s) failed" in helm.run("lint", "--strict", str(CHART))
+
+
+def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
+    kinds = sorted(obj["kind"] for obj in helm.render())
+    assert kinds == [
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "CustomResourceDefinition",
+        "Deployment",
+        "ServiceAccount",
+    ]
+    deployment = helm.one("Deployment")["spec"]
+    assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_the_operator_has_exactly_the_rights_that_it_uses(helm: Helm) -> None:
+    assert rights(helm.one("ClusterRole")) == used_rights()
+
+
+def test_named_namespaces_get_the_same_rights_in_each_and_none_cluster_wide(helm: Helm) -> None:
+    objects = helm.render("--set", "watchNamespaces={one,two}")
+    assert not [obj for obj in objects if obj["kind"].startswith("ClusterRole")]
+    roles = [obj for obj in objects if obj["kind"] == "Role"]
+    bindings = [obj for obj in objects if obj["kind"] == "RoleBinding"]
+    assert [obj["metadata"]["namespace"] for obj in roles] == ["one", "two"]
+    assert [obj["metadata"]["namespace"] for obj in bindings] == ["one", "two"]
+    assert all(rights(role) == used_rights() for role in roles)
+    args = helm.one("Deployment", "--set", "watchNamespaces={one,two}")["spec"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
+    assert args[-2:] == ["--namespace=one", "--namespace=two"]
+
+
+@pytest.mark.parametrize("release", ["fastgen", "prod"])
+def test_the_binding_names_the_service_account_of_the_pod(helm: Helm, release: str) -> None:
+    text = helm.run("template", release, str(CHART), "--namespace", SYSTEM)
+    by_kind = {obj["kind"]: obj for obj in yaml.safe_load_all(text) if obj}
+    name = by_kind["ServiceAccount"]["metadata"]["name"]
+    assert by_kind["Deployment"]["spec"]["template"]["spec"]["serviceAccountName"] == name
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": SYSTEM}
+    assert by_kind["ClusterRoleBinding"]["subjects"] == [subject]
+    assert by_kind["ClusterRoleBinding"]["roleRef"]["name"] == by_kind["ClusterRole"]["metadata"]["name"]
+
+
+def test_the_operators_command_line_is_one_that_it_takes(helm: Helm) -> None:
+    container = helm.one(
+        *("Deployment", "--set", "engine.image=registry.example/engine@sha256:1", "--set", "operator.verbose=true"),
+        *("--set", "operator.resyncSeconds=7", "--set", "watchNamespaces={a}"),
+    )["spec"]["template"]["spec"]["containers"][0]
+    settings = parse_settings(container["args"])
+    assert settings.engine_image == "registry.example/engine@sha256:1"
+    assert (settings.resync_seconds, settings.namespaces, settings.verbose) == (7, ("a",), True)
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"metrics": settings.metrics_port, "health": settings.health_port}
+
+
+def test_the_operators_pod_is_restricted(helm: Helm) -> None:
+    pod = helm.one("Deployment")["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert {probe for probe in container if probe.endswith("Probe")} == {
+        "startupProbe",
+        "readinessProbe",
+        "livenessProbe",
+    }
+    assert container["resources"]["requests"]
+
+
+def test_the_crd_is_the_generated_one_kept_at_uninstall_and_can_be_left_out(helm: Helm) -> None:
+    crd = helm.one("CustomResourceDefinition")
+    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert crd == custom_resource_definition()
+    kinds = [obj["kind"] for obj in helm.render("--set", "crd.install=false")]
+    assert "CustomResourceDefinition" not in kinds
+
+
+PLACEMENT: dict[str, Any] = {
+    "imagePullSecrets": ["mine"],
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [{"key": "a", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "priorityClassName": "high",
+    "podLabels": {"team": "search"},
+    "podAnnotations": {"note": "yes"},
+}
+
+
+def test_every_value_of_the_operators_pod_reaches_it(helm: Helm) -> None:
+    template = helm.one("Deployment", "--set-json", f"operator={json.dumps(PLACEMENT)}")["spec"]["template"]
+    pod = template["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "mine"}]
+    for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+        assert pod[name] == PLACEMENT[name], name
+    assert template["metadata"]["labels"]["team"] == "search"
+    assert template["metadata"]["annotations"] == {"note": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("operater.image=x", "additional properties 'operater' not allowed"),
+        ("operator.replicas=2", "additional properties 'replicas' not allowed"),
+        ("operator.image=", "/operator/image"),
+        ("engine.image=two words", "/engine/image"),
+        ("operator.logFormat=xml", "/operator/logFormat"),
+        ("operator.resyncSeconds=0", "/operator/resyncSeconds"),
+        ("watchNamespaces={Not_A_Name}", "/watchNamespaces/0"),
+        ("crd.install=maybe", "/crd/install"),
+    ],
+)
+def test_nonsense_values_are_refused_with_their_name(helm: Helm, value: str, words: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        helm.render("--set", value)
+    assert words in str(refused.value)
+
+
+def test_every_default_value_is_known_to_the_schema() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    known = {f"{part}.{name}" for part, field in schema.items() for name in field.get("properties", ())}
+    given = {f"{part}.{name}" for part, field in values.items() if isinstance(field, dict) for name in field}
+    assert given == known
+
+
+def test_the_notes_show_the_next_commands(helm: Helm) -> None:
+    notes = helm.run("install", "fastgen", str(CHART), "--dry-run=client", "--namespace", SYSTEM).partition("NOTES:")[2]
+    for words in (
+        "kubectl apply -f -",
+        "kubectl wait fgd/smollm2",
+        "in every namespace",
+        "deployment/fastgen-operator",
+    ):
+        assert words in notes

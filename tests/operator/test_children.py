@@ -1,0 +1,128 @@
+"""The children's manifests: command line, shutdown, probes, security."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastgen_operator.api import Spec
+from fastgen_operator.children.deployment import build_deployment
+from fastgen_operator.children.metadata import without_empty
+from fastgen_operator.children.pod import build_pod_spec, engine_arguments
+from fastgen_operator.children.service import build_service, endpoint_url
+from fastgen_operator.kinds import Object
+from harness.objects import UID, spec_of, stored
+
+
+def pod_of(**spec: Any) -> Object:
+    return build_pod_spec("chat", spec_of(stored(**spec)), "engine:default")
+
+
+def container_of(**spec: Any) -> Object:
+    container: Object = pod_of(**spec)["containers"][0]
+    return container
+
+
+def test_the_command_line_says_every_setting() -> None:
+    spec = Spec.model_validate(stored()["spec"])
+    assert engine_arguments("chat", spec) == [
+        *("serve", "/models/tiny.gguf", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "chat"),
+        *("--device", "cpu", "--token-budget", "256", "--block-size", "64", "--memory-percent", "90"),
+        *("--drain-seconds", "60"),
+    ]
+
+
+def test_optional_settings_and_extra_arguments_follow() -> None:
+    engine = {"device": "cpu", "maxSequences": 4, "maxModelLength": 99, "extraArgs": ["--dtype", "float32"]}
+    model = {"source": "file:///m", "servedName": "tiny"}
+    words = engine_arguments("chat", spec_of(stored(engine=engine, model=model)))
+    assert words[words.index("--served-model-name") + 1] == "tiny"
+    assert words[words.index("--max-sequences") + 1] == "4"
+    assert words[words.index("--max-model-length") + 1] == "99"
+    assert words[-2:] == ["--dtype", "float32"]
+
+
+@pytest.mark.parametrize("drain", [0, 60, 600])
+def test_the_grace_period_covers_the_endpoints_the_drain_and_the_end(drain: int) -> None:
+    pod = pod_of(drainSeconds=drain)
+    assert pod["terminationGracePeriodSeconds"] == 15 + drain + 15
+    assert pod["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 15}}}
+
+
+@pytest.mark.parametrize(("deadline", "threshold"), [(10, 5), (11, 6), (1800, 900)])
+def test_the_startup_probe_allows_the_whole_start_deadline(deadline: int, threshold: int) -> None:
+    probe = container_of(startupDeadlineSeconds=deadline)["startupProbe"]
+    assert (probe["failureThreshold"], probe["periodSeconds"]) == (threshold, 2)
+    assert probe["httpGet"]["path"] == "/ready"
+
+
+def test_readiness_and_liveness_ask_different_questions() -> None:
+    container = container_of()
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert container["readinessProbe"]["failureThreshold"] == 2
+
+
+def test_the_image_is_the_specs_or_the_operators() -> None:
+    assert container_of()["image"] == "engine:default"
+    assert container_of(engine={"device": "cpu", "image": "mine:1"})["image"] == "mine:1"
+
+
+def test_a_gpu_is_a_limit_beside_the_others_and_none_is_nothing() -> None:
+    resources = {"gpu": {"count": 2}, "requests": {"cpu": 1}, "limits": {"memory": "4Gi"}}
+    assert container_of(resources=resources)["resources"] == {
+        "requests": {"cpu": "1"},
+        "limits": {"memory": "4Gi", "nvidia.com/gpu": "2"},
+    }
+    assert "resources" not in container_of()
+
+
+def test_the_pod_is_restricted_and_writes_only_where_it_may() -> None:
+    pod = pod_of()
+    container = pod["containers"][0]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert set(mounts) == {"/tmp", "/cache", "/dev/shm"}
+    assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
+    for variable in container["env"]:
+        assert variable["value"].startswith(("/tmp", "/cache")), variable
+
+
+def test_spread_constraints_count_this_deployments_pods_of_one_template() -> None:
+    constraint = pod_of(scheduling={"topologySpreadConstraints": [{"topologyKey": "zone"}]})[
+        "topologySpreadConstraints"
+    ][0]
+    assert constraint["labelSelector"] == {"matchLabels": {"fastgen.dev/deployment": "chat"}}
+    assert constraint["matchLabelKeys"] == ["pod-template-hash"]
+
+
+def test_the_rollout_needs_no_spare_pod_by_default() -> None:
+    deployment = build_deployment(stored(), spec_of(stored()), "e")["spec"]
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_children_belong_to_the_resource_and_select_by_nothing_that_changes() -> None:
+    deployment, service = build_deployment(stored(), spec_of(stored()), "e"), build_service(stored())
+    for child in (deployment, service):
+        assert child["metadata"]["ownerReferences"][0]["uid"] == UID
+        assert (child["metadata"]["name"], child["metadata"]["namespace"]) == ("chat", "space")
+    selector = {"fastgen.dev/deployment": "chat"}
+    assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == selector
+    assert selector.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert endpoint_url("space", "chat") == "http://chat.space.svc:8000/v1"
+
+
+def test_nothing_empty_is_applied() -> None:
+    def check(value: Any, path: str) -> None:
+        assert value not in (None, [], ""), path
+        assert value != {} or path.endswith("emptyDir"), path
+        for name, child in (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        ):
+            check(child, f"{path}.{name}")
+
+    check(build_deployment(stored(), spec_of(stored()), "e"), "deployment")
+    assert without_empty({"a": 0, "b": None, "c": [], "d": {}, "e": False}) == {"a": 0, "e": False}

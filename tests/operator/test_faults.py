@@ -1,0 +1,152 @@
+"""A visit that dies at any of its writes, before or after the server took it, converges to the same end."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, SERVICE, Kind, Object
+from fastgen_operator.kube import KubeError
+from fastgen_operator.metrics import Metrics
+from fastgen_operator.reconcile import Reconciler
+from harness.objects import stored
+
+KEY = ("space", "chat")
+
+
+@dataclass
+class FakeCluster:
+    """Just enough of an API server: objects, versions, conflicts, and a fault at the n-th write."""
+
+    objects: dict[tuple[str, str], Object] = field(default_factory=dict)
+    creations: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    writes: int = 0
+    fault_at: int | None = None
+    fault: KubeError = field(default_factory=lambda: KubeError(500, "etcdserver: request timed out"))
+    takes_it_first: bool = False
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        del namespace
+        return copy.deepcopy(self.objects.get((kind.name, name)))
+
+    def find(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+        del kind, namespace, selector
+        return []
+
+    def apply(self, kind: Kind, manifest: Object) -> Object:
+        def commit() -> Object:
+            place = kind.name, manifest["metadata"]["name"]
+            old = self.objects.get(place)
+            if old is None:
+                self.creations.append(kind.name)
+            version = int(old["metadata"]["resourceVersion"]) + 1 if old else 1
+            generation = {"uid": f"uid-of-{kind.name}", "generation": version, "resourceVersion": str(version)}
+            self.objects[place] = {**manifest, "metadata": {**manifest["metadata"], **generation}}
+            return copy.deepcopy(self.objects[place])
+
+        return self._write(commit)
+
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
+        def commit() -> Object:
+            live = self.objects[FASTGEN.name, "chat"]
+            if live["metadata"]["resourceVersion"] != resource["metadata"]["resourceVersion"]:
+                raise KubeError(409, "the object has been modified")
+            version = str(int(live["metadata"]["resourceVersion"]) + 1)
+            live["metadata"]["resourceVersion"] = version
+            live["status"] = copy.deepcopy(status)
+            return copy.deepcopy(live)
+
+        return self._write(commit)
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
+        del resource
+
+        def commit() -> Object:
+            self.events.append(event["reason"])
+            return event
+
+        self._write(commit)
+
+    def _write(self, commit: Any) -> Object:
+        self.writes += 1
+        if self.writes == self.fault_at:
+            if self.takes_it_first:
+                commit()
+            raise self.fault
+        done: Object = commit()
+        return done
+
+
+def visit(cluster: FakeCluster, times: int) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    for minute in range(times):
+        reconciler = Reconciler(cluster, Metrics(), "engine:test", lambda at=minute: start + timedelta(minutes=at))
+        with contextlib.suppress(KubeError):
+            reconciler.reconcile(KEY)
+
+
+def a_cluster(**fields: Any) -> FakeCluster:
+    return FakeCluster(objects={(FASTGEN.name, "chat"): stored()}, **fields)
+
+
+def end_of(cluster: FakeCluster) -> dict[str, Any]:
+    status = cluster.objects[FASTGEN.name, "chat"]["status"]
+    conditions = [{**c, "lastTransitionTime": ""} for c in status["conditions"]]
+    children = {kind.name: cluster.objects[kind.name, "chat"]["spec"] for kind in (SERVICE, DEPLOYMENT)}
+    return {**children, "status": {**status, "conditions": conditions}}
+
+
+def reference() -> FakeCluster:
+    cluster = a_cluster()
+    visit(cluster, 3)
+    return cluster
+
+
+def test_the_steady_state_has_no_write() -> None:
+    cluster = reference()
+    writes = cluster.writes
+    visit(cluster, 3)
+    assert cluster.writes == writes
+
+
+@pytest.mark.parametrize("takes_it_first", [False, True], ids=["lost", "taken"])
+@pytest.mark.parametrize("fault_at", range(1, reference().writes + 1))
+def test_a_visit_that_dies_at_any_write_converges(fault_at: int, takes_it_first: bool) -> None:
+    cluster = a_cluster(fault_at=fault_at, takes_it_first=takes_it_first)
+    visit(cluster, 4)
+    assert cluster.writes >= fault_at
+    assert end_of(cluster) == end_of(reference())
+    assert cluster.creations == ["Service", "Deployment"]
+    writes = cluster.writes
+    visit(cluster, 1)
+    assert cluster.writes == writes
+
+
+def test_a_refused_event_does_not_stop_the_visit() -> None:
+    cluster = a_cluster(fault_at=2, fault=KubeError(403, "events is forbidden"))
+    visit(cluster, 1)
+    assert cluster.creations == ["Service", "Deployment"]
+    assert "status" in cluster.objects[FASTGEN.name, "chat"]
+
+
+def test_a_refused_deployment_is_in_the_status_and_the_visit_is_repeated() -> None:
+    cluster = a_cluster(fault_at=3, fault=KubeError(403, "exceeded quota: tight"))
+    problem = Reconciler(cluster, Metrics(), "e", lambda: datetime.now(UTC)).reconcile(KEY)
+    assert problem is not None
+    assert problem.message == "the Deployment was refused: exceeded quota: tight"
+    ready = cluster.objects[FASTGEN.name, "chat"]["status"]["conditions"][0]
+    assert (ready["status"], ready["reason"], ready["message"]) == ("False", "ApplyRefused", problem.message)
+
+
+def test_a_resource_that_is_gone_or_leaving_needs_nothing() -> None:
+    gone, leaving = FakeCluster(), a_cluster()
+    leaving.objects[FASTGEN.name, "chat"]["metadata"]["deletionTimestamp"] = "now"
+    visit(gone, 1)
+    visit(leaving, 1)
+    assert (gone.writes, leaving.writes) == (0, 0)

@@ -1,0 +1,113 @@
+"""What has to be written, and why; and what counts as a difference."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fastgen_operator.api import Spec
+from fastgen_operator.drift import fingerprint, first_difference
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan import Plan, Problem, make_plan, parse_spec
+from fastgen_operator.world import World
+from harness.objects import spec_of, stored
+
+
+def plan_of(world: World) -> Plan:
+    return make_plan(spec_of(world.resource), world, "engine:test")
+
+
+def applied(owner: Object) -> World:
+    """The world right after the plan for the resource was carried out."""
+    empty = World(resource=owner)
+    service, deployment = (copy.deepcopy(apply.manifest) for apply in plan_of(empty).applies)
+    return World(resource=owner, service=service, deployment=deployment)
+
+
+def test_a_new_resource_gets_its_service_and_then_its_deployment() -> None:
+    plan = plan_of(World(resource=stored()))
+    assert [(apply.kind.name, apply.why) for apply in plan.applies] == [
+        ("Service", "created"),
+        ("Deployment", "created"),
+    ]
+    assert plan.problem is None
+
+
+def test_what_was_applied_is_not_applied_again() -> None:
+    assert plan_of(applied(stored())) == Plan()
+
+
+def test_an_edit_writes_only_what_it_touches() -> None:
+    world = replace(applied(stored()), resource=stored(replicas=3))
+    assert [(apply.kind.name, apply.why) for apply in plan_of(world).applies] == [
+        ("Deployment", "updated to the new spec")
+    ]
+
+
+def test_a_new_default_image_of_the_operator_is_rolled_out() -> None:
+    world = applied(stored())
+    plan = make_plan(spec_of(world.resource), world, "engine:newer")
+    assert [apply.kind.name for apply in plan.applies] == ["Deployment"]
+
+
+def test_a_foreign_change_is_named_in_the_reason() -> None:
+    world = applied(stored())
+    assert world.deployment is not None
+    world.deployment["spec"]["template"]["spec"]["containers"][0]["args"][3] = "127.0.0.1"
+    (apply,) = plan_of(world).applies
+    assert apply.why == "restored: spec.template.spec.containers[engine].args[3] had been changed"
+
+
+@pytest.mark.parametrize("kind", ["service", "deployment"])
+def test_a_child_of_another_owner_stops_the_plan(kind: str) -> None:
+    world = applied(stored())
+    foreign = copy.deepcopy(getattr(world, kind))
+    foreign["metadata"]["ownerReferences"][0]["uid"] = "an earlier resource of that name"
+    plan = plan_of(replace(world, **{kind: foreign}))
+    assert plan.applies == ()
+    assert plan.problem is not None
+    assert plan.problem.reason == "NameTaken"
+
+
+def test_a_spec_of_another_version_is_a_problem_that_names_the_field() -> None:
+    problem = parse_spec(stored(engine={"device": "quantum"}))
+    assert isinstance(problem, Problem)
+    assert problem.reason == "InvalidSpec"
+    assert problem.message.startswith("spec.engine.device: ")
+    assert isinstance(parse_spec(stored()), Spec)
+
+
+DIFFERENCES: list[tuple[Any, Any, str | None]] = [
+    ({"a": 1}, {"a": 1, "b": 2}, None),
+    ({"a": 1}, {"a": 2}, "a"),
+    ({"a": 1}, {}, "a"),
+    ({"a": {}}, {"a": {}}, None),
+    ({"a": {}}, {}, "a"),
+    ({"a": {"b": 1}}, {"a": 1}, "a"),
+    ({"a": [1, 2]}, {"a": [1, 2]}, None),
+    ({"a": [1, 2]}, {"a": [2, 1]}, "a[0]"),
+    ({"a": [1]}, {"a": [1, 2]}, "a"),
+    ({"a": [1]}, {"a": None}, "a"),
+    ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "injected"}, {"name": "x", "v": 1}]}, None),
+    ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "x", "v": 2}]}, "a[x].v"),
+    ({"a": [{"name": "x"}]}, {"a": []}, "a[x]"),
+    ({"limits": {"cpu": "0.5"}}, {"limits": {"cpu": "500m"}}, None),
+    ({"limits": {"cpu": "0.5"}}, {"limits": {"cpu": "501m"}}, "limits.cpu"),
+    ({"requests": {"memory": "1024Mi"}}, {"requests": {"memory": "1Gi"}}, None),
+    ({"requests": {"memory": "1Gi"}}, {"requests": {}}, "requests.memory"),
+    ({"requests": {"memory": "1Gi"}}, {"requests": {"memory": "broken"}}, "requests.memory"),
+    ({"replicas": "1"}, {"replicas": 1}, "replicas"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "live", "path"), DIFFERENCES)
+def test_a_difference_is_a_wanted_field_held_otherwise(wanted: Any, live: Any, path: str | None) -> None:
+    assert first_difference(wanted, live) == path
+
+
+def test_the_fingerprint_depends_on_content_and_not_on_order() -> None:
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    assert fingerprint({"a": 1}) != fingerprint({"a": 2})

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREBUILT = "FASTGEN_KERNEL_CACHE"  # a folder of kernels compiled ahead, for example while an image is built
+_SPINS = "1000"
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 
@@ -39,15 +40,20 @@ def _cpu_quota() -> float | None:
 
 
 def prepare() -> None:
-    """Sets thread counts, vector width and the compiled kernels' folder in the environment.
+    """Sets threads, vector width and the compiled kernels' folder in the environment.
 
     * Threads: torch's OpenMP pool and numba's are the same one (numba's layer `omp`), so both get the same count. numba
       is told explicitly: where threads are bound to cores it would count one.
+    * Waiting: a pass has hundreds of parallel steps. libgomp's threads spin for milliseconds at the end of each, and a
+      spinning thread keeps the one it waits for off the core as soon as anything else runs: passes then take ten times
+      as long. A short spin keeps nearly all of its gain on an idle machine and gives way on a busy one.
     * Vector width: LLVM prefers 256-bit vectors even where 512-bit ones are faster for these kernels.
     """
     threads = str(usable_cpus())
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     os.environ.setdefault("NUMBA_NUM_THREADS", threads)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     if "numba" not in sys.modules:
         _prefer_wide_vectors()
         _choose_cache_folder()
@@ -56,7 +62,7 @@ def prepare() -> None:
 def _prefer_wide_vectors() -> None:
     if os.environ.keys() & {"NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"}:
         return
-    from llvmlite import binding
+    from llvmlite import binding  # type: ignore[import-untyped]
 
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
@@ -106,7 +112,8 @@ def seed(prebuilt: Path, folder: Path) -> int:
     numba's keys hold the source's hash, the CPU's name and its features, so foreign or stale files are never used.
     """
     copied = 0
-    for file in sorted(prebuilt.glob("*/*.nb[ic]")) if prebuilt.is_dir() else []:
+    files = [*prebuilt.glob("*/*.nb[ic]"), *prebuilt.glob("built-*")] if prebuilt.is_dir() else []
+    for file in sorted(files, key=lambda file: file.name.startswith("built-")):  # what says "complete" comes last
         target = folder / file.relative_to(prebuilt)
         if target.exists():
             continue

@@ -1,7 +1,8 @@
-"""The one way kernels are compiled here."""
+"""The two ways functions are compiled here."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,17 +14,22 @@ import numba  # noqa: E402  (reads the environment when it is imported)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# Sums may be reordered, which is what lets LLVM vectorise them; no kernel relies on NaN or infinity.
+_OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 
-def kernel(*signatures: str, parallel: bool = True) -> Callable[[Function], Function]:
-    """Compiles a function with numba, for the given signatures at once or lazily without any.
 
-    fastmath: sums may be reordered, which is what lets LLVM vectorise them; no kernel relies on NaN or infinity.
+def kernel(signature: str) -> Callable[[Function], Function]:
+    """Compiles a function whose `prange` loops run on all threads, for one signature, at once.
+
     Compiled code is kept on disk where `environment.prepare` found a folder for it.
     """
-    return numba.njit(
-        list(signatures) or None,
-        parallel=parallel,
-        fastmath=True,
-        error_model="numpy",
-        cache=bool(numba.config.CACHE_DIR),
+    compile_now: Callable[[Function], Function] = numba.njit(
+        signature, parallel=True, cache=bool(os.environ.get("NUMBA_CACHE_DIR")), **_OPTIONS
     )
+    return compile_now
+
+
+def serial(function: Function) -> Function:
+    """Marks a function that kernels call; it becomes part of their machine code."""
+    compiled: Function = numba.njit(**_OPTIONS)(function)
+    return compiled

@@ -14,7 +14,7 @@ def add_rms_norm(
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al., 2021), halves convention: x [T, heads, head_dim], cosines and sines [T, head_dim/2]."""
+    """Rotary positions (Su et al., 2021), by halves: x [T, heads, head_dim], cosines and sines [T, head_dim / 2]."""
     a, b = x.chunk(2, -1)
     cosines, sines = cosines[:, None], sines[:, None]
     return torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1)

@@ -126,7 +126,8 @@ def decode_items(
     longest = max(_SHORTEST_SPLIT, -(-even_share // 64) * 64)
     splits = -(-contexts // longest)
     # Every split but the last is a whole number of the kernel's tiles of 64 keys.
-    lengths = -(-(-(-contexts // np.maximum(splits, 1))) // 64) * 64
+    shares = -(-contexts // splits)
+    lengths = -(-shares // 64) * 64
 
     groups = np.repeat(np.arange(len(contexts)), num_kv_heads)  # one for each decode and head
     heads = np.tile(np.arange(num_kv_heads), len(contexts))

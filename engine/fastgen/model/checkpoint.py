@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -139,7 +140,7 @@ def _halves_from_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkpoint:
-    files = {path: safetensors.safe_open(path, framework="pt") for path in _safetensors_files(directory)}
+    files: dict[Path, Any] = {path: safetensors.safe_open(path, "pt") for path in _safetensors_files(directory)}
     holder = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 (not a dict)
     found = {name: tuple(file.get_slice(name).get_shape()) for name, file in holder.items() if not _is_derived(name)}
     if architecture.tie_word_embeddings:

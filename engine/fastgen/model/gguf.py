@@ -28,7 +28,7 @@ _MOST_DIMENSIONS = 8  # ggml has 4; a larger number means garbage
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
-# ggml type -> (name, values in a block, bytes of a block), of the common types; package gguf, slower to import, has all.
+# ggml type -> (name, values in a block, bytes of a block). The common ones; package gguf, slower to import, has all.
 _COMMON_TYPES = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -100,7 +100,7 @@ class _Cursor:
         end = self.position + count * dtype.itemsize
         if end > len(self._data):
             raise _Truncated
-        values = np.frombuffer(self._data, dtype, count, self.position).tolist()
+        values: list[Any] = np.frombuffer(self._data, dtype, count, self.position).tolist()
         self.position = end
         return values
 

@@ -65,7 +65,7 @@ class PackedLinear:
 
 def choose_linear(samples: Iterable[torch.Tensor]) -> type[PackedLinear] | type[PlainLinear]:
     """The faster kind that is right on all `samples`, one weight of each distinct shape of the model."""
-    if not torch.backends.mkl.is_available():
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         log.info("this torch build has no MKL: weights are not packed, passes are slower")
         return PlainLinear
     for weight in samples:

@@ -6,33 +6,16 @@ attention and the element-wise steps on the project's kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from fastgen.kernels import elementwise
 from fastgen.kernels.chunk import ChunkPlan, attend_chunk
-from fastgen.kernels.decode import DecodeKernel, decode_kernel
-from fastgen.model import checkpoint
+from fastgen.kernels.decode import attend_decodes
 from fastgen.model.architecture import ModelArchitecture
 from fastgen.model.batch import Batch
-from fastgen.model.checkpoint import Checkpoint, layer_tensor
-from fastgen.model.linear import Linear, choose_linear
 from fastgen.model.rope import Rope
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer's weights; projections that read the same rows are one product."""
-
-    input_norm: np.ndarray  # [hidden]
-    qkv: Linear  # hidden -> (heads + 2 * kv heads) * head_dim
-    attention_output: Linear
-    mlp_norm: np.ndarray  # [hidden]
-    gate_up: Linear  # hidden -> 2 * intermediate
-    down: Linear
+from fastgen.model.weights import LlamaWeights
 
 
 class KVCache:
@@ -48,113 +31,63 @@ class KVCache:
 
 
 class Llama:
-    """Weights and their forward pass."""
+    """The forward pass over given weights."""
 
-    def __init__(self, architecture: ModelArchitecture, weights: Checkpoint, progress: Callable[[float], None]) -> None:
-        """Loads and packs all weights; `progress` hears the share done, 0 to 1."""
-        self._architecture = architecture
-        self._scale = architecture.head_dim**-0.5
-        self._rope = Rope(architecture, weights.rope_factors)
-        self._embedding = weights.tensor(checkpoint.EMBEDDING)
-        self._final_norm = weights.tensor(checkpoint.FINAL_NORM).numpy()
-        first = _layer_matrices(weights, 0)
-        head = self._embedding if architecture.tie_word_embeddings else weights.tensor(checkpoint.HEAD)
-        linear = choose_linear([*first, head])
-        self._head = linear(head)
-        self._layers = []
-        for index in range(architecture.num_layers):
-            progress(index / architecture.num_layers)
-            matrices = first if index == 0 else _layer_matrices(weights, index)
-            qkv, attention_output, gate_up, down = map(linear, matrices)
-            self._layers.append(
-                Layer(
-                    input_norm=weights.tensor(layer_tensor(index, "input_layernorm")).numpy(),
-                    qkv=qkv,
-                    attention_output=attention_output,
-                    mlp_norm=weights.tensor(layer_tensor(index, "post_attention_layernorm")).numpy(),
-                    gate_up=gate_up,
-                    down=down,
-                )
-            )
-        progress(1.0)
+    def __init__(self, weights: LlamaWeights) -> None:
+        self._weights = weights
+        self._rope = Rope(weights.architecture, weights.rope_factors)
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """Computes a pass: writes its keys and values to the cache, returns logits [S, vocabulary] of sampled rows."""
-        work = _Workspace(self._architecture, batch, cache, self._rope, self._scale)
-        epsilon = np.float32(self._architecture.rms_norm_eps)
-        x = self._embedding.index_select(0, torch.from_numpy(batch.token_ids))
+        weights, architecture = self._weights, self._weights.architecture
+        attention = _PassAttention(architecture, batch, cache, self._rope)
+        epsilon = np.float32(architecture.rms_norm_eps)
+        x = weights.embedding.index_select(0, torch.from_numpy(batch.token_ids))  # [T, hidden], the residual stream
         residual = x.numpy()
         normed = torch.empty_like(x)
-        activated = torch.empty(batch.num_rows, self._architecture.intermediate_size)
-        update = torch.zeros_like(x)
-        for index, layer in enumerate(self._layers):
+        activated = torch.empty(batch.num_rows, architecture.intermediate_size)
+        update = torch.zeros_like(x)  # what the last product adds to the stream, added by the next norm
+        for index, layer in enumerate(weights.layers):
             elementwise.add_rms_norm(residual, update.numpy(), layer.input_norm, epsilon, normed.numpy())
-            attended = work.attend(index, layer.qkv(normed))
-            update = layer.attention_output(attended)
+            update = layer.attention_output(attention.attend(index, layer.qkv(normed)))
             elementwise.add_rms_norm(residual, update.numpy(), layer.mlp_norm, epsilon, normed.numpy())
             elementwise.silu_multiply(layer.gate_up(normed).numpy(), activated.numpy())
             update = layer.down(activated)
+        if not len(batch.sample_rows):
+            return torch.empty(0, architecture.vocab_size)
         rows = torch.from_numpy(batch.sample_rows)
-        if not len(rows):
-            return torch.empty(0, self._architecture.vocab_size)
-        last, last_update = x.index_select(0, rows), update.index_select(0, rows)
-        final = torch.empty_like(last)
-        elementwise.add_rms_norm(last.numpy(), last_update.numpy(), self._final_norm, epsilon, final.numpy())
-        return self._head(final)
+        sampled, sampled_update = x.index_select(0, rows), update.index_select(0, rows)
+        final = torch.empty_like(sampled)
+        elementwise.add_rms_norm(sampled.numpy(), sampled_update.numpy(), weights.final_norm, epsilon, final.numpy())
+        return weights.head(final)
 
 
-class _Workspace:
-    """What all layers' attention shares within one pass."""
+class _PassAttention:
+    """Attention within one pass: what all its layers share."""
 
-    def __init__(self, architecture: ModelArchitecture, batch: Batch, cache: KVCache, rope: Rope, scale: float) -> None:
+    def __init__(self, architecture: ModelArchitecture, batch: Batch, cache: KVCache, rope: Rope) -> None:
         a = architecture
         self._batch = batch
         self._cache = cache
-        self._scale = scale
-        self._kernel: DecodeKernel = decode_kernel(a.head_dim, a.heads_per_kv_head, cache.keys.shape[3])
+        self._scale = a.head_dim**-0.5
         cosines, sines = rope(torch.from_numpy(batch.positions))
         self._cosines, self._sines = cosines.numpy(), sines.numpy()
         self._queries = torch.empty(batch.num_rows, a.num_heads, a.head_dim)
         self._out = torch.empty(batch.num_rows, a.num_heads, a.head_dim)
-        self._parts = np.empty((max(1, batch.num_parts), a.heads_per_kv_head, a.head_dim + 2), np.float32)
+        self._parts = np.empty((batch.num_parts, a.heads_per_kv_head, a.head_dim + 2), np.float32)
         self._chunks = [
             ChunkPlan.make(span.row, span.num_tokens, span.context, torch.from_numpy(span.blocks))
             for span in batch.chunks
         ]
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Attention of one layer for all rows: [T, (heads + 2 kv heads) * head_dim] -> [T, heads * head_dim]."""
+        """[T, (heads + 2 * kv heads) * head_dim] -> [T, heads * head_dim]; overwritten by the next layer's."""
         batch, keys, values = self._batch, self._cache.keys[layer], self._cache.values[layer]
-        queries, out = self._queries.numpy(), self._out.numpy()
-        elementwise.rotate_and_store(
-            qkv.numpy(), self._cosines, self._sines, keys.numpy(), values.numpy(), batch.blocks, batch.slots, queries
-        )
+        k, v, queries = keys.numpy(), values.numpy(), self._queries.numpy()
+        elementwise.rotate_and_store(qkv.numpy(), self._cosines, self._sines, k, v, batch.blocks, batch.slots, queries)
         if len(batch.items):
-            self._kernel(
-                queries,
-                keys.numpy(),
-                values.numpy(),
-                batch.tables,
-                batch.items,
-                batch.merges,
-                self._parts,
-                out,
-                np.float32(self._scale),
-            )
+            out, scale = self._out.numpy(), np.float32(self._scale)
+            attend_decodes(queries, k, v, batch.tables, batch.items, batch.merges, self._parts, out, scale)
         for plan in self._chunks:
             attend_chunk(plan, self._queries, keys, values, self._out, self._scale)
         return self._out.flatten(1)
-
-
-def _layer_matrices(weights: Checkpoint, layer: int) -> list[torch.Tensor]:
-    """Fused qkv, attention output, fused gate and up, down."""
-
-    def fused(*parts: str) -> torch.Tensor:
-        return torch.cat([weights.tensor(layer_tensor(layer, part)) for part in parts])
-
-    return [
-        fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        fused("self_attn.o_proj"),
-        fused("mlp.gate_proj", "mlp.up_proj"),
-        fused("mlp.down_proj"),
-    ]

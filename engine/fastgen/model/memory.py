@@ -37,7 +37,7 @@ def _available_on_machine(meminfo: Path) -> int:
 
 
 def _left_in_container(root: Path) -> int | None:
-    """Limit minus use of the cgroup this process is in (v2, else v1), as seen from inside a container; None: no limit."""
+    """Limit minus use of this process's cgroup (v2, else v1) as a container sees it; None where there is no limit."""
     for limit_path, usage_path, stat_path, cache_key in (
         (root / "memory.max", root / "memory.current", root / "memory.stat", "inactive_file"),
         (

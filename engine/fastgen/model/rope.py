@@ -1,4 +1,4 @@
-"""Rotary frequencies, as transformers computes them: in float32, step by step, so that results agree to the last bits."""
+"""Rotary angles, computed as transformers does: in float32, step by step, so that results agree to the last bits."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastgen.config import EngineConfig
 from fastgen.core.scheduler import Pass
-from fastgen.kernels import environment
+from fastgen.kernels import build, environment
 from fastgen.model.architecture import ModelArchitecture
 from fastgen.model.cache import plan_kv_blocks, resolve_max_model_length
 from fastgen.model.memory import available_memory
@@ -68,20 +68,28 @@ class CPURunner:
         """
         progress("starting", 0.0)
         environment.prepare()
+        compiling = build.start()
         num_threads = environment.usable_cpus()
         import torch
 
         torch.set_num_threads(num_threads)
-        torch.set_grad_enabled(False)
         from fastgen.model.checkpoint import Checkpoint
-        from fastgen.model.llama import KVCache, Llama
+        from fastgen.model.weights import LlamaWeights
 
-        model = Llama(
-            source.architecture, Checkpoint.open(source), lambda fraction: progress("loading weights", fraction)
+        checkpoint = Checkpoint.open(source)
+        weights = LlamaWeights.load(
+            source.architecture, checkpoint, lambda fraction: progress("loading weights", fraction)
         )
         memory = available_memory()
         num_blocks = plan_kv_blocks(config, source.architecture, memory.num_bytes, limited=memory.limited)
         max_model_length = resolve_max_model_length(config, source.architecture, num_blocks)
+        progress("compiling kernels", 0.0)
+        if compiling is not None:
+            compiling.wait()
+        from fastgen.model.llama import KVCache, Llama
+
+        progress("compiling kernels", 1.0)
+        model = Llama(weights)
         cache = KVCache(source.architecture, num_blocks, config.block_size)
         return cls(source.architecture, model, cache, max_model_length=max_model_length, num_threads=num_threads)
 
@@ -98,6 +106,8 @@ class CPURunner:
 
     def logits(self, pass_: Pass) -> torch.Tensor:
         """Computes the pass; returns [S, vocabulary] float32, a row for each chunk that samples."""
+        import torch
+
         from fastgen.model.batch import Batch
 
         batch = Batch.from_pass(
@@ -106,4 +116,5 @@ class CPURunner:
             num_kv_heads=self.architecture.num_kv_heads,
             num_threads=self._num_threads,
         )
-        return self._model.forward(batch, self._cache)
+        with torch.inference_mode():
+            return self._model.forward(batch, self._cache)

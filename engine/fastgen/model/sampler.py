@@ -107,7 +107,7 @@ def _keep(ordered: torch.Tensor, total: torch.Tensor, settings: Row[SamplingPara
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on its key alone: SplitMix64's finaliser (Steele et al., 2014) over both words."""
+    """A number in [0, 1) that depends on its key alone: SplitMix64's mixing (Steele et al., 2014) over both words."""
     bits = _mix((_mix((seed + _GOLDEN) & _MASK64) + (position + 1) * _GOLDEN) & _MASK64)
     return (bits >> 11) / float(1 << 53)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Generator, Iterator
-from pathlib import Path
 
 import pytest
 
 from cluster.bed import Bed, close_bed, is_open, open_bed
+from cluster.demo import install
 from support.deployments import Namespace
-
-CHART = Path(__file__).parents[2] / "charts" / "fastgen"
 
 
 def say(line: str) -> None:
@@ -25,11 +23,7 @@ def bed() -> Iterator[Bed]:
     was_open = is_open()
     opened = open_bed(say)
     try:
-        opened.helm(
-            *("upgrade", "--install", "fastgen", str(CHART)),
-            *("--namespace", "fastgen-system", "--create-namespace", "--wait", "--timeout", "120s"),
-            *("--set", f"operator.image={opened.operator_image}", "--set", f"engine.image={opened.engine_image}"),
-        )
+        install(opened)
         yield opened
     finally:
         if not was_open:

@@ -21,8 +21,8 @@ def test_more_gpus_than_there_are_shows_insufficient_gpu_and_nothing_else_breaks
     assert (ready["status"], ready["reason"]) == ("False", "InsufficientGPU")
     namespace.wait_condition("fits", "Ready", "True")
     assert namespace.condition("fits", "PodsScheduled")["status"] == "True"
-    with namespace.address("fits") as address:
-        assert eventually(lambda: httpx.get(f"http://{address}/ready").status_code == 200, within=30, what="fits")
+    with namespace.url("fits") as url:
+        assert eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, within=30, what="fits")
     patch = '{"spec": {"resources": {"gpu": {"count": 1}}}}'
     namespace.kubectl("patch", "fgd", "greedy", "--type", "merge", "--patch", patch)
     namespace.wait_condition("greedy", "Ready", "True", within=180)

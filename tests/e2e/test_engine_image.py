@@ -19,5 +19,5 @@ def test_a_deployment_runs_from_the_real_engine_image(bed: Bed, namespace: Names
     namespace.wait_condition("chat", "Ready", "True", within=300)
     container = namespace.pods("chat")[0]["spec"]["containers"][0]
     assert container["image"] == image != bed.engine_image
-    with namespace.address("chat") as address:
-        assert "Paris" in eventually(lambda: chat(address), within=30, what="an answer")
+    with namespace.url("chat") as url:
+        assert "Paris" in eventually(lambda: chat(url), within=30, what="an answer")

@@ -18,10 +18,10 @@ def test_apply_becomes_ready_and_answers_through_the_service(namespace: Namespac
     status = namespace.get("fgd", "chat")["status"]
     assert status["url"] == f"http://chat.{namespace.name}.svc:8000/v1"
     assert status["readyReplicas"] == 1
-    with namespace.address("chat") as address:
-        eventually(lambda: httpx.get(f"http://{address}/ready").status_code == 200, within=30, what="the Service")
-        assert "Paris" in chat(address)
-        client = OpenAI(base_url=f"http://{address}/v1", api_key="unused")
+    with namespace.url("chat") as url:
+        eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, within=30, what="the Service")
+        assert "Paris" in chat(url)
+        client = OpenAI(base_url=f"{url}/v1", api_key="unused")
         stream = client.completions.create(
             model="smollm2", prompt="1, 2, 3,", max_tokens=12, temperature=0, stream=True
         )
@@ -47,8 +47,8 @@ def test_a_killed_engine_container_comes_back_and_ready_goes_false_and_true(name
     status = namespace.pods("chat")[0]["status"]["containerStatuses"][0]
     assert status["restartCount"] == 1
     assert status["lastState"]["terminated"]["exitCode"] != 0
-    with namespace.address("chat") as address:
-        assert "Paris" in eventually(lambda: chat(address), within=30, what="an answer after the restart")
+    with namespace.url("chat") as url:
+        assert "Paris" in eventually(lambda: chat(url), within=30, what="an answer after the restart")
 
 
 def test_an_edit_of_the_token_budget_rolls_the_pod(namespace: Namespace) -> None:
@@ -63,9 +63,9 @@ def test_an_edit_of_the_token_budget_rolls_the_pod(namespace: Namespace) -> None
         within=60,
         what="the end of the old pod",
     )
-    with namespace.address("chat") as address:
-        assert eventually(lambda: metric(address, "fastgen_token_budget"), within=30, what="metrics") == 64
-        assert "Paris" in chat(address)
+    with namespace.url("chat") as url:
+        assert eventually(lambda: metric(url, "fastgen_token_budget"), within=30, what="metrics") == 64
+        assert "Paris" in chat(url)
 
 
 def test_kubectl_scale_gives_as_many_ready_pods(namespace: Namespace) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from openai import OpenAI
 
 from cluster.bed import Bed
+from cluster.endpoint import service_url
 from support.waiting import eventually
 
 MODEL = "file:///models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -42,7 +40,6 @@ class Namespace:
 
     bed: Bed
     name: str
-    forwards: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def kubectl(self, *args: str, stdin: str | None = None) -> str:
         return self.bed.kubectl("--namespace", self.name, *args, stdin=stdin)
@@ -79,47 +76,23 @@ class Namespace:
         assert found is not None
         return found
 
-    @contextlib.contextmanager
-    def address(self, service: str) -> Iterator[str]:
-        """host:port of the Service as this machine reaches it: its ClusterIP where that is routed, else a forward."""
-        if self.bed.kind == "native":
-            yield f"{self.get('service', service)['spec']['clusterIP']}:8000"
-            return
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [
-            str(self.bed.programs / "kubectl"),
-            "--kubeconfig",
-            str(self.bed.kubeconfig),
-            "--namespace",
-            self.name,
-        ]
-        forward = subprocess.Popen([*command, "port-forward", f"service/{service}", f"{port}:8000"])
-        try:
-            eventually(
-                lambda: httpx.get(f"http://127.0.0.1:{port}/health").status_code,
-                within=30,
-                what=f"the forward to {service}",
-            )
-            yield f"127.0.0.1:{port}"
-        finally:
-            forward.terminate()
-            forward.wait(10)
+    def url(self, service: str) -> contextlib.AbstractContextManager[str]:
+        """http://host:port of the Service, as this machine reaches it."""
+        return service_url(self.bed, self.name, service)
 
 
-def chat(address: str, question: str = "What is the capital of France?") -> str:
+def chat(url: str, question: str = "What is the capital of France?") -> str:
     """The greedy answer to one question, over the OpenAI client."""
-    client = OpenAI(base_url=f"http://{address}/v1", api_key="unused", max_retries=3)
+    client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=3)
     answer = client.chat.completions.create(
         model="smollm2", messages=[{"role": "user", "content": question}], max_tokens=24, temperature=0
     )
     return answer.choices[0].message.content or ""
 
 
-def metric(address: str, name: str) -> float:
+def metric(url: str, name: str) -> float:
     """The value of the first sample whose name starts with `name`; KeyError if there is none."""
-    for line in httpx.get(f"http://{address}/metrics").text.splitlines():
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
         if line.startswith(name):
             return float(line.rsplit(" ", 1)[1])
     raise KeyError(name)

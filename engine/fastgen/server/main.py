@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import time
@@ -44,9 +45,12 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, command: Seque
     """
     started = time.monotonic()
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # half the lines, and nobody reads them
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Quick, and what is wrong with either shows before anything else is started or said.
+    source = ModelSource.open(engine_config.model)
     listener = _listen(server_config.host, server_config.port)
     try:
-        return uvloop.run(Server(engine_config, server_config, listener, command, started).run())
+        return uvloop.run(Server(engine_config, server_config, source, listener, command, started).run())
     finally:
         listener.close()
 
@@ -56,7 +60,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
+        # Python adds the address to the system's words; a name that cannot be resolved has words of its own.
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else error.strerror
         raise ConfigError(f"--host {host} --port {port}: {reason}; choose another address or port") from None
     except OverflowError:
         raise ConfigError(f"--port {port}: must be from 0 to 65535") from None
@@ -69,12 +75,14 @@ class Server:
         self,
         engine_config: EngineConfig,
         server_config: ServerConfig,
+        source: ModelSource,
         listener: socket.socket,
         command: Sequence[str],
         started: float,
     ) -> None:
         self._engine_config = engine_config
         self._server_config = server_config
+        self._source = source
         self._listener = listener
         self._command = command
         self._started = started
@@ -138,7 +146,7 @@ class Server:
             EngineProcess.start(config, self._lifecycle.note_loading, recorder=self._metrics, command=self._command)
         )
         try:
-            tokenizer = await asyncio.to_thread(lambda: Tokenizer.load(ModelSource.open(config.model).tokenizer))
+            tokenizer = await asyncio.to_thread(Tokenizer.load, self._source.tokenizer)
             return ServedModel(await engine, tokenizer)
         except EngineStartError as error:
             if error.exit_code == 2:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from serving import Serving, wait_until
+
+from engine.server.serving import Serving, wait_until
 
 NAMES = {
     "gauge": """num_requests_running num_requests_waiting kv_cache_usage_ratio kv_cache_tokens kv_cache_capacity_tokens

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from serving import Serving
+
+from engine.server.serving import Serving
 
 HELLO = "Hello, wörld! 👋🏽 It is 12:30."
 

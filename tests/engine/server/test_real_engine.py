@@ -1,0 +1,83 @@
+"""The whole way from HTTP to the real model and back, with real weights."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from engine.server.serving import REAL, Serving, serving, wait_until
+
+CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    began = time.monotonic()
+    options = ("--served-model-name", "smollm2", "--max-model-length", "2048", "--kv-cache-memory", "512MiB")
+    with serving(tmp_path_factory.mktemp("real"), *options, command=REAL) as server:
+        server.wait_status("/ready", 200, seconds=240)
+        print(f"from process start to /ready: {time.monotonic() - began:.1f} s")
+        yield server
+
+
+def libraries(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_chat_is_answered(real: Serving) -> None:
+    done = real.client().chat.completions.create(model="smollm2", messages=CAPITAL, temperature=0, max_tokens=32)  # type: ignore[arg-type]
+    assert done.choices[0].message.content == "The capital of France is Paris."
+    assert done.choices[0].finish_reason == "stop"
+
+
+def test_a_streamed_chat_says_the_same(real: Serving) -> None:
+    chunks = list(
+        real.client().chat.completions.create(
+            model="smollm2", messages=CAPITAL, temperature=0, max_tokens=32, stream=True
+        )  # type: ignore[call-overload]
+    )
+    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
+    assert "".join(pieces) == "The capital of France is Paris."
+    assert len(pieces) > 4
+
+
+def test_concurrent_streams_say_what_each_says_alone(real: Serving) -> None:
+    client = real.client()
+    prompts = ["The sun is", "def add(a, b):\n", "Once upon a time", "1, 2, 3, 4,", "Berlin is the capital of"]
+
+    def stream(prompt: str) -> str:
+        chunks = client.completions.create(model="smollm2", prompt=prompt, temperature=0, max_tokens=24, stream=True)
+        return "".join(chunk.choices[0].text for chunk in chunks)
+
+    alone = [stream(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(stream, prompts)) == alone
+
+
+def test_the_same_seed_says_the_same(real: Serving) -> None:
+    body = {"prompt": "My favourite animal is", "max_tokens": 16, "temperature": 1.2, "seed": 7}
+    texts = {real.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) == 1
+    assert real.post("/v1/completions", {**body, "seed": 8}).json()["choices"][0]["text"] not in texts
+
+
+def test_a_client_that_goes_away_frees_its_sequence(real: Serving) -> None:
+    stream = real.client().completions.create(
+        model="smollm2", prompt="Once", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    assert real.metric("fastgen_num_requests_running") == 1
+    stream.close()
+    wait_until(lambda: real.metric("fastgen_num_requests_running") == 0, "the sequence to be freed")
+    assert real.metric("fastgen_kv_cache_tokens") == 0
+
+
+def test_the_http_process_holds_no_torch_and_the_engine_does(real: Serving) -> None:
+    heavy = re.compile(r"libtorch|libllvmlite|numba")
+    assert not heavy.search(libraries(real.process.pid))
+    assert heavy.search(libraries(real.engine_pid()))

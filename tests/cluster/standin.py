@@ -89,7 +89,7 @@ def kernels_folder() -> Path:
     for path in sorted((REPOSITORY / "engine" / "fastgen" / "kernels").glob("*.py")):
         # The compiler's index goes by a file's time, not by what is in it.
         digest.update(f"{path.name} {path.stat().st_mtime_ns}".encode() + path.read_bytes())
-    return root / "fastgen" / "kernels" / digest.hexdigest()[:12]
+    return root / "fastgen" / "bed-kernels" / digest.hexdigest()[:12]
 
 
 def ensure_kernels(say: Callable[[str], None]) -> None:

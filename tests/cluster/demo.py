@@ -1,0 +1,148 @@
+"""`make up` and `make down`: from nothing to an answer of a model that runs in a pod, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import urllib.error
+import urllib.request
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.rule import Rule
+
+from cluster.bed import Bed, choose, close_bed, existing_bed, open_bed
+from cluster.endpoint import service_url
+from cluster.images import REPOSITORY
+from cluster.kind import docker_answers
+from cluster.progress import Progress
+from cluster.waiting import wait_for
+
+CHART = REPOSITORY / "charts" / "fastgen"
+EXAMPLE = REPOSITORY / "examples" / "smollm2.yaml"
+RELEASE, SYSTEM = "fastgen", "fastgen-system"
+SPACE, NAME = "default", "smollm2"
+RESOURCE = f"fgd/{NAME}"
+CRD = "fastgendeployments.fastgen.dev"
+QUESTION = "What is the capital of France?"
+READY_SECONDS = 600.0
+
+
+def up(console: Console) -> None:
+    """Starts the cluster, the operator and a small model, and asks the model something. Harmless where all is there.
+
+    Raises what open_bed() raises, and TimeoutError where the model is not Ready in time, with the reason it gives.
+    """
+    progress = Progress(console)
+    with progress.step("Kubernetes and the images"):
+        bed = open_bed(progress.say)
+    with progress.step("The operator, by its chart"):
+        install(bed)
+    with progress.step(f"A model: {EXAMPLE.relative_to(REPOSITORY)}"):
+        bed.kubectl("-n", SPACE, "apply", "-f", str(EXAMPLE))
+        wait_until_ready(bed, progress)
+    with progress.step(f"A question: {QUESTION}"), service_url(bed, SPACE, NAME) as url:
+        answer = wait_for("the Service answers", lambda: _ask(url), seconds=60, every=0.2)
+        progress.say(answer)
+    _print_next(console, bed, url)
+
+
+def down(console: Console) -> None:
+    """Removes everything that up() made. Of a cluster that was there before: the model, the chart and the CRD."""
+    progress = Progress(console)
+    with progress.step("Removing the cluster" if _is_ours() else "Uninstalling from the cluster"):
+        if _is_ours():
+            close_bed(progress.say)
+        else:
+            uninstall(existing_bed(progress.say))
+
+
+def install(bed: Bed) -> None:
+    """Installs or upgrades the chart with the bed's images, and waits for the operator."""
+    images = [f"--set=operator.image={bed.operator_image}", f"--set=engine.image={bed.engine_image}"]
+    where = ["--namespace", SYSTEM, "--create-namespace"]
+    bed.helm("upgrade", "--install", RELEASE, str(CHART), *where, *images, "--wait", "--timeout=180s")
+
+
+def uninstall(bed: Bed) -> None:
+    """Removes the example, the chart and the CRD, in the order in which the operator still sees to the first."""
+    bed.kubectl("-n", SPACE, "delete", "-f", str(EXAMPLE), "--ignore-not-found", "--wait=true")
+    bed.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--ignore-not-found", "--wait")
+    bed.kubectl("delete", "crd", CRD, "--ignore-not-found")
+    bed.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found")
+
+
+def wait_until_ready(bed: Bed, progress: Progress) -> None:
+    """Waits for the resource's Ready condition, and says its reason and message whenever they change."""
+    said = ""
+
+    def ready() -> bool:
+        nonlocal said
+        status, words = ready_condition(json.loads(bed.kubectl("-n", SPACE, "get", RESOURCE, "-o=json")))
+        if words != said:
+            progress.say(words)
+            said = words
+        return status == "True"
+
+    try:
+        wait_for(f"{RESOURCE} is Ready", ready, seconds=READY_SECONDS, every=0.5)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; its last word: {said}; see kubectl describe {RESOURCE}") from error
+
+
+def ready_condition(resource: dict[str, Any]) -> tuple[str, str]:
+    """The status of the Ready condition, of this generation of the resource, and its reason and message in words."""
+    conditions = resource.get("status", {}).get("conditions", [])
+    generation = resource["metadata"].get("generation")
+    for condition in conditions:
+        if condition["type"] == "Ready" and condition.get("observedGeneration") == generation:
+            return condition["status"], f"{condition['reason']}: {condition.get('message', '')}"
+    return "Unknown", "waiting for the operator to see it"
+
+
+def _is_ours() -> bool:
+    return choose(os.environ, docker_answers) != "external"
+
+
+def _ask(url: str) -> str | None:
+    body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64, "temperature": 0}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return str(json.load(answer)["choices"][0]["message"]["content"])
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
+    except OSError:
+        return None  # the rules that lead to a pod follow its readiness by a moment
+
+
+def _print_next(console: Console, bed: Bed, url: str) -> None:
+    kubectl = shlex.join([str(bed.programs / "kubectl"), "get", "fgd"])
+    forward: list[str] = []
+    if bed.kind != "native":
+        url = "http://127.0.0.1:8000"
+        forward = [f"{shlex.quote(str(bed.programs / 'kubectl'))} port-forward service/{NAME} 8000 &"]
+    message = json.dumps({"model": NAME, "messages": [{"role": "user", "content": QUESTION}]})
+    lines = [
+        f"export KUBECONFIG={shlex.quote(str(bed.kubeconfig))}",
+        *forward,
+        kubectl,
+        "",
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(message)}",
+        "",
+        ".venv/bin/python - <<'END'",
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{url}/v1", api_key="none")',
+        f'message = {{"role": "user", "content": "{QUESTION}"}}',
+        f'for part in client.chat.completions.create(model="{NAME}", messages=[message], stream=True):',
+        '    print(part.choices[0].delta.content or "", end="", flush=True)',
+        "END",
+    ]
+    console.print(Rule(f"The endpoint: {url}/v1"))
+    for line in lines:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    console.print(Rule("make down removes it all"))

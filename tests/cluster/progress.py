@@ -1,0 +1,32 @@
+"""Progress of a command that takes minutes: which step it is at, what that step waits for, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+
+
+class Progress:
+    """Steps, one after another. On a terminal the current one has a live line; elsewhere each line is plain."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._started = time.monotonic()
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[Progress]:
+        """One step, whose end is written with the seconds it took."""
+        began = time.monotonic()
+        if not self.console.is_terminal:
+            self.console.print(f"{escape(title)} …")
+        with self.console.status(escape(title)):
+            yield self
+        self.console.print(f"[green]✓[/green] {escape(title)} [dim]({time.monotonic() - began:.1f} s)[/dim]")
+
+    def say(self, line: str) -> None:
+        """What the current step does or waits for."""
+        self.console.print(f"  [dim]{time.monotonic() - self._started:6.1f} s[/dim]  {escape(line)}", highlight=False)

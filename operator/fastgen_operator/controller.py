@@ -19,7 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class Controller:
-    """Visits every resource that is woken, and all of them from time to time."""
+    """Visits every resource that is woken, and all of them from time to time.
+
+    Attributes:
+        listed: set once all resources have been listed: from then on the CRD is known to be there.
+    """
 
     def __init__(self, settings: Settings, reconciler: Reconciler, metrics: Metrics) -> None:
         self._settings = settings
@@ -31,6 +35,7 @@ class Controller:
             jitter=random.random,
             clock=time.monotonic,
         )
+        self.listed = asyncio.Event()
         self.heartbeat = Heartbeat(time.monotonic, settings.resync_seconds, self.queue.oldest_wait)
 
     def start(self) -> list[asyncio.Task[None]]:
@@ -64,15 +69,21 @@ class Controller:
         return problem is None
 
     async def _resync(self) -> None:
+        interval, retry = self._settings.resync_seconds, self._settings.retry_seconds
+        pause = retry
         while True:
             try:
                 await self._queue_all()
                 self.heartbeat.beat()
-            except Exception as error:
+                self.listed.set()
+                pause = retry
+                # Spread out, so that several things on one interval do not fall together for ever.
+                await asyncio.sleep(interval * random.uniform(0.9, 1.1))
+            except KubeError as error:
                 # Missing beats make the liveness probe fail, which is the remedy if it does not get better.
                 logger.warning("listing %s: %s", FASTGEN.plural, error)
-            # Spread out, so that several things on one interval do not fall together for ever.
-            await asyncio.sleep(self._settings.resync_seconds * random.uniform(0.9, 1.1))
+                await asyncio.sleep(pause)
+                pause = min(interval, 2 * pause)
 
     async def _queue_all(self) -> None:
         for namespace in self._settings.scopes:

@@ -32,3 +32,5 @@ def configure_logging(log_format: Literal["json", "text"], *, verbose: bool) -> 
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("fastgen_operator").setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("kopf").setLevel(logging.DEBUG if verbose else logging.WARNING)
+    # Serves the health probe only: what a failed probe means has been said by then, in one line.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)

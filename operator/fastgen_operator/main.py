@@ -13,6 +13,7 @@ from kubernetes.config import ConfigException
 from prometheus_client import start_http_server
 
 from fastgen_operator.controller import Controller
+from fastgen_operator.heartbeat import Stalled
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, SERVICE
 from fastgen_operator.kube import Kube, connect
 from fastgen_operator.logs import configure_logging
@@ -32,10 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         kube = Kube(connect(), metrics)
     except ConfigException as error:
-        print(f"fastgen-operator: no cluster to work on: {error}; set KUBECONFIG or run it in a pod", file=sys.stderr)
+        words = str(error).rstrip(".")
+        print(f"fastgen-operator: no cluster to work on: {words}: set KUBECONFIG or run it in a pod", file=sys.stderr)
         raise SystemExit(2) from None
     reconciler = Reconciler(kube, metrics, settings.engine_image, lambda: datetime.now(UTC))
-    server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
+    try:
+        server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
+    except OSError as error:
+        print(f"fastgen-operator: --metrics-port {settings.metrics_port}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
     try:
         asyncio.run(_run(settings, reconciler, metrics))
     finally:
@@ -46,6 +52,8 @@ async def _run(settings: Settings, reconciler: Reconciler, metrics: Metrics) -> 
     controller = Controller(settings, reconciler, metrics)
     tasks = controller.start()
     try:
+        # kopf looks once for what it is to watch: a CRD that came later would be missed for ever.
+        await controller.listed.wait()
         await kopf.operator(
             registry=build_registry(controller),
             settings=kopf_settings(),
@@ -78,9 +86,13 @@ def build_registry(controller: Controller) -> kopf.OperatorRegistry:
             wake_owner
         )
 
-    @kopf.on.probe(id="heartbeat", registry=registry, errors=kopf.ErrorsMode.PERMANENT)
+    @kopf.on.probe(id="heartbeat", registry=registry)
     async def check_heartbeat(**_: Any) -> dict[str, float]:
-        return controller.heartbeat.check()
+        try:
+            return controller.heartbeat.check()
+        except Stalled as error:
+            # kopf answers 500, and says the message without a traceback.
+            raise kopf.PermanentError(str(error)) from None
 
     return registry
 

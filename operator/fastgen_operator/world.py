@@ -84,7 +84,10 @@ def is_rollout_observed(deployment: Object) -> bool:
 
 
 def current_pods(world: World) -> tuple[Object, ...]:
-    """Pods of the Deployment's newest template that are not being deleted; none while that template is unknown."""
+    """Pods of the Deployment's newest template that are there to stay; none while that template is unknown.
+
+    A pod that is being deleted, or was evicted and only keeps its record, is replaced by another one.
+    """
     template = _current_template(world)
     if template is None:
         return ()
@@ -93,6 +96,7 @@ def current_pods(world: World) -> tuple[Object, ...]:
         for pod in world.pods
         if pod["metadata"].get("labels", {}).get("pod-template-hash") == template
         and not pod["metadata"].get("deletionTimestamp")
+        and pod.get("status", {}).get("phase") not in ("Failed", "Succeeded")
     )
 
 

@@ -31,6 +31,11 @@ class OperatorProcess:
 
     def start(self) -> None:
         """Starts it and returns when it says that it is healthy."""
+        self.launch()
+        eventually(self.is_healthy, within=30, what=f"a healthy operator (log: {self.log})", every=0.1)
+
+    def launch(self) -> None:
+        """Starts it."""
         self.metrics_port, self.health_port = free_ports(2)
         command = [
             *(sys.executable, "-m", "fastgen_operator.main"),
@@ -42,7 +47,6 @@ class OperatorProcess:
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        eventually(self.is_healthy, within=30, what=f"a healthy operator (log: {self.log})", every=0.1)
 
     def kill(self) -> None:
         """Ends it as a crash of its node would."""

@@ -120,6 +120,14 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ("a ready pod", world(pod(ready=True)), AVAILABLE, "True", "AllReplicasReady", "1 of 1"),
     ("an old ready pod", world(pod("old", ready=True), pod()), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
     ("a ready pod that leaves", world(TERMINATING), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
+    (
+        "an evicted pod beside its successor",
+        world(pod(phase="Failed", **container(state=ended(2, "evicted"))), pod()),
+        PROGRESSING,
+        "True",
+        "RollingOut",
+        "",
+    ),
     ("one of two", world(pod(ready=True), owner=stored(replicas=2)), AVAILABLE, "False", "ReplicasNotReady", "1 of 2"),
     ("nothing wanted", world(owner=stored(replicas=0)), AVAILABLE, "True", "ScaledToZero", "nothing is served"),
 ]

@@ -1,4 +1,4 @@
-"""The operator with a Role in one namespace instead of a ClusterRole."""
+"""The operator with a Role in one namespace instead of a ClusterRole, started before any of it was there."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from cluster.programs import ensure_programs
 from harness.chart import SYSTEM, install, operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.space import Space, resource
+from support.waiting import eventually
 
 pytestmark = pytest.mark.controlplane
 
 
-def test_an_operator_of_one_namespace_needs_and_touches_no_other(tmp_path: Path) -> None:
+def test_an_operator_of_one_namespace_waits_for_its_crd_and_rights_and_then_needs_no_others(tmp_path: Path) -> None:
     with ControlPlane(ensure_programs()) as plane:
         for name in (SYSTEM, "mine", "theirs"):
             plane.kubectl("create", "namespace", name)
-        install(plane, "--set", "watchNamespaces={mine}")
-        plane.kubectl("wait", "--for=condition=Established", "crd/fastgendeployments.fastgen.dev", "--timeout=30s")
-        cluster_wide = plane.kubectl(
-            *("get", "clusterroles,clusterrolebindings", "--output", "name"),
-            *("--selector", "app.kubernetes.io/name=fastgen-operator"),
-        )
-        assert cluster_wide == ""
         operator = OperatorProcess(operator_kubeconfig(plane), tmp_path / "log", ["--namespace", "mine"])
-        operator.start()
+        operator.launch()
         try:
+            eventually(lambda: "listing fastgendeployments" in operator.log.read_text(), within=20, what="a complaint")
+            install(plane, "--set", "watchNamespaces={mine}")
+            eventually(operator.is_healthy, within=30, what="a healthy operator")
+            complaints = len(operator.log.read_text())
             mine, theirs = Space(plane, "mine"), Space(plane, "theirs")
             theirs.apply(resource())
             mine.apply(resource())
             mine.make_ready()
             mine.wait_condition("Ready", "True", "AllReplicasReady")
+            operator.let_resyncs_pass(2)
             assert theirs.condition("Ready") == {}
             assert theirs.items("deployments") == []
         finally:
             assert operator.stop() == 0
-        assert "orbidden" not in operator.log.read_text()
+        assert "orbidden" not in operator.log.read_text()[complaints:]
+        cluster_wide = plane.kubectl(
+            *("get", "clusterroles,clusterrolebindings", "--output", "name"),
+            *("--selector", "app.kubernetes.io/name=fastgen-operator"),
+        )
+        assert cluster_wide == ""

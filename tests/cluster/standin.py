@@ -101,4 +101,6 @@ def ensure_kernels(say: Callable[[str], None]) -> None:
     say("compiling the engine's CPU kernels (once)")
     folder.mkdir(parents=True, exist_ok=True)
     run([sys.executable, "-m", "fastgen.kernels.build", folder])
+    for path in (folder.parent, folder, *folder.rglob("*")):
+        path.chmod(0o755)  # pods run as another user, and the engine keeps its own cache to itself
     done.touch()

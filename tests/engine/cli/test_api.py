@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine.weights import smollm2
@@ -76,6 +78,33 @@ def test_one_prompt_that_cannot_be_served_refuses_all_and_leaves_nothing(llm: LL
         llm.generate([[1, 2, 3], [1] * 600], GREEDY)
     assert not llm._engine.has_work
     assert llm.generate([[504]], GREEDY)[0].finish_reason == "length"
+
+
+def test_a_hugging_face_directory_is_served(llm: LLM, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    shape = LlamaConfig(
+        vocab_size=llm.tokenizer.vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(shape).save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=llm.tokenizer.backend, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    )
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(tmp_path)
+    tiny = LLM(str(tmp_path), kv_cache_memory="4MiB")
+    done = tiny.chat([{"role": "user", "content": "one two"}], SamplingParams(temperature=0, max_tokens=4))
+    assert list(done.prompt_token_ids) == [1, *llm.tokenizer.encode("one two", add_special_tokens=False)]
+    assert 1 <= len(done.token_ids) <= 4
+    assert done.text == tiny.tokenizer.decode(done.token_ids)
 
 
 def test_a_setting_that_does_not_exist_is_refused() -> None:

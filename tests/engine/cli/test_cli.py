@@ -142,6 +142,26 @@ def test_a_context_larger_than_the_cache_is_one_line(command: str) -> None:
     assert "Traceback" not in said
 
 
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    program = """
+import sys
+from fastgen import cli
+def talk(options):
+    while True:
+        print("more")
+cli._parser = lambda: cli._Parser()
+cli._Parser.parse_args = lambda self, arguments: cli.argparse.Namespace(command=talk)
+sys.exit(cli.main([]))
+"""
+    talker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert talker.stdout is not None
+    assert talker.stderr is not None
+    assert talker.stdout.readline() == b"more\n"
+    talker.stdout.close()
+    assert talker.stderr.read() == b""
+    assert talker.wait() == 1
+
+
 def test_importing_fastgen_or_the_server_brings_no_torch() -> None:
     program = """
 import sys

@@ -1,0 +1,108 @@
+"""The node of this machine: pods run and find each other, and down leaves nothing of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cluster import nodefiles, traces
+from cluster.commands import run
+from cluster.mounts import mounted_below
+from cluster.node import Node, state_folder
+from cluster.packages import ensure_packages
+from cluster.processes import all_pids, command_line, names_folder
+from cluster.programs import ensure_programs
+from cluster.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root"),
+    pytest.mark.skipif(state_folder().exists(), reason="a node is here already: its ports are taken; see `make down`"),
+]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What of a node is on the machine."""
+
+    processes: list[str]
+    mounts: list[Path]
+    links: list[str]
+    namespaces: list[str]
+    rules: list[str]
+    cgroups: list[Path]
+    forwarding: str
+
+
+def left(folder: Path) -> Left:
+    rules = run(["iptables-save"]) + run(["ip6tables-save"])
+    namespaces = Path("/run/netns")
+    return Left(
+        processes=[" ".join(command_line(pid)) for pid in all_pids() if names_folder(pid, folder)],
+        mounts=mounted_below(folder),
+        links=sorted(re.findall(r"^\d+: ([^:@]+)", run(["ip", "-o", "link"]), re.MULTILINE)),
+        namespaces=sorted(p.name for p in namespaces.iterdir()) if namespaces.exists() else [],
+        rules=[line for line in rules.splitlines() if any(mark in line for mark in traces.MARKS)],
+        cgroups=traces.pod_cgroups(),
+        forwarding=Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+    )
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    ensure_packages(print)
+    folder = Path("/var/lib/fastgen-test")
+    node = Node(ensure_programs(), folder, [nodefiles.Mount(Path(__file__).parent, Path("/fastgen-test"))])
+    yield node
+    node.down()
+
+
+def test_down_leaves_nothing_twice_in_a_row(node: Node) -> None:
+    before = left(node.folder)
+    assert before.processes == []
+    for _ in range(2):
+        node.up(print)
+        assert node.is_up()
+        assert left(node.folder).rules != []
+        node.down()
+        assert left(node.folder) == before
+        assert not node.folder.exists()
+
+
+def test_a_second_up_changes_nothing(node: Node) -> None:
+    node.up(print)
+    before = node.status()
+    node.up(print)
+    assert node.status() == before
+
+
+def test_up_brings_back_what_has_died(node: Node) -> None:
+    node.up(print)
+    killed = {name: node.status()[name] for name in ("kubelet", "kube-apiserver", "containerd")}
+    for name in killed:
+        node.processes.stop(name, patience=0)
+    assert not node.is_up()
+    node.up(print)
+    assert node.is_up()
+    assert all(node.status()[name] != pid for name, pid in killed.items())
+
+
+def test_down_cleans_up_after_a_crash_of_everything(node: Node) -> None:
+    before = left(node.folder)
+    node.up(print)
+    for name in node.processes.names():
+        node.processes.stop(name, patience=0)
+    Node(node.programs, node.folder).down()
+    assert left(node.folder) == before
+
+
+def test_gpus_are_counted_by_the_scheduler(node: Node) -> None:
+    node.up(print)
+    path = "-o=jsonpath={.items[0].status.allocatable.nvidia\\.com/gpu}"
+    wait_for("GPUs can be allocated", lambda: node.kubectl("get", "nodes", path) == "8", seconds=30, every=0.2)

@@ -1,0 +1,134 @@
+"""The parts of the bed that are functions of values: command lines, configurations, names, choices."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster import bed, dns, flags, images, nodefiles, packages, standin
+from cluster.base import base_name
+from cluster.commands import CommandError, run
+from cluster.demo import ready_condition
+from cluster.mounts import mounted_below
+from cluster.node import Node
+from cluster.traces import without_marks
+
+SITE = flags.Site(Path("/bin"), Path("/s"), "192.0.2.7", 1, 2, 3, 4, 5)
+DEFAULT_SPEC = json.dumps({"mounts": [{"destination": "/proc"}]})
+
+
+@pytest.mark.parametrize(
+    ("environment", "docker", "kind"),
+    [
+        ({"FASTGEN_KUBECONFIG": "/k"}, True, "external"),
+        ({"FASTGEN_KUBECONFIG": ""}, True, "kind"),
+        ({}, False, "native"),
+    ],
+)
+def test_the_cluster_is_the_named_one_else_of_kind_else_native(
+    environment: dict[str, str], docker: bool, kind: str
+) -> None:
+    assert bed.choose(environment, lambda: docker) == kind
+
+
+def test_every_program_names_the_folder_by_which_it_is_found_again() -> None:
+    config = Path("/s/x.kubeconfig")
+    for command in (
+        flags.etcd(SITE),
+        flags.api_server(SITE, authorization="RBAC"),
+        flags.controller_manager(SITE, config),
+        flags.scheduler(SITE, config),
+    ):
+        assert any("/s/" in str(word) for word in command[1:])
+
+
+def test_clients_on_the_machine_and_in_pods_know_the_api_server_by_name() -> None:
+    assert {"127.0.0.1", "192.0.2.7", "10.96.0.1", "kubernetes.default.svc"} <= set(flags.hosts(SITE))
+
+
+def test_mounts_are_added_to_the_default_specification_and_read_only() -> None:
+    spec = json.loads(nodefiles.base_spec(DEFAULT_SPEC, [nodefiles.Mount(Path("/usr"), Path("/host/usr"))]))
+    assert [m["destination"] for m in spec["mounts"]] == ["/proc", "/host/usr"]
+    assert "ro" in spec["mounts"][1]["options"]
+
+
+def test_dns_answers_where_the_kubelet_says() -> None:
+    (address,) = yaml.safe_load(nodefiles.kubelet(Path("/s"), Path("/s/pki")))["clusterDNS"]
+    services = [each for each in yaml.safe_load_all(dns.manifests()) if each["kind"] == "Service"]
+    assert [service["spec"]["clusterIP"] for service in services] == [address]
+
+
+def test_a_state_folder_too_long_for_sockets_is_refused() -> None:
+    with pytest.raises(ValueError, match="FASTGEN_BED_FOLDER"):
+        Node(Path("/bin"), Path("/" + "x" * 80))
+
+
+def test_the_stand_in_leaves_the_paths_of_real_images_alone() -> None:
+    for mount in standin.mounts():
+        taken = {Path(path) for path in ("/usr", "/bin", "/lib", "/lib64", "/etc", "/opt/venv", "/models", "/tmp")}
+        assert not taken & {mount.target, *mount.target.parents}
+    sources = {str(mount.source) for mount in standin.mounts()}
+    assert {"/usr", sys.prefix, str(images.REPOSITORY / "engine")} <= sources
+
+
+def test_the_stand_in_has_the_model_where_the_real_image_has_it() -> None:
+    link = standin.image().links[f"/models/{standin.MODEL}"]
+    assert Path(link).is_file()
+    assert Path(link).is_relative_to(sys.prefix)
+
+
+def test_an_image_is_named_by_what_goes_into_it(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "a.py").write_text("1")
+    for name in ("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml", "requirements", "operator"):
+        (tmp_path / name).write_text(name)
+    names = [images.image_name("engine", {}, tmp_path), images.image_name("engine", {"DEMO": "1"}, tmp_path)]
+    (tmp_path / "engine" / "__pycache__").mkdir()
+    (tmp_path / "engine" / "__pycache__" / "a.pyc").write_text("x")
+    assert images.image_name("engine", {}, tmp_path) == names[0]
+    (tmp_path / "engine" / "a.py").write_text("2")
+    names.append(images.image_name("engine", {}, tmp_path))
+    assert len(set(names)) == 3
+    assert all(name.startswith("docker.io/library/fastgen-engine:") for name in names)
+
+
+def test_the_build_sees_exactly_what_the_name_is_made_of() -> None:
+    lines = (images.REPOSITORY / ".dockerignore").read_text().splitlines()
+    assert sorted(line[1:] for line in lines if line.startswith("!")) == sorted(images.CONTEXT)
+    assert "*" in lines
+
+
+def test_a_base_is_made_anew_when_packages_come_from_elsewhere() -> None:
+    assert base_name({}) != base_name({"PIP_INDEX_URL": "https://packages.example"})
+
+
+def test_rules_of_others_stay() -> None:
+    rules = "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n-A PREROUTING -j MINE\nCOMMIT\n"
+    assert without_marks(rules) == "*nat\n-A PREROUTING -j MINE\nCOMMIT\n"
+
+
+def test_mount_points_come_deepest_first_and_others_not_at_all() -> None:
+    table = "a /s x rw 0 0\nb /s/a\\040b/c x rw 0 0\nc /s/a\\040b x rw 0 0\nd /sx x rw 0 0\n"
+    assert mounted_below(Path("/s"), table) == [Path("/s/a b/c"), Path("/s/a b"), Path("/s")]
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "PACKAGES", {"there": "sh", "not-there": "no-such-program"})
+    assert packages.missing_packages() == ["not-there"]
+
+
+def test_a_failing_program_is_told_with_its_own_words() -> None:
+    with pytest.raises(CommandError, match="no-such-file") as caught:
+        run(["ls", "no-such-file"])
+    assert "status" in str(caught.value)
+
+
+def test_a_condition_of_an_older_generation_says_nothing_yet() -> None:
+    condition = {"type": "Ready", "status": "True", "reason": "R", "message": "m", "observedGeneration": 1}
+    resource = {"metadata": {"generation": 1}, "status": {"conditions": [condition]}}
+    assert ready_condition(resource) == ("True", "R: m")
+    assert ready_condition({**resource, "metadata": {"generation": 2}})[0] == "Unknown"

@@ -127,10 +127,10 @@ class Engine:
             ),
         )
 
-    def idle_report(self) -> StepReport:
-        """The state without a pass: what a cancellation leaves must be seen too."""
+    def idle_report(self, outputs: list[TokenOutput]) -> StepReport:
+        """`outputs` and the state without a pass: what a cancellation leaves must be seen too."""
         return StepReport(
-            [], self._stats(step_seconds=0.0, prefill_tokens=0, decode_tokens=0, queue_seconds=[], preemptions=0)
+            outputs, self._stats(step_seconds=0.0, prefill_tokens=0, decode_tokens=0, queue_seconds=[], preemptions=0)
         )
 
     def _note_first_scheduled(self, pass_: Pass, now: float) -> list[float]:

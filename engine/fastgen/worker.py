@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from fastgen.config import ConfigError, EngineConfig
+from fastgen.core.request import FinishReason, RequestError
 from fastgen.messages import (
     Add,
     Cancel,
@@ -27,6 +28,7 @@ from fastgen.messages import (
     Loading,
     Ready,
     Shutdown,
+    TokenOutput,
 )
 
 log = logging.getLogger("fastgen.worker")
@@ -40,7 +42,7 @@ class Channel:
     """The engine's end of the socket pair."""
 
     def __init__(self, address: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.set(zmq.SNDHWM, _SEND_QUEUE)
         self._socket.set(zmq.LINGER, 1000)
         self._socket.connect(address)
@@ -90,19 +92,30 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     )
     channel.send(Ready(info))
     while True:
-        cancelled = False
+        changed = False
+        refused: list[TokenOutput] = []
         for command in channel.receive(wait=not engine.has_work):
             match command:
                 case Add(request):
-                    engine.add(request)
+                    try:
+                        engine.add(request)
+                    except RequestError as error:
+                        # The server checks requests by the same rules first. Where they disagree, one request ends,
+                        # not the engine with everybody's.
+                        log.error("request %s refused: %s", request.id, error)
+                        refused.append(_aborted(request.id))
                 case Cancel(request_id):
-                    cancelled |= engine.cancel(request_id)
+                    changed |= engine.cancel(request_id)
                 case Shutdown():
                     return
+        if refused or (changed and not engine.has_work):
+            channel.send(engine.idle_report(refused))
         if engine.has_work:
             channel.send(engine.step())
-        elif cancelled:
-            channel.send(engine.idle_report())
+
+
+def _aborted(request_id: str) -> TokenOutput:
+    return TokenOutput(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT)
 
 
 def main() -> int:

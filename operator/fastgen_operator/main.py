@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -52,8 +53,7 @@ async def _run(settings: Settings, reconciler: Reconciler, metrics: Metrics) -> 
     controller = Controller(settings, reconciler, metrics)
     tasks = controller.start()
     try:
-        # kopf looks once for what it is to watch: a CRD that came later would be missed for ever.
-        await controller.listed.wait()
+        await _wait_for_crd(controller)
         await kopf.operator(
             registry=build_registry(controller),
             settings=kopf_settings(),
@@ -66,6 +66,21 @@ async def _run(settings: Settings, reconciler: Reconciler, metrics: Metrics) -> 
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _wait_for_crd(controller: Controller) -> None:
+    """kopf looks once for what it is to watch: a CRD that came later would be missed for ever.
+
+    Ends the process with code 0 on SIGTERM, which kopf does not handle yet.
+    """
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    waits = [asyncio.ensure_future(event.wait()) for event in (controller.listed, stopped)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if stopped.is_set():
+        raise SystemExit(0)
 
 
 def build_registry(controller: Controller) -> kopf.OperatorRegistry:

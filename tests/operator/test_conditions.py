@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.conditions import AVAILABLE, ORDER, PODS_SCHEDULED, PROGRESSING, READY, all_conditions, merge
+from fastgen_operator.kinds import Object
 from fastgen_operator.plan import Problem
 from fastgen_operator.world import World
 from harness.objects import container, pod, spec_of, stored, world
@@ -15,9 +16,9 @@ from harness.objects import container, pod, spec_of, stored, world
 GPU = stored(resources={"gpu": {"count": 2}})
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 NO_MEMORY = "0/1 nodes are available: 1 Insufficient memory"
-DONE = {"conditions": [{"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]}
-LATE = {"conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]}
-REFUSED = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}
+DONE: Object = {"conditions": [{"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]}
+LATE: Object = {"conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]}
+REFUSED: Object = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}
 TERMINATING = {**pod(ready=True)}
 TERMINATING["metadata"] = {**TERMINATING["metadata"], "deletionTimestamp": "now"}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -83,10 +84,14 @@ class FakeCluster:
         return done
 
 
+def _same(now: datetime) -> datetime:
+    return now
+
+
 def visit(cluster: FakeCluster, times: int) -> None:
-    start = datetime(2026, 1, 1, tzinfo=UTC)
     for minute in range(times):
-        reconciler = Reconciler(cluster, Metrics(), "engine:test", lambda at=minute: start + timedelta(minutes=at))
+        now = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
+        reconciler = Reconciler(cluster, Metrics(), "engine:test", partial(_same, now))
         with contextlib.suppress(KubeError):
             reconciler.reconcile(KEY)
 

@@ -72,7 +72,8 @@ def test_ready_pods_of_an_older_template_do_not_count(space: Space) -> None:
         for pod in space.wait_pods(2):
             space.set_pod(pod, ready=True)
         eventually(lambda: space.get("fgd", "chat")["status"]["readyReplicas"] >= 1, within=20, what="a new ready pod")
-    eventually(lambda: space.make_ready(count=2) or space.condition("Ready")["status"] == "True", within=20, what="all")
+    space.make_ready(count=2)
+    space.wait_condition("Ready", "True", "AllReplicasReady")
     space.wait_condition("Progressing", "True", "RolloutComplete")
 
 

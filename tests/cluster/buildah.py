@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ class Buildah:
     def run(self, *args: str) -> str:
         """Runs one command of buildah and returns its stdout. Raises CommandError."""
         store = [f"--root={self.folder / 'root'}", f"--runroot={self.folder / 'run'}", "--storage-driver=overlay"]
-        try:
-            return run(["buildah", *store, *args], timeout=BUILD_SECONDS)
-        finally:
-            # The overlay driver leaves its folder mounted on itself.
-            mounts.unmount_below(self.folder)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # what is unmounted below may be in use by another one's build
+            try:
+                return run(["buildah", *store, *args], timeout=BUILD_SECONDS)
+            finally:
+                # The overlay driver leaves its folder mounted on itself.
+                mounts.unmount_below(self.folder)
 
     def has(self, name: str) -> bool:
         """Whether the store has the image."""
@@ -47,7 +50,7 @@ class Buildah:
     def build(self, context: Path, target: str, name: str, arguments: Mapping[str, str]) -> None:
         """Builds a target of the context's Dockerfile. Nothing is pulled: the base has to be in the store."""
         settings = [f"--build-arg={key}={value}" for key, value in arguments.items()]
-        shape = ["--layers", "--pull-never", "--network=host", "--format=docker"]
+        shape = ["--layers", "--force-rm", "--pull-never", "--network=host", "--format=docker"]
         self.run("bud", *shape, f"--target={target}", f"--tag={name}", *settings, str(context))
 
     def save(self, name: str, path: Path) -> None:

@@ -35,19 +35,24 @@ class Left:
     mounts: list[Path]
     links: list[str]
     namespaces: list[str]
+    sockets: list[str]
     rules: list[str]
     cgroups: list[Path]
     forwarding: str
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
 def left(folder: Path) -> Left:
     rules = run(["iptables-save"]) + run(["ip6tables-save"])
-    namespaces = Path("/run/netns")
     return Left(
         processes=[" ".join(command_line(pid)) for pid in all_pids() if names_folder(pid, folder)],
         mounts=mounted_below(folder),
         links=sorted(re.findall(r"^\d+: ([^:@]+)", run(["ip", "-o", "link"]), re.MULTILINE)),
-        namespaces=sorted(p.name for p in namespaces.iterdir()) if namespaces.exists() else [],
+        namespaces=names_in(Path("/run/netns")),
+        sockets=names_in(Path("/run/containerd/s")),
         rules=[line for line in rules.splitlines() if any(mark in line for mark in traces.MARKS)],
         cgroups=traces.pod_cgroups(),
         forwarding=Path("/proc/sys/net/ipv4/ip_forward").read_text(),

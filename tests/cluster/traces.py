@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.commands import CommandError, run
@@ -42,12 +44,19 @@ def remove_cgroups() -> None:
 
 
 def kill_shims(socket: Path) -> None:
-    """Kills the containers' parents that were started for this socket and are left over."""
+    """Kills the containers' parents that were started for this socket and are left over, and removes their sockets."""
     for pid in all_pids():
         words = command_line(pid)
         if words and "containerd-shim" in words[0] and str(socket) in words:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            shim_socket(words).unlink(missing_ok=True)
+
+
+def shim_socket(words: Sequence[str], folder: Path = Path("/run/containerd/s")) -> Path:
+    """The socket of a container's parent with this command line: containerd names it by a hash of three arguments."""
+    address, namespace, container = (words[words.index(flag) + 1] for flag in ("-address", "-namespace", "-id"))
+    return folder / hashlib.sha256(f"{address}/{namespace}/{container}".encode()).hexdigest()
 
 
 def remove_networks(name: str, memory: Path = Path("/var/lib/cni/results")) -> None:

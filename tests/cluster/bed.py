@@ -21,6 +21,8 @@ from cluster.programs import ensure_programs
 
 Kind = Literal["external", "kind", "native"]
 Say = Callable[[str], None]
+DEMO = {"DEMO": "1"}
+NOT_OURS = "push it to a registry that the cluster of FASTGEN_KUBECONFIG pulls from"
 # Ending the programs does not need them, so that `down` works without a build.
 UNUSED = Path("unused")
 
@@ -49,11 +51,20 @@ class Bed:
         Raises RuntimeError for a cluster that is not ours to load images into.
         """
         if self.kind == "external":
-            raise RuntimeError(f"{name}: push it to a registry that the cluster of FASTGEN_KUBECONFIG pulls from")
+            raise RuntimeError(f"{name}: {NOT_OURS}")
         if self.kind == "kind":
             kind.load_archive(kind.ensure_kind(lambda _: None), archive)
         else:
             _node(self.programs).load(archive)
+
+    def build_image(
+        self, target: images.Target, build_args: Mapping[str, str] | None = None, say: Say = print_to_stderr
+    ) -> str:
+        """Builds a target of the Dockerfile, makes it usable by pods, and returns its name. Quick if that was done.
+
+        Raises CommandError where it does not build, RuntimeError for a cluster that is not ours to load images into.
+        """
+        return _provide(self.kind, self.programs, target, build_args or {}, say)
 
 
 def choose(environment: Mapping[str, str], docker: Callable[[], bool]) -> Kind:
@@ -102,7 +113,7 @@ def existing_bed(say: Say) -> Bed:
     kubeconfig = state_folder() / ("kind.kubeconfig" if which == "kind" else "admin.kubeconfig")
     if not is_open():
         raise RuntimeError("no cluster runs here; start it with `make up`")
-    engine = standin.NAME if which == "native" else images.image_name("engine", {"DEMO": "1"})
+    engine = standin.NAME if which == "native" else images.image_name("engine", DEMO)
     return Bed(which, kubeconfig, ensure_programs(say), engine, images.image_name("operator", {}))
 
 
@@ -117,32 +128,40 @@ def _external(programs: Path) -> Bed:
 
 
 def _kind(programs: Path, say: Say) -> Bed:
-    program = kind.ensure_kind(say)
     kubeconfig = state_folder() / "kind.kubeconfig"
-    kind.up(program, programs / "kubectl", kubeconfig, say)
-    engine = images.build_with_docker("engine", {"DEMO": "1"}, say)
-    operator = images.build_with_docker("operator", {}, say)
-    for name in (engine, operator):
-        kind.load_image(program, name)
-    return Bed("kind", kubeconfig, programs, engine, operator)
+    kind.up(kind.ensure_kind(say), programs / "kubectl", kubeconfig, say)
+    engine = _provide("kind", programs, "engine", DEMO, say)
+    return Bed("kind", kubeconfig, programs, engine, _provide("kind", programs, "operator", {}, say))
 
 
 def _native(programs: Path, say: Say) -> Bed:
     node = _node(programs)
     standin.ensure_kernels(say)
     node.up(say)
-    operator = images.image_name("operator", {})
-    if operator not in node.containers.images():
-        operator = images.build("operator", {}, say)
-        with images.saved(operator) as archive:
-            say(f"loading {operator}")
-            node.load(archive)
     # A few kilobytes, and its name does not say what is in it: loaded each time.
     archive = node.folder / "engine.tar"
     write(standin.image(), archive)
     node.load(archive)
     archive.unlink()
-    return Bed("native", node.kubeconfig, programs, standin.NAME, operator)
+    return Bed("native", node.kubeconfig, programs, standin.NAME, _provide("native", programs, "operator", {}, say))
+
+
+def _provide(which: Kind, programs: Path, target: images.Target, args: Mapping[str, str], say: Say) -> str:
+    """Builds an image and makes it usable by pods; see Bed.build_image."""
+    if which == "external":
+        raise RuntimeError(f"the image of {target}: {NOT_OURS}")
+    if which == "kind":
+        name = images.build_with_docker(target, args, say)
+        kind.load_image(kind.ensure_kind(say), name)
+        return name
+    node = _node(programs)
+    if (name := images.image_name(target, args)) not in (present := node.containers.images()):
+        name = images.build(target, args, say)
+        say(f"loading {name}")
+        with images.saved(name) as archive:
+            node.load(archive)
+        node.containers.remove_images(other for other in present if images.is_forerunner(other, target, name))
+    return name
 
 
 def _node(programs: Path) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,15 @@ class Buildah:
         except CommandError:
             return False
         return True
+
+    def names(self) -> list[str]:
+        """The names of all images in the store."""
+        return self.run("images", "--noheading", "--filter=dangling=false", "--format={{.Name}}:{{.Tag}}").split()
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes images, and with them the layers that no other image has."""
+        for name in names:
+            self.run("rmi", name)
 
     def build(self, context: Path, target: str, name: str, arguments: Mapping[str, str]) -> None:
         """Builds a target of the context's Dockerfile. Nothing is pulled: the base has to be in the store."""

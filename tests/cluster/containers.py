@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,11 @@ class Containers:
     def load(self, archive: Path) -> None:
         """Imports a docker-archive; its image takes the place of one of the same name."""
         self._ctr(["images", "import", "--snapshotter=overlayfs", str(archive)], timeout=IMPORT_SECONDS)
+
+    def remove_images(self, names: Iterable[str]) -> None:
+        """Forgets images; containers that were made of them run on."""
+        for name in names:
+            self._ctr(["images", "rm", name])
 
     def ids(self) -> list[str]:
         """Every container, the pods' sandboxes among them."""

@@ -42,6 +42,8 @@ def build(
         base = ensure_base(buildah, say)
         say(f"building {name}")
         buildah.build(REPOSITORY, target, name, {**args, "BASE": base})
+        # An engine holds gigabytes; what the new image shares with its forerunners stays.
+        buildah.remove(other for other in buildah.names() if is_forerunner(other, target, name))
     return name
 
 
@@ -52,6 +54,11 @@ def build_with_docker(target: Target, build_args: Mapping[str, str], say: Callab
     settings = [f"--build-arg={key}={value}" for key, value in build_args.items()]
     run(["docker", "build", f"--target={target}", f"--tag={name}", *settings, REPOSITORY], timeout=3600)
     return name
+
+
+def is_forerunner(other: str, target: Target, name: str) -> bool:
+    """Whether `other` was made of the same target as the image `name`, out of another state of the tree."""
+    return other.startswith(f"docker.io/library/fastgen-{target}:") and other != name and not other.endswith(":host")
 
 
 @contextmanager

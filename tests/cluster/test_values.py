@@ -96,6 +96,15 @@ def test_an_image_is_named_by_what_goes_into_it(tmp_path: Path) -> None:
     assert all(name.startswith("docker.io/library/fastgen-engine:") for name in names)
 
 
+@pytest.mark.parametrize(
+    ("other", "goes"),
+    [("fastgen-engine:old", True), ("fastgen-engine:new", False), ("fastgen-engine:host", False), ("x:old", False)],
+)
+def test_only_older_images_of_the_same_target_give_way(other: str, goes: bool) -> None:
+    prefix = "docker.io/library"
+    assert images.is_forerunner(f"{prefix}/{other}", "engine", f"{prefix}/fastgen-engine:new") is goes
+
+
 def test_the_build_sees_exactly_what_the_name_is_made_of() -> None:
     lines = (images.REPOSITORY / ".dockerignore").read_text().splitlines()
     assert sorted(line[1:] for line in lines if line.startswith("!")) == sorted(images.CONTEXT)

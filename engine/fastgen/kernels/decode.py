@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import prange
 
-from fastgen.kernels.jit import kernel, serial
+from fastgen.kernels.jit import kernel, prange, serial
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import prange
 
-from fastgen.kernels.jit import kernel
+from fastgen.kernels.jit import kernel, prange
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fastgen.kernels import environment
 
 environment.prepare()
 
 import numba  # noqa: E402  (reads the environment when it is imported)
+
+# Taken from here by the kernels: numba must not be imported before the line above.
+prange = numba.prange
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,10 +26,8 @@ def kernel(signature: str) -> Callable[[Function], Function]:
 
     Compiled code is kept on disk where `environment.prepare` found a folder for it.
     """
-    compile_now: Callable[[Function], Function] = numba.njit(
-        signature, parallel=True, cache=bool(os.environ.get("NUMBA_CACHE_DIR")), **_OPTIONS
-    )
-    return compile_now
+    compile_now: Any = numba.njit(signature, parallel=True, cache=bool(os.environ.get("NUMBA_CACHE_DIR")), **_OPTIONS)
+    return cast("Callable[[Function], Function]", compile_now)
 
 
 def serial(function: Function) -> Function:

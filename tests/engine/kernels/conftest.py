@@ -1,0 +1,6 @@
+from __future__ import annotations
+
+from fastgen.kernels import environment
+
+# Before anything imports torch: OpenMP and numba read their settings once.
+environment.prepare()

@@ -1,0 +1,118 @@
+"""The fast attention kernels against the plain one. Tolerance 5e-6: float32 sums of another order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fastgen.kernels import reference
+from fastgen.kernels.chunk import LONGEST_MASKED_CONTEXT, ChunkPlan, attend_chunk
+from fastgen.kernels.decode import attend_decodes
+from fastgen.model.batch import decode_items
+
+TOLERANCE = 5e-6
+SHAPES = [(64, 3, 3), (64, 2, 4), (128, 1, 8), (128, 2, 1), (32, 2, 4), (16, 1, 3)]  # head size, kv heads, group
+
+
+class Paged:
+    """Random keys and values in a cache, and block tables in random order over it."""
+
+    def __init__(self, head_dim: int, kv_heads: int, block_size: int, contexts: list[int]) -> None:
+        torch.manual_seed(len(contexts) + head_dim)
+        sizes = [-(-context // block_size) for context in contexts]
+        blocks = torch.randperm(sum(sizes) + 2)[: sum(sizes)]
+        self.tables = list(blocks.split(sizes))
+        self.starts = np.cumsum([0, *sizes[:-1]]).astype(np.int64)
+        shape = (sum(sizes) + 2, kv_heads, block_size, head_dim)
+        self.keys, self.values = torch.randn(shape), torch.randn(shape)
+
+
+def decode(paged: Paged, queries: torch.Tensor, contexts: list[int], *, num_threads: int) -> torch.Tensor:
+    kv_heads, head_dim = paged.keys.shape[1], paged.keys.shape[3]
+    items, merges, num_parts = decode_items(
+        np.array(contexts), paged.starts, num_kv_heads=kv_heads, num_threads=num_threads
+    )
+    parts = np.full((num_parts, queries.shape[1] // kv_heads, head_dim + 2), np.nan, np.float32)
+    out = torch.full_like(queries, torch.nan)
+    attend_decodes(
+        queries.numpy(),
+        paged.keys.numpy(),
+        paged.values.numpy(),
+        torch.cat(paged.tables).numpy(),
+        items,
+        merges,
+        parts,
+        out.numpy(),
+        np.float32(head_dim**-0.5),
+    )
+    return out
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize(("head_dim", "kv_heads", "group"), SHAPES)
+def test_decode_attention_equals_the_reference(head_dim: int, kv_heads: int, group: int, block_size: int) -> None:
+    contexts = [1, 15, 16, 17, 63, 64, 65, 127, 200, 513]
+    paged = Paged(head_dim, kv_heads, block_size, contexts)
+    queries = torch.randn(len(contexts), kv_heads * group, head_dim)
+    out = decode(paged, queries, contexts, num_threads=2)
+    for row, (context, table) in enumerate(zip(contexts, paged.tables, strict=True)):
+        expected = reference.paged_attention(
+            queries[row : row + 1], paged.keys, paged.values, table, context - 1, head_dim**-0.5
+        )
+        torch.testing.assert_close(out[row : row + 1], expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("context", [512, 513, 1000, 4097])
+@pytest.mark.parametrize("num_threads", [1, 2, 7])
+def test_a_long_context_is_split_and_merged_to_the_same_result(context: int, num_threads: int) -> None:
+    contexts = [context, 3]
+    paged = Paged(64, 3, 64, contexts)
+    queries = torch.randn(2, 9, 64) * 3
+    out = decode(paged, queries, contexts, num_threads=num_threads)
+    for row in range(2):
+        expected = reference.paged_attention(
+            queries[row : row + 1], paged.keys, paged.values, paged.tables[row], contexts[row] - 1, 1 / 8
+        )
+        torch.testing.assert_close(out[row : row + 1], expected, atol=TOLERANCE, rtol=0)
+
+
+def test_slots_beyond_a_context_do_not_count_whatever_they_hold() -> None:
+    paged = Paged(64, 3, 64, [70])
+    queries = torch.randn(1, 9, 64)
+    before = decode(paged, queries, [70], num_threads=2)
+    paged.keys[paged.tables[0][1], :, 6:] = 1e6
+    paged.values[paged.tables[0][1], :, 6:] = -1e6
+    after = decode(paged, queries, [70], num_threads=2)
+    assert torch.equal(before, after)
+
+
+def test_large_scores_neither_overflow_nor_lose_the_largest() -> None:
+    paged = Paged(64, 1, 64, [130])
+    queries = torch.randn(1, 3, 64) * 100
+    out = decode(paged, queries, [130], num_threads=2)
+    expected = reference.paged_attention(queries, paged.keys, paged.values, paged.tables[0], 129, 1 / 8)
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize(("head_dim", "kv_heads", "group"), SHAPES)
+@pytest.mark.parametrize(
+    ("context", "num_tokens"),
+    [(0, 2), (0, 65), (1, 2), (63, 3), (129, 70), (LONGEST_MASKED_CONTEXT, 5), (LONGEST_MASKED_CONTEXT + 1, 33)],
+)
+def test_chunk_attention_equals_the_reference(
+    head_dim: int, kv_heads: int, group: int, block_size: int, context: int, num_tokens: int
+) -> None:
+    paged = Paged(head_dim, kv_heads, block_size, [context + num_tokens])
+    queries = torch.randn(num_tokens + 5, kv_heads * group, head_dim)
+    out = torch.full_like(queries, 7.0)
+    plan = ChunkPlan.make(3, num_tokens, context, paged.tables[0])
+    attend_chunk(plan, queries, paged.keys, paged.values, out, head_dim**-0.5)
+    rows = slice(3, 3 + num_tokens)
+    expected = reference.paged_attention(
+        queries[rows], paged.keys, paged.values, paged.tables[0], context, head_dim**-0.5
+    )
+    torch.testing.assert_close(out[rows], expected, atol=TOLERANCE, rtol=0)
+    assert (out[:3] == 7).all()
+    assert (out[3 + num_tokens :] == 7).all()

@@ -1,0 +1,67 @@
+"""The element-wise kernels against plain torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fastgen.kernels import elementwise, reference
+
+
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 576), (3, 7), (65, 128)])
+def test_add_and_norm_equals_the_reference(rows: int, hidden: int) -> None:
+    torch.manual_seed(0)
+    x, update, weight = torch.randn(rows, hidden), torch.randn(rows, hidden), torch.rand(hidden)
+    total, normed = reference.add_rms_norm(x, update, weight, 1e-5)
+    out = torch.empty_like(x)
+    elementwise.add_rms_norm(x.numpy(), update.numpy(), weight.numpy(), np.float32(1e-5), out.numpy())
+    assert torch.equal(x, total)
+    torch.testing.assert_close(out, normed, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1536), (5, 9), (70, 64)])
+def test_silu_and_multiply_equals_the_reference_far_into_both_tails(rows: int, width: int) -> None:
+    torch.manual_seed(0)
+    gate_up = torch.randn(rows, 2 * width) * 10
+    gate_up[0, :2] = torch.tensor([-200.0, 200.0])
+    out = torch.empty(rows, width)
+    elementwise.silu_multiply(gate_up.numpy(), out.numpy())
+    torch.testing.assert_close(out, reference.silu_multiply(gate_up), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"), [(9, 3, 64, 64), (4, 1, 16, 32), (2, 2, 128, 16)]
+)
+def test_rotation_and_storing_puts_each_row_into_its_slot_and_nothing_else(
+    heads: int, kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    torch.manual_seed(0)
+    rows, num_blocks = 11, 4
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * head_dim)
+    angles = torch.rand(rows, head_dim // 2) * 6
+    places = torch.randperm(num_blocks * block_size)[:rows]
+    blocks, slots = places // block_size, places % block_size
+    keys = torch.full((num_blocks, kv_heads, block_size, head_dim), 9.0)
+    values = keys.clone()
+    queries = torch.empty(rows, heads, head_dim)
+    elementwise.rotate_and_store(
+        qkv.numpy(),
+        angles.cos().numpy(),
+        angles.sin().numpy(),
+        keys.numpy(),
+        values.numpy(),
+        blocks.numpy(),
+        slots.numpy(),
+        queries.numpy(),
+    )
+    q, k, v = qkv.view(rows, -1, head_dim).split([heads, kv_heads, kv_heads], 1)
+    torch.testing.assert_close(queries, reference.rotate(q, angles.cos(), angles.sin()), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        keys[blocks, :, slots], reference.rotate(k, angles.cos(), angles.sin()), atol=1e-6, rtol=0
+    )
+    assert torch.equal(values[blocks, :, slots], v)
+    keys[blocks, :, slots] = 9.0
+    values[blocks, :, slots] = 9.0
+    assert (keys == 9).all()
+    assert (values == 9).all()

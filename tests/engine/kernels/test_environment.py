@@ -1,0 +1,90 @@
+"""Settings made before torch and numba are imported, seen from processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastgen.kernels import build, environment
+
+PROBE = """
+import json, os, sys
+from fastgen.kernels import environment
+environment.prepare()
+print(json.dumps({name: os.environ.get(name) for name in
+    ("NUMBA_CACHE_DIR", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "GOMP_SPINCOUNT")}))
+assert "torch" not in sys.modules and "numba" not in sys.modules
+"""
+
+KERNEL = """
+from fastgen.kernels.elementwise import silu_multiply
+import numpy as np
+out = np.empty((1, 2), np.float32)
+silu_multiply(np.array([[0, 1, 5, 5]], np.float32), out)
+print(out.tolist())
+"""
+
+
+def run(program: str, **settings: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "OMP", "GOMP", "XDG"))}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=kept | settings, capture_output=True, text=True, check=True, timeout=200
+    )
+    return done.stdout
+
+
+def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
+    out = run(PROBE, OMP_NUM_THREADS="7", GOMP_SPINCOUNT="5", NUMBA_CACHE_DIR=str(tmp_path / "mine"))
+    assert '"OMP_NUM_THREADS": "7"' in out
+    assert '"GOMP_SPINCOUNT": "5"' in out
+    assert f'"NUMBA_CACHE_DIR": "{tmp_path}/mine"' in out
+
+
+def test_threads_are_the_usable_cpus(tmp_path: Path) -> None:
+    out = run(PROBE, XDG_CACHE_HOME=str(tmp_path))
+    assert f'"NUMBA_NUM_THREADS": "{environment.usable_cpus()}"' in out
+    assert f'"NUMBA_CACHE_DIR": "{tmp_path}/fastgen/kernels"' in out
+
+
+def test_kernels_work_where_nothing_can_be_written() -> None:
+    nowhere = "/proc/nowhere"
+    out = run(PROBE, NUMBA_CACHE_DIR=nowhere, XDG_CACHE_HOME=nowhere, TMPDIR=nowhere)
+    # The system's own temporary folder is the last resort; what matters is that the unwritable ones are passed over.
+    assert nowhere not in out
+
+
+def test_prebuilt_kernels_are_taken_over_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prebuilt, cache = tmp_path / "prebuilt", tmp_path / "cache"
+    command = [sys.executable, "-m", "fastgen.kernels.build", str(prebuilt)]
+    subprocess.run(command, check=True, timeout=250, capture_output=True)
+    assert build.is_built(prebuilt)
+    assert not build.is_built(cache)
+    before = {path.name for path in prebuilt.rglob("*.nb?")}
+    out = run(KERNEL, NUMBA_CACHE_DIR=str(cache), FASTGEN_KERNEL_CACHE=str(prebuilt))
+    assert out.startswith("[[0.0, 3.65")
+    assert build.is_built(cache)
+    # Nothing was compiled anew: numba would have added files.
+    assert {path.name for path in cache.rglob("*.nb?")} == before
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(cache))
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "numba")
+    assert build.start() is None
+
+
+def test_seeding_never_replaces_a_file_that_is_there(tmp_path: Path) -> None:
+    prebuilt, cache = tmp_path / "prebuilt", tmp_path / "cache"
+    for folder, text in ((prebuilt, "theirs"), (cache, "ours")):
+        (folder / "kernels").mkdir(parents=True)
+        (folder / "kernels" / "a.nbi").write_text(text)
+    (prebuilt / "kernels" / "b.nbc").write_text("theirs")
+    assert environment.seed(prebuilt, cache) == 1
+    assert (cache / "kernels" / "a.nbi").read_text() == "ours"
+    assert (cache / "kernels" / "b.nbc").read_text() == "theirs"
+
+
+def test_a_missing_prebuilt_folder_is_no_error(tmp_path: Path) -> None:
+    assert environment.seed(tmp_path / "missing", tmp_path) == 0

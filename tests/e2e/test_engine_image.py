@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from cluster import images
 from cluster.bed import Bed
 from support.deployments import Namespace, chat, manifest
 from support.waiting import eventually
@@ -13,7 +12,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.image, pytest.mark.timeout(1800)]
 
 
 def test_a_deployment_runs_from_the_real_engine_image(bed: Bed, namespace: Namespace) -> None:
-    image = images.build("engine", {"DEMO": "1"})
+    image = bed.build_image("engine", {"DEMO": "1"})
     spec = {"device": "cpu", "image": image, "tokenBudget": 128, "maxModelLength": 2048}
     namespace.apply(manifest("chat", engine=spec))
     namespace.wait_condition("chat", "Ready", "True", within=300)

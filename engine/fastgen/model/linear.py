@@ -1,14 +1,15 @@
-"""Matrix products with weights that never change: packed once for MKL, used at every number of rows.
+"""Matrix products with weights that never change: packed once, used at every number of rows.
 
-torch has MKL's packed products as `torch.ops.mkl._mkl_linear`. A packing made for 256 rows serves any number of rows,
-which MKL does not document: so it is tried on every shape of the model before it is trusted, and where it fails, or
-where torch was built without MKL, the plain product takes its place.
+torch has two packed products on CPUs: MKL's, the fastest on Intel's processors, and oneDNN's, the fastest on others. A
+packing made for 256 rows serves any number of rows, which neither documents: so it is tried on every shape of the model
+before it is trusted. Where both fail, or torch was built without them, the plain product takes their place.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -42,8 +43,8 @@ class PlainLinear:
         return F.linear(x, self._weight)
 
 
-class PackedLinear:
-    """The product with MKL's packed weight. The weight given is not kept."""
+class MKLLinear:
+    """The product with a weight packed by MKL. The weight given is not kept."""
 
     __slots__ = ("_in_features", "_packed", "_shape_only")
 
@@ -63,23 +64,57 @@ class PackedLinear:
         return y
 
 
-def choose_linear(samples: Iterable[torch.Tensor]) -> type[PackedLinear] | type[PlainLinear]:
-    """The faster kind that is right on all `samples`, one weight of each distinct shape of the model."""
-    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-        log.info("this torch build has no MKL: weights are not packed, passes are slower")
-        return PlainLinear
-    for weight in samples:
-        fault = packing_fault(weight)
-        if fault:
-            log.warning("packed products are wrong here (%s): weights are not packed, passes are slower", fault)
-            return PlainLinear
-    return PackedLinear
+class OneDNNLinear:
+    """The product with a weight packed by oneDNN. The weight given is not kept."""
+
+    __slots__ = ("_in_features", "_packed")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
+        self._in_features = weight.shape[1]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes the product."""
+        assert x.dim() == 2
+        assert x.shape[1] == self._in_features
+        assert x.is_contiguous()
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, None, "none", [], "")
+        return y
 
 
-def packing_fault(weight: torch.Tensor, row_counts: Iterable[int] = _TRIED_ROWS) -> str | None:
-    """What is wrong with the packed product of this weight at the numbers of rows given; None if nothing is."""
+LinearKind = type[MKLLinear] | type[OneDNNLinear] | type[PlainLinear]
+
+
+def choose_linear(samples: Iterable[torch.Tensor], preferred: Iterable[LinearKind] | None = None) -> LinearKind:
+    """The first of the `preferred` kinds that is right on all `samples`; by default this processor's fastest first.
+
+    Args:
+        samples: one weight of each distinct shape of the model.
+        preferred: kinds to try in order; the plain product stands behind them.
+    """
+    weights = list(samples)
+    for kind in fastest_first() if preferred is None else preferred:
+        fault = next(filter(None, (packing_fault(kind, weight) for weight in weights)), None)
+        if fault is None:
+            return kind
+        log.warning("products packed as %s cannot be used here: %s", kind.__name__, fault)
+    log.warning("weights are not packed: passes are slower")
+    return PlainLinear
+
+
+def fastest_first(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[LinearKind, ...]:
+    """The packed kinds, the one that is faster on this processor first."""
     try:
-        packed = PackedLinear(weight)
+        intel = "GenuineIntel" in cpuinfo.read_text()
+    except OSError:
+        intel = False
+    return (MKLLinear, OneDNNLinear) if intel else (OneDNNLinear, MKLLinear)
+
+
+def packing_fault(kind: LinearKind, weight: torch.Tensor, row_counts: Iterable[int] = _TRIED_ROWS) -> str | None:
+    """What is wrong with such a product of this weight at the numbers of rows given; None if nothing is."""
+    try:
+        packed = kind(weight)
         generator = torch.Generator().manual_seed(0)
         for rows in row_counts:
             x = torch.randn(rows, weight.shape[1], generator=generator)

@@ -1,0 +1,146 @@
+"""How long one forward pass takes, and the share of matrix products in it: `python benchmarks/forward_pass.py MODEL`.
+
+The floor is the pass's own packed products and nothing else, timed in the same run right after the pass: what is above
+it is attention, element-wise steps and Python. Each number is the least of its repeats; other load on the machine makes
+it larger, never smaller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastgen.kernels import environment
+
+environment.prepare()
+
+import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
+
+from fastgen.core.request import Request, SamplingParams  # noqa: E402
+from fastgen.core.scheduler import Chunk, Pass  # noqa: E402
+from fastgen.core.sequence import Sequence  # noqa: E402
+from fastgen.model.batch import Batch  # noqa: E402
+from fastgen.model.checkpoint import Checkpoint  # noqa: E402
+from fastgen.model.llama import KVCache, Llama  # noqa: E402
+from fastgen.model.source import ModelSource  # noqa: E402
+from fastgen.model.weights import LlamaWeights  # noqa: E402
+
+BLOCK_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A pass: contexts of its decodes (their own token included), and (context, tokens) of its chunks."""
+
+    name: str
+    decodes: tuple[int, ...]
+    chunks: tuple[tuple[int, int], ...] = ()
+
+
+EIGHT = (512,) * 8
+SCENARIOS = (
+    Scenario("1 decode @512", (512,)),
+    Scenario("1 decode @4096", (4096,)),
+    Scenario("8 decodes @512", EIGHT),
+    Scenario("8 decodes + 56 @0", EIGHT, ((0, 56),)),
+    Scenario("8 decodes + 56 @256", EIGHT, ((256, 56),)),
+    Scenario("64 decodes @512", (512,) * 64),
+    Scenario("8 decodes + 120 @128", EIGHT, ((128, 120),)),
+    Scenario("8 decodes + 248 @0", EIGHT, ((0, 248),)),
+    Scenario("8 decodes + 248 @256", EIGHT, ((256, 248),)),
+    Scenario("8 decodes + 248 @1024", EIGHT, ((1024, 248),)),
+    Scenario("8 decodes + 504 @0", EIGHT, ((0, 504),)),
+)
+
+
+def make_pass(scenario: Scenario, vocabulary: int) -> tuple[Pass, int]:
+    """The pass, its blocks in random order, and how many blocks it needs."""
+    lengths = [(context - 1, 1) for context in scenario.decodes] + list(scenario.chunks)
+    sizes = [-(-(start + count) // BLOCK_SIZE) for start, count in lengths]
+    blocks = iter(random.Random(0).sample(range(sum(sizes)), sum(sizes)))
+    chunks = []
+    for number, ((start, count), size) in enumerate(zip(lengths, sizes, strict=True)):
+        tokens = random.Random(number).choices(range(vocabulary), k=start + count)
+        request = Request(id=str(number), prompt_token_ids=tokens, sampling=SamplingParams(temperature=0))
+        sequence = Sequence(request, ordinal=number, arrival=0.0, seed=0)
+        sequence.block_table = [next(blocks) for _ in range(size)]
+        sequence.num_computed_tokens = start
+        chunks.append(Chunk(sequence, start, count))
+    return Pass(tuple(chunks)), sum(sizes)
+
+
+def least_seconds(run: Callable[[], object], budget: float) -> float:
+    """The least time of a call, repeated for `budget` seconds and three times at least."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + budget
+    while len(times) < 3 or time.perf_counter() < end:
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def products_only(weights: LlamaWeights, num_rows: int, num_sampled: int) -> Callable[[], None]:
+    """The pass's matrix products on rows that are made once."""
+    a = weights.architecture
+    hidden, inner = torch.randn(num_rows, a.hidden_size), torch.randn(num_rows, a.intermediate_size)
+    attended, sampled = torch.randn(num_rows, a.num_heads * a.head_dim), torch.randn(num_sampled, a.hidden_size)
+
+    def run() -> None:
+        for layer in weights.layers:
+            layer.qkv(hidden)
+            layer.attention_output(attended)
+            layer.gate_up(hidden)
+            layer.down(inner)
+        weights.head(sampled)
+
+    return run
+
+
+def main() -> None:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a GGUF file or a Hugging Face directory")
+    parser.add_argument("--seconds", type=float, default=1.5, help="time for each measurement (default: 1.5)")
+    parser.add_argument("--only", default="", help="run the scenarios whose name contains this")
+    arguments = parser.parse_args()
+
+    num_threads = environment.usable_cpus()
+    torch.set_num_threads(num_threads)
+    torch.set_grad_enabled(False)
+    source = ModelSource.open(arguments.model)
+    architecture = source.architecture
+    weights = LlamaWeights.load(architecture, Checkpoint.open(source), lambda _fraction: None)
+    model = Llama(weights)
+    print(f"{arguments.model}: {architecture.num_parameters / 1e6:.0f} M parameters, float32, {num_threads} threads")
+    print(f"{'pass':24} {'tokens':>6} {'ms':>8} {'tokens/s':>9} {'products ms':>12} {'share':>6}")
+    for scenario in SCENARIOS:
+        if arguments.only not in scenario.name:
+            continue
+        pass_, num_blocks = make_pass(scenario, architecture.vocab_size)
+        cache = KVCache(architecture, num_blocks, BLOCK_SIZE)
+        cache.keys.normal_()
+        cache.values.normal_()
+
+        def run(pass_: Pass = pass_, cache: KVCache = cache) -> torch.Tensor:
+            batch = Batch.from_pass(
+                pass_, block_size=BLOCK_SIZE, num_kv_heads=architecture.num_kv_heads, num_threads=num_threads
+            )
+            return model.forward(batch, cache)
+
+        seconds = least_seconds(run, arguments.seconds)
+        num_sampled = sum(chunk.samples for chunk in pass_.chunks)
+        floor = least_seconds(products_only(weights, pass_.num_tokens, num_sampled), arguments.seconds)
+        print(
+            f"{scenario.name:24} {pass_.num_tokens:6} {seconds * 1e3:8.1f} {pass_.num_tokens / seconds:9.0f} "
+            f"{floor * 1e3:12.1f} {floor / seconds:6.0%}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 An image sets `FASTGEN_KERNEL_CACHE` to that folder, so that its engines start without compiling. An engine that starts
 without compiled kernels runs this program beside loading the weights, on another core.
 
-A folder says by an empty file, `built-KEY`, that it holds everything that this code needs on this kind of CPU.
+A folder says by an empty file for each module, `built-MODULE-KEY`, that it holds all of it for this kind of CPU.
 """
 
 from __future__ import annotations
@@ -14,43 +14,51 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
 from fastgen.kernels import environment
 
+MODULES = ("decode", "elementwise")  # importing one compiles its kernels
 
-def is_built(folder: Path) -> bool:
+
+def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
     """Does `folder` hold the kernels of this very code for this CPU?"""
-    return (folder / _marker()).exists()
+    return all((folder / _marker(module)).exists() for module in modules)
 
 
-def start() -> subprocess.Popen[bytes] | None:
-    """Starts compiling into numba's folder in another process; None where nothing is to be done or none can be kept."""
+def start() -> list[subprocess.Popen[bytes]]:
+    """Starts compiling into numba's folder, a process for each module; none where nothing is to be done or kept."""
     folder = os.environ.get("NUMBA_CACHE_DIR")
-    if folder is None or "numba" in sys.modules or is_built(Path(folder)):
-        return None
-    # Its output is of no use: what fails there is compiled, and fails aloud, in the engine itself.
-    return subprocess.Popen(
-        [sys.executable, "-m", "fastgen.kernels.build", folder],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    if folder is None or "numba" in sys.modules:
+        return []
+    # Their output is of no use: what fails there is compiled, and fails aloud, in the engine itself.
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "fastgen.kernels.build", folder, module],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for module in MODULES
+        if not is_built(Path(folder), [module])
+    ]
 
 
-def build(folder: Path) -> None:
-    """Compiles into `folder`; importing the modules does it."""
+def build(folder: Path, modules: Iterable[str] = MODULES) -> None:
+    """Compiles into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     os.environ.pop(environment.PREBUILT, None)
-    for module in ("decode", "elementwise"):
+    environment.prepare()
+    for module in modules:
         importlib.import_module(f"fastgen.kernels.{module}")
-    (folder / _marker()).touch()
+        (folder / _marker(module)).touch()
 
 
-def _marker() -> str:
-    """`built-` and a hash of all that compiled code depends on."""
+def _marker(module: str) -> str:
+    """The name of the file that says so: it has a hash of all that compiled code depends on."""
     from llvmlite import binding  # type: ignore[import-untyped]
 
     parts = [
@@ -62,15 +70,15 @@ def _marker() -> str:
         os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name(),
         os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten(),
     ]
-    return "built-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return f"built-{module}-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def main() -> int:
     """Runs the program; returns its exit code."""
-    if len(sys.argv) != 2:
-        print("usage: python -m fastgen.kernels.build FOLDER", file=sys.stderr)
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(MODULES):
+        print(f"usage: python -m fastgen.kernels.build FOLDER [{'|'.join(MODULES)} ...]", file=sys.stderr)
         return 2
-    build(Path(sys.argv[1]))
+    build(Path(sys.argv[1]), sys.argv[2:] or MODULES)
     return 0
 
 

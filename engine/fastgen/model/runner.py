@@ -12,7 +12,7 @@ from fastgen.config import EngineConfig
 from fastgen.core.scheduler import Pass
 from fastgen.kernels import build, environment
 from fastgen.model.architecture import ModelArchitecture
-from fastgen.model.cache import plan_kv_blocks, resolve_max_model_length
+from fastgen.model.cache import plan_kv_blocks, resolve_max_model_length, working_memory_bytes
 from fastgen.model.memory import available_memory
 from fastgen.model.source import ModelSource
 
@@ -81,11 +81,12 @@ class CPURunner:
             source.architecture, checkpoint, lambda fraction: progress("loading weights", fraction)
         )
         memory = available_memory()
-        num_blocks = plan_kv_blocks(config, source.architecture, memory.num_bytes, limited=memory.limited)
+        free = max(0, memory.num_bytes - working_memory_bytes(config, source.architecture))
+        num_blocks = plan_kv_blocks(config, source.architecture, free, limited=memory.limited)
         max_model_length = resolve_max_model_length(config, source.architecture, num_blocks)
         progress("compiling kernels", 0.0)
-        if compiling is not None:
-            compiling.wait()
+        for process in compiling:
+            process.wait()
         from fastgen.model.llama import KVCache, Llama
 
         progress("compiling kernels", 1.0)

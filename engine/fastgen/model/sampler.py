@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from fastgen.core.request import SamplingParams
+from fastgen.model.cache import ROWS_SAMPLED_AT_ONCE
 
 _FIRST_WIDTH = 512
 _MASK64 = (1 << 64) - 1
@@ -37,8 +38,9 @@ def sample(logits: torch.Tensor, draws: Row[Draw]) -> list[int]:
     tokens = logits.argmax(-1)
     whole = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0 and not _is_cut(draw.sampling)]
     cut = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0 and _is_cut(draw.sampling)]
-    for rows, choose in ((whole, _sample_whole), (cut, _sample_cut)):
-        if rows:
+    for group, choose in ((whole, _sample_whole), (cut, _sample_cut)):
+        for first in range(0, len(group), ROWS_SAMPLED_AT_ONCE):
+            rows = group[first : first + ROWS_SAMPLED_AT_ONCE]
             tokens[rows] = choose(logits[rows], [draws[row] for row in rows])
     chosen: list[int] = tokens.tolist()
     return chosen

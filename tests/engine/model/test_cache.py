@@ -8,7 +8,7 @@ import pytest
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.model.architecture import ModelArchitecture
-from fastgen.model.cache import kv_block_bytes, plan_kv_blocks, resolve_max_model_length
+from fastgen.model.cache import kv_block_bytes, plan_kv_blocks, resolve_max_model_length, working_memory_bytes
 from fastgen.model.memory import AvailableMemory, available_memory
 
 SMOLLM2 = ModelArchitecture(
@@ -51,6 +51,18 @@ def test_blocks_follow_from_what_is_asked_for_and_what_there_is(
     settings: dict[str, int], available: int, limited: bool, blocks: int
 ) -> None:
     assert plan_kv_blocks(EngineConfig(model="", **settings), SMOLLM2, available, limited=limited) == blocks
+
+
+def test_memory_is_kept_free_for_the_fullest_pass_and_for_sampling_every_row() -> None:
+    def kept(**settings: int) -> int:
+        return working_memory_bytes(EngineConfig(model="", **settings), SMOLLM2)
+
+    logits = 49152 * 4
+    assert kept(token_budget=64, max_sequences=64) > 64 * logits
+    assert kept(token_budget=64, max_sequences=64) < 512 << 20
+    assert kept(max_sequences=128) - kept(max_sequences=64) == 64 * logits
+    assert kept(token_budget=512) > kept(token_budget=256)
+    assert kept(max_model_length=2048) < kept(max_model_length=8192) == kept()
 
 
 @pytest.mark.parametrize(

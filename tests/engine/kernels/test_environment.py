@@ -50,10 +50,10 @@ def test_threads_are_the_usable_cpus(tmp_path: Path) -> None:
     assert f'"NUMBA_CACHE_DIR": "{tmp_path}/fastgen/kernels"' in out
 
 
-def test_kernels_work_where_nothing_can_be_written() -> None:
+def test_folders_that_cannot_be_written_are_passed_over() -> None:
     nowhere = "/proc/nowhere"
     out = run(PROBE, NUMBA_CACHE_DIR=nowhere, XDG_CACHE_HOME=nowhere, TMPDIR=nowhere)
-    # The system's own temporary folder is the last resort; what matters is that the unwritable ones are passed over.
+    # The system's own temporary folder is the last resort.
     assert nowhere not in out
 
 

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 def test_more_gpus_than_there_are_shows_insufficient_gpu_and_nothing_else_breaks(namespace: Namespace) -> None:
-    namespace.apply(manifest("fits", resources={"gpu": {"count": 1}}))
-    namespace.apply(manifest("greedy", resources={"gpu": {"count": 64}}))
+    namespace.apply(manifest("fits", resources={"gpu": {"count": 1}, "limits": {"memory": "2Gi"}}))
+    namespace.apply(manifest("greedy", resources={"gpu": {"count": 64}, "limits": {"memory": "2Gi"}}))
     scheduled = namespace.wait_condition("greedy", "PodsScheduled", "False")
     assert scheduled["reason"] == "InsufficientGPU"
     assert "Insufficient nvidia.com/gpu" in scheduled["message"], "the scheduler's own words are missing"

@@ -28,6 +28,7 @@ def manifest(name: str, **spec: Any) -> Object:
         "spec": {
             "model": {"source": MODEL, "servedName": "smollm2"},
             "engine": {"device": "cpu", "tokenBudget": 128, "maxModelLength": 2048},
+            "resources": {"limits": {"memory": "2Gi"}},
             "drainSeconds": 5,
             **spec,
         },

@@ -9,6 +9,7 @@ BIN := .venv/bin
 CODE := engine operator tests
 # torch comes in large releases; it moves when somebody moves it here.
 TORCH := 2.13.0
+UPGRADE ?= --upgrade
 UV := .venv/tools/bin/uv
 COMPILE := $(UV) pip compile --python-version 3.11 --universal --generate-hashes --no-emit-index-url --no-header \
 	--quiet
@@ -27,8 +28,11 @@ up: environment ## a Kubernetes, the operator, a small model, and an answer from
 down: environment ## remove all that `make up` made
 	@$(CLUSTER) down
 
+# Two at a time: the tests of the cluster mostly wait, the engine's mostly compute. tests/conftest.py says what may
+# run beside what.
 test: lint ## everything, end to end included
-	$(BIN)/python -m pytest $(TESTS)
+	@$(CLUSTER) prepare
+	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 test-fast: lint ## what needs no cluster: style, types, layers, unit tests
 	$(BIN)/python -m pytest $(TESTS) -m 'not controlplane and not cluster and not image'
@@ -43,12 +47,12 @@ format: environment ## put the code into its style
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-lock: environment ## choose the newest versions of all dependencies, by hash
-	$(COMPILE) --upgrade pyproject.toml --all-extras --upgrade-package torch==$(TORCH) -o requirements/dev.txt
+lock: environment ## choose the newest versions of all dependencies, by hash; UPGRADE= keeps those that fit
+	$(COMPILE) $(UPGRADE) pyproject.toml --all-extras --upgrade-package torch==$(TORCH) -o requirements/dev.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra engine -o requirements/engine.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra engine --extra demo -o requirements/engine-demo.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra operator -o requirements/operator.txt
-	printf 'editables\nhatchling>=1.27\nuv\n' | $(COMPILE) --upgrade - -o requirements/build.txt
+	printf 'editables\nhatchling>=1.27\nuv\n' | $(COMPILE) $(UPGRADE) - -o requirements/build.txt
 
 environment: $(STAMP)
 

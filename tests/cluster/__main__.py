@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("up", help="start the cluster, the operator and a small model, and ask it something")
     commands.add_parser("down", help="remove all of it")
+    commands.add_parser("prepare", help="install, build and compile all that the cluster needs, and start nothing")
     commands.add_parser("open", help="start the cluster and load the images, and no more")
     commands.add_parser("status", help="say which processes of the native node run")
     commands.add_parser("kubeconfig", help="print the path of the cluster's kubeconfig")
@@ -51,6 +52,8 @@ def _carry_out(options: argparse.Namespace, console: Console) -> int:
             demo.up(console)
         case "down":
             demo.down(console)
+        case "prepare":
+            bed.prepare_bed(print_to_stderr)
         case "open":
             print(bed.open_bed(print_to_stderr).kubeconfig)
         case "status":

@@ -88,6 +88,18 @@ def open_bed(say: Say) -> Bed:
     return _native(ensure_programs(say), say)
 
 
+def prepare_bed(say: Say) -> None:
+    """Does what open_bed() would have to do first on a new machine, which takes minutes, and starts nothing.
+
+    Raises what open_bed() raises.
+    """
+    ensure_programs(say)
+    if choose(os.environ, kind.docker_answers) == "native":
+        ensure_packages(say)
+        standin.ensure_kernels(say)
+        images.build("operator", {}, say)
+
+
 def close_bed(say: Say) -> None:
     """Removes the cluster with everything in it; one that was not made here is left alone."""
     which = choose(os.environ, kind.docker_answers)

@@ -71,8 +71,11 @@ class _Generation:
         return Completion("".join(self.pieces), tuple(tokens), reason, tuple(self.request.prompt_token_ids))
 
 
+_Piece = tuple[_Generation, TextDelta]
+
+
 class LLM:
-    """A model, loaded into this process.
+    """A model, loaded into this process. For one thread; streams may be open at once and then share their passes.
 
     Args:
         model: a GGUF file or a Hugging Face directory.
@@ -91,6 +94,8 @@ class LLM:
         self._engine = Engine(runner, self.config)
         self.max_model_length = runner.max_model_length
         self._ids = itertools.count()
+        self._under_way: dict[str, _Generation] = {}
+        self._pieces: list[_Piece] = []
 
     def generate(
         self,
@@ -164,24 +169,43 @@ class LLM:
 
     def _run(self, generations: Sequence[_Generation]) -> Iterator[tuple[_Generation, TextDelta]]:
         """Steps the engine until all of these have ended; what is unfinished when it is closed is cancelled."""
-        under_way: dict[str, _Generation] = {}
+        mine: set[str] = set()
         try:
             for generation in generations:
                 self._engine.add(generation.request)
-                under_way[generation.request.id] = generation
-            while under_way:
-                for got in self._engine.step().outputs:
-                    generation = under_way[got.request_id]
-                    generation.token_ids += got.token_ids
-                    delta = generation.output.push(got.token_ids, got.finish_reason)
-                    generation.pieces.append(delta.text)
+                self._under_way[generation.request.id] = generation
+                mine.add(generation.request.id)
+            while mine:
+                pieces = self._take(mine)
+                if not pieces:
+                    self._step()
+                for generation, delta in pieces:
                     if delta.finish_reason is not None:
-                        del under_way[got.request_id]
-                        self._engine.cancel(got.request_id)  # a stop string: the engine does not know yet
+                        mine.discard(generation.request.id)
                     yield generation, delta
         finally:
-            for request_id in under_way:
+            for request_id in mine:
+                self._under_way.pop(request_id, None)
                 self._engine.cancel(request_id)
+            self._take(mine)
+
+    def _take(self, mine: set[str]) -> list[_Piece]:
+        """The pieces that have come for these requests; those of others stay, for whoever iterates over them."""
+        taken = [piece for piece in self._pieces if piece[0].request.id in mine]
+        self._pieces = [piece for piece in self._pieces if piece[0].request.id not in mine]
+        return taken
+
+    def _step(self) -> None:
+        """One pass for everything under way: iterators that are open at once share their passes."""
+        for got in self._engine.step().outputs:
+            generation = self._under_way[got.request_id]
+            generation.token_ids += got.token_ids
+            delta = generation.output.push(got.token_ids, got.finish_reason)
+            generation.pieces.append(delta.text)
+            if delta.finish_reason is not None:
+                del self._under_way[got.request_id]
+                self._engine.cancel(got.request_id)  # a stop string: the engine does not know yet
+            self._pieces.append((generation, delta))
 
 
 def _parsed(knobs: Mapping[str, Any]) -> dict[str, Any]:

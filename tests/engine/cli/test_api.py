@@ -51,6 +51,21 @@ def test_a_chat_is_answered(llm: LLM) -> None:
     assert done.token_ids[-1] == 2  # the mark that ended it
 
 
+def test_streams_may_be_open_at_once_and_a_batch_run_between_their_pieces(llm: LLM) -> None:
+    prompts = ["The sun is", "Once upon a time", "1, 2, 3, 4,"]
+    alone = [completion.text for completion in llm.generate(prompts, GREEDY)]
+    first, second = (llm.stream(prompt, GREEDY) for prompt in prompts[:2])
+    texts = [next(first).text, next(second).text]
+    assert llm.generate(prompts[2], GREEDY)[0].text == alone[2]
+    texts[1] += "".join(delta.text for delta in second)
+    texts[0] += "".join(delta.text for delta in first)
+    assert texts == alone[:2]
+    abandoned = llm.stream("The sun is", GREEDY)
+    next(abandoned)
+    del abandoned
+    assert llm.generate(prompts[0], GREEDY)[0].text == alone[0]
+
+
 def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:
     deltas = list(llm.stream("Once upon a time", GREEDY))
     assert "".join(delta.text for delta in deltas) == llm.generate("Once upon a time", GREEDY)[0].text

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.bed import Bed, close_bed, is_open, open_bed
 from cluster.demo import install
-from support.deployments import Namespace
+from support.deployments import ServedNamespace
 
 
 def say(line: str) -> None:
@@ -31,12 +31,12 @@ def bed() -> Iterator[Bed]:
 
 
 @pytest.fixture
-def namespace(bed: Bed, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+def namespace(bed: Bed, request: pytest.FixtureRequest) -> Iterator[ServedNamespace]:
     """A fresh namespace that admits only pods of the restricted Pod Security standard."""
     name = "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:50].strip("-")
     bed.kubectl("create", "namespace", name)
     bed.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    fresh = Namespace(bed, name)
+    fresh = ServedNamespace(bed, name)
     try:
         yield fresh
     finally:

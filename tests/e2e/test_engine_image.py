@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from cluster.bed import Bed
-from support.deployments import Namespace, chat, manifest
+from support.deployments import ServedNamespace, chat, manifest
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.image, pytest.mark.timeout(1800)]
 
 
-def test_a_deployment_runs_from_the_real_engine_image(bed: Bed, namespace: Namespace) -> None:
+def test_a_deployment_runs_from_the_real_engine_image(bed: Bed, namespace: ServedNamespace) -> None:
     image = bed.build_image("engine", {"DEMO": "1"})
     spec = {"device": "cpu", "image": image, "tokenBudget": 128, "maxModelLength": 2048}
     namespace.apply(manifest("chat", engine=spec))
-    namespace.wait_condition("chat", "Ready", "True", within=300)
+    namespace.wait_condition("Ready", "True")
     container = namespace.pods("chat")[0]["spec"]["containers"][0]
     assert container["image"] == image != bed.engine_image
     with namespace.url("chat") as url:

@@ -6,15 +6,15 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from support.deployments import Namespace, chat, manifest, metric
+from support.deployments import ServedNamespace, chat, manifest, metric
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-def test_apply_becomes_ready_and_answers_through_the_service(namespace: Namespace) -> None:
+def test_apply_becomes_ready_and_answers_through_the_service(namespace: ServedNamespace) -> None:
     namespace.apply(manifest("chat"))
-    namespace.wait_condition("chat", "Ready", "True")
+    namespace.wait_condition("Ready", "True")
     status = namespace.get("fgd", "chat")["status"]
     assert status["url"] == f"http://chat.{namespace.name}.svc:8000/v1"
     assert status["readyReplicas"] == 1
@@ -30,9 +30,9 @@ def test_apply_becomes_ready_and_answers_through_the_service(namespace: Namespac
         assert len(pieces) > 5, "the answer did not come token by token"
 
 
-def test_a_killed_engine_container_comes_back_and_ready_goes_false_and_true(namespace: Namespace) -> None:
+def test_a_killed_engine_container_comes_back_and_ready_goes_false_and_true(namespace: ServedNamespace) -> None:
     namespace.apply(manifest("chat"))
-    namespace.wait_condition("chat", "Ready", "True")
+    namespace.wait_condition("Ready", "True")
     pod = namespace.pods("chat")[0]["metadata"]["name"]
     kill_engine = (
         "import os, pathlib, signal\n"
@@ -41,9 +41,9 @@ def test_a_killed_engine_container_comes_back_and_ready_goes_false_and_true(name
         "        os.kill(int(p.name), signal.SIGKILL)\n"
     )
     namespace.kubectl("exec", pod, "--", "python", "-c", kill_engine)
-    went = namespace.wait_condition("chat", "Ready", "False", within=60)
+    went = namespace.wait_condition("Ready", "False")
     assert went["message"]
-    namespace.wait_condition("chat", "Ready", "True")
+    namespace.wait_condition("Ready", "True")
     status = namespace.pods("chat")[0]["status"]["containerStatuses"][0]
     assert status["restartCount"] == 1
     assert status["lastState"]["terminated"]["exitCode"] != 0
@@ -51,13 +51,13 @@ def test_a_killed_engine_container_comes_back_and_ready_goes_false_and_true(name
         assert "Paris" in eventually(lambda: chat(url), within=30, what="an answer after the restart")
 
 
-def test_an_edit_of_the_token_budget_rolls_the_pod(namespace: Namespace) -> None:
+def test_an_edit_of_the_token_budget_rolls_the_pod(namespace: ServedNamespace) -> None:
     namespace.apply(manifest("chat"))
-    namespace.wait_condition("chat", "Ready", "True")
+    namespace.wait_condition("Ready", "True")
     old = namespace.pods("chat")[0]["metadata"]["name"]
     patch = '{"spec": {"engine": {"tokenBudget": 64}}}'
     namespace.kubectl("patch", "fgd", "chat", "--type", "merge", "--patch", patch)
-    namespace.wait_condition("chat", "Ready", "True", within=180)
+    namespace.wait_condition("Ready", "True")
     eventually(
         lambda: old not in [pod["metadata"]["name"] for pod in namespace.pods("chat")],
         within=60,
@@ -68,11 +68,11 @@ def test_an_edit_of_the_token_budget_rolls_the_pod(namespace: Namespace) -> None
         assert "Paris" in chat(url)
 
 
-def test_kubectl_scale_gives_as_many_ready_pods(namespace: Namespace) -> None:
+def test_kubectl_scale_gives_as_many_ready_pods(namespace: ServedNamespace) -> None:
     namespace.apply(manifest("chat"))
-    namespace.wait_condition("chat", "Ready", "True")
+    namespace.wait_condition("Ready", "True")
     namespace.kubectl("scale", "fgd/chat", "--replicas=2")
-    namespace.wait_condition("chat", "Ready", "True", within=180)
+    namespace.wait_condition("Ready", "True")
     status = namespace.get("fgd", "chat")["status"]
     assert (status["replicas"], status["readyReplicas"], len(namespace.pods("chat"))) == (2, 2, 2)
     namespace.kubectl("scale", "fgd/chat", "--replicas=1")
@@ -80,14 +80,14 @@ def test_kubectl_scale_gives_as_many_ready_pods(namespace: Namespace) -> None:
     assert namespace.get("fgd", "chat")["spec"]["replicas"] == 1
 
 
-def test_delete_leaves_nothing_behind(namespace: Namespace) -> None:
+def test_delete_leaves_nothing_behind(namespace: ServedNamespace) -> None:
     def objects() -> list[str]:
         kinds = "fgd,deployments,replicasets,pods,services,endpointslices,secrets,persistentvolumeclaims"
         return [f"{o['kind']}/{o['metadata']['name']}" for o in namespace.items(kinds)]
 
     before = objects()
     namespace.apply(manifest("chat"))
-    namespace.wait_condition("chat", "Ready", "True")
+    namespace.wait_condition("Ready", "True")
     assert len(objects()) >= len(before) + 5
     namespace.kubectl("delete", "fgd", "chat")
     eventually(lambda: objects() == before, within=120, what="everything the deployment made to be gone")

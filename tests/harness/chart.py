@@ -9,7 +9,7 @@ import yaml
 
 from cluster.commands import run
 from cluster.controlplane import ControlPlane
-from harness.space import Object
+from support.namespace import Object
 
 CHART = Path(__file__).parents[2] / "charts" / "fastgen"
 SYSTEM = "fastgen-system"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import Any
 
 from cluster.controlplane import ControlPlane
+from support.namespace import Namespace, Object
 from support.waiting import eventually
-
-Object = dict[str, Any]
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -24,33 +21,8 @@ def resource(name: str = "chat", **spec: Any) -> Object:
     }
 
 
-@dataclass
-class Space:
+class Space(Namespace[ControlPlane]):
     """One namespace."""
-
-    plane: ControlPlane
-    name: str
-
-    def kubectl(self, *args: str, stdin: str | None = None) -> str:
-        return self.plane.kubectl("--namespace", self.name, *args, stdin=stdin)
-
-    def apply(self, obj: Object, *args: str) -> str:
-        return self.kubectl("apply", *args, "--filename", "-", stdin=json.dumps(obj))
-
-    def get(self, *what: str) -> Object:
-        answer: Object = json.loads(self.kubectl("get", *what, "--output", "json"))
-        return answer
-
-    def items(self, *what: str) -> list[Object]:
-        items: list[Object] = self.get(*what)["items"]
-        return items
-
-    def patch(self, what: str, body: Object, *args: str) -> None:
-        self.kubectl("patch", what, "--type", "merge", "--patch", json.dumps(body), *args)
-
-    def pods(self, name: str = "chat") -> list[Object]:
-        pods = self.items("pods", "--selector", f"fastgen.dev/deployment={name}")
-        return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
 
     def wait_pods(self, count: int, name: str = "chat") -> list[Object]:
         def look() -> list[Object] | None:
@@ -60,24 +32,6 @@ class Space:
         pods = eventually(look, within=20, what=f"{count} pods of {name}", every=0.1)
         assert pods is not None
         return pods
-
-    def condition(self, kind: str, name: str = "chat") -> Object:
-        """The condition of the newest generation, or {}."""
-        obj = self.get("fgd", name)
-        for condition in obj.get("status", {}).get("conditions", []):
-            if condition["type"] == kind and condition["observedGeneration"] == obj["metadata"]["generation"]:
-                found: Object = condition
-                return found
-        return {}
-
-    def wait_condition(self, kind: str, status: str, reason: str, name: str = "chat") -> Object:
-        def look() -> Object | None:
-            condition = self.condition(kind, name)
-            return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else None
-
-        condition = eventually(look, within=20, what=f"{kind}={status}/{reason} of {name}", every=0.1)
-        assert condition is not None
-        return condition
 
     def set_pod(self, pod: Object, *, ready: bool, container: Object | None = None) -> None:
         """What a kubelet would report: the pod has a node and runs; `container` overrides its container's status."""

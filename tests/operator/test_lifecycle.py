@@ -52,7 +52,7 @@ def test_kubectl_scale_changes_the_pods_and_the_selector_finds_them(space: Space
     assert space.get("fgd", "chat")["spec"]["replicas"] == 2
     space.make_ready(count=2)
     space.wait_condition("Ready", "True", "AllReplicasReady")
-    scale = space.plane.kubectl(
+    scale = space.cluster.kubectl(
         *("get", "--raw", f"/apis/fastgen.dev/v1alpha1/namespaces/{space.name}/fastgendeployments/chat/scale")
     )
     selector = json.loads(scale)["status"]["selector"]

@@ -60,7 +60,7 @@ def alone(space: Space) -> Space:
     """The namespace, as soon as what earlier tests left has gone: the operator counts its writes for all of them."""
 
     def others() -> list[str]:
-        items = json.loads(space.plane.kubectl("get", "fgd", "--all-namespaces", "--output", "json"))["items"]
+        items = json.loads(space.cluster.kubectl("get", "fgd", "--all-namespaces", "--output", "json"))["items"]
         return [item["metadata"]["namespace"] for item in items]
 
     eventually(lambda: others() == [], within=60, what="the end of earlier tests' resources")

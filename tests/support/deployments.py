@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -12,11 +10,9 @@ from openai import OpenAI
 
 from cluster.bed import Bed
 from cluster.endpoint import service_url
-from support.waiting import eventually
+from support.namespace import Namespace, Object
 
 MODEL = "file:///models/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-Object = dict[str, Any]
 
 
 def manifest(name: str, **spec: Any) -> Object:
@@ -35,51 +31,15 @@ def manifest(name: str, **spec: Any) -> Object:
     }
 
 
-@dataclass
-class Namespace:
-    """One namespace of a bed, under the restricted Pod Security standard."""
+class ServedNamespace(Namespace[Bed]):
+    """One namespace of a bed, where pods really run."""
 
-    bed: Bed
-    name: str
-
-    def kubectl(self, *args: str, stdin: str | None = None) -> str:
-        return self.bed.kubectl("--namespace", self.name, *args, stdin=stdin)
-
-    def get(self, *what: str) -> Object:
-        answer: Object = json.loads(self.kubectl("get", *what, "--output", "json"))
-        return answer
-
-    def items(self, *what: str) -> list[Object]:
-        items: list[Object] = self.get(*what)["items"]
-        return items
-
-    def apply(self, obj: Object) -> None:
-        self.kubectl("apply", "--filename", "-", stdin=json.dumps(obj))
-
-    def pods(self, deployment: str) -> list[Object]:
-        return self.items("pods", "--selector", f"fastgen.dev/deployment={deployment}")
-
-    def condition(self, deployment: str, type_: str) -> Object:
-        """The condition, or {} while there is none for the current generation."""
-        obj = self.get("fgd", deployment)
-        for condition in obj.get("status", {}).get("conditions", []):
-            if condition["type"] == type_ and condition["observedGeneration"] == obj["metadata"]["generation"]:
-                found: Object = condition
-                return found
-        return {}
-
-    def wait_condition(self, deployment: str, type_: str, status: str, *, within: float = 120) -> Object:
-        def look() -> Object | None:
-            condition = self.condition(deployment, type_)
-            return condition if condition.get("status") == status else None
-
-        found = eventually(look, within=within, what=f"{type_}={status} of {deployment}")
-        assert found is not None
-        return found
+    patience = 180
+    every = 0.5
 
     def url(self, service: str) -> contextlib.AbstractContextManager[str]:
         """http://host:port of the Service, as this machine reaches it."""
-        return service_url(self.bed, self.name, service)
+        return service_url(self.cluster, self.name, service)
 
 
 def chat(url: str, question: str = "What is the capital of France?") -> str:

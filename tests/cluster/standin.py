@@ -2,11 +2,13 @@
 
 The engine's real image holds 5 GB of torch: minutes to build and to load. For tests of everything but the image itself,
 pods run the interpreter and the packages that the unit tests run, out of folders of this machine which every container
-of the node sees, read-only:
+of the node sees, read-only, below HOST: a path that no real image has, since a real image's own files must stay as they
+are, and that no volume of a pod hides, wherever on this machine the project lies.
 
-- this machine's /usr at HOST, a path that no real image has, since a real image's own /usr must stay as it is;
-- the interpreter's prefix, the virtual environment and the project's two source folders, each at its own path;
-- the folder of the compiled kernels, in the user's cache.
+- usr: this machine's /usr
+- venv: the virtual environment; the interpreter's prefix, to which its links lead, is at its own path
+- engine: the project's source folder, which an editable installation looks for elsewhere
+- kernels: the engine's compiled kernels, out of the user's cache
 
 The image itself is a handful of symbolic links: /usr, /bin, /lib and /lib64 lead below HOST, /models to the demo
 model's package. So nothing in a pod's specification knows of it, and real images run beside it unchanged.
@@ -18,7 +20,8 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.archive import Image
@@ -31,32 +34,38 @@ HOST = Path("/fastgen-bed")
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 SYSTEM = Path("/usr")
+SOURCE = REPOSITORY / "engine"
 
 
 def mounts() -> list[Mount]:
-    """What every container of the node sees of this machine."""
+    """What every container of the node sees of this machine.
+
+    Raises RuntimeError where the interpreter lies in a folder that a pod's own volumes hide.
+    """
     kernels = kernels_folder().parent
     kernels.mkdir(parents=True, exist_ok=True)
     # The links in the virtual environment may name the interpreter's prefix by another path than its real one.
-    prefixes = [Path(sys.base_prefix), Path(sys.base_prefix).resolve()]
-    own = [*prefixes, Path(sys.prefix), REPOSITORY / "engine", REPOSITORY / "operator"]
-    outside = dict.fromkeys(path for path in own if not path.is_relative_to(SYSTEM))
-    return [Mount(SYSTEM, HOST / "usr"), Mount(kernels, HOST / "kernels"), *(Mount(path, path) for path in outside)]
+    prefixes = dict.fromkeys([Path(sys.base_prefix), Path(sys.base_prefix).resolve()])
+    outside = [path for path in prefixes if not path.is_relative_to(SYSTEM)]
+    for path in outside:
+        if path.is_relative_to("/tmp"):
+            raise RuntimeError(f"the Python of this environment is in {path}, which pods hide: use one outside /tmp")
+    own = {"usr": SYSTEM, "venv": Path(sys.prefix), "engine": SOURCE, "kernels": kernels}
+    return [Mount(source, HOST / name) for name, source in own.items()] + [Mount(path, path) for path in outside]
 
 
 def image() -> Image:
     """The image that leads into those mounts."""
-    usr = f"{HOST}/usr"
-    kernels = f"{HOST}/kernels/{kernels_folder().name}"
+    usr, python = f"{HOST}/usr", f"{HOST}/venv/bin"
     return Image(
         name=NAME,
-        entrypoint=[f"{sys.prefix}/bin/python", "-m", "fastgen"],
+        entrypoint=[f"{python}/python", "-m", "fastgen"],
         links={
             "/usr": usr,
             "/bin": f"{usr}/bin",
             "/lib": f"{usr}/lib",
             "/lib64": f"{usr}/lib64",
-            f"/models/{MODEL}": str(model_file()),
+            f"/models/{MODEL}": f"{HOST}/venv/{model_file().relative_to(sys.prefix)}",
         },
         files={
             "/etc/passwd": b"root:x:0:0:root:/root:/bin/sh\nfastgen:x:65532:65532::/tmp:/bin/sh\n",
@@ -65,10 +74,11 @@ def image() -> Image:
         },
         folders={"/tmp": 0o1777},
         environment={
-            "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{python}:/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",
-            "FASTGEN_KERNEL_CACHE": kernels,
+            "PYTHONPATH": f"{HOST}/engine",
+            "FASTGEN_KERNEL_CACHE": f"{HOST}/kernels/{kernels_folder().name}",
         },
         user="65532:65532",
     )
@@ -85,8 +95,8 @@ def model_file() -> Path:
 def kernels_folder() -> Path:
     """Where the engine's compiled kernels are kept: a folder for each state of their source."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256(f"{sys.prefix} {sys.version} {REPOSITORY}".encode())
-    for path in sorted((REPOSITORY / "engine" / "fastgen" / "kernels").glob("*.py")):
+    digest = hashlib.sha256(f"{HOST} {sys.version}".encode())
+    for path in sorted((SOURCE / "fastgen" / "kernels").glob("*.py")):
         # The compiler's index goes by a file's time, not by what is in it.
         digest.update(f"{path.name} {path.stat().st_mtime_ns}".encode() + path.read_bytes())
     return root / "fastgen" / "bed-kernels" / digest.hexdigest()[:12]
@@ -100,7 +110,21 @@ def ensure_kernels(say: Callable[[str], None]) -> None:
         return
     say("compiling the engine's CPU kernels (once)")
     folder.mkdir(parents=True, exist_ok=True)
-    run([sys.executable, "-m", "fastgen.kernels.build", folder])
-    for path in (folder.parent, folder, *folder.rglob("*")):
-        path.chmod(0o755)  # pods run as another user, and the engine keeps its own cache to itself
+    with _same_path_as_in_pods() as source:
+        environment = {**os.environ, "PYTHONPATH": str(source)}
+        run([sys.executable, "-m", "fastgen.kernels.build", folder], environment=environment)
     done.touch()
+
+
+@contextmanager
+def _same_path_as_in_pods() -> Iterator[Path]:
+    """The source folder, for a moment, where pods see it: compiled code is kept by the path of its source."""
+    link = HOST / SOURCE.name
+    HOST.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(SOURCE)
+    try:
+        yield link
+    finally:
+        link.unlink()
+        HOST.rmdir()

@@ -21,13 +21,14 @@ from fastgen.model.weights import LlamaWeights
 class KVCache:
     """Keys and values of all layers, each [layers, blocks, kv heads, block size, head_dim] float32.
 
-    Zeroed, so that slots nobody has written hold no NaN; the pages of memory are taken when first written.
+    Zeroed, so that slots nobody has written hold no NaN. By NumPy, which leaves that to the kernel: a page of memory is
+    taken when it is first written, while torch would write all of them now.
     """
 
     def __init__(self, architecture: ModelArchitecture, num_blocks: int, block_size: int) -> None:
         shape = (architecture.num_layers, num_blocks, architecture.num_kv_heads, block_size, architecture.head_dim)
-        self.keys = torch.zeros(shape)
-        self.values = torch.zeros(shape)
+        self.keys = torch.from_numpy(np.zeros(shape, np.float32))
+        self.values = torch.from_numpy(np.zeros(shape, np.float32))
 
 
 class Llama:

@@ -28,9 +28,10 @@ def pod_cgroups() -> list[Path]:
 def kill_pods() -> None:
     """Kills every process of every pod, whether or not containerd is there to do it."""
     for top in pod_cgroups():
-        for listing in top.rglob("cgroup.procs"):
+        # Unlike Path.rglob, os.walk passes over folders that go while it walks: pods may be on their way out.
+        for folder, _, _ in os.walk(top):
             with contextlib.suppress(OSError):
-                for pid in listing.read_text().split():
+                for pid in Path(folder, "cgroup.procs").read_text().split():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
 
@@ -65,13 +66,16 @@ def remove_networks(name: str, memory: Path = Path("/var/lib/cni/results")) -> N
     They remember it beside other networks' and outside the node's folder, so it is there even after a crash.
     """
     for path in memory.glob(f"{name}-*"):
-        remembered = json.loads(path.read_text())
+        try:
+            remembered = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue  # containerd was still taking this one down
         for interface in remembered["result"]["interfaces"]:
             if space := interface.get("sandbox"):
                 unmount_below(Path(space).resolve())
                 Path(space).unlink(missing_ok=True)
         for trace in memory.glob(f"*-{remembered['containerId']}-*"):
-            trace.unlink()
+            trace.unlink(missing_ok=True)
 
 
 def remove_link(name: str) -> None:

@@ -13,6 +13,8 @@ HERE = Path(__file__).parent
 FIRST = ("node", "engine/model/test_exactness.py", "cluster/test_archive.py", "control plane")
 
 
+# First, because pytest-xdist reads the groups in this same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives each test its group: a group runs in one process, in order."""
     groups = {item: _group(item) for item in items}

@@ -32,7 +32,7 @@ down: environment ## remove all that `make up` made
 # run beside what.
 test: lint ## everything, end to end included
 	@$(CLUSTER) prepare
-	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 test-fast: lint ## what needs no cluster: style, types, layers, unit tests
 	$(BIN)/python -m pytest $(TESTS) -m 'not controlplane and not cluster and not image'

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
 # What starts first, so that the longest does not end last. The third is short: the process that runs the first holds it
 # back until then.
-FIRST = ("node", "engine/model/test_exactness.py", "cluster/test_archive.py", "control plane")
+FIRST = ("node", "tests/engine/model/test_exactness.py", "tests/cluster/test_archive.py", "control plane")
 
 
-# First, because pytest-xdist reads the groups in this same hook.
-@pytest.hookimpl(tryfirst=True)
+def group_of(nodeid: str) -> str:
+    """The group of a test: it runs in one process, in order."""
+    path = nodeid.partition("::")[0]
+    if path.startswith("tests/e2e/") or path == "tests/cluster/test_node.py":
+        return "node"  # there is one on a machine
+    if path.startswith(("tests/operator/", "tests/chart/")):
+        return "control plane"  # one is started for all of them
+    return path
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives each test its group: a group runs in one process, in order."""
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Puts the longest groups first where tests are dealt out to several processes."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         ranks = {group: rank for rank, group in enumerate(FIRST)}
-        items.sort(key=lambda item: ranks.get(groups[item], len(ranks)))
+        items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(ranks)))
 
 
-def _group(item: pytest.Item) -> str:
-    if item.get_closest_marker("cluster"):
-        return "node"  # there is one on a machine
-    path = item.path.relative_to(HERE)
-    if path.parts[0] in ("operator", "chart"):
-        return "control plane"  # one is started for all of them
-    return str(path)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deals out whole groups. (pytest-xdist's own marks for this do not work with pytest 9.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return GroupScheduling(config, log)

@@ -11,9 +11,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-Device = Literal["cpu"]
-DType = Literal["auto", "float32"]
-
 
 class ConfigError(ValueError):
     """A setting that cannot be served. The message is one line: it names the field and the remedy.

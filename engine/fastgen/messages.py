@@ -72,13 +72,11 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         token_ids: newly sampled tokens; the token that ended the request is among them.
         finish_reason: set on the request's last output.
-        num_cached_tokens: prompt tokens that came out of the prefix cache, on the first output.
     """
 
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    num_cached_tokens: int = 0
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):

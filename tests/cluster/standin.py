@@ -106,7 +106,7 @@ def ensure_kernels(say: Callable[[str], None]) -> None:
     """Compiles the engine's CPU kernels, so that no pod spends its first half minute on it. Quick if that is done."""
     folder = kernels_folder()
     done = folder / "done"
-    if done.exists() or importlib.util.find_spec("fastgen.kernels.build") is None:
+    if done.exists():
         return
     say("compiling the engine's CPU kernels (once)")
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from cluster.waiting import wait_for
 
 T = TypeVar("T")
 
@@ -15,16 +16,19 @@ def eventually(look: Callable[[], T], *, within: float, what: str, every: float 
     Raises:
         TimeoutError: naming `what`, with the last value or exception seen.
     """
-    deadline = time.monotonic() + within
-    while True:
-        seen: object
+    seen: object = None
+
+    def guarded() -> T | None:
+        nonlocal seen
         try:
             value = look()
-            if value:
-                return value
-            seen = value
         except Exception as error:
             seen = error
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {within:.0f} s: {what}; last seen: {seen!r}")
-        time.sleep(min(0.9, every))
+            return None
+        seen = value
+        return value or None
+
+    try:
+        return wait_for(what, guarded, seconds=within, every=every)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; last seen: {seen!r}") from None

@@ -105,16 +105,33 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_knobs(parser: argparse.ArgumentParser, knobs: Iterable[Knob]) -> None:
     for knob in knobs:
         default = "" if knob.default is None else f" (default: {knob.default})"
-        kinds: dict[str, Callable[[str], Any]] = {"int": int, "bytes": _size, "choice": str, "text": str}
-        metavar = {"int": knob.unit.upper() or "N", "bytes": "SIZE", "choice": None, "text": "TEXT"}[knob.kind]
+        if knob.kind == "switch":
+            parser.add_argument(
+                knob.flag,
+                action=argparse.BooleanOptionalAction,
+                default=knob.default,
+                help=f"{knob.help} (default: {'on' if knob.default else 'off'})".replace("%", "%%"),
+            )
+            continue
+        kinds: dict[str, Callable[[str], Any]] = {"int": _number_or(knob.words), "bytes": _size}
+        metavar = {"int": "|".join((*knob.words, knob.unit.upper() or "N")), "bytes": "SIZE", "text": "TEXT"}
         parser.add_argument(
             knob.flag,
-            type=kinds[knob.kind],
+            type=kinds.get(knob.kind, str),
             default=knob.default,
             choices=knob.choices or None,
-            metavar=metavar,
+            metavar=metavar.get(knob.kind),
             help=(knob.help + default).replace("%", "%%"),
         )
+
+
+def _number_or(words: tuple[str, ...]) -> Callable[[str], Any]:
+    def number(text: str) -> int | str:
+        return text if text in words else int(text)
+
+    # What argparse calls it when the text is neither.
+    number.__name__ = " or ".join((*words, "int"))
+    return number
 
 
 def _size(text: str) -> int:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from fastgen.config import EngineConfig
 from fastgen.core.blocks import BlockPool
+from fastgen.core.output import PassResult
 from fastgen.core.request import Request, RequestError
 from fastgen.core.scheduler import Pass, Scheduler
 from fastgen.core.sequence import Sequence
@@ -46,8 +47,8 @@ class Runner(Protocol):
     def max_model_length(self) -> int:
         """Longest prompt plus generation of one request; it fits in the KV cache."""
 
-    def execute(self, pass_: Pass) -> list[int]:
-        """Computes the pass; returns a sampled token for each chunk that samples, in the order of the chunks."""
+    def execute(self, pass_: Pass) -> PassResult:
+        """Copies the blocks that the pass swaps, computes it, and samples."""
 
 
 class Engine:
@@ -61,7 +62,7 @@ class Engine:
         self._clock = clock
         self._scheduler = Scheduler(
             BlockPool(runner.num_blocks, runner.block_size),
-            token_budget=config.token_budget,
+            token_budget=config.most_tokens,
             max_sequences=config.sequence_limit,
             end_tokens=runner.architecture.eos_token_ids,
         )
@@ -109,7 +110,8 @@ class Engine:
         queued = self._note_first_scheduled(pass_, started)
         decode_tokens = sum(chunk.sequence.is_decoding for chunk in pass_.chunks)
         prefill_tokens = pass_.num_tokens - decode_tokens
-        grown = self._scheduler.complete(pass_, self._runner.execute(pass_))
+        result = self._runner.execute(pass_)
+        grown = self._scheduler.complete(pass_, [sampled.token_id for sampled in result.sampled])
         outputs = [TokenOutput(request_id=s.id, token_ids=[s.tokens[-1]], finish_reason=s.finish_reason) for s in grown]
         for sequence in grown:
             if sequence.finish_reason is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fastgen.core.output import TokenLogprobs
 from fastgen.core.request import FinishReason, Request
 
 
@@ -71,12 +72,19 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         token_ids: newly sampled tokens; the token that ended the request is among them.
+        logprobs: one for each of `token_ids`, where the request asked for them.
+        prompt_logprobs: of the next prompt tokens in order, where the request asked for them: over all outputs one for
+            each prompt token but the first, all of them before the first sampled token or with it.
+        cached_tokens: prompt tokens that came from the prefix cache; set once, on the request's first output.
         finish_reason: set on the request's last output.
     """
 
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int | None = None
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):

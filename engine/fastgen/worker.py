@@ -84,7 +84,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         vocabulary_size=runner.architecture.vocab_size,
         num_parameters=runner.num_parameters,
         max_model_length=runner.max_model_length,
-        token_budget=config.token_budget,
+        token_budget=config.most_tokens,
         max_sequences=config.sequence_limit,
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastgen.config import EngineConfig
+from fastgen.core.output import PassResult, Sampled
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Pass
 from fastgen.engine import Engine
@@ -56,7 +57,7 @@ class SimulatedRunner:
         self.max_model_length = self.num_blocks * self.block_size
         self._slots: dict[tuple[int, int], int] = {}
 
-    def execute(self, pass_: Pass) -> list[int]:
+    def execute(self, pass_: Pass) -> PassResult:
         self.passes.append(pass_)
         sampled, resident = [], 0
         for chunk in pass_.chunks:
@@ -66,9 +67,9 @@ class SimulatedRunner:
             resident += end
             if chunk.samples:
                 read = [self._slots[self._slot(sequence.block_table, position)] for position in range(end)]
-                sampled.append(next_token(read))
+                sampled.append(Sampled(next_token(read)))
         self.clock.now += self.base + self.token * pass_.num_tokens + self.kv_token * resident
-        return sampled
+        return PassResult(sampled)
 
     def _slot(self, table: list[int], position: int) -> tuple[int, int]:
         return table[position // self.block_size], position % self.block_size

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
+
+# The likeliest tokens that a client may ask to see beside each one: OpenAI's own limit.
+MOST_LOGPROBS = 20
 
 
 class RequestError(ValueError):
@@ -15,11 +19,25 @@ class RequestError(ValueError):
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
+    """Why a request ended. Clients are told `abort` for `deadline` too: OpenAI has no word for it."""
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the model's longest length
     ABORT = "abort"  # cancelled by its client, or cut by a drain
+    DEADLINE = "deadline"  # its own deadline passed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What a generation must match from its first token to its end.
+
+    Attributes:
+        kind: what `text` is: a JSON schema, nothing ("json_object": any JSON object), a regular expression, or a
+            grammar in Lark's syntax.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "lark"]
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +51,21 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the likeliest tokens whose probabilities reach this sum.
         min_p: drop tokens less likely than this share of the likeliest one.
+        typical_p: keep the tokens whose surprise is closest to the expected one until their probabilities reach this
+            sum (Meister et al., 2022); 1 keeps all.
+        repetition_penalty: tokens of prompt and generation become less likely by this factor on their logits (Keskar
+            et al., 2019); 1 is off.
+        presence_penalty: taken from the logit of each token that was generated.
+        frequency_penalty: taken from a token's logit for each time it was generated.
+        logit_bias: (token, what is added to its logit), from -100 to 100.
         seed: the same seed gives the same tokens, whatever else is in the batch; None draws one.
         stop_token_ids: tokens that end the request beside the model's own end-of-sequence tokens.
+        bad_words: token sequences that are never generated whole.
         ignore_eos: go on over the model's own end-of-sequence tokens.
+        logprobs: of each generated token: its own log-probability and those of this many of the likeliest; None for
+            none. Log-probabilities are the model's own, before temperature, penalties and limits.
+        prompt_logprobs: the same of each prompt token but the first.
+        grammar: what the generation must match.
 
     Raises:
         RequestError: when built with a value out of range.
@@ -47,9 +77,18 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
@@ -58,6 +97,17 @@ class SamplingParams:
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
+        _require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "above 0 and at most 1")
+        _require(
+            0 < self.repetition_penalty <= 100, "repetition_penalty", self.repetition_penalty, "above 0 and at most 100"
+        )
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "from -2 to 2")
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "from -2 to 2")
+        for token, bias in self.logit_bias:
+            _require(-100 <= bias <= 100, "logit_bias", f"{bias} for token {token}", "from -100 to 100")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _require(count is None or 0 <= count <= MOST_LOGPROBS, name, count, f"from 0 to {MOST_LOGPROBS}")
+        _require(all(self.bad_words), "bad_words", self.bad_words, "without empty words")
         _require(self.seed is None or 0 <= self.seed < 1 << 63, "seed", self.seed, "from 0 to 2^63 - 1")
 
 
@@ -68,11 +118,33 @@ def _require(holds: bool, param: str, value: object, allowed: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to continue. `id` is unique among the requests alive."""
+    """One prompt to continue.
+
+    Attributes:
+        id: unique among the requests alive.
+        priority: lower is served first; requests of equal priority in order of arrival.
+        deadline_seconds: how long after its arrival the request ends, finished or not; None for no deadline.
+        cache_salt: only requests of the same salt share cached prefixes, so that tenants cannot time each other's.
+
+    Raises:
+        RequestError: when built with a value out of range.
+    """
 
     id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    deadline_seconds: float | None = None
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        _require(-(1 << 31) <= self.priority < 1 << 31, "priority", self.priority, "from -2^31 to 2^31 - 1")
+        _require(
+            self.deadline_seconds is None or 0 < self.deadline_seconds <= 1e6,
+            "deadline_seconds",
+            self.deadline_seconds,
+            "above 0 and at most 1e6",
+        )
 
     def check(self, max_model_length: int, vocabulary_size: int) -> None:
         """Raises RequestError when the model cannot serve this request."""
@@ -84,6 +156,7 @@ class Request:
                     f"prompt token {token} is not in the vocabulary: token ids go from 0 to {vocabulary_size - 1}",
                     "prompt",
                 )
+        self._check_named_tokens(vocabulary_size)
         prompt, generation = len(self.prompt_token_ids), self.sampling.max_tokens
         if prompt >= max_model_length:
             raise RequestError(
@@ -97,3 +170,19 @@ class Request:
                 f"at most {max_model_length} are served here, so lower max_tokens to {max_model_length - prompt}",
                 "max_tokens",
             )
+
+    def _check_named_tokens(self, vocabulary_size: int) -> None:
+        sampling = self.sampling
+        named = {
+            "logit_bias": [token for token, _ in sampling.logit_bias],
+            "stop_token_ids": sampling.stop_token_ids,
+            "bad_words": [token for word in sampling.bad_words for token in word],
+        }
+        for param, tokens in named.items():
+            for token in tokens:
+                if not 0 <= token < vocabulary_size:
+                    raise RequestError(
+                        f"{param} names token {token}, which is not in the vocabulary: token ids go from 0 to "
+                        f"{vocabulary_size - 1}",
+                        param,
+                    )

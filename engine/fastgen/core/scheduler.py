@@ -38,10 +38,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one forward pass computes: chunks of one token first, then longer ones, and who lost its blocks for it."""
+    """What one forward pass computes: chunks of one token first, then longer ones, and who lost its blocks for it.
+
+    Attributes:
+        swap_out: (block of the cache, block of the host buffer): copied before anything else, so that the block may be
+            written in this very pass.
+        swap_in: the same pairs, copied the other way after those, before anything is computed.
+    """
 
     chunks: tuple[Chunk, ...]
     preempted: tuple[Sequence, ...] = ()
+    swap_out: tuple[tuple[int, int], ...] = ()
+    swap_in: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

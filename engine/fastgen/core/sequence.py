@@ -7,6 +7,7 @@ is what others call decoding; with more pending it is what they call prefilling,
 
 from __future__ import annotations
 
+from fastgen.core.constraint import Constraint
 from fastgen.core.request import FinishReason, Request, SamplingParams
 
 
@@ -20,11 +21,13 @@ class Sequence:
         arrival: seconds on the engine's clock.
         first_scheduled: when its first token was first put into a pass, or None.
         seed: what sampling is seeded with.
+        constraint: what may be generated next, where the request has a grammar; it has seen every generated token.
     """
 
     __slots__ = (
         "arrival",
         "block_table",
+        "constraint",
         "finish_reason",
         "first_scheduled",
         "id",
@@ -48,6 +51,7 @@ class Sequence:
         self.ordinal = ordinal
         self.arrival = arrival
         self.seed = seed
+        self.constraint: Constraint | None = None
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
         self.finish_reason: FinishReason | None = None
@@ -80,6 +84,8 @@ class Sequence:
         assert self.num_pending_tokens == 0, f"{self} sampled before its last chunk"
         assert self.finish_reason is None
         self.tokens.append(token)
+        if self.constraint is not None:
+            self.constraint.accept(token)
         generated, sampling = self.num_generated_tokens, self.sampling
         ends = token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos)
         if ends and generated >= sampling.min_tokens:

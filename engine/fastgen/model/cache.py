@@ -30,13 +30,13 @@ def working_memory_bytes(config: EngineConfig, architecture: ModelArchitecture) 
     a = architecture
     heads, kv_heads = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     row = 4 * a.hidden_size + 3 * heads + 2 * kv_heads + 3 * a.intermediate_size
-    activations = _FLOAT32 * row * config.token_budget
+    activations = _FLOAT32 * row * config.most_tokens
     # Sampling sorts and sums in float64: three copies of the rows that it takes at once.
     logits = a.vocab_size * (
         _FLOAT32 * config.sequence_limit + 3 * 8 * min(ROWS_SAMPLED_AT_ONCE, config.sequence_limit)
     )
     longest = min(config.max_model_length or a.max_position_embeddings, a.max_position_embeddings)
-    context = _FLOAT32 * 2 * (kv_heads * longest + heads * config.token_budget)
+    context = _FLOAT32 * 2 * (kv_heads * longest + heads * config.most_tokens)
     return activations + logits + 2 * context + _GROWTH
 
 

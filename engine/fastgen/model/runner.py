@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fastgen.config import EngineConfig
+from fastgen.core.output import PassResult, Sampled
 from fastgen.core.scheduler import Pass
 from fastgen.kernels import build, environment
 from fastgen.model.architecture import ModelArchitecture
@@ -94,8 +95,8 @@ class CPURunner:
         cache = KVCache(source.architecture, num_blocks, config.block_size)
         return cls(source.architecture, model, cache, max_model_length=max_model_length, num_threads=num_threads)
 
-    def execute(self, pass_: Pass) -> list[int]:
-        """Computes the pass; returns a sampled token for each chunk that samples, in the order of the chunks."""
+    def execute(self, pass_: Pass) -> PassResult:
+        """Computes the pass; samples a token for each chunk that samples, in the order of the chunks."""
         from fastgen.model.sampler import Draw, sample
 
         draws = [
@@ -103,7 +104,7 @@ class CPURunner:
             for chunk in pass_.chunks
             if chunk.samples
         ]
-        return sample(self.logits(pass_), draws)
+        return PassResult([Sampled(token) for token in sample(self.logits(pass_), draws)])
 
     def logits(self, pass_: Pass) -> torch.Tensor:
         """Computes the pass; returns [S, vocabulary] float32, a row for each chunk that samples."""

@@ -56,7 +56,7 @@ def test_help_names_every_knob_with_its_default(capsys: pytest.CaptureFixture[st
     ("flags", "said"),
     [
         (["--token-budget", "0"], "--token-budget 0: must be at least 1"),
-        (["--token-budget", "lots"], "argument --token-budget: invalid int value: 'lots'"),
+        (["--token-budget", "lots"], "argument --token-budget: invalid auto or int value: 'lots'"),
         (["--block-size", "48"], "--block-size 48: must be a power of two"),
         (["--kv-cache-memory", "2 apples"], "write a whole number with a unit, for example 2GiB"),
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastgen.config import EngineConfig
+from fastgen.core.output import PassResult
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Chunk, Pass
 from fastgen.core.sequence import Sequence
@@ -54,7 +55,7 @@ class FewBlocks:
     def max_model_length(self) -> int:
         return self.num_blocks * self.block_size
 
-    def execute(self, pass_: Pass) -> list[int]:
+    def execute(self, pass_: Pass) -> PassResult:
         return self.runner.execute(pass_)
 
 

@@ -34,7 +34,7 @@ def test_a_pass_mixes_decodes_and_chunks_without_one_touching_the_other(demo_run
 
 def test_a_pass_in_which_nothing_is_sampled_returns_nothing(demo_runner: CPURunner) -> None:
     half = Pass((Chunk(sequence(PROMPT, [0]), 0, 5),))
-    assert demo_runner.execute(half) == []
+    assert demo_runner.execute(half).sampled == []
     assert demo_runner.logits(half).shape == (0, 49152)
 
 

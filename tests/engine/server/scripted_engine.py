@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastgen.config import ConfigError, EngineConfig
+from fastgen.core.output import PassResult, Sampled
 from fastgen.core.scheduler import Pass
 
 
@@ -37,10 +38,10 @@ class ScriptedRunner:
     device: str = "cpu"
     dtype: str = "float32"
 
-    def execute(self, pass_: Pass) -> list[int]:
+    def execute(self, pass_: Pass) -> PassResult:
         threading.Event().wait(self.pass_seconds)
         sequences = [chunk.sequence for chunk in pass_.chunks if chunk.samples]
-        return [s.tokens[s.num_generated_tokens % s.num_prompt_tokens] for s in sequences]
+        return PassResult([Sampled(s.tokens[s.num_generated_tokens % s.num_prompt_tokens]) for s in sequences])
 
 
 def load(_source: object, config: EngineConfig, progress: Callable[[str, float], None]) -> ScriptedRunner:

@@ -26,14 +26,19 @@ OPERATOR_FLAGS: tuple[str, ...] = (
         _knobs[name].flag
         for name in (
             "device",
+            "dtype",
             "token_budget",
             "max_sequences",
             "max_model_length",
             "block_size",
             "memory_percent",
+            "swap_space",
+            "prefix_caching",
+            "max_queued_requests",
             "drain_seconds",
         )
     ),
+    "--no-prefix-caching",
 )
 
 Quantity = Annotated[
@@ -60,6 +65,27 @@ def _knob(name: str, *, required: bool = False) -> Any:
     knob = _knobs[name]
     default = ... if required else knob.default
     return Field(default, ge=knob.minimum, le=knob.maximum, description=knob.help)
+
+
+def _number_or_word(name: str, path: str) -> Any:
+    """A whole number within the setting's bounds, or one of its words."""
+    knob = _knobs[name]
+    words = " or ".join(knob.words)
+    allowed = f"a whole number from {knob.minimum} to {knob.maximum}"
+    in_words = ", ".join(f"'{word}'" for word in knob.words)
+    rule = (
+        f"type(self) == int ? (self >= {knob.minimum} && self <= {knob.maximum}) : self in [{in_words}]",
+        f"{path} must be {words}, or {allowed}",
+    )
+    return Field(
+        knob.default,
+        description=knob.help,
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            **_rules(rule),
+        },
+    )
 
 
 def _block_sizes() -> str:
@@ -109,6 +135,13 @@ class KVCache(_Model):
             )
         ),
     )
+    swap_space: str = Field(
+        default="0Gi",
+        max_length=16,
+        pattern=r"^[0-9]+([KMGT]i)?$",
+        description=_knobs["swap_space"].help + " Counts towards the replica's memory.",
+    )
+    prefix_caching: bool = _knob("prefix_caching")
 
 
 class Engine(_Model):
@@ -117,7 +150,7 @@ class Engine(_Model):
     model_config = ConfigDict(
         json_schema_extra=_rules(
             (
-                "!has(self.maxSequences) || self.tokenBudget >= self.maxSequences",
+                "!has(self.maxSequences) || type(self.tokenBudget) != int || self.tokenBudget >= self.maxSequences",
                 "spec.engine.tokenBudget must be at least spec.engine.maxSequences, because each running sequence "
                 "takes one token of every pass: raise tokenBudget or lower maxSequences",
             ),
@@ -134,10 +167,12 @@ class Engine(_Model):
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         default=None, description="The engine's image; the operator's default where not given."
     )
-    device: Literal["cpu"] = _knob("device", required=True)
-    token_budget: int = _knob("token_budget")
+    device: Literal["cpu", "cuda"] = _knob("device", required=True)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _knob("dtype")
+    token_budget: int | str = _number_or_word("token_budget", "spec.engine.tokenBudget")
     max_sequences: int | None = _knob("max_sequences")
     max_model_length: int | None = _knob("max_model_length")
+    max_queued_requests: int = _knob("max_queued_requests")
     kv_cache: KVCache = Field(default=KVCache(), description="The paged KV cache.")
     extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default=[], max_length=64, description="More arguments of `fastgen serve`, after those that the operator sets."
@@ -252,7 +287,12 @@ class Spec(_Model):
                 "self.rollout.progressDeadlineSeconds >= self.startupDeadlineSeconds",
                 "spec.rollout.progressDeadlineSeconds must be at least spec.startupDeadlineSeconds: a start that is "
                 "still allowed may not be reported as failed; raise the one or lower the other",
-            )
+            ),
+            (
+                "self.engine.device != 'cuda' || self.resources.gpu.count > 0",
+                "spec.resources.gpu.count must be at least 1 where spec.engine.device is cuda: a pod gets no GPU that "
+                "it does not ask for",
+            ),
         )
     )
     model: Model = Field(description="Which model is served.")

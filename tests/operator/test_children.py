@@ -28,19 +28,20 @@ def test_the_command_line_says_every_setting() -> None:
     spec = Spec.model_validate(stored()["spec"])
     assert engine_arguments("chat", spec) == [
         *("serve", "/models/tiny.gguf", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "chat"),
-        *("--device", "cpu", "--token-budget", "256", "--block-size", "64", "--memory-percent", "90"),
-        *("--drain-seconds", "60"),
+        *("--device", "cpu", "--dtype", "auto", "--token-budget", "256", "--block-size", "64"),
+        *("--memory-percent", "90", "--swap-space", "0Gi", "--max-queued-requests", "1024"),
+        *("--drain-seconds", "60", "--prefix-caching"),
     ]
 
 
 def test_optional_settings_and_extra_arguments_follow() -> None:
-    engine = {"device": "cpu", "maxSequences": 4, "maxModelLength": 99, "extraArgs": ["--dtype", "float32"]}
+    engine = {"device": "cpu", "maxSequences": 4, "maxModelLength": 99, "extraArgs": ["--chunking", "greedy"]}
     model = {"source": "file:///m", "servedName": "tiny"}
     words = engine_arguments("chat", spec_of(stored(engine=engine, model=model)))
     assert words[words.index("--served-model-name") + 1] == "tiny"
     assert words[words.index("--max-sequences") + 1] == "4"
     assert words[words.index("--max-model-length") + 1] == "99"
-    assert words[-2:] == ["--dtype", "float32"]
+    assert words[-2:] == ["--chunking", "greedy"]
 
 
 @pytest.mark.parametrize("drain", [0, 60, 600])

@@ -28,7 +28,11 @@ def engine(**fields: Any) -> Object:
 NONSENSE: dict[str, tuple[Object, str]] = {
     "no model": ({**resource(), "spec": {"engine": {"device": "cpu"}}}, "spec.model: Required value"),
     "no device": (resource(engine={}), "spec.engine.device: Required value"),
-    "a device that is not built": (engine(device="cuda"), 'Unsupported value: "cuda": supported values: "cpu"'),
+    "an unknown device": (engine(device="tpu"), 'Unsupported value: "tpu": supported values: "cpu", "cuda"'),
+    "a device without a GPU": (engine(device="cuda"), "spec.resources.gpu.count must be at least 1"),
+    "an unknown number format": (engine(dtype="int3"), 'Unsupported value: "int3"'),
+    "a budget that is no number": (engine(tokenBudget="lots"), "spec.engine.tokenBudget must be auto, or a whole"),
+    "swap space of nothing known": (engine(kvCache={"swapSpace": "much"}), "spec.engine.kvCache.swapSpace"),
     "a hub name for a source": (
         resource(model={"source": "org/name"}),
         "spec.model.source must be file:///absolute/path",
@@ -109,7 +113,14 @@ def test_the_smallest_resource_gets_the_defaults_that_the_operator_has(plane: Co
     space.apply(smallest)
     stored = space.get("fgd", "chat")["spec"]
     assert Spec.model_validate(stored) == Spec.model_validate(smallest["spec"])
-    assert stored["engine"] == {"device": "cpu", "tokenBudget": 256, "kvCache": {"memoryPercent": 90, "blockSize": 64}}
+    kv_cache = {"memoryPercent": 90, "blockSize": 64, "swapSpace": "0Gi", "prefixCaching": True}
+    assert stored["engine"] == {
+        "device": "cpu",
+        "dtype": "auto",
+        "tokenBudget": 256,
+        "maxQueuedRequests": 1024,
+        "kvCache": kv_cache,
+    }
 
 
 def test_the_committed_copies_are_the_generated_ones() -> None:
@@ -145,20 +156,29 @@ def test_the_flags_that_users_may_not_repeat_are_those_that_the_operator_passes(
     spec = copy.deepcopy(resource()["spec"])
     spec["engine"] |= {"maxSequences": 8, "maxModelLength": 64}
     words = engine_arguments("chat", Spec.model_validate(spec))
-    assert sorted(word for word in words if word.startswith("--")) == sorted(OPERATOR_FLAGS)
+    spec["engine"]["kvCache"] = {"prefixCaching": False}
+    words += engine_arguments("chat", Spec.model_validate(spec))
+    assert {word for word in words if word.startswith("--")} == set(OPERATOR_FLAGS)
 
 
 def test_the_defaults_and_bounds_are_the_engines() -> None:
     spec = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     in_engine = spec["properties"]["engine"]["properties"]
     fields = {
-        **{name: in_engine[name] for name in ("device", "tokenBudget", "maxSequences", "maxModelLength")},
+        **{name: field for name, field in in_engine.items() if name not in ("image", "extraArgs", "kvCache")},
         **in_engine["kvCache"]["properties"],
         "drainSeconds": spec["properties"]["drainSeconds"],
     }
     knobs = {"".join(p.title() if i else p for i, p in enumerate(k.name.split("_"))): k for k in KNOBS + SERVER_KNOBS}
+    swap_space = fields.pop("swapSpace")
+    assert swap_space["default"] == "0Gi", "the engine's own default, as Kubernetes writes sizes"
+    assert knobs["swapSpace"].default == 0
     for name, field in fields.items():
         knob = knobs[name]
+        if knob.words:
+            assert f"self >= {knob.minimum} && self <= {knob.maximum}" in field["x-kubernetes-validations"][0]["rule"]
+            continue
         assert (field.get("minimum"), field.get("maximum")) == (knob.minimum, knob.maximum), name
         assert field.get("default") == (None if name == "device" else knob.default), name
         assert field["description"] == knob.help
+        assert tuple(field.get("enum", ())) == knob.choices

@@ -78,15 +78,19 @@ def engine_arguments(name: str, spec: Spec) -> list[str]:
         "--port": HTTP_PORT,
         "--served-model-name": spec.model.served_name or name,
         "--device": engine.device,
+        "--dtype": engine.dtype,
         "--token-budget": engine.token_budget,
         "--max-sequences": engine.max_sequences,
         "--max-model-length": engine.max_model_length,
         "--block-size": engine.kv_cache.block_size,
         "--memory-percent": engine.kv_cache.memory_percent,
+        "--swap-space": engine.kv_cache.swap_space,
+        "--max-queued-requests": engine.max_queued_requests,
         "--drain-seconds": spec.drain_seconds,
     }
     given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    return ["serve", spec.model.source.removeprefix("file://"), *given, *engine.extra_args]
+    prefix_caching = "--prefix-caching" if engine.kv_cache.prefix_caching else "--no-prefix-caching"
+    return ["serve", spec.model.source.removeprefix("file://"), *given, prefix_caching, *engine.extra_args]
 
 
 def _resources(spec: Spec) -> dict[str, Any]:

@@ -6,90 +6,25 @@ engine, so that the operator may read it without torch.
 
 from __future__ import annotations
 
-import re
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-Kind = Literal["int", "bytes", "choice", "switch", "text"]
+from fastgen.knobs import ConfigError, Knob, knob, knobs_of, parse_size
 
+__all__ = [
+    "DEFAULT_TOKEN_BUDGET",
+    "KNOBS",
+    "SERVER_KNOBS",
+    "ConfigError",
+    "EngineConfig",
+    "Knob",
+    "ServerConfig",
+    "default_model_name",
+    "parse_size",
+]
 
-class ConfigError(ValueError):
-    """A setting that cannot be served. The message is one line: it names the field and the remedy.
-
-    Programs print it and exit with code 2.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """One setting as the outside sees it.
-
-    Attributes:
-        name: the attribute of `EngineConfig`; the flag is `--` + name with dashes.
-        kind: "int", "bytes", "choice", "switch" (on or off) or "text".
-        default: the value where the user says nothing; None means "worked out at start", as `help` says.
-        minimum, maximum: inclusive bounds of an int, or None.
-        choices: the allowed values of a choice.
-        words: what an int may be said to be instead of a number, for example "auto".
-        unit: of an int or a size, or "".
-        help: one sentence for people.
-    """
-
-    name: str
-    kind: Kind
-    default: Any
-    help: str
-    minimum: int | None = None
-    maximum: int | None = None
-    choices: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    unit: str = ""
-
-    @property
-    def flag(self) -> str:
-        """The command-line spelling, for example `--token-budget`."""
-        return "--" + self.name.replace("_", "-")
-
-    def check(self, value: Any) -> None:
-        """Raises ConfigError if `value` is outside the knob's bounds."""
-        if (value is None and self.default is None) or value in self.words:
-            return
-        if self.kind == "choice" and value not in self.choices:
-            raise ConfigError(f"{self.flag} {value}: choose one of {', '.join(self.choices)}")
-        if self.kind in ("int", "bytes"):
-            if isinstance(value, str):
-                words = "".join(f"{word} or " for word in self.words)
-                raise ConfigError(f"{self.flag} {value}: must be {words}a whole number")
-            if self.minimum is not None and value < self.minimum:
-                raise ConfigError(f"{self.flag} {value}: must be at least {self.minimum}")
-            if self.maximum is not None and value > self.maximum:
-                raise ConfigError(f"{self.flag} {value}: must be at most {self.maximum}")
-
-
-def _knob(
-    default: Any,
-    help: str,
-    *,
-    kind: Kind = "int",
-    minimum: int | None = None,
-    maximum: int | None = None,
-    choices: tuple[str, ...] = (),
-    words: tuple[str, ...] = (),
-    unit: str = "",
-) -> Any:
-    metadata = {
-        "kind": kind,
-        "help": help,
-        "minimum": minimum,
-        "maximum": maximum,
-        "choices": choices,
-        "words": words,
-        "unit": unit,
-    }
-    return field(default=default, metadata=metadata)
-
-
+# By device: see docs/decisions/005. Measuring takes a blink on a GPU, and what it finds differs from one to the next.
+DEFAULT_TOKEN_BUDGET: dict[str, int | str] = {"cpu": 256, "cuda": "auto"}
 # How far `--token-budget auto` looks for the knee.
 _MOST_TOKENS_MEASURED = {"cpu": 1024, "cuda": 8192}
 
@@ -103,32 +38,33 @@ class EngineConfig:
     """
 
     model: str
-    device: str = _knob(
+    device: str = knob(
         "cpu", "Where the model runs; never anywhere else instead.", kind="choice", choices=("cpu", "cuda")
     )
-    dtype: str = _knob(
+    dtype: str = knob(
         "auto",
         "Number format of weights and KV cache; auto is float32 on cpu and bfloat16 on cuda.",
         kind="choice",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    quantization: str = _knob(
+    quantization: str = knob(
         "none",
         "Number format that the layers' matrices are kept in: int8 takes a quarter of float32's memory and decodes "
         "faster, at a small loss; cpu only.",
         kind="choice",
         choices=("none", "int8"),
     )
-    token_budget: int | str = _knob(
-        256,
+    token_budget: int | str | None = knob(
+        None,
         "Forward tokens per pass: every running sequence's next token first, then prompt chunks. auto measures passes "
-        "at start and takes the fewest tokens that reach 95 % of the peak throughput.",
+        "at start and takes the fewest tokens that reach 95 % of the peak throughput. Where not given: 256 on cpu, "
+        "auto on cuda.",
         minimum=1,
         maximum=65536,
         words=("auto",),
         unit="tokens",
     )
-    inter_token_target: int | str = _knob(
+    inter_token_target: int | str = knob(
         "auto",
         "Milliseconds between two tokens of a generation that passes are shaped for: while sequences decode, a pass "
         "takes no more prompt tokens than fit into this time. auto works it out from the passes' measured times; off "
@@ -138,33 +74,33 @@ class EngineConfig:
         words=("auto", "off"),
         unit="milliseconds",
     )
-    chunking: str = _knob(
+    chunking: str = knob(
         "even",
         "How prompts are cut into passes: even spreads the pending prompt tokens evenly over the passes they need, "
         "greedy fills each pass.",
         kind="choice",
         choices=("even", "greedy"),
     )
-    prefix_caching: bool = _knob(
+    prefix_caching: bool = knob(
         True,
         "Keep the KV of finished prompts while there is room, and use it for prompts that begin the same.",
         kind="switch",
     )
-    preemption: str = _knob(
+    preemption: str = knob(
         "auto",
         "What happens to a sequence that must make room: its KV is dropped and computed again, or swapped to the host "
         "buffer; auto takes the cheaper way for each one.",
         kind="choice",
         choices=("auto", "recompute", "swap"),
     )
-    swap_space: int = _knob(
+    swap_space: int = knob(
         0,
         "Host memory for the KV of swapped sequences, for example 4GiB; 0 means that preemption recomputes.",
         kind="bytes",
         minimum=0,
         unit="bytes",
     )
-    max_sequences: int | None = _knob(
+    max_sequences: int | None = knob(
         None,
         "Sequences that may hold KV cache at once; at most the token budget, as each takes a token per pass. "
         "Where not given: 256, or the token budget if that is smaller.",
@@ -172,28 +108,28 @@ class EngineConfig:
         maximum=4096,
         unit="sequences",
     )
-    max_model_length: int | None = _knob(
+    max_model_length: int | None = knob(
         None,
         "Longest prompt plus generation of one request; the model's own limit where not given.",
         minimum=1,
         maximum=1 << 24,
         unit="tokens",
     )
-    block_size: int = _knob(
+    block_size: int = knob(
         64,
         "Token slots in one block of the paged KV cache; a power of two.",
         minimum=16,
         maximum=256,
         unit="tokens",
     )
-    kv_cache_memory: int | None = _knob(
+    kv_cache_memory: int | None = knob(
         None,
         "Memory of the KV cache, for example 2GiB; where not given, worked out from the memory percent.",
         kind="bytes",
         minimum=1,
         unit="bytes",
     )
-    memory_percent: int = _knob(
+    memory_percent: int = knob(
         90,
         "Share of the memory left after loading the weights (of the container's limit where there is one) that the KV "
         "cache may take. On a machine without a container limit the cpu backend takes 4 GiB at most.",
@@ -203,23 +139,24 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for knob in KNOBS:
-            knob.check(getattr(self, knob.name))
+        for setting in KNOBS:
+            setting.check(getattr(self, setting.name))
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"--block-size {self.block_size}: must be a power of two, for example 64")
         if self.preemption == "swap" and not self.swap_space:
             raise ConfigError("--preemption swap: needs room to swap to: give --swap-space, for example 4GiB")
         if self.quantization != "none" and self.device != "cpu":
             raise ConfigError(f"--quantization {self.quantization}: is for --device cpu only: leave it out")
-        if (
-            isinstance(self.token_budget, int)
-            and self.max_sequences is not None
-            and (self.max_sequences > self.token_budget)
-        ):
+        if isinstance(self.budget, int) and self.max_sequences is not None and self.max_sequences > self.budget:
             raise ConfigError(
-                f"--max-sequences {self.max_sequences}: must be at most --token-budget {self.token_budget}, "
+                f"--max-sequences {self.max_sequences}: must be at most --token-budget {self.budget}, "
                 "because each running sequence takes one token of every pass"
             )
+
+    @property
+    def budget(self) -> int | str:
+        """`token_budget`, or the device's default where it is not given: a number, or "auto" where it is measured."""
+        return DEFAULT_TOKEN_BUDGET[self.device] if self.token_budget is None else self.token_budget
 
     @property
     def sequence_limit(self) -> int:
@@ -229,8 +166,8 @@ class EngineConfig:
     @property
     def most_tokens(self) -> int:
         """The token budget, or the most that measuring may set it to."""
-        if isinstance(self.token_budget, int):
-            return self.token_budget
+        if isinstance(self.budget, int):
+            return self.budget
         return max(_MOST_TOKENS_MEASURED[self.device], self.max_sequences or 1)
 
 
@@ -244,14 +181,14 @@ class ServerConfig:
     host: str = "0.0.0.0"
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
-    max_queued_requests: int = _knob(
+    max_queued_requests: int = knob(
         1024,
         "Requests that may wait for a place among the running ones; beyond it they are answered 429 with Retry-After.",
         minimum=0,
         maximum=1 << 20,
         unit="requests",
     )
-    drain_seconds: int = _knob(
+    drain_seconds: int = knob(
         60,
         "After SIGTERM, how long running requests may go on before they end with finish_reason abort.",
         minimum=0,
@@ -260,38 +197,12 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for knob in SERVER_KNOBS:
-            knob.check(getattr(self, knob.name))
+        for setting in SERVER_KNOBS:
+            setting.check(getattr(self, setting.name))
 
 
-def _knobs_of(cls: type) -> tuple[Knob, ...]:
-    return tuple(
-        Knob(name=f.name, default=None if f.default is MISSING else f.default, **f.metadata)
-        for f in fields(cls)
-        if f.metadata
-    )
-
-
-KNOBS: tuple[Knob, ...] = _knobs_of(EngineConfig)
-SERVER_KNOBS: tuple[Knob, ...] = _knobs_of(ServerConfig)
-
-
-_SIZE = re.compile(r"(\d+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as `2GiB`, `512Mi`, `2G` (powers of 1000) or `1073741824`.
-
-    Raises:
-        ConfigError: when it is not a size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise ConfigError(f"size {text!r}: write a whole number with a unit, for example 2GiB or 512MiB")
-    number, unit, binary = match.groups()
-    base = 1024 if binary else 1000
-    power = " kmgt".index(unit.lower()) if unit else 0
-    return int(number) * int(base**power)
+KNOBS: tuple[Knob, ...] = knobs_of(EngineConfig)
+SERVER_KNOBS: tuple[Knob, ...] = knobs_of(ServerConfig)
 
 
 def default_model_name(model: str) -> str:

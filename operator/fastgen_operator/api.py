@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-from fastgen.config import KNOBS, SERVER_KNOBS
+from fastgen.config import DEFAULT_TOKEN_BUDGET, KNOBS, SERVER_KNOBS
 
 NAME_LIMIT = 40
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -150,7 +150,9 @@ class Engine(_Model):
     model_config = ConfigDict(
         json_schema_extra=_rules(
             (
-                "!has(self.maxSequences) || type(self.tokenBudget) != int || self.tokenBudget >= self.maxSequences",
+                "!has(self.maxSequences) || (has(self.tokenBudget) "
+                "? type(self.tokenBudget) != int || self.tokenBudget >= self.maxSequences "
+                f": self.device != 'cpu' || self.maxSequences <= {DEFAULT_TOKEN_BUDGET['cpu']})",
                 "spec.engine.tokenBudget must be at least spec.engine.maxSequences, because each running sequence "
                 "takes one token of every pass: raise tokenBudget or lower maxSequences",
             ),
@@ -169,7 +171,7 @@ class Engine(_Model):
     )
     device: Literal["cpu", "cuda"] = _knob("device", required=True)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _knob("dtype")
-    token_budget: int | str = _number_or_word("token_budget", "spec.engine.tokenBudget")
+    token_budget: int | str | None = _number_or_word("token_budget", "spec.engine.tokenBudget")
     max_sequences: int | None = _knob("max_sequences")
     max_model_length: int | None = _knob("max_model_length")
     max_queued_requests: int = _knob("max_queued_requests")

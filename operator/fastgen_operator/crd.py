@@ -143,6 +143,8 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
     if isinstance(node.get("additionalProperties"), dict):
         schema["additionalProperties"] = _convert(node["additionalProperties"], definitions)
     default = schema.get("default")
+    if default is None:
+        schema.pop("default", None)
     if isinstance(default, (dict, list)):
         # An empty list or map is the same as none. An object's default is that of its fields, written out in full:
         # the API server checks its rules on the default as it stands here.

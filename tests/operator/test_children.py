@@ -28,7 +28,7 @@ def test_the_command_line_says_every_setting() -> None:
     spec = Spec.model_validate(stored()["spec"])
     assert engine_arguments("chat", spec) == [
         *("serve", "/models/tiny.gguf", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "chat"),
-        *("--device", "cpu", "--dtype", "auto", "--token-budget", "256", "--block-size", "64"),
+        *("--device", "cpu", "--dtype", "auto", "--block-size", "64"),
         *("--memory-percent", "90", "--swap-space", "0Gi", "--max-queued-requests", "1024"),
         *("--drain-seconds", "60", "--prefix-caching"),
     ]

@@ -117,7 +117,6 @@ def test_the_smallest_resource_gets_the_defaults_that_the_operator_has(plane: Co
     assert stored["engine"] == {
         "device": "cpu",
         "dtype": "auto",
-        "tokenBudget": 256,
         "maxQueuedRequests": 1024,
         "kvCache": kv_cache,
     }
@@ -154,7 +153,7 @@ def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
 
 def test_the_flags_that_users_may_not_repeat_are_those_that_the_operator_passes() -> None:
     spec = copy.deepcopy(resource()["spec"])
-    spec["engine"] |= {"maxSequences": 8, "maxModelLength": 64}
+    spec["engine"] |= {"tokenBudget": 64, "maxSequences": 8, "maxModelLength": 64}
     words = engine_arguments("chat", Spec.model_validate(spec))
     spec["engine"]["kvCache"] = {"prefixCaching": False}
     words += engine_arguments("chat", Spec.model_validate(spec))

@@ -48,7 +48,7 @@ def test_help_names_every_knob_with_its_default(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     for knob in (*cli.KNOBS, *cli.SERVER_KNOBS):
         assert knob.flag in shown
-    assert "(default: 256)" in shown
+    assert "(default: 1024)" in shown
 
 
 @pytest.mark.parametrize("command", ["serve", "generate"])

@@ -22,6 +22,7 @@ class Sequence:
         first_scheduled: when its first token was first put into a pass, or None.
         seed: what sampling is seeded with.
         constraint: what may be generated next, where the request has a grammar; it has seen every generated token.
+        history: what the sampler keeps of this sequence from pass to pass, which nobody else looks at.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class Sequence:
         "constraint",
         "finish_reason",
         "first_scheduled",
+        "history",
         "id",
         "num_computed_tokens",
         "num_preemptions",
@@ -52,6 +54,7 @@ class Sequence:
         self.arrival = arrival
         self.seed = seed
         self.constraint: Constraint | None = None
+        self.history: object | None = None
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
         self.finish_reason: FinishReason | None = None
@@ -84,10 +87,13 @@ class Sequence:
         assert self.num_pending_tokens == 0, f"{self} sampled before its last chunk"
         assert self.finish_reason is None
         self.tokens.append(token)
-        if self.constraint is not None:
-            self.constraint.accept(token)
         generated, sampling = self.num_generated_tokens, self.sampling
         ends = token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos)
+        if self.constraint is not None:
+            self.constraint.accept(token)
+            self.finish_reason = self.constraint.end
+        if self.finish_reason is not None:
+            return
         if ends and generated >= sampling.min_tokens:
             self.finish_reason = FinishReason.STOP
         elif generated >= sampling.max_tokens:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from fastgen import logs
 from fastgen.config import KNOBS, SERVER_KNOBS, ConfigError, EngineConfig, Knob, ServerConfig, parse_size
 from fastgen.core.request import RequestError, SamplingParams
 from fastgen.version import VERSION
@@ -153,7 +153,7 @@ def _serve(options: argparse.Namespace) -> int:
         served_model_names=tuple(options.served_model_name),
         **_given(options, SERVER_KNOBS),
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logs.configure(server_config.log_format)
     from fastgen.process import EngineStartError
     from fastgen.server.main import run
 

@@ -188,6 +188,44 @@ class ServerConfig:
         maximum=1 << 20,
         unit="requests",
     )
+    api_key_file: str | None = knob(
+        None,
+        "File with the API keys that requests may use, one a line; read again when it changes. Keys may also be given, "
+        "separated by commas, in the environment variable FASTGEN_API_KEY. Where there are none, none is asked for.",
+        kind="text",
+    )
+    allowed_origins: str | None = knob(
+        None,
+        "Origins whose web pages may call the API from a browser (CORS), separated by commas, or *; none by default.",
+        kind="text",
+    )
+    max_body_size: int = knob(
+        16 << 20,
+        "Largest body of a request, for example 16MiB; beyond it it is answered 413.",
+        kind="bytes",
+        minimum=1,
+        maximum=1 << 30,
+        unit="bytes",
+    )
+    request_read_seconds: int = knob(
+        60,
+        "How long a request may take to come whole, from its first byte; beyond it it is answered 408.",
+        minimum=1,
+        maximum=3600,
+        unit="seconds",
+    )
+    log_format: str = knob(
+        "text",
+        "How log lines are written: for people, or one JSON object a line.",
+        kind="choice",
+        choices=("text", "json"),
+    )
+    otlp_endpoint: str | None = knob(
+        None,
+        "Where traces go, as OTLP over HTTP, for example http://collector:4318; the environment variables "
+        "OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT say it too. No traces where nothing does.",
+        kind="text",
+    )
     drain_seconds: int = knob(
         60,
         "After SIGTERM, how long running requests may go on before they end with finish_reason abort.",

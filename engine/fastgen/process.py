@@ -20,6 +20,7 @@ import zmq.asyncio
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Request
+from fastgen.inflight import InFlight
 from fastgen.messages import (
     Add,
     Cancel,
@@ -31,11 +32,10 @@ from fastgen.messages import (
     Ready,
     Shutdown,
     StepReport,
-    StepStats,
     TokenOutput,
 )
 
-# What starts the engine process; the socket's address is added.
+# What starts the engine process; the socket's address and the log format are added.
 WORKER = (sys.executable, "-m", "fastgen.worker")
 # How long a process that has ended may take to be heard out: its last words are on their way through the socket.
 _LAST_WORDS_SECONDS = 0.05
@@ -68,19 +68,18 @@ class EngineProcess:
 
     Attributes:
         info: what the engine serves.
-        latest: what the engine said of itself last, or None before its first pass.
+        in_flight: the requests under way in it.
     """
 
     info: EngineInfo
+    in_flight: InFlight
 
     def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, recorder: Recorder | None):
-        self.latest: StepStats | None = None
         self._process = process
         self._socket = socket
         self._recorder = recorder
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-        self._streams: dict[str, asyncio.Queue[TokenOutput | None]] = {}
         self._failure: Failed | None = None
         self._num_received = 0
         self._listens = False  # while it loads, the engine does not
@@ -96,6 +95,7 @@ class EngineProcess:
         *,
         recorder: Recorder | None = None,
         command: Sequence[str] = WORKER,
+        log_format: str = "text",
     ) -> EngineProcess:
         """Starts an engine and returns when it is ready for requests; `on_loading` hears of its progress meanwhile.
 
@@ -111,7 +111,7 @@ class EngineProcess:
         # A report must never be lost, however long the loop is busy: the engine decides how much may be on its way.
         socket.set(zmq.RCVHWM, 0)
         socket.bind(address)
-        process = await asyncio.create_subprocess_exec(*command, address, stdin=asyncio.subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(*command, address, log_format, stdin=asyncio.subprocess.PIPE)
         engine = cls(process, socket, recorder)
         engine._folder = folder
         try:
@@ -140,6 +140,7 @@ class EngineProcess:
             exit_code = self._failure.exit_code if self._failure is not None else 1
             raise EngineStartError(self.end, exit_code)
         self.info = ready.result()
+        self.in_flight = InFlight(self.info.max_sequences)
         self._listens = True
 
     @property
@@ -169,8 +170,7 @@ class EngineProcess:
         """
         if not self.alive:
             raise EngineDeadError(self.end)
-        assert request.id not in self._streams, f"request id {request.id} is in use"
-        outputs = self._streams[request.id] = asyncio.Queue()
+        outputs = self.in_flight.open(request.id)
         self._send(Add(request))
         try:
             while True:
@@ -182,13 +182,13 @@ class EngineProcess:
                     return
         finally:
             # Whether its end has come is seen when it comes, not when it is read: after it there is nothing to cancel.
-            if self._streams.pop(request.id, None) is not None and self.alive:
+            if self.in_flight.close(request.id) and self.alive:
                 self._send(Cancel(request.id))
 
     def abort_all(self) -> None:
         """Ends every request under way with finish reason `abort`, keeping what it has generated."""
-        for request_id in list(self._streams):
-            self._end_stream(TokenOutput(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT))
+        for request_id in self.in_flight.ids():
+            self.in_flight.give(TokenOutput(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT))
             self._send(Cancel(request_id))
 
     async def wait_dead(self) -> int:
@@ -232,9 +232,8 @@ class EngineProcess:
             await asyncio.sleep(_LAST_WORDS_SECONDS)
         listener.cancel()
         self._dead.set()
-        streams, self._streams = self._streams, {}
-        for outputs in streams.values():
-            outputs.put_nowait(None)
+        if self._listens:
+            self.in_flight.end_all()
 
     async def _listen(self, ready: asyncio.Future[EngineInfo], on_loading: Callable[[str, float], None]) -> None:
         while True:
@@ -242,28 +241,15 @@ class EngineProcess:
             self._num_received += 1
             match event:
                 case StepReport():
-                    self._take(event)
+                    if self._recorder is not None:
+                        self._recorder.record(event)
+                    self.in_flight.take(event)
                 case Loading(stage, fraction):
                     on_loading(stage, fraction)
                 case Ready(info):
                     ready.set_result(info)
                 case Failed():
                     self._failure = event
-
-    def _take(self, report: StepReport) -> None:
-        self.latest = report.stats
-        if self._recorder is not None:
-            self._recorder.record(report)
-        for output in report.outputs:
-            if output.finish_reason is not None:
-                self._end_stream(output)
-            elif (outputs := self._streams.get(output.request_id)) is not None:
-                outputs.put_nowait(output)
-
-    def _end_stream(self, output: TokenOutput) -> None:
-        outputs = self._streams.pop(output.request_id, None)
-        if outputs is not None:
-            outputs.put_nowait(output)
 
 
 async def _first_of(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:

@@ -1,6 +1,7 @@
 """The engine process: loads the model, then steps the engine and talks to the server over a local socket.
 
-Started by `fastgen.process` as `python -m fastgen.worker ADDRESS`, with the `EngineConfig` as JSON on standard input.
+Started by `fastgen.process` as `python -m fastgen.worker ADDRESS LOG_FORMAT`, with the `EngineConfig` as JSON on
+standard input.
 It is a process of its own so that HTTP work never delays a pass.
 """
 
@@ -16,6 +17,7 @@ import time
 import msgspec
 import zmq
 
+from fastgen import logs
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import FinishReason, RequestError
 from fastgen.messages import (
@@ -127,7 +129,7 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logs.configure(sys.argv[2])
     channel = Channel(sys.argv[1])
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     try:

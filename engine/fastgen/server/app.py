@@ -1,4 +1,4 @@
-"""The ASGI application: endpoints, errors, and a limit on what a client may send."""
+"""The ASGI application: endpoints and errors, inside the layers that every request passes."""
 
 from __future__ import annotations
 
@@ -7,34 +7,51 @@ import logging
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fastgen import logs
+from fastgen.config import ServerConfig
 from fastgen.core.request import RequestError
-from fastgen.server import chat, completions, errors, probes
+from fastgen.server import chat, completions, context, errors, probes
+from fastgen.server.context import RequestContexts
 from fastgen.server.errors import APIError
+from fastgen.server.keys import KeyCheck, KeyRing
 from fastgen.server.lifecycle import Lifecycle
+from fastgen.server.limits import BodyLimit
 from fastgen.server.service import Service
 from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
 
-# Far more than the longest prompt of any model here, and little enough to read into memory.
-_MOST_BODY_BYTES = 16 << 20
 
-
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, config: ServerConfig, keys: KeyRing) -> ASGIApp:
     """The application that serves `service`."""
+    app: ASGIApp = _endpoints(service)
+    app = BodyLimit(app, most_bytes=config.max_body_size)
+    app = OpenRequests(app, service.lifecycle)
+    if keys:
+        app = KeyCheck(app, keys, lambda error: _note(service, error))
+    if config.allowed_origins is not None:
+        app = CORSMiddleware(
+            app,
+            allow_origins=[origin.strip() for origin in config.allowed_origins.split(",")],
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[context.HEADER, "Retry-After"],
+        )
+    return RequestContexts(app)
+
+
+def _endpoints(service: Service) -> FastAPI:
     app = FastAPI(title="FastGen", version=VERSION)
     app.state.service = service
     for router in (completions.router, chat.router, probes.router):
         app.include_router(router)
-    app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES)
-    app.add_middleware(OpenRequests, lifecycle=service.lifecycle)
 
     def answer(error: APIError) -> Response:
         if error.status != 500:  # those were taken
-            service.metrics.count_rejected(error.code)
-            log.info("refused status=%d code=%s param=%s", error.status, error.code, error.param or "none")
+            _note(service, error)
         return error.response()
 
     @app.exception_handler(APIError)
@@ -60,6 +77,12 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
+def _note(service: Service, error: APIError) -> None:
+    """Counts and logs a request that is refused."""
+    service.metrics.count_rejected(error.code)
+    logs.say(log, "refused", status=error.status, code=error.code, param=error.param or "none")
+
+
 class OpenRequests:
     """Counts the requests for work that are under way, from their first byte to the last one of the response."""
 
@@ -74,25 +97,3 @@ class OpenRequests:
                 await self._app(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-
-class BodyLimit:
-    """Refuses a body larger than `most_bytes` with 413 as soon as that is known."""
-
-    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
-        self._app = app
-        self._most_bytes = most_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, counting what comes."""
-        num_bytes = 0
-
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._most_bytes:
-                raise HTTPException(413, f"the body is larger than {self._most_bytes >> 20} MiB: send less")
-            return message
-
-        await self._app(scope, counted, send)

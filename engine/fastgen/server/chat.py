@@ -11,13 +11,14 @@ from fastapi import APIRouter, Request, Response
 from fastgen.core.request import RequestError, SamplingParams
 from fastgen.server.exchange import Exchange
 from fastgen.server.lifecycle import ServedModel
+from fastgen.server.limits import JSONRoute
 from fastgen.server.protocol import ChatRequest
 from fastgen.server.responses import AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta
 from fastgen.server.service import Service, encode, room_after
 from fastgen.server.streaming import EventStream, event, while_connected
 from fastgen.text.chat import ChatTemplateError
 
-router = APIRouter()
+router = APIRouter(route_class=JSONRoute)
 
 
 @router.post("/v1/chat/completions")

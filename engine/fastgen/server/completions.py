@@ -11,12 +11,13 @@ from fastapi import APIRouter, Request, Response
 from fastgen.core.request import SamplingParams
 from fastgen.server.exchange import Exchange
 from fastgen.server.lifecycle import ServedModel
+from fastgen.server.limits import JSONRoute
 from fastgen.server.protocol import CompletionRequest
 from fastgen.server.responses import Completion, CompletionChoice
 from fastgen.server.service import Service, encode, room_after
 from fastgen.server.streaming import EventStream, event, while_connected
 
-router = APIRouter()
+router = APIRouter(route_class=JSONRoute)
 
 
 @router.post("/v1/completions")

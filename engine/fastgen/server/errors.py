@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from fastgen.core.request import RequestError
 
-_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error"}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
 
 
 class APIError(Exception):
@@ -37,12 +37,14 @@ class APIError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The JSON object that clients get, in a response of its own or in a stream."""
-        kind = _TYPES.get(self.status, "service_unavailable" if self.status == 503 else "server_error")
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
         """The response that says so."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
         return Response(
             msgspec.json.encode(self.body()), status_code=self.status, media_type="application/json", headers=headers
         )

@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from fastgen import logs
 from fastgen.core.request import FinishReason, Request
 from fastgen.process import EngineDeadError
+from fastgen.server.context import Outcome, current
 from fastgen.server.errors import engine_died
 from fastgen.server.lifecycle import ServedModel
 from fastgen.server.metrics import Metrics
@@ -56,21 +58,28 @@ class Exchange:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        reasons = ",".join(str(g.finish_reason or "none") for g in self._generations)
         first = min(
             (g.first_token_seconds for g in self._generations if g.first_token_seconds is not None), default=None
         )
         usage = self.usage()
-        log.info(
-            "request id=%s status=%s finish=%s prompt_tokens=%d completion_tokens=%d first_token=%s total=%.3fs",
-            self.id,
+        current().outcome = outcome = Outcome(
+            response_id=self.id,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            first_token_seconds=first,
+            finish_reasons=tuple(str(g.finish_reason or "none") for g in self._generations),
+        )
+        logs.say(
+            log,
+            "request",
+            id=self.id,
             # 499, "client closed request", is what proxies log for it
-            200 if kind is None else 499 if issubclass(kind, asyncio.CancelledError | GeneratorExit) else 500,
-            reasons,
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            "none" if first is None else f"{first:.3f}s",
-            time.monotonic() - self._arrival,
+            status=200 if kind is None else 499 if issubclass(kind, asyncio.CancelledError | GeneratorExit) else 500,
+            finish=",".join(outcome.finish_reasons),
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            first_token="none" if first is None else f"{first:.3f}s",
+            total=f"{time.monotonic() - self._arrival:.3f}s",
         )
 
     def usage(self) -> Usage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import time
@@ -18,7 +19,10 @@ import uvloop
 from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
 from fastgen.model.source import ModelSource
 from fastgen.process import WORKER, EngineProcess, EngineStartError
+from fastgen.server.admission import Admission
 from fastgen.server.app import create_app
+from fastgen.server.connection import connection_class
+from fastgen.server.keys import KeyRing
 from fastgen.server.lifecycle import Lifecycle, ServedModel
 from fastgen.server.metrics import Metrics
 from fastgen.server.service import Service
@@ -31,6 +35,9 @@ log = logging.getLogger("fastgen.server")
 _LAST_ANSWERS_SECONDS = 1.0
 # After the drain: time for the last bytes to reach the clients.
 _FLUSH_SECONDS = 5
+# How long a client's machine may leave what was sent to it without an answer.
+_SILENT_PEER_SECONDS = 120
+_MOST_FILES = 65536
 _KEEP_ALIVE_SECONDS = 75  # above the usual 60 s of proxies, which must be the ones to close
 
 
@@ -48,9 +55,11 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, command: Seque
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # Quick, and what is wrong with either shows before anything else is started or said.
     source = ModelSource.open(engine_config.model)
+    keys = KeyRing(server_config.api_key_file, os.environ)
+    _allow_many_connections()
     listener = _listen(server_config.host, server_config.port)
     try:
-        return uvloop.run(Server(engine_config, server_config, source, listener, command, started).run())
+        return uvloop.run(Server(engine_config, server_config, source, listener, keys, command, started).run())
     finally:
         listener.close()
 
@@ -58,7 +67,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, command: Seque
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         # Python adds the address to the system's words; a name that cannot be resolved has words of its own.
         number = error.errno or 0
@@ -66,6 +75,21 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host {host} --port {port}: {reason}; choose another address or port") from None
     except OverflowError:
         raise ConfigError(f"--port {port}: must be from 0 to 65535") from None
+    # Connections inherit these. A client that vanished without a word, with its machine or its network, would else hold
+    # its sequence to the end, and a drain with it.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_PEER_SECONDS // 2)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENT_PEER_SECONDS // 8)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_SECONDS * 1000)
+    return listener
+
+
+def _allow_many_connections() -> None:
+    """Raises the limit on open files, each connection being one: shells give a thousand, less than the queue takes."""
+    limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if highest == resource.RLIM_INFINITY else min(_MOST_FILES, highest)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, highest))
 
 
 class Server:
@@ -77,6 +101,7 @@ class Server:
         server_config: ServerConfig,
         source: ModelSource,
         listener: socket.socket,
+        keys: KeyRing,
         command: Sequence[str],
         started: float,
     ) -> None:
@@ -87,9 +112,11 @@ class Server:
         self._command = command
         self._started = started
         names = server_config.served_model_names or (default_model_name(engine_config.model),)
+        self._keys = keys
         self._lifecycle = Lifecycle()
         self._metrics = Metrics(names[0])
-        self._service = Service(names, self._lifecycle, self._metrics)
+        admission = Admission(server_config.max_queued_requests)
+        self._service = Service(names, self._lifecycle, self._metrics, admission)
         self._told_to_stop = asyncio.Event()
         self._told_twice = asyncio.Event()
 
@@ -99,7 +126,8 @@ class Server:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         http = _HTTPServer(
             uvicorn.Config(
-                create_app(self._service),
+                create_app(self._service, self._server_config, self._keys),
+                http=connection_class(self._server_config.request_read_seconds),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -143,7 +171,13 @@ class Server:
         config = self._engine_config
         log.info("fastgen %s: loading %s", VERSION, config.model)
         engine = asyncio.create_task(
-            EngineProcess.start(config, self._lifecycle.note_loading, recorder=self._metrics, command=self._command)
+            EngineProcess.start(
+                config,
+                self._lifecycle.note_loading,
+                recorder=self._metrics,
+                command=self._command,
+                log_format=self._server_config.log_format,
+            )
         )
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, self._source.tokenizer)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastgen.core.request import Request, SamplingParams
+from fastgen.server.admission import Admission
 from fastgen.server.errors import APIError
 from fastgen.server.exchange import Exchange
 from fastgen.server.lifecycle import Lifecycle, ServedModel
@@ -30,6 +31,7 @@ class Service:
     names: tuple[str, ...]
     lifecycle: Lifecycle
     metrics: Metrics
+    admission: Admission
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:
@@ -54,6 +56,7 @@ class Service:
 
         Raises:
             RequestError: when the model cannot serve one of them.
+            APIError: 429 when the queue is full.
         """
         arrival = time.monotonic()
         request_id = f"{kind}-{uuid.uuid4().hex}"
@@ -64,6 +67,7 @@ class Service:
         ]
         for request in requests:
             request.check(info.max_model_length, info.vocabulary_size)
+        self.admission.admit(model.engine.in_flight, [request.id for request in requests])
         return Exchange(request_id, model, self.metrics, requests, stop, arrival)
 
 

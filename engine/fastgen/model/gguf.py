@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.model.dequantise import dequantise
+from fastgen.model.dequantise import TYPES, TensorType, dequantise
 from fastgen.model.errors import ModelError
 
 _MAGIC = b"GGUF"
@@ -27,16 +27,6 @@ _MOST_DIMENSIONS = 8  # ggml has 4; a larger number means garbage
 # GGUF value types 0 .. 12 but for string and array: the struct code of each.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-
-# ggml type -> (name, values in a block, bytes of a block). The common ones; package gguf, slower to import, has all.
-_COMMON_TYPES = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    8: ("Q8_0", 32, 34),
-    30: ("BF16", 1, 2),
-}
 
 
 class _Truncated(Exception):
@@ -49,7 +39,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    type_name: str
+    type: TensorType
     offset: int
     num_bytes: int
 
@@ -148,17 +138,14 @@ class GGUFFile:
 
         Raises:
             KeyError: when there is no such tensor.
-            ModelError: when its type cannot be dequantised.
         """
+        kind, raw = self.raw(name)
+        return dequantise(raw, kind).reshape(self._tensors[name].shape)
+
+    def raw(self, name: str) -> tuple[TensorType, npt.NDArray[np.uint8]]:
+        """How a tensor's values are stored, and the stored bytes. KeyError if there is no such tensor."""
         info = self._tensors[name]
-        raw = np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
-        try:
-            return dequantise(raw, info.type_name).reshape(info.shape)
-        except NotImplementedError:
-            raise ModelError(
-                f"{self.path}: tensor {name} has type {info.type_name}, which cannot be dequantised here: "
-                "convert the model to Q8_0, Q4_1 or F16"
-            ) from None
+        return info.type, np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
 
     def _read_header(self, cursor: _Cursor) -> tuple[int, int]:
         if self._data[:4] != _MAGIC:
@@ -183,25 +170,31 @@ class GGUFFile:
         data_start = -(-cursor.position // alignment) * alignment
         tensors = {}
         for name, shape, kind, offset in entries:
-            type_name, num_bytes = self._type_of(name, kind, shape)
-            info = TensorInfo(name, shape, type_name, data_start + offset, num_bytes)
+            tensor_type = self._type_of(name, kind, shape)
+            num_bytes = math.prod(shape) // tensor_type.block * tensor_type.block_bytes
+            info = TensorInfo(name, shape, tensor_type, data_start + offset, num_bytes)
             if info.offset + info.num_bytes > len(self._data):
                 raise _Truncated
             tensors[name] = info
         return tensors
 
-    def _type_of(self, name: str, kind: int, shape: tuple[int, ...]) -> tuple[str, int]:
-        try:
-            type_name, values_per_block, bytes_per_block = _COMMON_TYPES.get(kind) or _rare_type(kind)
-        except (ValueError, KeyError):
+    def _type_of(self, name: str, kind: int, shape: tuple[int, ...]) -> TensorType:
+        found = TYPES.get(kind)
+        if found is None:
             raise ModelError(
-                f"{self.path}: tensor {name} has the unknown type {kind}: convert the model to Q8_0, Q4_1 or F16"
-            ) from None
-        return type_name, math.prod(shape) // values_per_block * bytes_per_block
+                f"{self.path}: tensor {name} has {_name_of(kind)}, which is not served: "
+                f"convert the model to Q8_0, Q4_K_M or F16 ({', '.join(each.name for each in TYPES.values())} are read)"
+            )
+        if shape and shape[-1] % found.block:
+            raise ValueError(f"tensor {name}: rows of {shape[-1]} values in blocks of {found.block}")
+        return found
 
 
-def _rare_type(kind: int) -> tuple[str, int, int]:
+def _name_of(kind: int) -> str:
+    """What a type that is not served is called: package gguf, slow to import, knows them all."""
     import gguf
 
-    quantisation = gguf.GGMLQuantizationType(kind)
-    return quantisation.name, *gguf.GGML_QUANT_SIZES[quantisation]
+    try:
+        return f"type {gguf.GGMLQuantizationType(kind).name}"
+    except ValueError:
+        return f"the unknown type {kind}"

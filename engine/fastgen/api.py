@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from fastgen.calibration import prepare
 from fastgen.config import KNOBS, ConfigError, EngineConfig, parse_size
 from fastgen.core.request import FinishReason, Request, RequestError, SamplingParams
 from fastgen.engine import Engine
@@ -87,10 +88,12 @@ class LLM:
     """
 
     def __init__(self, model: str, *, on_loading: Callable[[str, float], None] | None = None, **knobs: Any) -> None:
-        self.config = EngineConfig(model=str(model), **_parsed(knobs))
-        source = ModelSource.open(self.config.model)
+        config = EngineConfig(model=str(model), **_parsed(knobs))
+        source = ModelSource.open(config.model)
         self.tokenizer = Tokenizer.load(source.tokenizer)
-        runner = CPURunner.load(source, self.config, on_loading or (lambda _stage, _fraction: None))
+        progress = on_loading or (lambda _stage, _fraction: None)
+        runner = CPURunner.load(source, config, progress)
+        self.config, _ = prepare(runner, config, progress)
         self._engine = Engine(runner, self.config)
         self.max_model_length = runner.max_model_length
         self._ids = itertools.count()

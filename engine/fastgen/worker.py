@@ -72,12 +72,18 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         ConfigError: when what is asked for cannot be served.
     """
     # Imported here, not above: torch takes seconds, and the channel should report from the start.
+    from fastgen.calibration import prepare
     from fastgen.engine import Engine
     from fastgen.model.runner import CPURunner
     from fastgen.model.source import ModelSource
 
     source = ModelSource.open(config.model)
-    runner = CPURunner.load(source, config, lambda stage, fraction: channel.send(Loading(stage, fraction)))
+
+    def on_loading(stage: str, fraction: float) -> None:
+        channel.send(Loading(stage, fraction))
+
+    runner = CPURunner.load(source, config, on_loading)
+    config, _ = prepare(runner, config, on_loading)
     engine = Engine(runner, config)
     info = EngineInfo(
         architecture=runner.architecture.name,

@@ -126,4 +126,4 @@ def _round_up(tokens: float) -> int:
 
 def _round_down(tokens: float) -> int:
     multiple = _FINE if tokens < _COARSE_FROM else _COARSE
-    return int(tokens) // multiple * multiple
+    return int(tokens + 1e-6) // multiple * multiple  # 79.9999999 out of a division is 80

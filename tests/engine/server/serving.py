@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from openai import OpenAI
@@ -21,6 +23,8 @@ from engine.weights import smollm2
 REAL = (sys.executable, "-m", "fastgen")
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_command.py")))
 _START_SECONDS = 60.0
+# Every httpx call would otherwise load the system's certificates, which takes longer than the request.
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
@@ -51,7 +55,7 @@ class Serving:
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def get(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10, **options)  # type: ignore[arg-type]
+        return httpx.get(self.url + path, timeout=10, verify=_NO_TLS, **options)  # type: ignore[arg-type]
 
     def status(self, path: str) -> int | None:
         """The status of a GET, or None while nobody listens."""
@@ -61,12 +65,17 @@ class Serving:
             return None
 
     def post(self, path: str, body: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60)
+        return httpx.post(self.url + path, json=body, timeout=60, verify=_NO_TLS)
 
-    def metric(self, name: str, **labels: str) -> float:
-        """The value of a sample, summed over the labels not given."""
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return httpx.request(method, self.url + path, timeout=60, verify=_NO_TLS, **options)
+
+    def metric(self, name: str, default: float | None = None, **labels: str) -> float:
+        """The value of a sample, summed over the labels not given; `default` where there is none yet."""
         families = text_string_to_metric_families(self.get("/metrics").text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
+        if not samples and default is not None:
+            return default
         assert samples, f"no metric {name}"
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 

@@ -1,0 +1,130 @@
+"""The bounded queue: what is beyond it is refused before the engine sees it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from engine.server.serving import Serving, serving, wait_until
+from fastgen.core.request import FinishReason
+from fastgen.inflight import InFlight, Rate
+from fastgen.messages import StepReport, StepStats, TokenOutput
+from fastgen.server.admission import retry_after
+
+PLACES, QUEUE = 2, 3
+ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server with few places and a short queue."""
+    options = ("--max-sequences", str(PLACES), "--max-queued-requests", str(QUEUE))
+    folder = tmp_path_factory.mktemp("small")
+    with serving(folder, *options, environment={"SCRIPT_PASS_SECONDS": "0.02"}) as server:
+        server.wait_status("/ready", 200)
+        yield server
+
+
+def send(server: Serving, body: dict[str, object]) -> socket.socket:
+    content = json.dumps(body).encode()
+    fields = f"Host: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection.sendall(f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content)
+    return connection
+
+
+def status_of(connection: socket.socket) -> int:
+    return int(connection.recv(12).split()[1])
+
+
+def is_idle(server: Serving) -> bool:
+    return server.metric("fastgen_num_requests_running") == 0 == server.metric("fastgen_num_requests_waiting")
+
+
+def test_a_burst_fills_the_places_and_the_queue_exactly(small: Serving) -> None:
+    rejected = small.metric("fastgen_request_rejected_total", default=0.0, reason="queue_full")
+    with ExitStack() as connections:
+        burst = [connections.enter_context(send(small, ENDLESS)) for _ in range(20)]
+        statuses = [status_of(connection) for connection in burst]
+        assert (statuses.count(200), statuses.count(429)) == (PLACES + QUEUE, 20 - PLACES - QUEUE)
+        wait_until(lambda: small.metric("fastgen_num_requests_running") == PLACES, "the places to be taken")
+        assert small.metric("fastgen_num_requests_waiting") == QUEUE
+        assert small.metric("fastgen_request_rejected_total", reason="queue_full") == rejected + 15
+    wait_until(lambda: is_idle(small), "what the clients left behind to be freed")
+    assert small.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def test_a_full_queue_says_when_to_come_back(small: Serving) -> None:
+    with ExitStack() as connections:
+        for _ in range(PLACES + QUEUE):
+            assert status_of(connections.enter_context(send(small, ENDLESS))) == 200
+        refused = small.post("/v1/completions", ENDLESS)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert refused.json()["error"] == {
+            "message": "the queue is full: 3 requests are waiting; try again later",
+            "type": "rate_limit_error",
+            "param": None,
+            "code": "queue_full",
+        }
+    wait_until(lambda: is_idle(small), "what the clients left behind to be freed")
+
+
+def test_each_prompt_of_a_request_counts_and_all_or_none_are_taken(small: Serving) -> None:
+    body = {"max_tokens": 2, "prompt": ["a"] * (PLACES + QUEUE)}
+    assert small.post("/v1/completions", {**body, "prompt": ["a"] * (PLACES + QUEUE + 1)}).status_code == 429
+    assert small.metric("fastgen_num_requests_running") == 0
+    assert len(small.post("/v1/completions", body).json()["choices"]) == PLACES + QUEUE
+
+
+def report(*outputs: TokenOutput, running: int, waiting: int) -> StepReport:
+    stats = dict.fromkeys(StepStats.__struct_fields__, 0) | {
+        "queue_seconds": [],
+        "num_running": running,
+        "num_waiting": waiting,
+    }
+    return StepReport(list(outputs), StepStats(**stats))  # type: ignore[arg-type]
+
+
+def test_requests_sent_since_the_last_report_fill_its_free_places_first() -> None:
+    in_flight = InFlight(max_sequences=4)
+    for name in "abc":
+        in_flight.open(name)
+    assert in_flight.num_queued == 0
+    in_flight.take(report(running=3, waiting=0))
+    in_flight.promise(["d", "e", "f"])
+    assert in_flight.num_queued == 2
+    in_flight.withdraw(["f"])
+    assert in_flight.num_queued == 1
+
+
+def test_an_engine_short_of_memory_has_fewer_places() -> None:
+    in_flight = InFlight(max_sequences=4)
+    for name in "abcd":
+        in_flight.open(name)
+    in_flight.take(report(running=2, waiting=2))
+    assert in_flight.num_queued == 2
+    ended = TokenOutput(request_id="a", token_ids=[1], finish_reason=FinishReason.LENGTH)
+    in_flight.take(report(ended, running=1, waiting=2))  # the place of the one that ended is free
+    assert in_flight.num_queued == 1
+
+
+def test_the_rate_is_right_from_the_start_and_follows_a_change() -> None:
+    now = 0.0
+    rate = Rate(lambda: now)
+    assert rate.per_second() == 0.0
+    for _ in range(8):
+        now += 0.25
+        rate.note(1)
+    assert rate.per_second() == pytest.approx(4, rel=0.1)
+    now += 300
+    assert rate.per_second() < 0.01
+
+
+@pytest.mark.parametrize(("queue", "rate", "seconds"), [(100, 10.0, 5), (3, 100.0, 1), (1000, 0.1, 60), (10, 0.0, 60)])
+def test_a_client_is_told_to_wait_for_half_the_queue(queue: int, rate: float, seconds: int) -> None:
+    assert retry_after(queue, rate) == seconds

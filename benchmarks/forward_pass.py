@@ -24,7 +24,8 @@ from fastgen.core.scheduler import Chunk, Pass  # noqa: E402
 from fastgen.core.sequence import Sequence  # noqa: E402
 from fastgen.model.batch import Batch  # noqa: E402
 from fastgen.model.checkpoint import Checkpoint  # noqa: E402
-from fastgen.model.llama import KVCache, Llama  # noqa: E402
+from fastgen.model.kv_cache import KVCache  # noqa: E402
+from fastgen.model.llama import Llama  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
 from fastgen.model.weights import LlamaWeights  # noqa: E402
 
@@ -122,15 +123,12 @@ def main() -> None:
         if arguments.only not in scenario.name:
             continue
         pass_, num_blocks = make_pass(scenario, architecture.vocab_size)
-        cache = KVCache(architecture, num_blocks, BLOCK_SIZE)
+        cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE)
         cache.keys.normal_()
         cache.values.normal_()
 
         def run(pass_: Pass = pass_, cache: KVCache = cache) -> torch.Tensor:
-            batch = Batch.from_pass(
-                pass_, block_size=BLOCK_SIZE, num_kv_heads=architecture.num_kv_heads, num_threads=num_threads
-            )
-            return model.forward(batch, cache)
+            return model.head(model.forward(Batch.from_pass(pass_, block_size=BLOCK_SIZE), cache))
 
         seconds = least_seconds(run, arguments.seconds)
         num_sampled = sum(chunk.samples for chunk in pass_.chunks)

@@ -15,7 +15,7 @@ from fastgen.calibration import prepare
 from fastgen.config import KNOBS, ConfigError, EngineConfig, parse_size
 from fastgen.core.request import FinishReason, Request, RequestError, SamplingParams
 from fastgen.engine import Engine
-from fastgen.model.runner import CPURunner
+from fastgen.model.loader import load_runner
 from fastgen.model.source import ModelSource
 from fastgen.text.chat import ChatTemplateError
 from fastgen.text.output import OutputText, TextDelta
@@ -92,7 +92,7 @@ class LLM:
         source = ModelSource.open(config.model)
         self.tokenizer = Tokenizer.load(source.tokenizer)
         progress = on_loading or (lambda _stage, _fraction: None)
-        runner = CPURunner.load(source, config, progress)
+        runner = load_runner(source, config, progress)
         self.config, _ = prepare(runner, config, progress)
         self._engine = Engine(runner, self.config)
         self.max_model_length = runner.max_model_length

@@ -74,7 +74,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     # Imported here, not above: torch takes seconds, and the channel should report from the start.
     from fastgen.calibration import prepare
     from fastgen.engine import Engine
-    from fastgen.model.runner import CPURunner
+    from fastgen.model.loader import load_runner
     from fastgen.model.source import ModelSource
 
     source = ModelSource.open(config.model)
@@ -82,7 +82,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     def on_loading(stage: str, fraction: float) -> None:
         channel.send(Loading(stage, fraction))
 
-    runner = CPURunner.load(source, config, on_loading)
+    runner = load_runner(source, config, on_loading)
     config, _ = prepare(runner, config, on_loading)
     engine = Engine(runner, config)
     info = EngineInfo(

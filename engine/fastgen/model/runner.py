@@ -1,122 +1,109 @@
-"""Runs passes on CPUs: owns the weights and the KV cache.
-
-This module imports torch only when a model is loaded: OpenMP and numba read their settings once, before that.
-"""
+"""Runs passes: a model, its KV cache and sampling, on whatever device the model is on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from fastgen.config import EngineConfig
+import torch
+
 from fastgen.core.output import PassResult, Sampled
 from fastgen.core.scheduler import Pass
-from fastgen.kernels import build, environment
-from fastgen.model.architecture import ModelArchitecture
-from fastgen.model.cache import plan_kv_blocks, resolve_max_model_length, working_memory_bytes
-from fastgen.model.memory import available_memory
-from fastgen.model.source import ModelSource
-
-if TYPE_CHECKING:
-    import torch
-
-    from fastgen.model.llama import KVCache, Llama
+from fastgen.model.batch import Batch
+from fastgen.model.cache import KVShape, PassShape
+from fastgen.model.kv_cache import KVCache
+from fastgen.model.sampler import Draw, sample
 
 
-class CPURunner:
-    """Forward passes in float32 on the CPUs of one machine.
+class ServedShape(PassShape, Protocol):
+    """What the engine and its users are told of a model."""
+
+    @property
+    def name(self) -> str:
+        """The family."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model."""
+
+
+class Model(Protocol):
+    """A forward pass over given weights, on one device.
+
+    Passes are flat: token ids, positions, slots and block tables (`Batch`), no padding and no phases.
+    """
+
+    @property
+    def architecture(self) -> ServedShape:
+        """The model's shape."""
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What a token leaves in the cache."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and cache."""
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Computes a pass and writes its keys and values to the cache.
+
+        Returns:
+            [R, hidden], what the head reads, for each of `batch.logit_rows`.
+        """
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> logits [R, vocabulary] in float32."""
+
+
+class ModelRunner:
+    """Passes of one model over its KV cache.
 
     Attributes:
         architecture: the model's shape.
         num_blocks, block_size: the KV cache.
+        num_host_blocks: of the buffer in host memory that blocks are swapped to; 0 where there is none.
         max_model_length: longest prompt plus generation of one request.
         num_parameters: of the model.
-        device, dtype: where and in what numbers it runs.
+        device, dtype: where and in what numbers it runs, as the configuration names them.
     """
 
-    device = "cpu"
-    dtype = "float32"
-
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        model: Llama,
-        cache: KVCache,
-        *,
-        max_model_length: int,
-        num_threads: int,
-    ) -> None:
-        self.architecture = architecture
-        self.num_blocks, self.block_size = cache.keys.shape[1], cache.keys.shape[3]
+    def __init__(self, model: Model, cache: KVCache, *, max_model_length: int) -> None:
+        self.architecture = model.architecture
+        self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
+        self.num_host_blocks = cache.num_host_blocks
         self.max_model_length = max_model_length
-        self.num_parameters = architecture.num_parameters
+        self.num_parameters = model.architecture.num_parameters
+        self.device = model.device.type
+        self.dtype = str(model.dtype).removeprefix("torch.")
         self._model = model
         self._cache = cache
-        self._num_threads = num_threads
 
-    @classmethod
-    def load(cls, source: ModelSource, config: EngineConfig, progress: Callable[[str, float], None]) -> CPURunner:
-        """Loads the model and takes the memory of its KV cache.
-
-        Args:
-            source: what to load.
-            config: the limits to serve within.
-            progress: hears the stage and the share of it that is done, 0 to 1.
-
-        Raises:
-            ModelError: when the weights cannot be used.
-            ConfigError: when the limits do not fit the model or the memory.
-        """
-        progress("starting", 0.0)
-        environment.prepare()
-        compiling = build.start()
-        num_threads = environment.usable_cpus()
-        import torch
-
-        torch.set_num_threads(num_threads)
-        from fastgen.model.checkpoint import Checkpoint
-        from fastgen.model.weights import LlamaWeights
-
-        checkpoint = Checkpoint.open(source)
-        weights = LlamaWeights.load(
-            source.architecture, checkpoint, lambda fraction: progress("loading weights", fraction)
-        )
-        memory = available_memory()
-        free = max(0, memory.num_bytes - working_memory_bytes(config, source.architecture))
-        num_blocks = plan_kv_blocks(config, source.architecture, free, limited=memory.limited)
-        max_model_length = resolve_max_model_length(config, source.architecture, num_blocks)
-        progress("compiling kernels", 0.0)
-        for process in compiling:
-            process.wait()
-        from fastgen.model.llama import KVCache, Llama
-
-        progress("compiling kernels", 1.0)
-        model = Llama(weights)
-        cache = KVCache(source.architecture, num_blocks, config.block_size)
-        return cls(source.architecture, model, cache, max_model_length=max_model_length, num_threads=num_threads)
-
+    @torch.inference_mode()
     def execute(self, pass_: Pass) -> PassResult:
-        """Computes the pass; samples a token for each chunk that samples, in the order of the chunks."""
-        from fastgen.model.sampler import Draw, sample
-
+        """Copies the blocks that the pass swaps, computes it, and samples in the order of the chunks."""
+        self._cache.swap(pass_.swap_out, pass_.swap_in)
+        if not pass_.chunks:
+            return PassResult([])
+        batch = Batch.from_pass(pass_, block_size=self.block_size)
+        hidden = self._model.forward(batch, self._cache)
         draws = [
             Draw(chunk.sequence.sampling, chunk.sequence.seed, chunk.start + chunk.num_tokens)
             for chunk in pass_.chunks
             if chunk.samples
         ]
-        return PassResult([Sampled(token) for token in sample(self.logits(pass_), draws)])
+        logits = self._model.head(hidden[: batch.num_sampled])
+        return PassResult([Sampled(token) for token in sample(logits, draws)])
 
+    @torch.inference_mode()
     def logits(self, pass_: Pass) -> torch.Tensor:
-        """Computes the pass; returns [S, vocabulary] float32, a row for each chunk that samples."""
-        import torch
-
-        from fastgen.model.batch import Batch
-
-        batch = Batch.from_pass(
-            pass_,
-            block_size=self.block_size,
-            num_kv_heads=self.architecture.num_kv_heads,
-            num_threads=self._num_threads,
-        )
-        with torch.inference_mode():
-            return self._model.forward(batch, self._cache)
+        """Computes a pass; returns [S, vocabulary] float32, a row for each chunk that samples."""
+        batch = Batch.from_pass(pass_, block_size=self.block_size)
+        return self._model.head(self._model.forward(batch, self._cache)[: batch.num_sampled])

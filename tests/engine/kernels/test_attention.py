@@ -9,7 +9,7 @@ import torch
 from fastgen.kernels import reference
 from fastgen.kernels.chunk import LONGEST_MASKED_CONTEXT, ChunkPlan, attend_chunk
 from fastgen.kernels.decode import attend_decodes
-from fastgen.model.batch import decode_items
+from fastgen.kernels.items import decode_items
 
 TOLERANCE = 5e-6
 SHAPES = [(64, 3, 3), (64, 2, 4), (128, 1, 8), (128, 2, 1), (32, 2, 4), (16, 1, 3)]  # head size, kv heads, group

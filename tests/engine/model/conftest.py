@@ -8,7 +8,7 @@ environment.prepare()
 import pytest  # noqa: E402
 
 from engine.model.driving import demo_model, load  # noqa: E402
-from fastgen.model.runner import CPURunner  # noqa: E402
+from fastgen.model.runner import ModelRunner  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
 
 
@@ -19,6 +19,6 @@ def demo_source() -> ModelSource:
 
 
 @pytest.fixture(scope="session")
-def demo_runner() -> CPURunner:
+def demo_runner() -> ModelRunner:
     """A runner over it with 91 blocks of 64 tokens."""
     return load(demo_model())

@@ -17,7 +17,8 @@ from fastgen.core.scheduler import Chunk, Pass
 from fastgen.core.sequence import Sequence
 from fastgen.engine import Engine
 from fastgen.model.checkpoint import Checkpoint, expected_shapes
-from fastgen.model.runner import CPURunner
+from fastgen.model.loader import load_runner
+from fastgen.model.runner import ModelRunner
 from fastgen.model.source import ModelSource
 
 
@@ -30,17 +31,17 @@ def demo_model() -> Path:
     return path
 
 
-def load(path: Path, *, kv_cache_memory: int = 256 << 20, block_size: int = 64) -> CPURunner:
+def load(path: Path, *, kv_cache_memory: int = 256 << 20, block_size: int = 64) -> ModelRunner:
     """A runner over the model at `path`."""
     config = EngineConfig(model=str(path), kv_cache_memory=kv_cache_memory, block_size=block_size)
-    return CPURunner.load(ModelSource.open(str(path)), config, lambda _stage, _fraction: None)
+    return load_runner(ModelSource.open(str(path)), config, lambda _stage, _fraction: None)
 
 
 @dataclass
 class FewBlocks:
     """A runner that owns up to fewer blocks than it has: a small cache without loading the weights again."""
 
-    runner: CPURunner
+    runner: ModelRunner
     num_blocks: int
 
     @property
@@ -68,7 +69,7 @@ class Outcome:
 
 
 def generate(
-    runner: CPURunner | FewBlocks,
+    runner: ModelRunner | FewBlocks,
     prompts: Row[list[int]],
     sampling: SamplingParams,
     *,
@@ -100,7 +101,7 @@ def sequence(
     return made
 
 
-def run_in_chunks(runner: CPURunner, tokens: list[int], blocks: list[int], sizes: Row[int]) -> torch.Tensor:
+def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], sizes: Row[int]) -> torch.Tensor:
     """Logits [vocabulary] after `tokens`, computed in chunks of `sizes`, repeated as often as needed."""
     subject, turn = sequence(tokens, blocks), 0
     while subject.num_pending_tokens:

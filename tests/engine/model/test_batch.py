@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-
 from engine.model.driving import sequence
+from fastgen.core.request import SamplingParams
 from fastgen.core.scheduler import Chunk, Pass
-from fastgen.model.batch import Batch, decode_items
+from fastgen.model.batch import Batch
 
 
 def chunk(num_tokens: int, *, start: int, size: int, blocks: list[int]) -> Chunk:
@@ -25,51 +23,31 @@ def test_rows_are_tokens_with_their_positions_and_their_slots() -> None:
             chunk(3, start=0, size=3, blocks=[0]),
         )
     )
-    batch = Batch.from_pass(pass_, block_size=16, num_kv_heads=2, num_threads=2)
+    batch = Batch.from_pass(pass_, block_size=16)
     assert batch.token_ids.tolist() == [117, 100, 114, 115, 116, 117, 100, 101, 102]
     assert batch.positions.tolist() == [17, 0, 14, 15, 16, 17, 0, 1, 2]
     assert batch.blocks.tolist() == [2, 9, 7, 7, 1, 1, 0, 0, 0]
     assert batch.slots.tolist() == [1, 0, 14, 15, 0, 1, 0, 1, 2]
-    assert batch.sample_rows.tolist() == [0, 1, 8]  # the long prompt is not done: nothing to sample
+    assert (batch.logit_rows.tolist(), batch.num_sampled) == (
+        [0, 1, 8],
+        3,
+    )  # nothing of the half prompt
     spans = [(span.row, span.num_tokens, span.context, span.blocks.tolist()) for span in batch.chunks]
     assert spans == [(2, 4, 14, [7, 1]), (6, 3, 0, [0])]
-    seen = {(row, head): (table, begin, end, part) for row, head, table, begin, end, part in batch.items.tolist()}
-    assert seen == {(0, 0): (0, 0, 18, -1), (0, 1): (0, 0, 18, -1), (1, 0): (2, 0, 1, -1), (1, 1): (2, 0, 1, -1)}
+    assert batch.tables.tolist() == [4, 2, 9, 7, 1, 0]
+    assert (batch.table_starts.tolist(), batch.contexts.tolist()) == ([0, 2], [18, 1])
 
 
-def test_a_pass_without_decodes_has_no_items() -> None:
-    batch = Batch.from_pass(
-        Pass((chunk(5, start=0, size=5, blocks=[3]),)), block_size=16, num_kv_heads=3, num_threads=2
-    )
-    assert (len(batch.items), len(batch.merges), batch.num_parts, batch.num_rows) == (0, 0, 0, 5)
+def test_a_pass_may_have_no_decodes() -> None:
+    batch = Batch.from_pass(Pass((chunk(5, start=0, size=5, blocks=[3]),)), block_size=16)
+    assert (batch.num_decodes, batch.num_rows) == (0, 5)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 5])
-@pytest.mark.parametrize("contexts", [[1], [512], [513], [8192], [8000, 1, 700], [64] * 40, [5000] + [30] * 100])
-def test_items_cover_every_key_of_every_head_once(contexts: list[int], num_threads: int) -> None:
-    heads = 3
-    items, merges, num_parts = decode_items(
-        np.array(contexts), np.arange(len(contexts)) * 1000, num_kv_heads=heads, num_threads=num_threads
-    )
-    covered: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for row, head, table, begin, end, part in items.tolist():
-        assert table == row * 1000
-        assert begin % 64 == 0
-        assert begin < end
-        covered.setdefault((row, head), []).append((begin, end, part))
-    assert covered.keys() == {(row, head) for row in range(len(contexts)) for head in range(heads)}
-    for (row, _), runs in covered.items():
-        runs.sort()
-        assert [begin for begin, _, _ in runs] == [0, *(end for _, end, _ in runs[:-1])]
-        assert runs[-1][1] == contexts[row]
-    merged = {(row, head): list(range(first, first + count)) for row, head, first, count in merges.tolist()}
-    assert merged == {key: [part for *_, part in runs] for key, runs in covered.items() if len(runs) > 1}
-    assert sorted(part for parts in merged.values() for part in parts) == list(range(num_parts))
-
-
-def test_threads_get_even_shares_of_the_keys() -> None:
-    contexts = np.array([2000] * 8 + [64] * 8)
-    items, _, _ = decode_items(contexts, np.zeros(16, np.int64), num_kv_heads=3, num_threads=2)
-    keys = items[:, 4] - items[:, 3]
-    half = (len(items) + 1) // 2
-    assert abs(int(keys[:half].sum()) - int(keys[half:].sum())) <= 512
+def test_rows_before_prompt_tokens_whose_log_probabilities_are_wanted_come_after_the_sampled_ones() -> None:
+    scored = SamplingParams(max_tokens=4, prompt_logprobs=0)
+    half, whole = (sequence(list(range(9)), [number], sampling=scored) for number in (0, 1))
+    silent = sequence(list(range(4)), [2])
+    whole.tokens += [50, 51]  # generated, and computed anew after a preemption: no log-probabilities of those
+    batch = Batch.from_pass(Pass((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), block_size=16)
+    assert batch.num_sampled == 2
+    assert batch.logit_rows.tolist() == [3, 19, *range(4, 9), *range(9, 17)]

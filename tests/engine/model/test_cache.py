@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.model.architecture import ModelArchitecture
-from fastgen.model.cache import kv_block_bytes, plan_kv_blocks, resolve_max_model_length, working_memory_bytes
+from fastgen.model.cache import (
+    CacheRoom,
+    KVShape,
+    device_room,
+    host_room,
+    plan_host_blocks,
+    plan_kv_blocks,
+    resolve_max_model_length,
+    working_memory_bytes,
+)
 from fastgen.model.memory import AvailableMemory, available_memory
 
 SMOLLM2 = ModelArchitecture(
@@ -28,12 +38,14 @@ SMOLLM2 = ModelArchitecture(
     eos_token_ids=frozenset({2}),
     bos_token_id=1,
 )
+KV = KVShape(num_layers=30, num_kv_heads=3, key_dim=64, value_dim=64)
 BLOCK = 2 * 30 * 3 * 64 * 64 * 4
 GIB = 1 << 30
 
 
 def test_a_block_holds_keys_and_values_of_all_layers() -> None:
-    assert kv_block_bytes(SMOLLM2, 64) == BLOCK
+    assert KV.block_bytes(64) == BLOCK
+    assert dataclasses.replace(KV, element_bytes=2, value_dim=32).block_bytes(64) == BLOCK // 2 * 3 // 4
 
 
 @pytest.mark.parametrize(
@@ -50,12 +62,13 @@ def test_a_block_holds_keys_and_values_of_all_layers() -> None:
 def test_blocks_follow_from_what_is_asked_for_and_what_there_is(
     settings: dict[str, int], available: int, limited: bool, blocks: int
 ) -> None:
-    assert plan_kv_blocks(EngineConfig(model="", **settings), SMOLLM2, available, limited=limited) == blocks
+    config = EngineConfig(model="", **settings)
+    assert plan_kv_blocks(config, SMOLLM2, KV, host_room(config, available, limited=limited)) == blocks
 
 
 def test_memory_is_kept_free_for_the_fullest_pass_and_for_sampling_every_row() -> None:
     def kept(**settings: int) -> int:
-        return working_memory_bytes(EngineConfig(model="", **settings), SMOLLM2)
+        return working_memory_bytes(EngineConfig(model="", **settings), SMOLLM2, KV)
 
     logits = 49152 * 4
     assert kept(token_budget=64, max_sequences=64) > 64 * logits
@@ -74,31 +87,51 @@ def test_memory_is_kept_free_for_the_fullest_pass_and_for_sampling_every_row() -
     ],
 )
 def test_an_impossible_cache_is_refused_with_the_remedy(settings: dict[str, int], available: int, words: str) -> None:
+    config = EngineConfig(model="", **settings)
     with pytest.raises(ConfigError, match=words):
-        plan_kv_blocks(EngineConfig(model="", **settings), SMOLLM2, available, limited=True)
+        plan_kv_blocks(config, SMOLLM2, KV, host_room(config, available, limited=True))
 
 
 @pytest.mark.parametrize(
     ("asked", "num_blocks", "length"), [(None, 40, 2560), (None, 1000, 8192), (2560, 40, 2560), (1, 40, 1)]
 )
 def test_the_longest_request_fits_the_model_and_the_cache(asked: int | None, num_blocks: int, length: int) -> None:
-    assert resolve_max_model_length(EngineConfig(model="", max_model_length=asked), SMOLLM2, num_blocks) == length
+    assert resolve_max_model_length(EngineConfig(model="", max_model_length=asked), SMOLLM2, KV, num_blocks) == length
 
 
 def test_a_length_larger_than_the_cache_is_refused_with_numbers_that_work() -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve_max_model_length(EngineConfig(model="", max_model_length=8192), SMOLLM2, 40)
+        resolve_max_model_length(EngineConfig(model="", max_model_length=8192), SMOLLM2, KV, 40)
     assert str(caught.value) == (
         "--max-model-length 8192 needs 128 blocks of 64 tokens, the KV cache has 40: "
         "lower it to 2560 or raise --kv-cache-memory to 360MiB"
     )
-    enough = plan_kv_blocks(EngineConfig(model="", kv_cache_memory=360 << 20), SMOLLM2, GIB, limited=True)
+    enough = plan_kv_blocks(EngineConfig(model="", kv_cache_memory=360 << 20), SMOLLM2, KV, CacheRoom(GIB, GIB))
     assert enough == 128
 
 
 def test_a_length_beyond_the_models_positions_is_refused() -> None:
     with pytest.raises(ConfigError, match="the model has 8192 positions: lower it to 8192"):
-        resolve_max_model_length(EngineConfig(model="", max_model_length=8193), SMOLLM2, 4000)
+        resolve_max_model_length(EngineConfig(model="", max_model_length=8193), SMOLLM2, KV, 4000)
+
+
+def test_on_a_gpu_the_memory_percent_is_of_the_whole_memory_and_covers_weights_and_passes() -> None:
+    config = EngineConfig(model="", device="cuda", memory_percent=90)
+    assert device_room(config, total_bytes=1000, free_bytes=700, pass_bytes=150) == CacheRoom(450, 550)
+    assert device_room(config, total_bytes=1000, free_bytes=100, pass_bytes=150) == CacheRoom(0, 0)
+    with pytest.raises(ConfigError, match="use a GPU with more memory"):
+        plan_kv_blocks(config, SMOLLM2, KV, CacheRoom(0, 0))
+
+
+def test_the_swap_space_becomes_host_blocks() -> None:
+    def blocks(swap_space: int) -> int:
+        return plan_host_blocks(EngineConfig(model="", swap_space=swap_space), KV, GIB)
+
+    assert (blocks(0), blocks(BLOCK), blocks(5 * BLOCK + 1)) == (0, 1, 5)
+    with pytest.raises(ConfigError, match=f"raise it to {BLOCK} or more"):
+        blocks(BLOCK - 1)
+    with pytest.raises(ConfigError, match="only 1024MiB of host memory are left"):
+        blocks(GIB + 1)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch
 from engine.model.driving import FewBlocks, Outcome, generate, transformers_twin
 from engine.model.prompts import PROMPTS
 from fastgen.core.request import SamplingParams
-from fastgen.model.runner import CPURunner
+from fastgen.model.runner import ModelRunner
 from fastgen.model.source import ModelSource
 from fastgen.text.tokenizer import Tokenizer
 
@@ -65,7 +65,7 @@ def prompts(demo_source: ModelSource) -> list[list[int]]:
 
 @pytest.mark.parametrize("token_budget", [16, 64, 512])
 def test_greedy_output_equals_transformers_one_prompt_at_a_time(
-    demo_runner: CPURunner, reference: Reference, prompts: list[list[int]], token_budget: int
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], token_budget: int
 ) -> None:
     outcome = generate(demo_runner, prompts, GREEDY, token_budget=token_budget, at_once=1)
     reference.assert_equal(prompts, outcome)
@@ -73,14 +73,14 @@ def test_greedy_output_equals_transformers_one_prompt_at_a_time(
 
 @pytest.mark.parametrize("token_budget", [16, 64, 512])
 def test_greedy_output_equals_transformers_with_eight_prompts_at_once(
-    demo_runner: CPURunner, reference: Reference, prompts: list[list[int]], token_budget: int
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], token_budget: int
 ) -> None:
     outcome = generate(demo_runner, prompts, GREEDY, token_budget=token_budget, at_once=8)
     reference.assert_equal(prompts, outcome)
 
 
 def test_greedy_output_equals_transformers_when_the_cache_is_so_small_that_sequences_are_preempted(
-    demo_runner: CPURunner, reference: Reference, prompts: list[list[int]]
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]]
 ) -> None:
     longest = max(map(len, prompts)) + NUM_TOKENS
     few = FewBlocks(demo_runner, -(-longest // demo_runner.block_size))
@@ -91,7 +91,7 @@ def test_greedy_output_equals_transformers_when_the_cache_is_so_small_that_seque
 
 @pytest.mark.parametrize("number", [2, 9, 13, 18])
 def test_the_reference_agrees_with_transformers_own_greedy_search(
-    demo_runner: CPURunner, reference: Reference, prompts: list[list[int]], number: int
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], number: int
 ) -> None:
     prompt = torch.tensor([prompts[number]])
     with torch.inference_mode():
@@ -111,7 +111,7 @@ def test_the_reference_agrees_with_transformers_own_greedy_search(
 
 
 def test_a_wrong_token_does_not_pass_for_transformers_choice(
-    demo_runner: CPURunner, reference: Reference, prompts: list[list[int]]
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]]
 ) -> None:
     (output,) = generate(demo_runner, [prompts[13]], GREEDY, token_budget=256, at_once=1).tokens
     changed = [*output[:10], (output[10] + 1) % demo_runner.architecture.vocab_size, *output[11:]]

@@ -10,20 +10,21 @@ from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
 from fastgen.core.scheduler import Chunk, Pass
 from fastgen.engine import Runner
-from fastgen.model.runner import CPURunner
+from fastgen.model.loader import load_runner
+from fastgen.model.runner import ModelRunner
 from fastgen.model.source import ModelSource
 
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198]
 
 
-def test_it_is_a_runner_and_says_what_it_serves(demo_runner: CPURunner) -> None:
+def test_it_is_a_runner_and_says_what_it_serves(demo_runner: ModelRunner) -> None:
     runner: Runner = demo_runner
     assert (runner.block_size, runner.num_blocks) == (64, (256 << 20) // (2 * 30 * 3 * 64 * 64 * 4))
     assert runner.max_model_length == runner.num_blocks * 64
     assert (demo_runner.device, demo_runner.dtype, demo_runner.num_parameters) == ("cpu", "float32", 134_515_008)
 
 
-def test_a_pass_mixes_decodes_and_chunks_without_one_touching_the_other(demo_runner: CPURunner) -> None:
+def test_a_pass_mixes_decodes_and_chunks_without_one_touching_the_other(demo_runner: ModelRunner) -> None:
     alone = [demo_runner.logits(Pass((Chunk(sequence(PROMPT * n, list(range(n))), 0, 12 * n),)))[0] for n in (1, 3, 6)]
     first, second, third = (sequence(PROMPT * n, [7 * n, 7 * n + 1]) for n in (1, 3, 6))
     demo_runner.logits(Pass((Chunk(first, 0, 11), Chunk(second, 0, 20), Chunk(third, 0, 30))))
@@ -32,13 +33,13 @@ def test_a_pass_mixes_decodes_and_chunks_without_one_touching_the_other(demo_run
     torch.testing.assert_close(mixed, torch.stack(alone), atol=2e-4, rtol=0)
 
 
-def test_a_pass_in_which_nothing_is_sampled_returns_nothing(demo_runner: CPURunner) -> None:
+def test_a_pass_in_which_nothing_is_sampled_returns_nothing(demo_runner: ModelRunner) -> None:
     half = Pass((Chunk(sequence(PROMPT, [0]), 0, 5),))
     assert demo_runner.execute(half).sampled == []
     assert demo_runner.logits(half).shape == (0, 49152)
 
 
-def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(demo_runner: CPURunner) -> None:
+def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(demo_runner: ModelRunner) -> None:
     seeded = SamplingParams(temperature=1, top_p=0.95, seed=11, max_tokens=12, ignore_eos=True)
     (alone,) = generate(demo_runner, [PROMPT], seeded, token_budget=64, at_once=1).tokens
     together = generate(demo_runner, [PROMPT[:5], PROMPT, PROMPT * 4], seeded, token_budget=16, at_once=3).tokens
@@ -48,7 +49,7 @@ def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(demo_runner: C
 def test_progress_goes_from_nothing_to_all(demo_source: ModelSource) -> None:
     heard: list[tuple[str, float]] = []
     config = EngineConfig(model=str(demo_model()), kv_cache_memory=32 << 20)
-    CPURunner.load(demo_source, config, lambda stage, fraction: heard.append((stage, fraction)))
+    load_runner(demo_source, config, lambda stage, fraction: heard.append((stage, fraction)))
     loading = [fraction for stage, fraction in heard if stage == "loading weights"]
     assert loading == sorted(loading)
     assert (loading[0], loading[-1]) == (0.0, 1.0)
@@ -57,10 +58,10 @@ def test_progress_goes_from_nothing_to_all(demo_source: ModelSource) -> None:
 def test_a_context_larger_than_the_cache_is_refused_while_loading(demo_source: ModelSource) -> None:
     config = EngineConfig(model=str(demo_model()), kv_cache_memory=32 << 20, max_model_length=4096)
     with pytest.raises(ConfigError, match="needs 64 blocks of 64 tokens, the KV cache has 11"):
-        CPURunner.load(demo_source, config, lambda _stage, _fraction: None)
+        load_runner(demo_source, config, lambda _stage, _fraction: None)
 
 
-def test_a_block_size_other_than_the_default_gives_the_same_tokens(demo_runner: CPURunner) -> None:
+def test_a_block_size_other_than_the_default_gives_the_same_tokens(demo_runner: ModelRunner) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     small = load(demo_model(), kv_cache_memory=32 << 20, block_size=16)
     runs = [

@@ -61,10 +61,10 @@ def load(_source: object, config: EngineConfig, progress: Callable[[str, float],
 
 
 if __name__ == "__main__":
-    # In the place of the module with the real runner, and of torch with it.
-    stub = types.ModuleType("fastgen.model.runner")
-    stub.CPURunner = types.SimpleNamespace(load=load)  # type: ignore[attr-defined]
-    sys.modules["fastgen.model.runner"] = stub
+    # In the place of the module that loads the real runner, and of torch with it.
+    stub = types.ModuleType("fastgen.model.loader")
+    stub.load_runner = load  # type: ignore[attr-defined]
+    sys.modules["fastgen.model.loader"] = stub
     from fastgen.worker import main
 
     sys.exit(main())

@@ -1,0 +1,76 @@
+"""From what lies at MODEL to a runner that is ready for passes.
+
+This module imports torch only when a model is loaded: OpenMP and numba read their settings once, before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fastgen.config import EngineConfig
+from fastgen.kernels import build, environment
+from fastgen.model.cache import (
+    host_room,
+    plan_host_blocks,
+    plan_kv_blocks,
+    resolve_max_model_length,
+    working_memory_bytes,
+)
+from fastgen.model.memory import available_memory
+from fastgen.model.source import ModelSource
+
+if TYPE_CHECKING:
+    from fastgen.model.runner import Model, ModelRunner
+
+Progress = Callable[[str, float], None]
+
+
+def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -> ModelRunner:
+    """Loads the model and takes the memory of its KV cache.
+
+    Args:
+        source: what to load.
+        config: the limits to serve within.
+        progress: hears the stage and the share of it that is done, 0 to 1.
+
+    Raises:
+        ModelError: when the weights cannot be used.
+        ConfigError: when the limits do not fit the model or the memory.
+    """
+    progress("starting", 0.0)
+    environment.prepare()
+    compiling = build.start()
+    import torch
+
+    torch.set_num_threads(environment.usable_cpus())
+    from fastgen.model.llama import Llama
+
+    model = Llama.load(source, lambda fraction: progress("loading weights", fraction))
+    progress("compiling kernels", 0.0)
+    for process in compiling:
+        process.wait()
+    progress("compiling kernels", 1.0)
+    return with_cache(model, config)
+
+
+def with_cache(model: Model, config: EngineConfig) -> ModelRunner:
+    """A runner over a loaded model: the memory that is left becomes its KV cache.
+
+    Raises:
+        ConfigError: when the limits do not fit the model or the memory.
+    """
+    from fastgen.model.kv_cache import KVCache
+    from fastgen.model.runner import ModelRunner
+
+    shape, kv = model.architecture, model.kv_shape
+    memory = available_memory()
+    free = max(0, memory.num_bytes - working_memory_bytes(config, shape, kv))
+    num_host_blocks = plan_host_blocks(config, kv, free)
+    room = host_room(config, free - num_host_blocks * kv.block_bytes(config.block_size), limited=memory.limited)
+    num_blocks = plan_kv_blocks(config, shape, kv, room)
+    max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
+    cache = KVCache(
+        kv, num_blocks, config.block_size, num_host_blocks=num_host_blocks, device=model.device, dtype=model.dtype
+    )
+    return ModelRunner(model, cache, max_model_length=max_model_length)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from fastgen.core.output import PassResult, Sampled
+from fastgen.core.output import PassResult
 from fastgen.core.scheduler import Pass
 from fastgen.model.batch import Batch
 from fastgen.model.cache import KVShape, PassShape
@@ -94,13 +94,9 @@ class ModelRunner:
             return PassResult([])
         batch = Batch.from_pass(pass_, block_size=self.block_size)
         hidden = self._model.forward(batch, self._cache)
-        draws = [
-            Draw(chunk.sequence.sampling, chunk.sequence.seed, chunk.start + chunk.num_tokens)
-            for chunk in pass_.chunks
-            if chunk.samples
-        ]
-        logits = self._model.head(hidden[: batch.num_sampled])
-        return PassResult([Sampled(token) for token in sample(logits, draws)])
+        end_tokens = self.architecture.eos_token_ids
+        draws = [Draw.of(chunk, end_tokens) for chunk in pass_.chunks if chunk.samples]
+        return PassResult(sample(self._model.head(hidden[: batch.num_sampled]), draws))
 
     @torch.inference_mode()
     def logits(self, pass_: Pass) -> torch.Tensor:

@@ -1,120 +1,214 @@
 """Choosing each row's next token.
 
+What a request asks for applies in this order, which is transformers' and vLLM's where these agree:
+
+1. logit_bias is added; then repetition, frequency and presence penalties;
+2. what may not come gets no chance: end tokens before min_tokens, bad words, what the grammar does not allow;
+3. greedy takes the largest logit that is left; else temperature, top-k, top-p, min-p and typical-p, and a draw.
+
 Random choices come from a counter-based generator keyed by (seed, position): the same seed gives the same tokens
-whatever else is in the batch, after a preemption too.
+whatever else is in the batch, after a preemption too. Log-probabilities are the model's own, before all of this.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Row
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from fastgen.core.constraint import Constraint
+from fastgen.core.output import Sampled, TokenLogprobs
 from fastgen.core.request import SamplingParams
+from fastgen.core.scheduler import Chunk
+from fastgen.model import limits, masks, penalties
 from fastgen.model.cache import ROWS_SAMPLED_AT_ONCE
+from fastgen.model.logprobs import token_logprobs
+from fastgen.model.penalties import TokenHistory
+from fastgen.model.randomness import uniforms
 
-_FIRST_WIDTH = 512
-_MASK64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+# Below it, dividing by the temperature leaves nothing but the likeliest token, or overflows: greedy, as in vLLM.
+_GREEDY_BELOW = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """What one row's choice depends on: how to choose, and the key of its random number."""
+class Draw(NamedTuple):
+    """What one row's choice depends on.
+
+    Attributes:
+        sampling: how to choose.
+        seed: of its random number.
+        tokens: the sequence so far, prompt first; its length is the position of the token to choose.
+        num_prompt_tokens: how many of `tokens` are the prompt's.
+        end_tokens: the model's end-of-sequence tokens.
+        constraint: of a request with a grammar.
+        history: the counts of `tokens` where a penalty needs them.
+    """
 
     sampling: SamplingParams
     seed: int
-    position: int
+    tokens: Row[int] = ()
+    num_prompt_tokens: int = 0
+    end_tokens: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+    history: TokenHistory | None = None
+
+    @classmethod
+    def of(cls, chunk: Chunk, end_tokens: frozenset[int]) -> Draw:
+        """What the token after `chunk` depends on; brings its sequence's counts up to date where they are needed."""
+        sequence = chunk.sequence
+        sampling, tokens, prompt = sequence.sampling, sequence.tokens, sequence.num_prompt_tokens
+        history = None
+        if penalties.is_penalised(sampling):
+            history = sequence.history if isinstance(sequence.history, TokenHistory) else TokenHistory(sampling, prompt)
+            history.update(tokens)
+            sequence.history = history
+        return cls(sampling, sequence.seed, tokens, prompt, end_tokens, sequence.constraint, history)
+
+    @property
+    def position(self) -> int:
+        """Of the token to choose, in its sequence."""
+        return len(self.tokens)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens chosen so far."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def is_greedy(self) -> bool:
+        """Is the likeliest token the one to take?"""
+        return self.sampling.temperature < _GREEDY_BELOW
+
+    @property
+    def is_shaped(self) -> bool:
+        """Do the logits change before the choice?"""
+        sampling = self.sampling
+        return (
+            self.history is not None
+            or self.constraint is not None
+            or bool(sampling.logit_bias or sampling.bad_words)
+            or self.num_generated_tokens < sampling.min_tokens
+        )
 
 
-def sample(logits: torch.Tensor, draws: Row[Draw]) -> list[int]:
-    """One token for each row of `logits` [S, vocabulary]; of equal logits, greedy takes the smallest token id."""
+def sample(logits: torch.Tensor, draws: Row[Draw]) -> list[Sampled]:
+    """A token for each row of `logits` [S, vocabulary], of any floating type, on any device.
+
+    Of equal logits, greedy takes the smallest token id. `logits` stay as they are.
+    """
     assert len(logits) == len(draws)
     if not draws:
         return []
-    tokens = logits.argmax(-1)
-    whole = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0 and not _is_cut(draw.sampling)]
-    cut = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0 and _is_cut(draw.sampling)]
-    for group, choose in ((whole, _sample_whole), (cut, _sample_cut)):
-        for first in range(0, len(group), ROWS_SAMPLED_AT_ONCE):
-            rows = group[first : first + ROWS_SAMPLED_AT_ONCE]
-            tokens[rows] = choose(logits[rows], [draws[row] for row in rows])
-    chosen: list[int] = tokens.tolist()
-    return chosen
+    shaped = [row for row, draw in enumerate(draws) if draw.is_shaped]
+    if not shaped:
+        chosen = _choose(logits, draws)
+    else:
+        as_is = [row for row, draw in enumerate(draws) if not draw.is_shaped]
+        chosen = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
+        if as_is:
+            chosen[as_is] = _choose(_take(logits, as_is), [draws[row] for row in as_is])
+        for rows in _slices(shaped):
+            group = [draws[row] for row in rows]
+            chosen[rows] = _choose(_shape(_take(logits, rows), group), group)
+    tokens: list[int] = chosen.tolist()
+    logprobs = _logprobs(logits, draws, tokens)
+    return [Sampled(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
 
-def _is_cut(sampling: SamplingParams) -> bool:
-    """Does anything but temperature shape the distribution?"""
-    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+def _shape(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+    """`logits` [R, vocabulary] in float32 with bias, penalties and masks applied.
 
-
-def _column(values: Iterable[float]) -> torch.Tensor:
-    return torch.tensor(list(values), dtype=torch.float64)[:, None]
-
-
-def _weights(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
-    """Likelihoods in float64, relative to each row's likeliest token, whose weight is 1."""
-    scaled = logits.double().div_(_column(draw.sampling.temperature for draw in draws))
-    return scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
-
-
-def _pick(weights: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
-    """Inverse transform: [R, n] weights -> [R, 1] indices."""
-    cumulative = weights.cumsum(-1)
-    wanted = _column(uniform(draw.seed, draw.position) for draw in draws) * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, wanted, right=True)
-    # Rounding may lead beyond the last index of any weight.
-    last = weights.shape[1] - 1 - (weights > 0).flip(-1).int().argmax(-1, keepdim=True)
-    return torch.minimum(found, last)
-
-
-def _sample_whole(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
-    """[R, vocabulary] -> [R], over the whole vocabulary in its own order."""
-    return _pick(_weights(logits, draws), draws).squeeze(-1)
-
-
-def _sample_cut(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
-    """[R, vocabulary] -> [R] within top-k, top-p and min-p.
-
-    The limits apply one after another, temperature first, as Hugging Face's warpers do: top-k, then top-p over what
-    top-k left, then min-p. In order of likelihood each keeps a prefix. Sorting a vocabulary takes milliseconds, so the
-    likeliest few are tried first.
+    A row that would have no token left gives up min_tokens and bad words: the grammar says what can follow at all, and
+    a request must go on somehow.
     """
-    weights = _weights(logits, draws)
-    vocabulary = weights.shape[1]
-    # Never narrower than a top-k: top-p is a share of the whole of it.
-    for width in (max(_FIRST_WIDTH, *(draw.sampling.top_k for draw in draws)), vocabulary):
-        ordered, order = weights.topk(min(width, vocabulary), sorted=True)
-        kept = _keep(ordered, weights.sum(-1, keepdim=True), [draw.sampling for draw in draws])
-        if width >= vocabulary or not kept[:, -1].any():
-            break
-    return order.gather(-1, _pick(ordered.where(kept, 0.0), draws)).squeeze(-1)
+    shaped = _prefer(logits, draws)
+    banned = [_banned(draw) for draw in draws]
+    constraints = [draw.constraint for draw in draws]
+    masks.ban(shaped, banned)
+    masks.constrain(shaped, constraints)
+    rows = [row for row, tokens in enumerate(banned) if tokens]
+    stuck = [row for row, top in zip(rows, shaped[rows].amax(-1).tolist(), strict=True) if top == -math.inf]
+    if stuck:
+        freed = _prefer(logits[stuck], [draws[row] for row in stuck])
+        masks.constrain(freed, [constraints[row] for row in stuck])
+        shaped[stuck] = freed
+    return shaped
 
 
-def _keep(ordered: torch.Tensor, total: torch.Tensor, settings: Row[SamplingParams]) -> torch.Tensor:
-    """Which of the likeliest [R, n] weights stay, given all weights' sum [R, 1]. The likeliest always does."""
-    top_k = _column(s.top_k or math.inf for s in settings)
-    within_k = torch.arange(ordered.shape[1]) < top_k
-    ordered = ordered.where(within_k, 0.0)
-    cumulative = ordered.cumsum(-1)
-    mass = torch.where(top_k.isinf(), total, cumulative[:, -1:])
-    top_p = _column(s.top_p for s in settings)
-    keep = within_k & ((cumulative - ordered < top_p * mass) | (top_p >= 1))
-    keep &= ordered >= _column(s.min_p for s in settings)
-    keep[:, 0] = True
-    return keep
+def _prefer(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+    """A float32 copy of `logits` [R, vocabulary] with bias and penalties applied."""
+    preferred = logits.to(torch.float32, copy=True)
+    settings = [draw.sampling for draw in draws]
+    penalties.add_bias(preferred, settings)
+    penalties.penalise(preferred, settings, [draw.history for draw in draws])
+    return preferred
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on its key alone: SplitMix64's mixing (Steele et al., 2014) over both words."""
-    bits = _mix((_mix((seed + _GOLDEN) & _MASK64) + (position + 1) * _GOLDEN) & _MASK64)
-    return (bits >> 11) / float(1 << 53)
+def _banned(draw: Draw) -> set[int]:
+    banned = masks.banned_ends(draw.sampling, draw.num_generated_tokens, draw.end_tokens)
+    if draw.sampling.bad_words:
+        banned |= masks.banned_words(draw.sampling.bad_words, draw.tokens[draw.num_prompt_tokens :])
+    return banned
 
 
-def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return z ^ (z >> 31)
+def _choose(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+    """[R, vocabulary] -> [R], by the logits as they are."""
+    groups: dict[_Choice, list[int]] = {}
+    for row, draw in enumerate(draws):
+        groups.setdefault(_choice_of(draw), []).append(row)
+    if groups.keys() == {_take_likeliest}:
+        return logits.argmax(-1)
+    tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
+    for choice, group in groups.items():
+        for rows in _slices(group):
+            tokens[rows] = choice(_take(logits, rows), [draws[row] for row in rows])
+    return tokens
+
+
+_Choice = Callable[[torch.Tensor, Row[Draw]], torch.Tensor]
+
+
+def _choice_of(draw: Draw) -> _Choice:
+    if draw.is_greedy:
+        return _take_likeliest
+    return _draw_limited if limits.is_limited(draw.sampling) else _draw_whole
+
+
+def _take_likeliest(logits: torch.Tensor, _draws: Row[Draw]) -> torch.Tensor:
+    return logits.argmax(-1)
+
+
+def _draw_whole(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+    return limits.draw_whole(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
+
+
+def _draw_limited(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+    return limits.draw_limited(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
+
+
+def _uniforms(draws: Row[Draw], device: torch.device) -> torch.Tensor:
+    numbers = uniforms([draw.seed for draw in draws], [draw.position for draw in draws])
+    return torch.from_numpy(numbers).to(device)
+
+
+def _logprobs(logits: torch.Tensor, draws: Row[Draw], tokens: Row[int]) -> dict[int, TokenLogprobs]:
+    """By row, of the rows whose requests ask for them."""
+    found: dict[int, TokenLogprobs] = {}
+    for rows in _slices([row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]):
+        most = [draws[row].sampling.logprobs or 0 for row in rows]
+        found |= zip(rows, token_logprobs(_take(logits, rows), [tokens[row] for row in rows], most), strict=True)
+    return found
+
+
+def _slices(rows: list[int]) -> Iterator[list[int]]:
+    for first in range(0, len(rows), ROWS_SAMPLED_AT_ONCE):
+        yield rows[first : first + ROWS_SAMPLED_AT_ONCE]
+
+
+def _take(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Ascending `rows` of `logits`, uncopied where they are neighbours."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return logits[rows[0] : rows[-1] + 1]
+    return logits[rows]

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from fastgen.core.request import SamplingParams
-from fastgen.model.sampler import Draw, sample, uniform
+from fastgen.model.randomness import uniform
+from fastgen.model.sampler import Draw
+from fastgen.model.sampler import sample as sample_rows
 
 LOGITS = torch.tensor([2.0, 5.0, 3.0, 4.0, -1.0, 5.0 - 1e-3, 0.0, 1.0])
 
 
+def sample(logits: torch.Tensor, rows: Sequence[Draw]) -> list[int]:
+    return [sampled.token_id for sampled in sample_rows(logits, rows)]
+
+
 def draws(count: int, seed: int = 1, **settings: Any) -> list[Draw]:
-    return [Draw(SamplingParams(**settings), seed, position) for position in range(count)]
+    return [Draw(SamplingParams(**settings), seed, range(position)) for position in range(count)]
 
 
 def frequencies(logits: torch.Tensor, count: int = 4000, **settings: Any) -> torch.Tensor:
@@ -80,7 +87,7 @@ def test_a_row_gets_the_same_token_whatever_stands_beside_it() -> None:
         {"min_p": 0.05, "temperature": 3},
         {"temperature": 0},
     ]
-    rows = [Draw(SamplingParams(**options[row % 5]), row * 7, row + 3) for row in range(40)]
+    rows = [Draw(SamplingParams(**options[row % 5]), row * 7, range(row + 3)) for row in range(40)]
     together = sample(logits, rows)
     assert together == [sample(logits[row : row + 1], [rows[row]])[0] for row in range(40)]
     assert together[::-1] == sample(logits.flip(0), rows[::-1])

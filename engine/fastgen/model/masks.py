@@ -1,0 +1,56 @@
+"""Tokens that may not come: before min_tokens, in bad words, outside a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Row
+
+import numpy as np
+import torch
+
+from fastgen.core.constraint import Constraint
+from fastgen.core.request import SamplingParams
+
+
+def banned_ends(sampling: SamplingParams, num_generated: int, end_tokens: Iterable[int]) -> set[int]:
+    """The tokens that would end a generation that is not `min_tokens` long yet."""
+    if num_generated >= sampling.min_tokens:
+        return set()
+    banned = set(sampling.stop_token_ids)
+    return banned if sampling.ignore_eos else banned.union(end_tokens)
+
+
+def banned_words(bad_words: Row[Row[int]], generated: Row[int]) -> set[int]:
+    """The tokens that would complete one of `bad_words` at the end of `generated`.
+
+    A word counts only where it would be generated whole: its beginning in the prompt does not.
+    """
+    banned = set()
+    for word in bad_words:
+        before = len(word) - 1
+        if before <= len(generated) and list(generated[len(generated) - before :]) == list(word[:-1]):
+            banned.add(word[-1])
+    return banned
+
+
+def ban(logits: torch.Tensor, banned: Row[set[int]]) -> None:
+    """Sets each row's `banned` tokens to minus infinity in `logits` [R, vocabulary], in place."""
+    rows = [row for row, tokens in enumerate(banned) for _ in tokens]
+    if rows:
+        tokens = [token for of_row in banned for token in of_row]
+        logits[torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device)] = -torch.inf
+
+
+def constrain(logits: torch.Tensor, constraints: Row[Constraint | None]) -> None:
+    """Sets what each row's grammar does not allow to minus infinity in `logits` [R, vocabulary], in place."""
+    found = [(row, constraint) for row, constraint in enumerate(constraints) if constraint is not None]
+    if not found:
+        return
+    vocabulary = logits.shape[1]
+    words = np.zeros((len(found), -(-vocabulary // 32)), np.uint32)
+    for mask, (_, constraint) in zip(words, found, strict=True):
+        constraint.fill_mask(mask.data)
+    bits = np.unpackbits(words.astype("<u4", copy=False).view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+    forbidden = torch.from_numpy(bits == 0).to(logits.device)
+    rows = torch.tensor([row for row, _ in found], device=logits.device)
+    logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)

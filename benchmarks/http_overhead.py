@@ -1,0 +1,77 @@
+"""What the HTTP process spends on each token of each stream, in microseconds of processor time.
+
+The engine process is the tests' scripted one: no model, so that nothing but the way from the engine's socket to the
+client's is measured. Processor time, not elapsed time: it is the same on a busy machine.
+
+    python benchmarks/http_overhead.py [--streams 1 8 64] [--tokens 200] [--endpoint chat]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("engine", "tests")]
+
+from engine.server.serving import Serving, serving  # noqa: E402
+
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+PROMPTS = {
+    "completions": {"prompt": "one two three four five"},
+    "chat": {"messages": [{"role": "user", "content": "one two three four five"}]},
+}
+
+
+def processor_seconds(pid: int) -> float:
+    """Of all of a process's threads, since its start."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def stream(port: int, endpoint: str, tokens: int) -> None:
+    """Reads one stream to its end."""
+    body = {**PROMPTS[endpoint], "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    content = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    fields = f"Host: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len(content)}"
+    writer.write(f"POST {PATHS[endpoint]} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content)
+    received = await reader.read(-1)
+    writer.close()
+    assert b"data: [DONE]" in received, received[:500]
+
+
+async def measure(server: Serving, endpoint: str, streams: int, tokens: int) -> float:
+    """Microseconds of the HTTP process per token of each of so many streams side by side."""
+    began = processor_seconds(server.process.pid)
+    await asyncio.gather(*(stream(server.port, endpoint, tokens) for _ in range(streams)))
+    return (processor_seconds(server.process.pid) - began) / (streams * tokens) * 1e6
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--tokens", type=int, default=200, help="of each stream (default: %(default)s)")
+    parser.add_argument("--endpoint", choices=tuple(PATHS), default="completions")
+    parser.add_argument("--pass-seconds", default="0.01", help="what a pass takes (default: %(default)s)")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(Path(folder), environment={"SCRIPT_PASS_SECONDS": options.pass_seconds}) as server,
+    ):
+        server.wait_status("/ready", 200)
+        asyncio.run(measure(server, options.endpoint, 8, 50))  # warm
+        print(f"{'streams':>8}{'µs/token':>10}")
+        for streams in options.streams:
+            repeats = max(1, 3000 // (streams * options.tokens))
+            spent = asyncio.run(measure(server, options.endpoint, streams, options.tokens * repeats))
+            print(f"{streams:8}{spent:10.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

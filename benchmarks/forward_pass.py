@@ -23,11 +23,13 @@ from fastgen.core.request import Request, SamplingParams  # noqa: E402
 from fastgen.core.scheduler import Chunk, Pass  # noqa: E402
 from fastgen.core.sequence import Sequence  # noqa: E402
 from fastgen.model.batch import Batch  # noqa: E402
-from fastgen.model.checkpoint import Checkpoint  # noqa: E402
+from fastgen.model.cpu_operations import CPUBackend  # noqa: E402
+from fastgen.model.decoder import Decoder  # noqa: E402
 from fastgen.model.kv_cache import KVCache  # noqa: E402
-from fastgen.model.llama import Llama  # noqa: E402
+from fastgen.model.linear import PackedPlacement  # noqa: E402
+from fastgen.model.native import make_ropes, open_checkpoint  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
-from fastgen.model.weights import LlamaWeights  # noqa: E402
+from fastgen.model.weights import MLP, DecoderWeights  # noqa: E402
 
 BLOCK_SIZE = 64
 
@@ -85,7 +87,7 @@ def least_seconds(run: Callable[[], object], budget: float) -> float:
     return min(times)
 
 
-def products_only(weights: LlamaWeights, num_rows: int, num_sampled: int) -> Callable[[], None]:
+def products_only(weights: DecoderWeights, num_rows: int, num_sampled: int) -> Callable[[], None]:
     """The pass's matrix products on rows that are made once."""
     a = weights.architecture
     hidden, inner = torch.randn(num_rows, a.hidden_size), torch.randn(num_rows, a.intermediate_size)
@@ -95,8 +97,9 @@ def products_only(weights: LlamaWeights, num_rows: int, num_sampled: int) -> Cal
         for layer in weights.layers:
             layer.qkv(hidden)
             layer.attention_output(attended)
-            layer.gate_up(hidden)
-            layer.down(inner)
+            assert isinstance(layer.mlp, MLP), "mixtures of experts have no fixed products"
+            layer.mlp.gate_up(hidden)
+            layer.mlp.down(inner)
         weights.head(sampled)
 
     return run
@@ -115,8 +118,10 @@ def main() -> None:
     torch.set_grad_enabled(False)
     source = ModelSource.open(arguments.model)
     architecture = source.architecture
-    weights = LlamaWeights.load(architecture, Checkpoint.open(source), lambda _fraction: None)
-    model = Llama(weights)
+    checkpoint = open_checkpoint(source)
+    weights = DecoderWeights.load(architecture, checkpoint, PackedPlacement(), lambda _fraction: None)
+    ropes = make_ropes(architecture, None, checkpoint.rope_factors)
+    model = Decoder(weights, CPUBackend(architecture, ropes), device=torch.device("cpu"), dtype=torch.float32)
     print(f"{arguments.model}: {architecture.num_parameters / 1e6:.0f} M parameters, float32, {num_threads} threads")
     print(f"{'pass':24} {'tokens':>6} {'ms':>8} {'tokens/s':>9} {'products ms':>12} {'share':>6}")
     for scenario in SCENARIOS:

@@ -24,7 +24,7 @@ class ChunkPlan:
     Attributes:
         row: its first row in the pass.
         num_tokens: its rows.
-        context: tokens of the sequence before it.
+        context: keys before it that are gathered: all of the sequence's, but for blocks that a window leaves behind.
         blocks: [pages] int64, the blocks of context and chunk in order.
         mask: [num_tokens, context + num_tokens] float, what is added to the scores; None where no single mask is used.
     """
@@ -36,13 +36,34 @@ class ChunkPlan:
     mask: torch.Tensor | None
 
     @classmethod
-    def make(cls, row: int, num_tokens: int, context: int, blocks: torch.Tensor) -> ChunkPlan:
-        """A plan; the mask, causal beyond the context, where one is of use."""
-        mask = None
-        if 0 < context <= LONGEST_MASKED_CONTEXT:
-            mask = torch.zeros(num_tokens, context + num_tokens)
-            mask[:, context:] = torch.full((num_tokens, num_tokens), float("-inf")).triu_(1)
-        return cls(row, num_tokens, context, blocks, mask)
+    def make(
+        cls, row: int, num_tokens: int, context: int, blocks: torch.Tensor, block_size: int, window: int | None = None
+    ) -> ChunkPlan:
+        """A plan of the fastest kind: without a mask where the chunk stands alone or has a long context.
+
+        Args:
+            row, num_tokens: the chunk's rows.
+            context: tokens of the sequence before it.
+            blocks: [pages] of context and chunk.
+            block_size: tokens of a block.
+            window: each token sees this many, itself the last; None where it sees all.
+        """
+        if (window is not None and window < context + num_tokens) or 0 < context <= LONGEST_MASKED_CONTEXT:
+            return cls.masked(row, num_tokens, context, blocks, block_size, window)
+        return cls(row, num_tokens, context, blocks, None)
+
+    @classmethod
+    def masked(
+        cls, row: int, num_tokens: int, context: int, blocks: torch.Tensor, block_size: int, window: int | None = None
+    ) -> ChunkPlan:
+        """A plan with a mask; arguments as in `make`."""
+        skipped = 0 if window is None else max(context + 1 - window, 0) // block_size
+        context -= skipped * block_size
+        visible = torch.ones(num_tokens, context + num_tokens, dtype=torch.bool).tril_(context)
+        if window is not None:
+            visible.triu_(context + 1 - window)
+        mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
+        return cls(row, num_tokens, context, blocks[skipped:], mask)
 
 
 def attend_chunk(
@@ -52,6 +73,8 @@ def attend_chunk(
     values: torch.Tensor,
     out: torch.Tensor,
     scale: float,
+    *,
+    softcap: float | None = None,
 ) -> None:
     """Writes the chunk's rows of `out`.
 
@@ -60,13 +83,16 @@ def attend_chunk(
         queries, out: [T, heads, head_dim] float32.
         keys, values: one layer's cache, [blocks, kv heads, block size, head_dim], the chunk's own already written.
         scale: on the scores.
+        softcap: scores are squeezed between ± this by tanh, for which the plan must have a mask; None where not.
     """
     rows = slice(plan.row, plan.row + plan.num_tokens)
     length = plan.context + plan.num_tokens
     k = _gather(keys, plan.blocks)[:, :, :length]
     v = _gather(values, plan.blocks)[:, :, :length]
     q = queries[rows].transpose(0, 1)[None]  # [1, heads, n, head_dim]
-    if plan.mask is not None:
+    if softcap is not None:
+        result = _attend_capped(plan, q, k, v, scale, softcap)
+    elif plan.mask is not None:
         result = F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, scale=scale, enable_gqa=True)
     elif plan.context == 0:
         result = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
@@ -96,6 +122,21 @@ def _attend_in_two(plan: ChunkPlan, q: torch.Tensor, k: torch.Tensor, v: torch.T
     past_lse = _by_head(past_lse, kv_heads).reshape(1, heads, n)
     weight = torch.sigmoid(own_lse - past_lse)[..., None]
     return torch.lerp(past.reshape(1, heads, n, head_dim), own, weight)
+
+
+def _attend_capped(
+    plan: ChunkPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, softcap: float
+) -> torch.Tensor:
+    """Attention with squeezed scores, which torch has no kernel for: one key-value head at a time, to bound memory."""
+    assert plan.mask is not None
+    _, heads, n, head_dim = q.shape
+    kv_heads = k.shape[1]
+    out = torch.empty(q.shape)
+    queries = q.reshape(kv_heads, heads // kv_heads, n, head_dim)
+    for head, own in enumerate(out.view(queries.shape)):
+        scores = torch.matmul(queries[head], k[0, head].T).mul_(scale / softcap).tanh_().mul_(softcap).add_(plan.mask)
+        torch.matmul(scores.softmax(-1), v[0, head], out=own)
+    return out
 
 
 def _by_head(log_sum_exp: torch.Tensor, heads: int) -> torch.Tensor:

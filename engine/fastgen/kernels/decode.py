@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastgen.kernels.items import TILE
 from fastgen.kernels.jit import kernel, prange, serial
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-TILE = 64  # keys per softmax step; a multiple of 8, and block sizes divide it or are multiples of it
+assert TILE % 8 == 0  # and block sizes divide it or are multiples of it: keys are taken four and eight at a time
 
 _f32 = np.float32
 _LOG2E = np.float32(1.4426950408889634)
@@ -67,10 +68,29 @@ def _score_tile(
 
 
 @serial
+def _restrict_tile(scores: FloatArray, num_keys: int, num_hidden: int, softcap: np.float32) -> None:
+    """Squeezes a tile's scores between ± `softcap` where it is above 0, and masks the first `num_hidden`."""
+    for g in range(scores.shape[0]):
+        if softcap > _f32(0):
+            for j in range(num_keys):
+                scores[g, j] = softcap * _f32(math.tanh(scores[g, j] / softcap))
+        for j in range(num_hidden):
+            scores[g, j] = _MASKED
+
+
+@serial
 def _softmax_tile(
-    scores: FloatArray, num_keys: int, state: FloatArray, acc: FloatArray, powers: FloatArray, exponents: Any
+    scores: FloatArray,
+    num_keys: int,
+    num_hidden: int,
+    state: FloatArray,
+    acc: FloatArray,
+    powers: FloatArray,
+    exponents: Any,
 ) -> None:
-    """scores <- exp(scores - highest so far), 0 beyond `num_keys`; brings `state` and `acc` up to date.
+    """scores <- exp(scores - highest so far), 0 for hidden keys; brings `state` and `acc` up to date.
+
+    Hidden are the first `num_hidden` keys of the tile and those from `num_keys` on.
 
     exp is 2^i * 2^f with a polynomial for 2^f (error 2e-7): a call of the library's exp would not vectorise.
     `exponents` is `powers` seen as int32; state [group, 2] holds the highest score and the sum of exponentials.
@@ -100,6 +120,8 @@ def _softmax_tile(
             scores[g, j] = p
         for j in range(TILE):
             scores[g, j] *= powers[j]
+        for j in range(num_hidden):
+            scores[g, j] = _f32(0)
         for j in range(num_keys, TILE):
             scores[g, j] = _f32(0)
         total = _f32(0)
@@ -155,10 +177,11 @@ def _attend_item(
     parts: FloatArray,
     out: FloatArray,
     scale: np.float32,
+    softcap: np.float32,
 ) -> None:
     """One item, to `out` or to its part."""
     row, head, table = items[n, 0], items[n, 1], items[n, 2]
-    begin, end, part = items[n, 3], items[n, 4], items[n, 5]
+    begin, end, part, visible = items[n, 3], items[n, 4], items[n, 5], items[n, 6]
     group, head_dim = parts.shape[1], keys.shape[3]
     query = np.empty((group, head_dim), np.float32)
     scores = np.empty((group, TILE), np.float32)
@@ -174,7 +197,10 @@ def _attend_item(
     for tile in range(begin, end, TILE):
         num_keys = min(TILE, end - tile)
         _score_tile(query, keys, tables, table, head, tile, num_keys, scores)
-        _softmax_tile(scores, num_keys, state, acc, powers, exponents)
+        num_hidden = max(visible - tile, 0)
+        if num_hidden > 0 or softcap > _f32(0):
+            _restrict_tile(scores, num_keys, num_hidden, softcap)
+        _softmax_tile(scores, num_keys, num_hidden, state, acc, powers, exponents)
         _add_values(scores, values, tables, table, head, tile, num_keys, acc)
     for g in range(group):
         if part < 0:
@@ -209,7 +235,9 @@ def _merge_parts(merges: IntArray, parts: FloatArray, out: FloatArray) -> None:
                 out[row, head * group + g, d] /= total
 
 
-@kernel("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[:,::1], i8[:,::1], f4[:,:,::1], f4[:,:,::1], f4)")
+@kernel(
+    "void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[:,::1], i8[:,::1], f4[:,:,::1], f4[:,:,::1], f4, f4)"
+)
 def attend_decodes(
     queries: FloatArray,
     keys: FloatArray,
@@ -220,6 +248,7 @@ def attend_decodes(
     parts: FloatArray,
     out: FloatArray,
     scale: np.float32,
+    softcap: np.float32,
 ) -> None:
     """Attention of all decodes of a pass, one layer; all arrays contiguous.
 
@@ -227,12 +256,11 @@ def attend_decodes(
         queries, out: [T, heads, head_dim]; rows of `out` that are decodes are written.
         keys, values: the layer's cache, [blocks, kv heads, block size, head_dim]; block size a power of two from 16.
         tables: all block tables, one after another.
-        items: [n, 6]: row of the query, kv head, where its table begins, first and last key (exclusive), part or -1.
-            First keys are multiples of TILE.
-        merges: [m, 4]: row, kv head, first part, number of parts.
+        items, merges: see `items.DecodeItems`.
         parts: [p, query heads per kv head, head_dim + 2]: scratch; its second size is read even where p is 0.
         scale: on the scores.
+        softcap: scores are squeezed between ± this by tanh; 0 where not.
     """
     for n in prange(items.shape[0]):
-        _attend_item(n, items, queries, keys, values, tables, parts, out, scale)
+        _attend_item(n, items, queries, keys, values, tables, parts, out, scale, softcap)
     _merge_parts(merges, parts, out)

@@ -1,4 +1,4 @@
-"""Element-wise steps of a Llama layer as numba kernels, a row of the pass per iteration.
+"""Element-wise steps of a decoder layer as numba kernels, a row of the pass per iteration.
 
 Arrays are float32 and contiguous; T is the number of rows (tokens) of the pass. All write into what they are given.
 Twins in plain torch: `reference.py`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.kernels.jit import kernel, prange
+from fastgen.kernels.jit import kernel, prange, serial
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -33,6 +33,38 @@ def add_rms_norm(x: FloatArray, update: FloatArray, weight: FloatArray, epsilon:
             out[t, i] = x[t, i] * scale * weight[i]
 
 
+@serial
+def _norm_segment(row: FloatArray, first: int, weight: FloatArray, epsilon: np.float32) -> None:
+    """The RMS norm of row[first : first + size] times `weight` [size], in place."""
+    size = weight.shape[0]
+    total = _f32(0)
+    for i in range(size):
+        total += row[first + i] * row[first + i]
+    scale = _f32(1) / np.sqrt(total / _f32(size) + epsilon)
+    for i in range(size):
+        row[first + i] = row[first + i] * scale * weight[i]
+
+
+@kernel("void(f4[:,::1], f4[::1], f4)")
+def rms_norm(x: FloatArray, weight: FloatArray, epsilon: np.float32) -> None:
+    """x = x / rms(x) * weight, in place; x [T, hidden], weight [hidden]."""
+    for t in prange(x.shape[0]):
+        _norm_segment(x[t], 0, weight, epsilon)
+
+
+@kernel("void(f4[:,::1], f4[::1], f4[::1], i8, i8, f4)")
+def norm_heads(
+    qkv: FloatArray, query_norm: FloatArray, key_norm: FloatArray, heads: int, kv_heads: int, epsilon: np.float32
+) -> None:
+    """Normalises each head's queries and keys in place; qkv [T, (heads + 2 * kv heads) * head_dim]."""
+    head_dim = query_norm.shape[0]
+    for t in prange(qkv.shape[0]):
+        for h in range(heads):
+            _norm_segment(qkv[t], h * head_dim, query_norm, epsilon)
+        for h in range(heads, heads + kv_heads):
+            _norm_segment(qkv[t], h * head_dim, key_norm, epsilon)
+
+
 @kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[::1], f4[:,:,::1])")
 def rotate_and_store(
     qkv: FloatArray,
@@ -48,14 +80,15 @@ def rotate_and_store(
 
     Args:
         qkv: [T, (heads + 2 * kv heads) * head_dim], the fused projection.
-        cosines, sines: [T, head_dim / 2], for each row's position.
+        cosines, sines: [T, turning / 2], for each row's position: of a head, the first `turning` dimensions turn, by
+            halves, and the rest stay.
         keys, values: one layer's cache, [blocks, kv heads, block size, head_dim].
         blocks, slots: [T], where each row's key and value go.
         queries: [T, heads, head_dim], written.
     """
     heads, head_dim = queries.shape[1], queries.shape[2]
     kv_heads = keys.shape[1]
-    half = head_dim // 2
+    half = cosines.shape[1]
     for t in prange(qkv.shape[0]):
         block, slot = blocks[t], slots[t]
         for h in range(heads):
@@ -64,40 +97,68 @@ def rotate_and_store(
                 a, b = qkv[t, base + d], qkv[t, base + half + d]
                 queries[t, h, d] = a * cosines[t, d] - b * sines[t, d]
                 queries[t, h, half + d] = b * cosines[t, d] + a * sines[t, d]
+            for d in range(2 * half, head_dim):
+                queries[t, h, d] = qkv[t, base + d]
         for h in range(kv_heads):
             base = (heads + h) * head_dim
             for d in range(half):
                 a, b = qkv[t, base + d], qkv[t, base + half + d]
                 keys[block, h, slot, d] = a * cosines[t, d] - b * sines[t, d]
                 keys[block, h, slot, half + d] = b * cosines[t, d] + a * sines[t, d]
+            for d in range(2 * half, head_dim):
+                keys[block, h, slot, d] = qkv[t, base + d]
             base = (heads + kv_heads + h) * head_dim
             for d in range(head_dim):
                 values[block, h, slot, d] = qkv[t, base + d]
 
 
-@kernel("void(f4[:,::1], f4[:,::1])")
-def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
-    """out = silu(gate) * up, for gate_up [T, 2 * intermediate] with the gate first; out [T, intermediate].
+@serial
+def _gate_row(gate_up: FloatArray, slopes: FloatArray, out: FloatArray) -> None:
+    """out = gate * sigmoid(slopes) * up, for one row [2 * width] with the gate first; `slopes` is scratch from here on.
 
     exp is 2^i * 2^f with a polynomial for 2^f (error 2e-7): a call of the library's exp would not vectorise.
     """
+    width = out.shape[0]
+    powers = np.empty(width, np.float32)
+    exponents = powers.view(np.int32)
+    for i in range(width):
+        x = min(max(-slopes[i] * _LOG2E, _f32(-126)), _f32(126))
+        whole = np.floor(x + _f32(0.5))
+        f = x - whole
+        p = _f32(1.5403530e-4)
+        p = p * f + _f32(1.3333558e-3)
+        p = p * f + _f32(9.6181291e-3)
+        p = p * f + _f32(5.5504109e-2)
+        p = p * f + _f32(2.4022651e-1)
+        p = p * f + _f32(6.9314718e-1)
+        p = p * f + _f32(1)
+        exponents[i] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+        slopes[i] = p
+    for i in range(width):
+        out[i] = gate_up[i] * gate_up[width + i] / (_f32(1) + slopes[i] * powers[i])
+
+
+@kernel("void(f4[:,::1], f4[:,::1])")
+def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
+    """out [T, width] = silu(gate) * up for gate_up [T, 2 * width] with the gate first."""
     width = out.shape[1]
     for t in prange(out.shape[0]):
-        powers = np.empty(width, np.float32)
-        exponents = powers.view(np.int32)
-        fractions = np.empty(width, np.float32)
+        slopes = np.empty(width, np.float32)
         for i in range(width):
-            x = min(max(-gate_up[t, i] * _LOG2E, _f32(-126)), _f32(126))
-            whole = np.floor(x + _f32(0.5))
-            f = x - whole
-            p = _f32(1.5403530e-4)
-            p = p * f + _f32(1.3333558e-3)
-            p = p * f + _f32(9.6181291e-3)
-            p = p * f + _f32(5.5504109e-2)
-            p = p * f + _f32(2.4022651e-1)
-            p = p * f + _f32(6.9314718e-1)
-            p = p * f + _f32(1)
-            exponents[i] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-            fractions[i] = p
+            slopes[i] = gate_up[t, i]
+        _gate_row(gate_up[t], slopes, out[t])
+
+
+@kernel("void(f4[:,::1], f4[:,::1])")
+def gelu_tanh_multiply(gate_up: FloatArray, out: FloatArray) -> None:
+    """out [T, width] = gelu(gate) * up for gate_up [T, 2 * width] with the gate first.
+
+    gelu in its tanh form (Hendrycks and Gimpel, 2016): x * (1 + tanh(u)) / 2, which is x * sigmoid(2u).
+    """
+    width = out.shape[1]
+    for t in prange(out.shape[0]):
+        slopes = np.empty(width, np.float32)
         for i in range(width):
-            out[t, i] = gate_up[t, i] * gate_up[t, width + i] / (_f32(1) + fractions[i] * powers[i])
+            x = gate_up[t, i]
+            slopes[i] = _f32(1.5957691216057308) * (x + _f32(0.044715) * x * x * x)
+        _gate_row(gate_up[t], slopes, out[t])

@@ -10,20 +10,35 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x + update, its RMS norm times `weight`) over the last dimension (Zhang and Sennrich, 2019)."""
     total = x + update
-    return total, total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + epsilon) * weight
+    return total, rms_norm(total, weight, epsilon)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """x over its root mean square, times `weight`, over the last dimension."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon) * weight
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al., 2021), by halves: x [T, heads, head_dim], cosines and sines [T, head_dim / 2]."""
-    a, b = x.chunk(2, -1)
+    """Rotary positions (Su et al., 2021), by halves of the dimensions that turn; the rest stay.
+
+    x [T, heads, head_dim], cosines and sines [T, turning / 2].
+    """
+    turning = 2 * cosines.shape[-1]
+    a, b = x[..., :turning].chunk(2, -1)
     cosines, sines = cosines[:, None], sines[:, None]
-    return torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1)
+    return torch.cat((a * cosines - b * sines, b * cosines + a * sines, x[..., turning:]), -1)
 
 
 def silu_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for [T, 2 * intermediate] with the gate first."""
     gate, up = gate_up.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
+
+
+def gelu_tanh_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up in gelu's tanh form, for [T, 2 * intermediate] with the gate first."""
+    gate, up = gate_up.chunk(2, -1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
 
 def paged_attention(
@@ -33,6 +48,8 @@ def paged_attention(
     block_table: torch.Tensor,
     start: int,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of one sequence's tokens at positions `start ..` over its paged context and themselves.
 
@@ -42,6 +59,8 @@ def paged_attention(
         block_table: the sequence's blocks in order.
         start: position of the first query.
         scale: on the scores.
+        window: each token sees this many, itself the last of them; None where it sees all.
+        softcap: scores are squeezed between ± this by tanh (Gemma 2); None where not.
 
     Returns:
         [n, heads, head_dim].
@@ -52,5 +71,8 @@ def paged_attention(
     k = keys[block_table].transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(group, 0)
     v = values[block_table].transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(group, 0)
     scores = torch.einsum("nhd,hkd->hnk", queries, k) * scale
-    visible = torch.arange(length)[None, :] <= torch.arange(start, length)[:, None]
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    behind = torch.arange(start, length)[:, None] - torch.arange(length)[None, :]  # how far each key lies back
+    visible = (behind >= 0) & (behind < (window or length))
     return torch.einsum("hnk,hkd->nhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)

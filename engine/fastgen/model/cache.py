@@ -63,6 +63,10 @@ class PassShape(Protocol):
     def max_position_embeddings(self) -> int:
         """The longest sequence."""
 
+    @property
+    def default_length(self) -> int:
+        """The longest sequence that is served unless more is asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheRoom:
@@ -187,7 +191,7 @@ def resolve_max_model_length(config: EngineConfig, shape: PassShape, kv: KVShape
     capacity, longest = num_blocks * config.block_size, shape.max_position_embeddings
     asked = config.max_model_length
     if asked is None:
-        return min(longest, capacity)
+        return min(shape.default_length, capacity)
     if asked > longest:
         raise ConfigError(f"--max-model-length {asked}: the model has {longest} positions: lower it to {longest}")
     if asked > capacity:

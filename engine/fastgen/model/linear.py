@@ -33,6 +33,19 @@ class Linear(Protocol):
         """Computes the product."""
 
 
+class Placement(Protocol):
+    """Brings weights to where, and into the form in which, a forward pass uses them."""
+
+    def linear(self, weight: torch.Tensor) -> Linear:
+        """The product with `weight` [out, in] float32, which need not be kept."""
+
+    def table(self, weight: torch.Tensor) -> torch.Tensor:
+        """A matrix whose rows are looked up."""
+
+    def vector(self, weight: torch.Tensor) -> torch.Tensor:
+        """Weights of a norm or a bias, in float32."""
+
+
 class PlainLinear:
     """The product as torch does it without packing."""
 
@@ -85,7 +98,42 @@ class OneDNNLinear:
         return y
 
 
+class BiasedLinear:
+    """A product and a bias [out]: every kind of product returns a new tensor, so it is added in place."""
+
+    __slots__ = ("_bias", "_product")
+
+    def __init__(self, product: Linear, bias: torch.Tensor) -> None:
+        self._product = product
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes the product and adds the bias."""
+        return self._product(x).add_(self._bias)
+
+
 LinearKind = type[MKLLinear] | type[OneDNNLinear] | type[PlainLinear]
+
+
+class PackedPlacement:
+    """Weights on the CPU in float32, packed: each distinct shape by the fastest product that is right for it."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[torch.Size, LinearKind] = {}
+
+    def linear(self, weight: torch.Tensor) -> Linear:
+        """The packed product."""
+        if weight.shape not in self._kinds:
+            self._kinds[weight.shape] = choose_linear([weight])
+        return self._kinds[weight.shape](weight)
+
+    def table(self, weight: torch.Tensor) -> torch.Tensor:
+        """As it is."""
+        return weight
+
+    def vector(self, weight: torch.Tensor) -> torch.Tensor:
+        """As it is."""
+        return weight
 
 
 def choose_linear(samples: Iterable[torch.Tensor], preferred: Iterable[LinearKind] | None = None) -> LinearKind:

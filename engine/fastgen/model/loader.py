@@ -44,9 +44,13 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
     import torch
 
     torch.set_num_threads(environment.usable_cpus())
-    from fastgen.model.llama import Llama
+    from fastgen.model.native import load_on_cpu
 
-    model = Llama.load(source, lambda fraction: progress("loading weights", fraction))
+    model = load_on_cpu(
+        source,
+        max_model_length=config.max_model_length,
+        progress=lambda fraction: progress("loading weights", fraction),
+    )
     progress("compiling kernels", 0.0)
     for process in compiling:
         process.wait()

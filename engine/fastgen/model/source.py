@@ -10,6 +10,8 @@ from typing import Any, Literal
 from fastgen.model.architecture import ModelArchitecture
 from fastgen.model.errors import ModelError
 from fastgen.model.gguf import GGUFFile
+from fastgen.model.gguf_architecture import architecture_from_gguf
+from fastgen.model.huggingface_architecture import architecture_from_huggingface
 from fastgen.text.source import TokenizerSource
 
 __all__ = ["ModelError", "ModelSource"]
@@ -51,7 +53,7 @@ class ModelSource:
     def _open_gguf(cls, path: Path) -> ModelSource:
         file = GGUFFile(path)
         try:
-            architecture = ModelArchitecture.from_gguf(file.metadata, tied="output.weight" not in file.tensor_names())
+            architecture = architecture_from_gguf(file.metadata, tied="output.weight" not in file.tensor_names())
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         tokenizer = TokenizerSource(
@@ -73,7 +75,7 @@ class ModelSource:
         generation_path = path / "generation_config.json"
         generation_config = _read_json(generation_path) if generation_path.is_file() else None
         try:
-            architecture = ModelArchitecture.from_huggingface(_read_json(config_path), generation_config)
+            architecture = architecture_from_huggingface(_read_json(config_path), generation_config)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         return cls(path, "huggingface", architecture, TokenizerSource("huggingface", {}, path), None)

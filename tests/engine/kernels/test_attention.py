@@ -9,7 +9,7 @@ import torch
 from fastgen.kernels import reference
 from fastgen.kernels.chunk import LONGEST_MASKED_CONTEXT, ChunkPlan, attend_chunk
 from fastgen.kernels.decode import attend_decodes
-from fastgen.kernels.items import decode_items
+from fastgen.kernels.items import DecodeItems
 
 TOLERANCE = 5e-6
 SHAPES = [(64, 3, 3), (64, 2, 4), (128, 1, 8), (128, 2, 1), (32, 2, 4), (16, 1, 3)]  # head size, kv heads, group
@@ -28,23 +28,32 @@ class Paged:
         self.keys, self.values = torch.randn(shape), torch.randn(shape)
 
 
-def decode(paged: Paged, queries: torch.Tensor, contexts: list[int], *, num_threads: int) -> torch.Tensor:
+def decode(
+    paged: Paged,
+    queries: torch.Tensor,
+    contexts: list[int],
+    *,
+    num_threads: int,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
     kv_heads, head_dim = paged.keys.shape[1], paged.keys.shape[3]
-    items, merges, num_parts = decode_items(
-        np.array(contexts), paged.starts, num_kv_heads=kv_heads, num_threads=num_threads
+    work = DecodeItems.cut(
+        np.array(contexts), paged.starts, num_kv_heads=kv_heads, num_threads=num_threads, window=window
     )
-    parts = np.full((num_parts, queries.shape[1] // kv_heads, head_dim + 2), np.nan, np.float32)
+    parts = np.full((work.num_parts, queries.shape[1] // kv_heads, head_dim + 2), np.nan, np.float32)
     out = torch.full_like(queries, torch.nan)
     attend_decodes(
         queries.numpy(),
         paged.keys.numpy(),
         paged.values.numpy(),
         torch.cat(paged.tables).numpy(),
-        items,
-        merges,
+        work.items,
+        work.merges,
         parts,
         out.numpy(),
         np.float32(head_dim**-0.5),
+        np.float32(softcap or 0),
     )
     return out
 
@@ -95,6 +104,50 @@ def test_large_scores_neither_overflow_nor_lose_the_largest() -> None:
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [1, 8, 64, 65, 100, 513])
+@pytest.mark.parametrize("block_size", [16, 128])
+def test_decode_attention_sees_its_window_and_no_more(block_size: int, window: int, softcap: float | None) -> None:
+    contexts = [1, 8, 9, 64, 65, 100, 101, 200, 1300]
+    paged = Paged(32, 2, block_size, contexts)
+    queries = torch.randn(len(contexts), 6, 32) * 3
+    out = decode(paged, queries, contexts, num_threads=2, window=window, softcap=softcap)
+    for row, (context, table) in enumerate(zip(contexts, paged.tables, strict=True)):
+        expected = reference.paged_attention(
+            queries[row : row + 1], paged.keys, paged.values, table, context - 1, 32**-0.5, window, softcap
+        )
+        torch.testing.assert_close(out[row : row + 1], expected, atol=TOLERANCE, rtol=0)
+
+
+def test_what_a_window_left_behind_does_not_count_whatever_it_holds() -> None:
+    paged = Paged(64, 3, 64, [200])
+    queries = torch.randn(1, 9, 64)
+    before = decode(paged, queries, [200], num_threads=2, window=60)
+    paged.keys[paged.tables[0][2], :, :12] = 1e6
+    paged.values[paged.tables[0][2], :, :12] = -1e6
+    after = decode(paged, queries, [200], num_threads=2, window=60)
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 1, 8, 64, 100])
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(("context", "num_tokens"), [(0, 2), (0, 70), (7, 2), (63, 3), (129, 70), (900, 33)])
+def test_chunk_attention_sees_its_window_and_squeezes_scores(
+    context: int, num_tokens: int, block_size: int, window: int | None, softcap: float | None
+) -> None:
+    paged = Paged(32, 2, block_size, [context + num_tokens])
+    queries = torch.randn(num_tokens, 6, 32) * 3
+    out = torch.full_like(queries, torch.nan)
+    make = ChunkPlan.make if softcap is None else ChunkPlan.masked
+    plan = make(0, num_tokens, context, paged.tables[0], block_size, window)
+    attend_chunk(plan, queries, paged.keys, paged.values, out, 32**-0.5, softcap=softcap)
+    expected = reference.paged_attention(
+        queries, paged.keys, paged.values, paged.tables[0], context, 32**-0.5, window, softcap
+    )
+    torch.testing.assert_close(out, expected, atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("block_size", [16, 64, 256])
 @pytest.mark.parametrize(("head_dim", "kv_heads", "group"), SHAPES)
 @pytest.mark.parametrize(
@@ -107,7 +160,7 @@ def test_chunk_attention_equals_the_reference(
     paged = Paged(head_dim, kv_heads, block_size, [context + num_tokens])
     queries = torch.randn(num_tokens + 5, kv_heads * group, head_dim)
     out = torch.full_like(queries, 7.0)
-    plan = ChunkPlan.make(3, num_tokens, context, paged.tables[0])
+    plan = ChunkPlan.make(3, num_tokens, context, paged.tables[0], block_size)
     attend_chunk(plan, queries, paged.keys, paged.values, out, head_dim**-0.5)
     rows = slice(3, 3 + num_tokens)
     expected = reference.paged_attention(

@@ -16,8 +16,8 @@ from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Chunk, Pass
 from fastgen.core.sequence import Sequence
 from fastgen.engine import Engine
-from fastgen.model.checkpoint import Checkpoint, expected_shapes
 from fastgen.model.loader import load_runner
+from fastgen.model.native import open_checkpoint
 from fastgen.model.runner import ModelRunner
 from fastgen.model.source import ModelSource
 
@@ -126,15 +126,15 @@ def transformers_twin(source: ModelSource) -> LlamaForCausalLM:
         head_dim=a.head_dim,
         max_position_embeddings=a.max_position_embeddings,
         rms_norm_eps=a.rms_norm_eps,
-        rope_theta=a.rope_theta,
+        rope_theta=a.rotaries[0].theta,
         tie_word_embeddings=a.tie_word_embeddings,
         bos_token_id=a.bos_token_id,
         eos_token_id=sorted(a.eos_token_ids),
     )
     model = LlamaForCausalLM(config).eval()
-    weights = Checkpoint.open(source)
+    weights = open_checkpoint(source)
     missing, unexpected = model.load_state_dict(
-        {name: weights.tensor(name) for name in expected_shapes(a)}, strict=False
+        {name: weights.tensor(name) for name in a.tensor_shapes()}, strict=False
     )
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}, "only a tied head follows from the embedding"

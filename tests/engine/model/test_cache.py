@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.model.architecture import ModelArchitecture
+from fastgen.model.architecture import LayerKind, ModelArchitecture
 from fastgen.model.cache import (
     CacheRoom,
     KVShape,
@@ -20,20 +20,21 @@ from fastgen.model.cache import (
     working_memory_bytes,
 )
 from fastgen.model.memory import AvailableMemory, available_memory
+from fastgen.model.rotary import Rotary
 
 SMOLLM2 = ModelArchitecture(
     name="llama",
     vocab_size=49152,
     hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
+    mlp_size=1536,
+    layers=(LayerKind(),) * 30,
     num_heads=9,
     num_kv_heads=3,
     head_dim=64,
     max_position_embeddings=8192,
     rms_norm_eps=1e-5,
-    rope_theta=1e5,
-    rope_scaling=None,
+    rotaries=(Rotary(1e5, 64),),
+    attention_scale=64**-0.5,
     tie_word_embeddings=True,
     eos_token_ids=frozenset({2}),
     bos_token_id=1,

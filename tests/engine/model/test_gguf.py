@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from engine.model.driving import demo_model
-from fastgen.model import checkpoint
-from fastgen.model.architecture import ModelArchitecture
-from fastgen.model.checkpoint import Checkpoint
 from fastgen.model.errors import ModelError
 from fastgen.model.gguf import GGUFFile
+from fastgen.model.gguf_architecture import architecture_from_gguf
+from fastgen.model.gguf_checkpoint import gguf_name
+from fastgen.model.native import open_checkpoint
 from fastgen.model.rope import Rope
 from fastgen.model.source import ModelSource
 
@@ -107,8 +107,8 @@ METADATA = {
 
 
 def test_metadata_defaults_and_both_end_tokens() -> None:
-    a = ModelArchitecture.from_gguf(METADATA)
-    assert (a.num_kv_heads, a.head_dim, a.rope_theta) == (2, 32, 10000.0)
+    a = architecture_from_gguf(METADATA)
+    assert (a.num_kv_heads, a.head_dim, a.rotaries[0].theta) == (2, 32, 10000.0)
     assert a.eos_token_ids == {3, 4}
 
 
@@ -125,14 +125,13 @@ def test_metadata_defaults_and_both_end_tokens() -> None:
 )
 def test_metadata_that_would_be_served_wrong_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        ModelArchitecture.from_gguf(METADATA | changes)
+        architecture_from_gguf(METADATA | changes)
 
 
 def tiny(tmp_path: Path, **extra: np.ndarray) -> ModelSource:
-    a = ModelArchitecture.from_gguf(METADATA)
+    a = architecture_from_gguf(METADATA)
     rng = np.random.default_rng(0)
-    names = {name: checkpoint._gguf_name(name) for name in checkpoint.expected_shapes(a)}
-    shapes = {names[name]: shape for name, shape in checkpoint.expected_shapes(a).items()}
+    shapes = {gguf_name(name): shape for name, shape in a.tensor_shapes().items()}
     tensors = {name: (rng.standard_normal(shape, dtype=np.float32), "F32") for name, shape in shapes.items()}
     tensors |= {name: (values, "F32") for name, values in extra.items()}
     metadata = {key: value for key, value in METADATA.items() if key != "general.architecture"}
@@ -142,11 +141,11 @@ def tiny(tmp_path: Path, **extra: np.ndarray) -> ModelSource:
 def test_stretched_rotary_frequencies_come_from_their_tensor(tmp_path: Path) -> None:
     factors = np.linspace(1, 8, 16, dtype=np.float32)
     source = tiny(tmp_path, **{"rope_freqs.weight": factors})
-    loaded = Checkpoint.open(source).rope_factors
+    loaded = open_checkpoint(source).rope_factors
     assert loaded is not None
-    positions = torch.tensor([5])
-    plain, _ = Rope(source.architecture)(positions)
-    stretched, _ = Rope(source.architecture, loaded)(positions)
+    positions, (rotary,) = torch.tensor([5]), source.architecture.rotaries
+    plain, _ = Rope(rotary, longest=128)(positions)
+    stretched, _ = Rope(rotary, longest=128, factors=loaded)(positions)
     torch.testing.assert_close(stretched.arccos()[0, 15], plain.arccos()[0, 15] / 8, atol=1e-3, rtol=0)
     assert torch.equal(stretched[0, 0], plain[0, 0])
 
@@ -154,7 +153,7 @@ def test_stretched_rotary_frequencies_come_from_their_tensor(tmp_path: Path) -> 
 def test_a_bias_in_the_file_is_refused_by_name(tmp_path: Path) -> None:
     source = tiny(tmp_path, **{"blk.0.attn_q.bias": np.zeros(64, np.float32)})
     with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.bias"):
-        Checkpoint.open(source)
+        open_checkpoint(source)
 
 
 def test_opening_a_model_imports_neither_torch_nor_numba() -> None:

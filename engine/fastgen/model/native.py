@@ -1,0 +1,66 @@
+"""Native models: from what lies on disk to a decoder on a device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from fastgen.model.architecture import ModelArchitecture
+from fastgen.model.checkpoint import Checkpoint, open_safetensors
+from fastgen.model.cpu_operations import CPUBackend
+from fastgen.model.decoder import Decoder
+from fastgen.model.gguf_checkpoint import open_gguf
+from fastgen.model.linear import PackedPlacement
+from fastgen.model.rope import Rope
+from fastgen.model.source import ModelSource
+from fastgen.model.weights import DecoderWeights
+
+log = logging.getLogger("fastgen.model")
+
+
+def load_on_cpu(source: ModelSource, *, max_model_length: int | None, progress: Callable[[float], None]) -> Decoder:
+    """The model at `source` in float32 on the CPUs, by the project's kernels.
+
+    Args:
+        source: what to load.
+        max_model_length: the longest request asked for; None for as many tokens as are exact.
+        progress: hears the share done, 0 to 1.
+
+    Raises:
+        ModelError: when a tensor cannot be used.
+    """
+    architecture = source.architecture
+    checkpoint = open_checkpoint(source)
+    weights = DecoderWeights.load(architecture, checkpoint, PackedPlacement(), progress)
+    ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
+    return Decoder(weights, CPUBackend(architecture, ropes), device=torch.device("cpu"), dtype=torch.float32)
+
+
+def open_checkpoint(source: ModelSource) -> Checkpoint:
+    """The tensors of `source`.
+
+    Raises:
+        ModelError: naming the tensor that is missing, unknown or of another shape.
+    """
+    if source.gguf is not None:
+        return open_gguf(source.gguf, source.architecture)
+    return open_safetensors(source.path, source.architecture)
+
+
+def make_ropes(
+    architecture: ModelArchitecture, max_model_length: int | None, factors: torch.Tensor | None
+) -> tuple[Rope, ...]:
+    """The rotary angles of each of the architecture's rotaries; `factors` as in `Rope`."""
+    exact = architecture.default_length
+    longest = max_model_length or exact
+    if longest > exact:
+        log.warning(
+            "--max-model-length %d is beyond %d tokens: the model's long rotary factors serve all requests, and for "
+            "those of fewer tokens it was trained with the short ones; leave it at %d if those matter",
+            longest,
+            exact,
+            exact,
+        )
+    return tuple(Rope(rotary, longest=longest, factors=factors) for rotary in architecture.rotaries)

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from fastgen.kernels import environment
 
-MODULES = ("decode", "elementwise")  # importing one compiles its kernels
+ALWAYS = ("decode", "elementwise")  # importing one compiles its kernels
+MODULES = (*ALWAYS, "int8")  # with those that only some models need
 
 
 def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
@@ -28,8 +29,8 @@ def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
     return all((folder / _marker(module)).exists() for module in modules)
 
 
-def start() -> list[subprocess.Popen[bytes]]:
-    """Starts compiling into numba's folder, a process for each module; none where nothing is to be done or kept."""
+def start(modules: Iterable[str] = ALWAYS) -> list[subprocess.Popen[bytes]]:
+    """Starts compiling `modules` into numba's folder, a process for each; none where nothing is to be done or kept."""
     folder = os.environ.get("NUMBA_CACHE_DIR")
     if folder is None or "numba" in sys.modules:
         return []
@@ -41,7 +42,7 @@ def start() -> list[subprocess.Popen[bytes]]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for module in MODULES
+        for module in modules
         if not is_built(Path(folder), [module])
     ]
 

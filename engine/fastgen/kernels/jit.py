@@ -1,4 +1,4 @@
-"""The two ways functions are compiled here."""
+"""The two ways functions are compiled here, and what kernels take of numba."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from fastgen.kernels import environment
 environment.prepare()
 
 import numba  # noqa: E402  (reads the environment when it is imported)
+import numba.core.cgutils  # noqa: E402
+import numba.extending  # noqa: E402
 
-# Taken from here by the kernels: numba must not be imported before the line above.
+# Taken from here by the kernels: numba must not be imported before the lines above.
 prange = numba.prange
+types: Any = numba.types
+intrinsic: Any = numba.extending.intrinsic  # for functions that emit LLVM code themselves, with `lowering`
+lowering: Any = numba.core.cgutils
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

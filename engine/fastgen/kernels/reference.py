@@ -76,3 +76,13 @@ def paged_attention(
     behind = torch.arange(start, length)[:, None] - torch.arange(length)[None, :]  # how far each key lies back
     visible = (behind >= 0) & (behind < (window or length))
     return torch.einsum("hnk,hkd->nhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)
+
+
+def int8_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """x [T, in] times a matrix of int8 values [groups, in, lanes] with scales [groups, in / 32, lanes].
+
+    Returns:
+        [T, groups * lanes].
+    """
+    weights = values.float() * scales.repeat_interleave(values.shape[1] // scales.shape[1], 1)
+    return torch.einsum("ti,gil->tgl", x, weights).flatten(1)

@@ -100,10 +100,16 @@ def _q4_1(blocks: Structured, out: FloatArray) -> None:
     out += _column(blocks["minimum"])
 
 
-def five_bits(blocks: Structured) -> Bytes:
-    """The unsigned values [n, 32] of the Q5_0 and Q5_1 layouts: four bits in nibbles, the fifth in a mask."""
+def four_bits(blocks: Structured) -> Bytes:
+    """The unsigned values [n, 32] of the Q4_0, Q4_1 and IQ4_NL layouts."""
     values = np.empty((len(blocks), BLOCK), np.uint8)
     _nibbles(blocks["nibbles"], values.reshape(-1, 2, BLOCK // 2))
+    return values
+
+
+def five_bits(blocks: Structured) -> Bytes:
+    """The unsigned values [n, 32] of the Q5_0 and Q5_1 layouts: four bits in nibbles, the fifth in a mask."""
+    values = four_bits(blocks)
     values |= np.unpackbits(blocks["fifth"], axis=1, bitorder="little") << np.uint8(4)
     return values
 
@@ -119,9 +125,7 @@ def _q5_1(blocks: Structured, out: FloatArray) -> None:
 
 
 def _iq4_nl(blocks: Structured, out: FloatArray) -> None:
-    levels = np.empty((len(blocks), 2, BLOCK // 2), np.uint8)
-    _nibbles(blocks["nibbles"], levels)
-    np.multiply(_IQ4_LEVELS[levels.reshape(-1, BLOCK)], _column(blocks["scale"]), out=out)
+    np.multiply(_IQ4_LEVELS[four_bits(blocks)], _column(blocks["scale"]), out=out)
 
 
 def _iq4_xs(blocks: Structured, out: FloatArray) -> None:

@@ -40,7 +40,7 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
     """
     progress("starting", 0.0)
     environment.prepare()
-    compiling = build.start()
+    compiling = build.start(build.MODULES if config.quantization == "int8" else build.ALWAYS)
     import torch
 
     torch.set_num_threads(environment.usable_cpus())

@@ -1,0 +1,43 @@
+"""Products with matrices that stay int8 in memory; activations are float32."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fastgen.kernels.int8_layout import BLOCK, LANES, in_groups
+from fastgen.model.blocks import Int8Blocks
+
+
+class Int8Linear:
+    """The product with a matrix of int8 blocks, laid out as the kernel wants it.
+
+    It differs from the product with the dequantised matrix only by float32's rounding of sums.
+    """
+
+    __slots__ = ("_columns", "_rows", "_scales", "_values")
+
+    def __init__(self, blocks: Int8Blocks) -> None:
+        self._rows, self._columns = blocks.values.shape
+        num_blocks = blocks.scales.shape[1]
+        self._values = in_groups(blocks.values, num_blocks * BLOCK)
+        self._scales = in_groups(blocks.scales, num_blocks)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the matrix takes."""
+        return self._values.nbytes + self._scales.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes the product."""
+        # Not above: importing it compiles, which a process of its own does while the weights are loaded.
+        from fastgen.kernels.int8 import multiply
+
+        assert x.dim() == 2
+        assert x.shape[1] == self._columns
+        groups, padded = self._values.shape[:2]
+        if padded != self._columns:
+            x = F.pad(x, (0, padded - self._columns))
+        out = torch.empty(x.shape[0], groups * LANES)
+        multiply(x.contiguous().numpy(), self._values, self._scales, out.numpy())
+        return out if out.shape[1] == self._rows else out[:, : self._rows].contiguous()

@@ -15,6 +15,7 @@ from fastgen.model.gguf_checkpoint import open_gguf
 from fastgen.model.linear import PackedPlacement
 from fastgen.model.rope import Rope
 from fastgen.model.source import ModelSource
+from fastgen.model.torch_operations import TorchBackend, TorchPlacement
 from fastgen.model.weights import DecoderWeights
 
 log = logging.getLogger("fastgen.model")
@@ -36,6 +37,26 @@ def load_on_cpu(source: ModelSource, *, max_model_length: int | None, progress: 
     weights = DecoderWeights.load(architecture, checkpoint, PackedPlacement(), progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     return Decoder(weights, CPUBackend(architecture, ropes), device=torch.device("cpu"), dtype=torch.float32)
+
+
+def load_on_torch(
+    source: ModelSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    max_model_length: int | None,
+    progress: Callable[[float], None],
+) -> Decoder:
+    """The model at `source` on any device, by torch's own operations; other arguments as in `load_on_cpu`.
+
+    Raises:
+        ModelError: when a tensor cannot be used.
+    """
+    architecture = source.architecture
+    checkpoint = open_checkpoint(source)
+    weights = DecoderWeights.load(architecture, checkpoint, TorchPlacement(device, dtype), progress)
+    ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
+    return Decoder(weights, TorchBackend(architecture, ropes, device), device=device, dtype=dtype)
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:

@@ -1,0 +1,104 @@
+"""Every native family against transformers' own computation, in float32 on the same weights.
+
+Logits within 1e-4 and greedy tokens equal, whatever happens to a request on its way: chunks of odd sizes, company,
+preemption, a prompt seen before. Both ways to compute are held to it: the CPU kernels and torch's own operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from engine.model.driving import FewBlocks, generate, run_in_chunks
+from engine.model.families import PROMPT_LENGTH, TINY, prompt, saved
+from fastgen.config import EngineConfig
+from fastgen.core.request import SamplingParams
+from fastgen.model.decoder import Decoder
+from fastgen.model.families import FAMILIES
+from fastgen.model.loader import with_cache
+from fastgen.model.native import load_on_cpu, load_on_torch
+from fastgen.model.runner import ModelRunner
+from fastgen.model.source import ModelSource
+
+BLOCK_SIZE = 16
+NUM_TOKENS = 12
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+Load = Callable[..., Decoder]
+LOADS: dict[str, Load] = {
+    "kernels": load_on_cpu,
+    "torch": partial(load_on_torch, device=torch.device("cpu"), dtype=torch.float32),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same weights in this engine and in transformers."""
+
+    runner: ModelRunner
+    theirs: PreTrainedModel
+    shortest: int
+
+    def their_logits(self, tokens: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            logits: torch.Tensor = self.theirs(torch.tensor([tokens]), use_cache=False).logits[0]
+        return logits
+
+    def assert_greedy(self, start: list[int], output: list[int]) -> None:
+        """By induction: at each place the token is the best that transformers knows there."""
+        assert len(output) == NUM_TOKENS
+        best = self.their_logits(start + output[:-1])[len(start) - 1 :].argmax(-1)
+        assert output == best.tolist()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(scope="module", params=[(name, way) for name in TINY for way in LOADS], ids="-".join)
+def pair(request: pytest.FixtureRequest, root: Path) -> Pair:
+    name, way = request.param
+    tiny = TINY[name]
+    folder = saved(name, root)
+    config = EngineConfig(
+        model=str(folder),
+        kv_cache_memory=4 << 20,
+        block_size=BLOCK_SIZE,
+        max_model_length=tiny.max_model_length,
+    )
+    decoder = LOADS[way](
+        source=ModelSource.open(str(folder)), max_model_length=tiny.max_model_length, progress=lambda _fraction: None
+    )
+    return Pair(with_cache(decoder, config), tiny.build(), tiny.shortest)
+
+
+def test_logits_equal_transformers_in_whatever_chunks_a_prompt_is_computed(pair: Pair) -> None:
+    tokens = prompt(PROMPT_LENGTH)
+    expected = pair.their_logits(tokens)[-1]
+    assert expected.std() > 0.1, "weights so small that nothing shows"
+    for sizes in ([PROMPT_LENGTH], [1], [7, 1, 23], [50, 32, 1]):
+        logits = run_in_chunks(pair.runner, tokens, [5, 0, 11, 2, 7, 3], sizes)
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_greedy_tokens_equal_transformers_in_company_preempted_and_seen_before(pair: Pair) -> None:
+    lengths = [max(length, pair.shortest) for length in (1, 40, 7, 61, PROMPT_LENGTH)]
+    prompts = [prompt(length, seed=number) for number, length in enumerate(lengths)]
+    prompts.append(prompts[3])  # the same again: a cached prefix
+    # Six sequences of up to 95 tokens in 14 blocks of 16: some lose theirs.
+    few = FewBlocks(pair.runner, 14)
+    outcome = generate(few, prompts, GREEDY, token_budget=23, at_once=5)
+    assert outcome.preemptions > 0
+    for start, output in zip(prompts, outcome.tokens, strict=True):
+        pair.assert_greedy(start, output)
+
+
+def test_every_family_is_among_them() -> None:
+    assert {tiny.config_class.model_type for tiny in TINY.values()} == set(FAMILIES)

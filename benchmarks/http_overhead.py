@@ -27,10 +27,11 @@ PROMPTS = {
 }
 
 
-def processor_seconds(pid: int) -> float:
-    """Of all of a process's threads, since its start."""
+def processor_seconds(pid: int) -> tuple[float, float]:
+    """Of all of a process's threads since its start: in programs, and in the kernel on their behalf."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ticks = os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) / ticks, int(fields[12]) / ticks
 
 
 async def stream(port: int, endpoint: str, tokens: int) -> None:
@@ -45,11 +46,13 @@ async def stream(port: int, endpoint: str, tokens: int) -> None:
     assert b"data: [DONE]" in received, received[:500]
 
 
-async def measure(server: Serving, endpoint: str, streams: int, tokens: int) -> float:
-    """Microseconds of the HTTP process per token of each of so many streams side by side."""
+async def measure(server: Serving, endpoint: str, streams: int, tokens: int) -> tuple[float, float]:
+    """Microseconds of the HTTP process per token of each of so many streams side by side, as above."""
     began = processor_seconds(server.process.pid)
     await asyncio.gather(*(stream(server.port, endpoint, tokens) for _ in range(streams)))
-    return (processor_seconds(server.process.pid) - began) / (streams * tokens) * 1e6
+    spent = zip(processor_seconds(server.process.pid), began, strict=True)
+    program, kernel = ((after - before) / (streams * tokens) * 1e6 for after, before in spent)
+    return program, kernel
 
 
 def main() -> None:
@@ -66,11 +69,11 @@ def main() -> None:
     ):
         server.wait_status("/ready", 200)
         asyncio.run(measure(server, options.endpoint, 8, 50))  # warm
-        print(f"{'streams':>8}{'µs/token':>10}")
+        print(f"{'streams':>8}{'µs/token':>10}{'program':>10}{'kernel':>10}")
         for streams in options.streams:
             repeats = max(1, 3000 // (streams * options.tokens))
-            spent = asyncio.run(measure(server, options.endpoint, streams, options.tokens * repeats))
-            print(f"{streams:8}{spent:10.1f}", flush=True)
+            program, kernel = asyncio.run(measure(server, options.endpoint, streams, options.tokens * repeats))
+            print(f"{streams:8}{program + kernel:10.1f}{program:10.1f}{kernel:10.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,14 @@ from fastgen.server.keys import KeyCheck, KeyRing
 from fastgen.server.lifecycle import Lifecycle
 from fastgen.server.limits import BodyLimit
 from fastgen.server.service import Service
+from fastgen.server.tracing import Tracer, Traces
 from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
 
 
-def create_app(service: Service, config: ServerConfig, keys: KeyRing) -> ASGIApp:
-    """The application that serves `service`."""
+def create_app(service: Service, config: ServerConfig, keys: KeyRing, tracer: Tracer | None) -> ASGIApp:
+    """The application that serves `service`; `tracer` where traces are wanted."""
     app: ASGIApp = _endpoints(service)
     app = BodyLimit(app, most_bytes=config.max_body_size)
     app = OpenRequests(app, service.lifecycle)
@@ -40,6 +41,8 @@ def create_app(service: Service, config: ServerConfig, keys: KeyRing) -> ASGIApp
             allow_headers=["*"],
             expose_headers=[context.HEADER, "Retry-After"],
         )
+    if tracer is not None:
+        app = Traces(app, tracer)
     return RequestContexts(app)
 
 

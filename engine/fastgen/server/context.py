@@ -19,21 +19,40 @@ HEADER = "X-Request-Id"
 _VALID = re.compile(r"[!-~]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of the generations that a request asked for; times in seconds since the request came.
+    """What became of the generations that a request asked for.
 
     Attributes:
         response_id: the id in the response's body.
-        first_token_seconds: None where no token came.
         finish_reasons: one for each generation, "none" for those that were left before their end.
+        arrival: when the request was taken, of the monotonic clock.
+        queue_seconds: from then to the first pass for it; None where it was in none.
+        first_token_seconds: from then to the first token; None where none came.
+        total_seconds: from then to the end.
     """
 
     response_id: str
     prompt_tokens: int
     completion_tokens: int
-    first_token_seconds: float | None
     finish_reasons: tuple[str, ...]
+    arrival: float
+    queue_seconds: float | None
+    first_token_seconds: float | None
+    total_seconds: float
+
+    def parts(self) -> list[tuple[str, float, float]]:
+        """What the time went into, each with its begin and its end, of the monotonic clock."""
+        names = ("queue", "prefill", "decode")
+        ends = (self.queue_seconds, self.first_token_seconds, self.total_seconds)
+        parts, began = [], 0.0
+        for name, ended in zip(names, ends, strict=True):
+            if ended is None:
+                parts.append((name, began, self.total_seconds))
+                break
+            parts.append((name, began, ended))
+            began = ended
+        return [(name, self.arrival + began, self.arrival + ended) for name, began, ended in parts]
 
 
 @dataclass(slots=True)
@@ -42,11 +61,13 @@ class RequestContext:
 
     Attributes:
         id: the client's X-Request-Id, or one made here.
+        model: the name that the model was called by, once that is known.
         outcome: set when its generations are over.
         on_end: what to call when the response is over, however that comes about.
     """
 
     id: str
+    model: str | None = None
     outcome: Outcome | None = None
     on_end: ExitStack = field(default_factory=ExitStack)
 

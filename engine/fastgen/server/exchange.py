@@ -66,8 +66,11 @@ class Exchange:
             response_id=self.id,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
-            first_token_seconds=first,
             finish_reasons=tuple(str(g.finish_reason or "none") for g in self._generations),
+            arrival=self._arrival,
+            queue_seconds=None,
+            first_token_seconds=first,
+            total_seconds=time.monotonic() - self._arrival,
         )
         logs.say(
             log,
@@ -79,7 +82,7 @@ class Exchange:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             first_token="none" if first is None else f"{first:.3f}s",
-            total=f"{time.monotonic() - self._arrival:.3f}s",
+            total=f"{outcome.total_seconds:.3f}s",
         )
 
     def usage(self) -> Usage:

@@ -26,6 +26,7 @@ from fastgen.server.keys import KeyRing
 from fastgen.server.lifecycle import Lifecycle, ServedModel
 from fastgen.server.metrics import Metrics
 from fastgen.server.service import Service
+from fastgen.server.tracing import Tracer, is_configured
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.version import VERSION
 
@@ -56,10 +57,12 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, command: Seque
     # Quick, and what is wrong with either shows before anything else is started or said.
     source = ModelSource.open(engine_config.model)
     keys = KeyRing(server_config.api_key_file, os.environ)
+    endpoint = server_config.otlp_endpoint
+    tracer = Tracer(endpoint) if is_configured(endpoint, os.environ) else None
     _allow_many_connections()
     listener = _listen(server_config.host, server_config.port)
     try:
-        return uvloop.run(Server(engine_config, server_config, source, listener, keys, command, started).run())
+        return uvloop.run(Server(engine_config, server_config, source, listener, keys, tracer, command, started).run())
     finally:
         listener.close()
 
@@ -102,6 +105,7 @@ class Server:
         source: ModelSource,
         listener: socket.socket,
         keys: KeyRing,
+        tracer: Tracer | None,
         command: Sequence[str],
         started: float,
     ) -> None:
@@ -113,6 +117,7 @@ class Server:
         self._started = started
         names = server_config.served_model_names or (default_model_name(engine_config.model),)
         self._keys = keys
+        self._tracer = tracer
         self._lifecycle = Lifecycle()
         self._metrics = Metrics(names[0])
         admission = Admission(server_config.max_queued_requests)
@@ -126,7 +131,7 @@ class Server:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         http = _HTTPServer(
             uvicorn.Config(
-                create_app(self._service, self._server_config, self._keys),
+                create_app(self._service, self._server_config, self._keys, self._tracer),
                 http=connection_class(self._server_config.request_read_seconds),
                 log_config=None,
                 access_log=False,
@@ -142,6 +147,8 @@ class Server:
         finally:
             http.should_exit = True
             await serving
+            if self._tracer is not None:
+                await self._tracer.close()
 
     async def _load_and_serve(self) -> int:
         loading = asyncio.create_task(self._load())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fastgen.core.request import Request, SamplingParams
 from fastgen.server.admission import Admission
+from fastgen.server.context import current
 from fastgen.server.errors import APIError
 from fastgen.server.exchange import Exchange
 from fastgen.server.lifecycle import Lifecycle, ServedModel
@@ -41,12 +42,13 @@ class Service:
             APIError: 404 for a model that is not served here.
         """
         if name is None:
-            return self.names[0]
+            name = self.names[0]
         if name not in self.names:
             served = ", ".join(self.names)
             raise APIError(
                 404, f"model {name!r} is not served here; {served} is", code="model_not_found", param="model"
             )
+        current().model = name
         return name
 
     def open_exchange(

@@ -1,0 +1,120 @@
+"""OpenTelemetry traces, as a collector gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from engine.server.collector import Collector, attributes
+from engine.server.serving import Serving, serving, wait_until
+from fastgen.config import ConfigError
+from fastgen.server.tracing import Tracer, is_configured
+
+TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@dataclass
+class Traced:
+    server: Serving
+    collector: Collector
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    environment = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_SERVICE_NAME": "chat-in-test"}
+    options = ("--served-model-name", "smollm2", "other-name")
+    with closing(Collector()) as collector:
+        named = ("--otlp-endpoint", collector.url)
+        with serving(tmp_path_factory.mktemp("traced"), *options, *named, environment=environment) as server:
+            server.wait_status("/ready", 200)
+            yield Traced(server, collector)
+
+
+def span_of(traced: Traced, request_id: str) -> tuple[Span, list[Span]]:
+    """The span of a request and its children."""
+
+    def found() -> list[Span]:
+        return [s for s in traced.collector.spans if attributes(s.attributes).get("fastgen.request_id") == request_id]
+
+    wait_until(found, f"the span of {request_id}")
+    (span,) = found()
+    children = sorted(
+        (each for each in traced.collector.spans if each.parent_span_id == span.span_id),
+        key=lambda each: each.start_time_unix_nano,
+    )
+    return span, children
+
+
+def test_a_generation_is_a_span_below_its_caller(traced: Traced) -> None:
+    headers = {"X-Request-Id": "traced-1", "traceparent": f"00-{TRACE}-{CALLER}-01"}
+    body = {"model": "other-name", "messages": [{"role": "user", "content": "a b"}], "max_tokens": 5, "stream": True}
+    streamed = traced.server.request("POST", "/v1/chat/completions", json=body, headers=headers)
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    span, children = span_of(traced, "traced-1")
+    assert (span.name, span.kind) == ("POST /v1/chat/completions", Span.SPAN_KIND_SERVER)
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, CALLER)
+    said = attributes(span.attributes)
+    assert said["http.response.status_code"] == 200
+    assert said["gen_ai.operation.name"] == "chat"
+    assert said["gen_ai.request.model"] == "other-name"
+    assert said["gen_ai.response.id"].startswith("chatcmpl-")
+    assert said["gen_ai.response.finish_reasons"] == ["length"]
+    assert said["gen_ai.usage.output_tokens"] == 5
+    assert said["gen_ai.usage.input_tokens"] > 2
+    assert 0 < said["gen_ai.latency.time_to_first_token"] <= said["gen_ai.latency.e2e"]
+    assert [child.name for child in children][-1] == "decode"
+    for child in children:
+        assert span.start_time_unix_nano <= child.start_time_unix_nano <= child.end_time_unix_nano
+        assert child.end_time_unix_nano <= span.end_time_unix_nano
+    assert traced.collector.service_names == {"chat-in-test"}
+
+
+def test_a_refused_request_is_a_span_of_its_own_trace(traced: Traced) -> None:
+    refused = traced.server.request("POST", "/v1/completions", json={}, headers={"X-Request-Id": "traced-2"})
+    assert refused.status_code == 400
+    span, children = span_of(traced, "traced-2")
+    assert not span.parent_span_id
+    assert attributes(span.attributes)["http.response.status_code"] == 400
+    assert children == []
+
+
+def test_probes_are_not_traced(traced: Traced) -> None:
+    for path in ("/health", "/ready", "/metrics"):
+        traced.server.get(path, headers={"X-Request-Id": "traced-probe"})
+    traced.server.get("/version", headers={"X-Request-Id": "traced-3"})
+    span, _ = span_of(traced, "traced-3")
+    assert span.name == "GET"
+    requests = [attributes(each.attributes).get("fastgen.request_id") for each in traced.collector.spans]
+    assert "traced-probe" not in requests
+
+
+def test_nothing_of_opentelemetry_is_loaded_where_no_endpoint_is_given(scripted: Serving) -> None:
+    loaded = Path(f"/proc/{scripted.process.pid}/maps").read_text()
+    assert "google/_upb" not in loaded  # protobuf's library, which the exporter needs
+    assert scripted.status("/version") == 200
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "wanted"),
+    [
+        (None, {}, False),
+        ("http://c:4318", {}, True),
+        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, True),
+        (None, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True),
+        ("http://c:4318", {"OTEL_SDK_DISABLED": "true"}, False),
+    ],
+)
+def test_traces_are_off_unless_an_endpoint_is_configured(
+    endpoint: str | None, environment: dict[str, str], wanted: bool
+) -> None:
+    assert is_configured(endpoint, environment) is wanted
+
+
+def test_an_endpoint_that_is_no_address_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--otlp-endpoint collector:4318: give an address like http://collector:4318"):
+        Tracer("collector:4318")

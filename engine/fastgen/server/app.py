@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 from fastapi import FastAPI, Request, Response
@@ -13,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fastgen import logs
 from fastgen.config import ServerConfig
 from fastgen.core.request import RequestError
-from fastgen.server import chat, completions, context, errors, probes
+from fastgen.server import chat, completions, context, errors, openapi, probes, tokenization
 from fastgen.server.context import RequestContexts
 from fastgen.server.errors import APIError
 from fastgen.server.keys import KeyCheck, KeyRing
@@ -49,8 +50,9 @@ def create_app(service: Service, config: ServerConfig, keys: KeyRing, tracer: Tr
 def _endpoints(service: Service) -> FastAPI:
     app = FastAPI(title="FastGen", version=VERSION)
     app.state.service = service
-    for router in (completions.router, chat.router, probes.router):
+    for router in (completions.router, chat.router, tokenization.router, probes.router):
         app.include_router(router)
+    app.openapi = functools.cache(lambda: openapi.document(app))  # type: ignore[method-assign]
 
     def answer(error: APIError) -> Response:
         if error.status != 500:  # those were taken

@@ -32,15 +32,23 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     return await while_connected(request, _whole(exchange, name))
 
 
-async def _prompt(body: ChatRequest, model: ServedModel) -> tuple[list[int], SamplingParams]:
+def render(body: ChatRequest, model: ServedModel) -> str:
+    """The conversation as the model's template puts it.
+
+    Raises:
+        RequestError: when there is no template, or it refuses the messages.
+    """
     template = model.tokenizer.chat_template
     if template is None:
         raise RequestError("this model has no chat template: use /v1/completions", "messages")
     try:
-        text = template.render([message.for_template() for message in body.messages])
+        return template.render([message.for_template() for message in body.messages])
     except ChatTemplateError as error:
         raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
-    tokens = await encode(model.tokenizer, text, add_special_tokens=False)
+
+
+async def _prompt(body: ChatRequest, model: ServedModel) -> tuple[list[int], SamplingParams]:
+    tokens = await encode(model.tokenizer, render(body, model), add_special_tokens=False)
     return tokens, body.sampling(body.token_limit(room_after(model, len(tokens))))
 
 

@@ -43,16 +43,13 @@ class Outcome:
 
     def parts(self) -> list[tuple[str, float, float]]:
         """What the time went into, each with its begin and its end, of the monotonic clock."""
-        names = ("queue", "prefill", "decode")
-        ends = (self.queue_seconds, self.first_token_seconds, self.total_seconds)
+        times = (self.queue_seconds, self.first_token_seconds, self.total_seconds)
         parts, began = [], 0.0
-        for name, ended in zip(names, ends, strict=True):
-            if ended is None:
-                parts.append((name, began, self.total_seconds))
-                break
-            parts.append((name, began, ended))
-            began = ended
-        return [(name, self.arrival + began, self.arrival + ended) for name, began, ended in parts]
+        for name, ended in zip(("queue", "prefill", "decode"), times, strict=True):
+            if ended is not None:
+                parts.append((name, self.arrival + began, self.arrival + ended))
+                began = ended
+        return parts
 
 
 @dataclass(slots=True)

@@ -12,6 +12,18 @@ from fastgen.version import VERSION
 router = APIRouter()
 
 
+class Status(msgspec.Struct, frozen=True):
+    """How the server is, in a word or with the reason."""
+
+    status: str
+
+
+class Version(msgspec.Struct, frozen=True):
+    """Which fastgen this is."""
+
+    version: str
+
+
 def _json(body: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
 
@@ -21,7 +33,7 @@ async def health(request: Request) -> Response:
     """200 while the process and its engine are alive, loading included; 503 when the engine is dead."""
     service: Service = request.app.state.service
     wrong = service.lifecycle.why_not_healthy()
-    return _json({"status": "ok"}) if wrong is None else _json({"status": wrong}, 503)
+    return _json(Status("ok")) if wrong is None else _json(Status(wrong), 503)
 
 
 @router.get("/ready")
@@ -29,7 +41,7 @@ async def ready(request: Request) -> Response:
     """200 while requests are taken; else 503 with the reason, such as `loading weights 40 %`."""
     service: Service = request.app.state.service
     wrong = service.lifecycle.why_not_ready()
-    return _json({"status": "ready"}) if wrong is None else _json({"status": wrong}, 503)
+    return _json(Status("ready")) if wrong is None else _json(Status(wrong), 503)
 
 
 @router.get("/metrics")
@@ -43,7 +55,7 @@ async def metrics(request: Request) -> Response:
 @router.get("/version")
 async def version() -> Response:
     """The engine's version."""
-    return _json({"version": VERSION})
+    return _json(Version(VERSION))
 
 
 @router.get("/v1/models")

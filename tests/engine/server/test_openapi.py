@@ -1,0 +1,78 @@
+"""Our own OpenAPI document holds: whatever is made up from it is answered as it says, and never by a 5xx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from engine.server.serving import Serving
+
+CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
+
+
+OPERATIONS = [
+    ("/v1/completions", "POST"),
+    ("/v1/chat/completions", "POST"),
+    ("/tokenize", "POST"),
+    ("/detokenize", "POST"),
+    ("/v1/models", "GET"),
+    ("/health", "GET"),
+    ("/ready", "GET"),
+    ("/metrics", "GET"),
+    ("/version", "GET"),
+]
+
+
+@pytest.fixture(scope="module")
+def described(scripted: Serving) -> Any:
+    schema = schemathesis.openapi.from_dict(scripted.get("/openapi.json").json())
+    schema.config.update(base_url=scripted.url)
+    return schema
+
+
+def test_every_operation_is_tried(described: Any) -> None:
+    assert {(path, method.upper()) for path in described for method in described[path]} == set(OPERATIONS)
+
+
+# Of the library's own plug-in, which parametrizes tests by the document, pytest 9 is too new.
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_whatever_is_asked_is_answered_as_documented(
+    described: Any, path: str, method: str, mode: GenerationMode
+) -> None:
+    session = requests.Session()
+    fewer = 5 if method == "GET" else 40
+
+    @settings(max_examples=fewer, deadline=None, derandomize=True, database=None,
+              phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(case=described[path][method].as_strategy(generation_mode=mode))
+    def answered(case: Any) -> None:
+        case.call_and_validate(session=session, checks=CHECKS, timeout=30)
+
+    try:
+        answered()
+    except Unsatisfiable:
+        assert (method, mode) == ("GET", GenerationMode.NEGATIVE)  # nothing to get wrong
+
+
+def test_every_error_is_documented_in_openais_form(scripted: Serving) -> None:
+    document = scripted.get("/openapi.json").json()
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        responses = document["paths"][path]["post"]["responses"]
+        for status in ("400", "401", "404", "408", "413", "429", "431", "500", "503"):
+            content = responses[status]["content"]
+            assert content == {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert "422" not in responses

@@ -1,0 +1,48 @@
+"""/tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.server.serving import Serving
+
+HELLO = "Hello, wörld! 👋🏽 <|im_end|>"
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+def test_a_text_goes_to_tokens_and_back(scripted: Serving) -> None:
+    got = scripted.post("/tokenize", {"model": "smollm2", "prompt": HELLO}).json()
+    assert set(got) == {"count", "max_model_len", "tokens"}
+    assert got["count"] == len(got["tokens"]) > 5
+    assert got["max_model_len"] == 512
+    assert scripted.post("/detokenize", {"model": "smollm2", "tokens": got["tokens"]}).json() == {"prompt": HELLO}
+
+
+def test_a_conversation_is_counted_as_the_chat_endpoint_counts_it(scripted: Serving) -> None:
+    counted = scripted.post("/tokenize", {"messages": CHAT}).json()["count"]
+    answered = scripted.post("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1}).json()
+    assert counted == answered["usage"]["prompt_tokens"]
+
+
+def test_tokens_are_spelled_out_on_request(scripted: Serving) -> None:
+    got = scripted.post("/tokenize", {"prompt": "a b", "return_token_strs": True}).json()
+    assert got["token_strs"] == ["a", "Ġb"]
+
+
+def test_a_text_of_any_length_is_counted(scripted: Serving) -> None:
+    assert scripted.post("/tokenize", {"prompt": "word " * 20_000}).json()["count"] > 20_000
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": CHAT}, "prompt"),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/detokenize", {"tokens": [49152]}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": [1], "model": "nobody"}, "model"),
+])  # fmt: skip
+def test_what_is_wrong_is_named(scripted: Serving, path: str, body: dict[str, object], param: str) -> None:
+    refused = scripted.post(path, body)
+    assert refused.status_code in (400, 404)
+    assert refused.json()["error"]["param"] == param

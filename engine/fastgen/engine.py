@@ -5,14 +5,20 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, cast
 
 from fastgen.config import EngineConfig
 from fastgen.core.blocks import BlockPool
-from fastgen.core.output import PassResult
-from fastgen.core.request import Request, RequestError
-from fastgen.core.scheduler import Pass, Scheduler
+from fastgen.core.constraint import Constraint
+from fastgen.core.output import PassResult, TokenLogprobs
+from fastgen.core.passes import Pass
+from fastgen.core.preemption import HostBuffer, Preemption
+from fastgen.core.request import Grammar, Request, RequestError
+from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
+from fastgen.core.shaping import AutomaticTarget, FixedTarget, NoTarget, Shaper, Target
+from fastgen.core.step_model import StepModel, StepTimes
 from fastgen.messages import StepReport, StepStats, TokenOutput
 
 
@@ -44,6 +50,14 @@ class Runner(Protocol):
         """Token slots of a block."""
 
     @property
+    def num_host_blocks(self) -> int:
+        """Blocks of the host buffer that sequences are swapped to; 0 where there is none."""
+
+    @property
+    def seconds_per_block(self) -> float:
+        """What copying a block between cache and host buffer takes, one way. Asked only where there are host blocks."""
+
+    @property
     def max_model_length(self) -> int:
         """Longest prompt plus generation of one request; it fits in the KV cache."""
 
@@ -51,21 +65,44 @@ class Runner(Protocol):
         """Copies the blocks that the pass swaps, computes it, and samples."""
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What is counted while a report comes together; by the names of `StepStats`."""
+
+    step_seconds: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    queue_seconds: list[float] = field(default_factory=list)
+    preemptions: int = 0
+    swapped_out: int = 0
+    prefix_cache_query_tokens: int = 0
+    prefix_cache_hit_tokens: int = 0
+
+
 class Engine:
     """Continues prompts, many at once, a pass at a time.
 
     Drive it by calling `step` as long as `has_work`; requests may be added and cancelled between steps.
+
+    Attributes:
+        step_model: what is known of the time of passes; kept up with every pass. It may be seeded with measured ones.
     """
 
-    def __init__(self, runner: Runner, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        grammars: Callable[[Grammar], Constraint] | None = None,
+        step_model: StepModel | None = None,
+    ) -> None:
         self._runner = runner
         self._clock = clock
-        self._scheduler = Scheduler(
-            BlockPool(runner.num_blocks, runner.block_size),
-            token_budget=config.most_tokens,
-            max_sequences=config.sequence_limit,
-            end_tokens=runner.architecture.eos_token_ids,
-        )
+        self._grammars = grammars
+        self._prefix_caching = config.prefix_caching
+        self.step_model = step_model or StepModel()
+        self._scheduler = _scheduler(runner, config, self.step_model)
         self._sequences: dict[str, Sequence] = {}
         self._num_added = 0
         self._seeds = random.SystemRandom()
@@ -84,6 +121,7 @@ class Engine:
         if request.id in self._sequences:
             raise RequestError(f"request id {request.id!r} is in use: give each request its own", "request_id")
         request.check(self._runner.max_model_length, self._runner.architecture.vocab_size)
+        constraint = self._constraint(request.sampling.grammar)
         seed = request.sampling.seed
         sequence = Sequence(
             request,
@@ -91,12 +129,15 @@ class Engine:
             arrival=self._clock(),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
         )
+        sequence.constraint = constraint
+        if not self._prefix_caching:
+            sequence.cache_salt = None
         self._num_added += 1
         self._scheduler.add(sequence)
         self._sequences[request.id] = sequence
 
     def cancel(self, request_id: str) -> bool:
-        """Ends a request and frees its blocks at once. False if there is no such request (any more)."""
+        """Ends a request and frees all that it holds at once. False if there is no such request (any more)."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
@@ -104,66 +145,138 @@ class Engine:
         return True
 
     def step(self) -> StepReport:
-        """Runs one pass and says what came of it."""
+        """Ends requests whose deadline has come, runs one pass with the rest and says what came of it."""
         started = self._clock()
+        outputs = self._end_overdue(started)
+        if not self.has_work:
+            return self.idle_report(outputs)
         pass_ = self._scheduler.schedule()
-        queued = self._note_first_scheduled(pass_, started)
-        decode_tokens = sum(chunk.sequence.is_decoding for chunk in pass_.chunks)
-        prefill_tokens = pass_.num_tokens - decode_tokens
+        tally = self._tally(pass_, started)
         result = self._runner.execute(pass_)
+        prompt_logprobs = self._new_prompt_logprobs(pass_, result)
         grown = self._scheduler.complete(pass_, [sampled.token_id for sampled in result.sampled])
-        outputs = [TokenOutput(request_id=s.id, token_ids=[s.tokens[-1]], finish_reason=s.finish_reason) for s in grown]
-        for sequence in grown:
+        for sequence, sampled in zip(grown, result.sampled, strict=True):
+            outputs.append(
+                TokenOutput(
+                    request_id=sequence.id,
+                    token_ids=[sampled.token_id],
+                    finish_reason=sequence.finish_reason,
+                    logprobs=None if sampled.logprobs is None else [sampled.logprobs],
+                    prompt_logprobs=prompt_logprobs.pop(sequence, None),
+                    cached_tokens=_cached_tokens(sequence),
+                )
+            )
             if sequence.finish_reason is not None:
                 del self._sequences[sequence.id]
+        outputs += [
+            TokenOutput(request_id=s.id, token_ids=[], prompt_logprobs=rows, cached_tokens=_cached_tokens(s))
+            for s, rows in prompt_logprobs.items()
+        ]
         if not self.has_work:
             self._scheduler.check_integrity()
-        return StepReport(
-            outputs,
-            self._stats(
-                step_seconds=self._clock() - started,
-                prefill_tokens=prefill_tokens,
-                decode_tokens=decode_tokens,
-                queue_seconds=queued,
-                preemptions=len(pass_.preempted),
-            ),
-        )
+        tally.step_seconds = self._clock() - started
+        self.step_model.observe(pass_.num_tokens, pass_.kv_tokens, tally.step_seconds)
+        return StepReport(outputs, self._stats(tally))
 
     def idle_report(self, outputs: list[TokenOutput]) -> StepReport:
         """`outputs` and the state without a pass: what a cancellation leaves must be seen too."""
-        return StepReport(
-            outputs, self._stats(step_seconds=0.0, prefill_tokens=0, decode_tokens=0, queue_seconds=[], preemptions=0)
+        return StepReport(outputs, self._stats(_Tally()))
+
+    def _constraint(self, grammar: Grammar | None) -> Constraint | None:
+        if grammar is None:
+            return None
+        if self._grammars is None:
+            raise RequestError("this engine has no grammars: leave the grammar out", "grammar")
+        return self._grammars(grammar)
+
+    def _end_overdue(self, now: float) -> list[TokenOutput]:
+        ended = self._scheduler.end_overdue(now)
+        for sequence in ended:
+            del self._sequences[sequence.id]
+        return [TokenOutput(request_id=s.id, token_ids=[], finish_reason=s.finish_reason) for s in ended]
+
+    def _tally(self, pass_: Pass, now: float) -> _Tally:
+        """What a pass does, before it is done. Marks sequences that are in a pass for the first time."""
+        num_decodes = 0
+        tally = _Tally(
+            preemptions=len(pass_.preempted), swapped_out=sum(bool(s.host_blocks) for s in pass_.preempted)
         )
-
-    def _note_first_scheduled(self, pass_: Pass, now: float) -> list[float]:
-        """Marks sequences that get into a pass for the first time; returns how long each had waited, in seconds."""
-        waits = []
         for chunk in pass_.chunks:
-            if chunk.sequence.first_scheduled is None:
-                chunk.sequence.first_scheduled = now
-                waits.append(now - chunk.sequence.arrival)
-        return waits
+            sequence = chunk.sequence
+            num_decodes += sequence.is_decoding
+            if sequence.first_scheduled is None:
+                sequence.first_scheduled = now
+                tally.queue_seconds.append(now - sequence.arrival)
+                if sequence.cache_salt is not None:
+                    tally.prefix_cache_query_tokens += sequence.num_prompt_tokens
+                    tally.prefix_cache_hit_tokens += sequence.num_cached_tokens
+        tally.decode_tokens = num_decodes
+        tally.prefill_tokens = pass_.num_tokens - num_decodes
+        return tally
 
-    def _stats(
-        self,
-        *,
-        step_seconds: float,
-        prefill_tokens: int,
-        decode_tokens: int,
-        queue_seconds: list[float],
-        preemptions: int,
-    ) -> StepStats:
+    def _new_prompt_logprobs(self, pass_: Pass, result: PassResult) -> dict[Sequence, list[TokenLogprobs]]:
+        """Of each sequence, those of prompt tokens that were not reported before: a recomputed prompt has them again.
+
+        Row j of a chunk tells of the prompt token after it, number `start + j + 1`.
+        """
+        news = {}
+        for index, rows in result.prompt_logprobs.items():
+            chunk = pass_.chunks[index]
+            sequence = chunk.sequence
+            fresh = rows[max(0, sequence.num_prompt_logprobs - chunk.start) :]
+            if fresh:
+                sequence.num_prompt_logprobs = chunk.start + len(rows)
+                news[sequence] = fresh
+        return news
+
+    def _stats(self, tally: _Tally) -> StepStats:
         state = self._scheduler.stats(self._clock())
         return StepStats(
-            step_seconds=step_seconds,
-            prefill_tokens=prefill_tokens,
-            decode_tokens=decode_tokens,
-            queue_seconds=queue_seconds,
-            preemptions=preemptions,
+            step_seconds=tally.step_seconds,
+            prefill_tokens=tally.prefill_tokens,
+            decode_tokens=tally.decode_tokens,
+            queue_seconds=tally.queue_seconds,
+            preemptions=tally.preemptions,
+            swapped_out=tally.swapped_out,
+            prefix_cache_query_tokens=tally.prefix_cache_query_tokens,
+            prefix_cache_hit_tokens=tally.prefix_cache_hit_tokens,
+            step_model=self.step_model.coefficients,
             num_running=state.num_running,
             num_waiting=state.num_waiting,
+            num_swapped=state.num_swapped,
             kv_tokens=state.kv_tokens,
             kv_blocks_used=state.kv_blocks_used,
             backlog_prompt_tokens=state.backlog_prompt_tokens,
             oldest_waiting_seconds=state.oldest_waiting_seconds,
         )
+
+
+def _cached_tokens(sequence: Sequence) -> int | None:
+    """What the prefix cache had for a sequence, the first time that something is reported of it."""
+    if sequence.is_reported:
+        return None
+    sequence.is_reported = True
+    return sequence.num_cached_tokens
+
+
+def _scheduler(runner: Runner, config: EngineConfig, times: StepTimes) -> Scheduler:
+    host = HostBuffer(runner.num_host_blocks)
+    return Scheduler(
+        BlockPool(runner.num_blocks, runner.block_size),
+        token_budget=config.most_tokens,
+        max_sequences=config.sequence_limit,
+        end_tokens=runner.architecture.eos_token_ids,
+        shaper=Shaper(cast(Literal["even", "greedy"], config.chunking), _target(config.inter_token_target, times)),
+        host=host,
+        preemption=Preemption(
+            cast(Literal["auto", "recompute", "swap"], config.preemption),
+            times,
+            runner.seconds_per_block if host.num_blocks else 0.0,
+        ),
+    )
+
+
+def _target(setting: int | str, times: StepTimes) -> Target:
+    if isinstance(setting, int):
+        return FixedTarget(setting / 1000, times)
+    return AutomaticTarget(times) if setting == "auto" else NoTarget()

@@ -92,7 +92,11 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         queue_seconds: for each request that got into a pass for the first time, how long it had waited.
-        preemptions: sequences that lost their blocks to this pass and will be recomputed.
+        preemptions: sequences that lost their blocks to this pass; `swapped_out` of them went to the host buffer, the
+            others will be recomputed.
+        prefix_cache_query_tokens: prompt tokens of the requests that got into a pass for the first time and may use
+            the prefix cache; `prefix_cache_hit_tokens` of them were found there.
+        step_model: (a, b, c) of the fit step = a + b * tokens + c * kv_tokens, in seconds; zeros until there is one.
         The rest: as in `fastgen.core.stats.SchedulerStats`.
     """
 
@@ -101,8 +105,13 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     decode_tokens: int
     queue_seconds: list[float]
     preemptions: int
+    swapped_out: int
+    prefix_cache_query_tokens: int
+    prefix_cache_hit_tokens: int
+    step_model: tuple[float, float, float]
     num_running: int
     num_waiting: int
+    num_swapped: int
     kv_tokens: int
     kv_blocks_used: int
     backlog_prompt_tokens: int

@@ -1,22 +1,22 @@
-"""The real engine and scheduler over a step-time model instead of torch.
+"""A device that computes nothing and remembers everything, under the real engine and scheduler.
 
-`SimulatedRunner` keeps a KV cache of token ids: a pass writes its tokens into the slots that the block tables give, and
-a sampled token is a checksum of all tokens read back through the table. A block that is shared, lost or written out of
-order therefore changes the output.
+`SimulatedRunner` keeps a KV cache of checksums: what a pass writes into a token's slot depends on the token, on the slot
+before it as read back through the block table, and on the cache salt; a sampled token depends on all slots read back.
+So a block that is shared wrongly, lost, evicted too early, swapped wrongly or written out of order changes the output.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fastgen.config import EngineConfig
-from fastgen.core.output import PassResult, Sampled
-from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Pass
+from fastgen.core.output import PassResult, Sampled, TokenLogprobs
+from fastgen.core.request import Request
+from fastgen.core.scheduler import Chunk, Pass
 from fastgen.engine import Engine
-from fastgen.messages import StepReport
 
 VOCABULARY = 1000
 
@@ -35,124 +35,118 @@ class Clock:
         return self.now
 
 
-def next_token(tokens: list[int]) -> int:
-    """The token that follows `tokens`: any function of all of them will do."""
-    return zlib.crc32(repr(tokens).encode()) % VOCABULARY
+def _written(token: int, before: int) -> int:
+    return zlib.crc32(token.to_bytes(4, "little"), before)
+
+
+def _before_all(salt: str) -> int:
+    return zlib.crc32(salt.encode())
+
+
+def _sampled(slots: array[int]) -> int:
+    return zlib.crc32(slots.tobytes()) % VOCABULARY
+
+
+def _logprob(slot: int) -> float:
+    return -slot / 2**32
+
+
+def solo(request: Request) -> Iterator[int]:
+    """The tokens that follow a request's prompt, without end: any function of all tokens before will do."""
+    slots, before = array("L"), _before_all(request.cache_salt)
+    for token in request.prompt_token_ids:
+        before = _written(token, before)
+        slots.append(before)
+    while True:
+        token = _sampled(slots)
+        yield token
+        before = _written(token, before)
+        slots.append(before)
+
+
+def solo_prompt_logprobs(request: Request) -> list[float]:
+    """The log-probabilities that a request's prompt tokens get, the first one left out."""
+    found, before = [], _before_all(request.cache_salt)
+    for token in request.prompt_token_ids[:-1]:
+        before = _written(token, before)
+        found.append(_logprob(before))
+    return found
 
 
 @dataclass
 class SimulatedRunner:
-    """A device whose pass takes base + token · tokens + kv_token · resident tokens seconds."""
+    """A device whose pass takes base + token · tokens + kv_token · resident tokens seconds, and copies of blocks."""
 
     num_blocks: int
     block_size: int
+    num_host_blocks: int = 0
     clock: Clock = field(default_factory=Clock)
     base: float = 0.02
     token: float = 0.0006
     kv_token: float = 2e-6
+    seconds_per_block: float = 0.001
     passes: list[Pass] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.architecture = SimulatedArchitecture()
         self.max_model_length = self.num_blocks * self.block_size
-        self._slots: dict[tuple[int, int], int] = {}
+        self._cache = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_blocks)]
+        self._host = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_host_blocks)]
 
     def execute(self, pass_: Pass) -> PassResult:
         self.passes.append(pass_)
-        sampled, resident = [], 0
-        for chunk in pass_.chunks:
-            sequence, end = chunk.sequence, chunk.start + chunk.num_tokens
-            for position in range(chunk.start, end):
-                self._slots[self._slot(sequence.block_table, position)] = sequence.tokens[position]
-            resident += end
+        for block, host in pass_.swap_out:
+            self._host[host] = self._cache[block][:]
+        for block, host in pass_.swap_in:
+            self._cache[block] = self._host[host][:]
+        sampled, prompt_logprobs = [], {}
+        for index, chunk in enumerate(pass_.chunks):
+            written = self._write(chunk)
             if chunk.samples:
-                read = [self._slots[self._slot(sequence.block_table, position)] for position in range(end)]
-                sampled.append(Sampled(next_token(read)))
-        self.clock.now += self.base + self.token * pass_.num_tokens + self.kv_token * resident
-        return PassResult(sampled)
+                sampled.append(Sampled(_sampled(self._read(chunk))))
+            if chunk.sequence.sampling.prompt_logprobs is not None:
+                prompt_logprobs[index] = _rows(chunk, written)
+        copies = len(pass_.swap_out) + len(pass_.swap_in)
+        self.clock.now += self.seconds(pass_.num_tokens, pass_.kv_tokens) + copies * self.seconds_per_block
+        return PassResult(sampled, prompt_logprobs)
 
-    def _slot(self, table: list[int], position: int) -> tuple[int, int]:
-        return table[position // self.block_size], position % self.block_size
+    def seconds(self, tokens: int, kv_tokens: int) -> float:
+        return self.base + self.token * tokens + self.kv_token * kv_tokens
 
+    def _write(self, chunk: Chunk) -> list[int]:
+        sequence, size = chunk.sequence, self.block_size
+        table = sequence.block_table
+        written = []
+        if chunk.start:
+            before = self._cache[table[(chunk.start - 1) // size]][(chunk.start - 1) % size]
+        else:
+            before = _before_all(sequence.cache_salt or "")
+        for position in range(chunk.start, chunk.start + chunk.num_tokens):
+            before = _written(sequence.tokens[position], before)
+            self._cache[table[position // size]][position % size] = before
+            written.append(before)
+        return written
 
-@dataclass(frozen=True)
-class Arrival:
-    """A request that comes before step `step`, and is cancelled `cancel_after` steps later unless it has ended."""
-
-    step: int
-    prompt: int
-    generate: int
-    cancel_after: int | None = None
-    ignore_eos: bool = True
-
-    def request(self, number: int) -> Request:
-        tokens = [(number * 7919 + i) % VOCABULARY for i in range(self.prompt)]
-        return Request(
-            id=str(number),
-            prompt_token_ids=tokens,
-            sampling=SamplingParams(max_tokens=self.generate, temperature=0, ignore_eos=self.ignore_eos),
-        )
-
-
-@dataclass
-class Outcome:
-    outputs: dict[str, list[int]] = field(default_factory=dict)
-    finished: dict[str, str] = field(default_factory=dict)
-    cancelled: set[str] = field(default_factory=set)
-    reports: list[StepReport] = field(default_factory=list)
-    preemptions: int = 0
+    def _read(self, chunk: Chunk) -> array[int]:
+        end, slots = chunk.start + chunk.num_tokens, array("L")
+        for block in chunk.sequence.block_table:
+            slots.extend(self._cache[block])
+        return slots[:end]
 
 
-Observer = Callable[[Engine, "Step"], None]
+def _rows(chunk: Chunk, written: list[int]) -> list[TokenLogprobs]:
+    following = chunk.sequence.tokens[chunk.start + 1 : chunk.sequence.num_prompt_tokens]
+    return [TokenLogprobs(token, _logprob(slot), 1) for token, slot in zip(following, written, strict=False)]
 
 
-@dataclass(frozen=True)
-class Step:
-    """One pass, and what was running, decoding and waiting when it was scheduled."""
-
-    pass_: Pass
-    decoding: frozenset[str]
-    running: tuple[str, ...]
-    waiting: tuple[str, ...]
-
-
-def make_engine(runner: SimulatedRunner, *, token_budget: int, max_sequences: int) -> Engine:
-    config = EngineConfig(model="simulated", token_budget=token_budget, max_sequences=max_sequences)
+def make_engine(runner: SimulatedRunner, *, token_budget: int, max_sequences: int, **knobs: object) -> Engine:
+    """The engine of plain SplitFuse, but for `knobs`: greedy chunks, no target, preemption by recomputing."""
+    plain = {"chunking": "greedy", "inter_token_target": "off", "preemption": "recompute"}
+    config = EngineConfig(
+        model="simulated",
+        token_budget=token_budget,
+        max_sequences=max_sequences,
+        swap_space=runner.num_host_blocks,  # whatever a block's bytes are: the runner has made blocks of it
+        **{**plain, **knobs},  # type: ignore[arg-type]
+    )
     return Engine(runner, config, runner.clock)
-
-
-def simulate(
-    engine: Engine, runner: SimulatedRunner, arrivals: list[Arrival], observe: Observer, *, max_steps: int = 100_000
-) -> Outcome:
-    """Plays `arrivals` to their end, calling `observe` after every pass."""
-    scheduler = engine._scheduler
-    outcome = Outcome()
-    todo = sorted(enumerate(arrivals), key=lambda pair: pair[1].step)
-    cancels: dict[int, list[str]] = {}
-    step = 0
-    while todo or engine.has_work:
-        assert step < max_steps, "the workload does not end"
-        while todo and (todo[0][1].step <= step or not engine.has_work):
-            number, arrival = todo.pop(0)
-            engine.add(arrival.request(number))
-            outcome.outputs[str(number)] = []
-            if arrival.cancel_after is not None:
-                cancels.setdefault(step + arrival.cancel_after, []).append(str(number))
-        for request_id in cancels.pop(step, []):
-            if engine.cancel(request_id):
-                outcome.cancelled.add(request_id)
-        step += 1
-        if not engine.has_work:
-            continue
-        decoding = frozenset(s.id for s in scheduler.running if s.is_decoding)
-        running = tuple(s.id for s in scheduler.running)
-        waiting = tuple(s.id for s in scheduler.waiting)
-        report = engine.step()
-        outcome.reports.append(report)
-        outcome.preemptions += report.stats.preemptions
-        for output in report.outputs:
-            outcome.outputs[output.request_id] += output.token_ids
-            if output.finish_reason is not None:
-                outcome.finished[output.request_id] = output.finish_reason
-        observe(engine, Step(runner.passes[-1], decoding, running, waiting))
-    return outcome

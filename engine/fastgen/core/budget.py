@@ -21,3 +21,8 @@ class TokenBudget:
         """Spends tokens. Spending more than is left is a defect of the scheduler."""
         assert 1 <= num_tokens <= self.left, f"{num_tokens} tokens wanted, {self.left} of {self.size} left"
         self.left -= num_tokens
+
+    def bound(self, most: int) -> None:
+        """Leaves at most `most` tokens."""
+        assert most >= 1
+        self.left = min(self.left, most)

@@ -6,83 +6,74 @@ all running generations are fused into the same pass, so that every pass carries
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Sequence as Row
-from dataclasses import dataclass, field
 
 from fastgen.core.blocks import BlockPool
-from fastgen.core.budget import TokenBudget
+from fastgen.core.deadlines import Deadlines
+from fastgen.core.passes import Chunk, Draft, Pass
+from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.request import FinishReason
-from fastgen.core.sequence import Sequence
+from fastgen.core.residency import Residency
+from fastgen.core.sequence import Rank, Sequence
+from fastgen.core.shaping import NoTarget, Shaper
 from fastgen.core.stats import SchedulerStats
+from fastgen.core.step_model import StepModel
+from fastgen.core.waiting import WaitingQueue
+
+__all__ = ["Chunk", "Pass", "Scheduler"]
+
+# Backlogs beyond this many full passes shape a pass all alike: nobody needs to know how long they are.
+_PASSES_LOOKED_AHEAD = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One sequence's share of a pass: `sequence.tokens[start : start + num_tokens]`, at positions from `start`.
-
-    `samples`: does a token follow this chunk? Only a sequence's last pending token has logits worth sampling.
-    """
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    samples: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        assert self.start == self.sequence.num_computed_tokens
-        assert 1 <= self.num_tokens <= self.sequence.num_pending_tokens
-        # Settled here: the sequence grows once the pass is done, the chunk must not change with it.
-        object.__setattr__(self, "samples", self.num_tokens == self.sequence.num_pending_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What one forward pass computes: chunks of one token first, then longer ones, and who lost its blocks for it.
-
-    Attributes:
-        swap_out: (block of the cache, block of the host buffer): copied before anything else, so that the block may be
-            written in this very pass.
-        swap_in: the same pairs, copied the other way after those, before anything is computed.
-    """
-
-    chunks: tuple[Chunk, ...]
-    preempted: tuple[Sequence, ...] = ()
-    swap_out: tuple[tuple[int, int], ...] = ()
-    swap_in: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        """Forward tokens of the pass."""
-        return sum(chunk.num_tokens for chunk in self.chunks)
+def _rank(sequence: Sequence) -> Rank:
+    return sequence.rank
 
 
 class Scheduler:
-    """Owns the sequences alive and the block pool. Running sequences hold blocks; waiting ones hold none.
+    """Owns the sequences alive and the block pool. Running sequences hold blocks of the cache; waiting ones hold none.
 
-    Both are in order of arrival, and every running sequence arrived before every waiting one. That is why a preempted
-    sequence, always the newest running, belongs at the front of the queue, and why nobody starves: the oldest sequence
-    is never preempted while another runs, so it always gets on.
+    Sequences are ranked by priority and then by arrival, and the better goes first everywhere:
+    - the worst running sequence makes room where a better one needs a block, and no sequence is admitted in that pass;
+    - waiting sequences are admitted best first, and nobody overtakes the best, even if it does not fit yet.
+
+    So the best running sequence gets on in every pass, unless better ones were admitted in it; and the best waiting one
+    waits for running ones to end at most, since none is put before it. Of each priority the oldest is the best: nobody
+    starves but by others of better priority.
     """
 
-    def __init__(self, pool: BlockPool, *, token_budget: int, max_sequences: int, end_tokens: frozenset[int]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        token_budget: int,
+        max_sequences: int,
+        end_tokens: frozenset[int],
+        shaper: Shaper | None = None,
+        host: HostBuffer | None = None,
+        preemption: Preemption | None = None,
+    ) -> None:
         assert 1 <= max_sequences <= token_budget, "each running sequence takes a token of every pass"
         self.pool = pool
         self.token_budget = token_budget
         self.max_sequences = max_sequences
         self._end_tokens = end_tokens
+        self._shaper = shaper or Shaper("greedy", NoTarget())
+        self._residency = Residency(pool, host or HostBuffer(0), preemption or Preemption("recompute", StepModel()))
         self._running: list[Sequence] = []
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = WaitingQueue()
+        self._deadlines = Deadlines()
 
     @property
     def running(self) -> Row[Sequence]:
-        """Sequences that hold blocks, oldest first."""
+        """Sequences that hold blocks of the cache, best first."""
         return self._running
 
     @property
     def waiting(self) -> Row[Sequence]:
-        """Sequences that hold none, oldest first."""
-        return self._waiting
+        """Sequences that hold none, best first: new ones, and preempted ones, swapped out or not."""
+        return self._waiting.line
 
     @property
     def has_work(self) -> bool:
@@ -94,33 +85,31 @@ class Scheduler:
         longest = sequence.num_prompt_tokens + sequence.sampling.max_tokens
         assert self.pool.blocks_for(longest) <= self.pool.num_blocks, f"{sequence} can never fit"
         assert sequence.num_computed_tokens == 0
-        newest = self._waiting[-1] if self._waiting else self._running[-1] if self._running else None
-        assert newest is None or newest.ordinal < sequence.ordinal
-        self._waiting.append(sequence)
+        self._waiting.push(sequence)
+        self._deadlines.add(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Ends a sequence wherever it is and frees its blocks."""
-        if sequence.block_table:
-            self._running.remove(sequence)
-            self.pool.release(sequence.block_table)
-        else:
-            self._waiting.remove(sequence)
-        sequence.finish_reason = FinishReason.ABORT
+        """Ends a sequence wherever it is and frees all that it holds."""
+        self._end(sequence, FinishReason.ABORT)
+
+    def end_overdue(self, now: float) -> list[Sequence]:
+        """Ends the sequences whose deadline has come by `now`, wherever they are, and returns them."""
+        overdue = self._deadlines.overdue(now)
+        for sequence in overdue:
+            self._end(sequence, FinishReason.DEADLINE)
+        return overdue
 
     def schedule(self) -> Pass:
-        """Fills the next pass: every running decode, then half-prefilled prompts, then waiting ones in order.
+        """Fills the next pass: every running decode first, then prompts, half-prefilled and waiting ones by rank.
 
         Blocks are taken for what the pass computes, never for what a request may need one day.
         """
-        budget = TokenBudget(self.token_budget)
-        preempted: list[Sequence] = []
-        decodes = self._schedule_decodes(budget, preempted)
-        prompts = self._continue_prompts(budget)
-        if not preempted:
-            prompts += self._admit(budget)
-        chunks = sorted(decodes + prompts, key=lambda chunk: chunk.num_tokens > 1)
-        assert chunks or not self.has_work, "work is there and nothing was scheduled"
-        return Pass(tuple(chunks), tuple(preempted))
+        draft = Draft(self.pool, self.token_budget)
+        half_prefilled = self._schedule_decodes(draft)
+        self._schedule_prompts(draft, half_prefilled)
+        pass_ = draft.finish()
+        assert pass_.chunks or not self.has_work, "work is there and nothing was scheduled"
+        return pass_
 
     def complete(self, pass_: Pass, sampled: Row[int]) -> list[Sequence]:
         """Takes note of a finished pass.
@@ -134,100 +123,161 @@ class Scheduler:
             hold no blocks any more.
         """
         tokens = iter(sampled)
-        grown = []
+        grown, ended = [], False
+        block_size, end_tokens = self.pool.block_size, self._end_tokens
         for chunk in pass_.chunks:
-            chunk.sequence.advance(chunk.num_tokens)
+            sequence = chunk.sequence
+            sequence.advance(chunk.num_tokens)
+            if sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * block_size:
+                self._residency.publish(sequence)
             if chunk.samples:
-                chunk.sequence.append(next(tokens), self._end_tokens)
-                grown.append(chunk.sequence)
+                sequence.append(next(tokens), end_tokens)
+                grown.append(sequence)
+                ended |= sequence.finish_reason is not None
         assert next(tokens, None) is None, "more tokens were sampled than chunks sample"
-        for sequence in grown:
-            if sequence.finish_reason is not None:
-                self.pool.release(sequence.block_table)
-        self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
+        if ended:
+            for sequence in grown:
+                if sequence.finish_reason is not None:
+                    self._residency.free(sequence)
+                    self._deadlines.discard(sequence)
+            self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
         return grown
 
     def stats(self, now: float) -> SchedulerStats:
         """What the scheduler holds at this moment; `now` is on the clock that sequences' arrivals are on."""
-        decoding = sum(sequence.is_decoding for sequence in self._running)
-        pending = sum(s.num_pending_tokens for s in self._running) + sum(len(s.tokens) for s in self._waiting)
+        kv_tokens, pending = 0, self._waiting.num_prompt_tokens
+        for sequence in self._running:
+            kv_tokens += sequence.num_computed_tokens
+            if not sequence.is_decoding:
+                pending += sequence.num_pending_tokens
+        oldest = self._waiting.oldest_arrival()
         return SchedulerStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            kv_tokens=sum(s.num_computed_tokens for s in self._running),
+            num_waiting=len(self._waiting) - self._waiting.num_swapped,
+            num_swapped=self._waiting.num_swapped,
+            kv_tokens=kv_tokens,
             kv_blocks_used=self.pool.num_blocks - self.pool.num_free,
-            backlog_prompt_tokens=pending - decoding,
-            oldest_waiting_seconds=max(0.0, now - self._waiting[0].arrival) if self._waiting else 0.0,
+            backlog_prompt_tokens=pending,
+            oldest_waiting_seconds=0.0 if oldest is None else max(0.0, now - oldest),
         )
 
     def check_integrity(self) -> None:
         """Asserts what must hold between passes."""
-        self.pool.check_integrity([sequence.block_table for sequence in self._running])
-        everyone = [*self._running, *self._waiting]
-        ordinals = [sequence.ordinal for sequence in everyone]
-        assert ordinals == sorted(set(ordinals)), "sequences are out of order"
+        self._residency.check_integrity(self._running, self._waiting)
+        for line in (self._running, self._waiting.line):
+            ranks = [sequence.rank for sequence in line]
+            assert ranks == sorted(set(ranks)), "sequences are out of order"
         assert len(self._running) <= self.max_sequences
-        for sequence in self._running:
-            assert 0 < sequence.num_computed_tokens < len(sequence.tokens)
-            assert len(sequence.block_table) == self.pool.blocks_for(sequence.num_computed_tokens)
-        for sequence in self._waiting:
-            assert sequence.num_computed_tokens == 0
-            assert not sequence.block_table
+        watched = sum(s.deadline is not None for line in (self._running, self._waiting) for s in line)
+        assert len(self._deadlines) == watched, "a deadline is watched for nobody"
 
-    def _schedule_decodes(self, budget: TokenBudget, preempted: list[Sequence]) -> list[Chunk]:
-        """A token for every running sequence that has one pending; the newest running one pays where blocks lack."""
-        chunks = []
-        for sequence in [s for s in self._running if s.num_pending_tokens == 1]:
-            while sequence.block_table and self.pool.room(sequence.block_table, sequence.num_computed_tokens) < 1:
-                preempted.append(self._preempt_newest())
-            if sequence.block_table:
-                chunks.append(self._take(sequence, 1, budget))
-        return chunks
+    def _schedule_decodes(self, draft: Draft) -> list[Sequence]:
+        """A token for every running sequence that has one pending; returns the half-prefilled ones, best first."""
+        pool, block_size = self.pool, self.pool.block_size
+        chunks, half_prefilled = [], []
+        # The best sequence must get on. Is it half-prefilled, a block is held back for it, as its turn comes last.
+        held_back = 0
+        if self._running and self._running[0].num_pending_tokens > 1:
+            best = self._running[0]
+            if len(best.block_table) * block_size == best.num_computed_tokens:
+                self._make_room(best, draft, 0)
+                held_back = 1
+        for sequence in self._running.copy():
+            if not sequence.block_table:  # it made room for a better one
+                continue
+            computed = sequence.num_computed_tokens
+            if len(sequence.tokens) - computed > 1:
+                half_prefilled.append(sequence)
+                continue
+            if len(sequence.block_table) * block_size == computed:
+                if not self._make_room(sequence, draft, held_back):
+                    continue
+                pool.extend(sequence.block_table, computed + 1)
+            chunks.append(Chunk(sequence, computed, 1))
+        draft.add_decodes(chunks)
+        return [sequence for sequence in half_prefilled if sequence.block_table]
 
-    def _continue_prompts(self, budget: TokenBudget) -> list[Chunk]:
-        """More of the prompts that are half in the cache, oldest first, as far as budget and free blocks go."""
-        chunks = []
-        for sequence in self._running:
-            if sequence.num_pending_tokens > 1 and budget.left:
-                room = self.pool.room(sequence.block_table, sequence.num_computed_tokens)
-                size = min(sequence.num_pending_tokens, budget.left, room)
-                if size:
-                    chunks.append(self._take(sequence, size, budget))
-        return chunks
+    def _schedule_prompts(self, draft: Draft, half_prefilled: list[Sequence]) -> None:
+        """More of the prompts that are half in the cache and first chunks of waiting ones, the better ones first.
 
-    def _admit(self, budget: TokenBudget) -> list[Chunk]:
-        """First chunks of waiting sequences, in order: one that does not fit is not overtaken."""
-        chunks = []
-        while self._waiting and budget.left and len(self._running) < self.max_sequences:
-            sequence = self._waiting[0]
-            if sequence.num_preemptions and not self._would_stay(sequence):
-                break
-            size = min(sequence.num_pending_tokens, budget.left, self.pool.room([], 0))
-            if not size:
-                break
-            self._waiting.popleft()
-            self._running.append(sequence)
-            chunks.append(self._take(sequence, size, budget))
-        return chunks
+        A waiting sequence that cannot come in yet is not overtaken by other waiting ones.
+        """
+        if not draft.budget.left:
+            return
+        admits = not draft.preempted
+        backlog = self._backlog(half_prefilled, admits, draft.budget.left)
+        if not backlog:
+            return
+        kv_tokens = sum([chunk.start for chunk in draft.decodes])
+        draft.budget.bound(
+            self._shaper.prompt_tokens(draft.budget.left, len(draft.decodes), kv_tokens, backlog)
+        )
+        for sequence in half_prefilled:
+            while admits and (first := self._waiting.first) is not None and first.rank < sequence.rank:
+                admits = self._admit(first, draft)
+            draft.add_prompt(sequence)
+        while admits and (first := self._waiting.first) is not None:
+            admits = self._admit(first, draft)
 
-    def _would_stay(self, sequence: Sequence) -> bool:
+    def _backlog(self, half_prefilled: list[Sequence], admits: bool, room: int) -> int:
+        """Pending tokens of prompts that can be worked on now, as far as it matters."""
+        backlog = sum(sequence.num_pending_tokens for sequence in half_prefilled)
+        if admits:
+            enough = room * _PASSES_LOOKED_AHEAD
+            for sequence in self._waiting.line[: self.max_sequences - len(self._running)]:
+                if backlog >= enough:
+                    break
+                backlog += sequence.num_pending_tokens
+        return backlog
+
+    def _admit(self, sequence: Sequence, draft: Draft) -> bool:
+        """Lets the best waiting sequence run, with the blocks that the cache or the host buffer has for it.
+
+        Returns False, and changes nothing, where it has to wait: for a place, for room, or for a block that it shares
+        with a sequence that computes it in this very pass. The latter is there in the next pass, so it costs no more
+        than a pass for each block that it saves.
+        """
+        if not draft.budget.left or len(self._running) >= self.max_sequences or not self.pool.num_free:
+            return False
+        table = self._residency.cached(sequence)
+        stays = self._would_stay(sequence, table) if sequence.num_preemptions else self.pool.num_free > 0
+        if not stays or self._residency.is_computed(sequence, table, draft):
+            self.pool.release(table)
+            return False
+        self._waiting.remove(sequence)
+        self._residency.bring_in(sequence, table, draft)
+        insort(self._running, sequence, key=_rank)
+        scheduled = draft.add_prompt(sequence)
+        assert scheduled, "an admitted sequence has room for a token"
+        return True
+
+    def _would_stay(self, sequence: Sequence, table: list[int]) -> bool:
         """Is there room for all tokens of a preempted sequence and a block of growth for everyone who runs?
 
         It lost its blocks because they were short. Coming back on the first free one, it would compute its prompt again
         only to lose it at the next decode that needs a block: passes full of work that is thrown away.
         """
-        return self.pool.blocks_for(len(sequence.tokens)) + len(self._running) <= self.pool.num_free
+        missing = self.pool.blocks_for(len(sequence.tokens)) - len(table)
+        return missing + len(self._running) <= self.pool.num_free
 
-    def _take(self, sequence: Sequence, size: int, budget: TokenBudget) -> Chunk:
-        budget.take(size)
-        self.pool.extend(sequence.block_table, sequence.num_computed_tokens + size)
-        return Chunk(sequence, sequence.num_computed_tokens, size)
+    def _make_room(self, sequence: Sequence, draft: Draft, held_back: int) -> bool:
+        """Preempts the worst running sequences until `sequence` can have one more block and `held_back` are left.
 
-    def _preempt_newest(self) -> Sequence:
-        """Takes the blocks of the sequence that arrived last and puts it at the front of the queue (recompute)."""
-        victim = self._running.pop()
-        self.pool.release(victim.block_table)
-        victim.forget()
-        victim.num_preemptions += 1
-        self._waiting.appendleft(victim)
-        return victim
+        Returns False where it was itself the worst.
+        """
+        while self.pool.num_free <= held_back:
+            victim = self._running.pop()
+            self._residency.put_out(victim, draft)
+            self._waiting.push(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence.is_waiting:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+        sequence.finish_reason = reason
+        self._residency.free(sequence)
+        self._deadlines.discard(sequence)

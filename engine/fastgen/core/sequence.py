@@ -10,6 +10,9 @@ from __future__ import annotations
 from fastgen.core.constraint import Constraint
 from fastgen.core.request import FinishReason, Request, SamplingParams
 
+# Priority, then place in the order of arrival: of two sequences the lower one is better and is served first.
+Rank = tuple[int, int]
+
 
 class Sequence:
     """The state of one request: `0 <= num_computed_tokens < len(tokens)` as long as it is alive.
@@ -17,8 +20,16 @@ class Sequence:
     Attributes:
         tokens: prompt token ids, then generated ones.
         block_table: KV blocks in order; token i lies in block `block_table[i // block_size]`, slot `i % block_size`.
+            Empty while the sequence waits.
+        host_blocks: the same in the host buffer, while it is swapped out; then the cache holds none of it.
         ordinal: place in the order of arrival, unique.
-        arrival: seconds on the engine's clock.
+        rank: where it stands among all.
+        arrival, deadline: seconds on the engine's clock; None for no deadline.
+        cache_salt: only sequences of the same salt share blocks; None for one that shares with nobody.
+        num_published_blocks: leading blocks that the prefix cache knows.
+        num_cached_tokens: prompt tokens that were found in the prefix cache when it was first scheduled.
+        num_prompt_logprobs: prompt tokens whose log-probabilities were reported.
+        is_reported: was anything reported of it?
         first_scheduled: when its first token was first put into a pass, or None.
         seed: what sampling is seeded with.
         constraint: what may be generated next, where the request has a grammar; it has seen every generated token.
@@ -28,15 +39,23 @@ class Sequence:
     __slots__ = (
         "arrival",
         "block_table",
+        "cache_salt",
         "constraint",
+        "deadline",
         "finish_reason",
         "first_scheduled",
         "history",
+        "host_blocks",
         "id",
+        "is_reported",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
+        "num_prompt_logprobs",
         "num_prompt_tokens",
+        "num_published_blocks",
         "ordinal",
+        "rank",
         "sampling",
         "seed",
         "tokens",
@@ -50,8 +69,16 @@ class Sequence:
         self.num_prompt_tokens = len(self.tokens)
         self.num_computed_tokens = 0
         self.block_table: list[int] = []
+        self.host_blocks: list[int] = []
         self.ordinal = ordinal
+        self.rank: Rank = (request.priority, ordinal)
         self.arrival = arrival
+        self.deadline = None if request.deadline_seconds is None else arrival + request.deadline_seconds
+        self.cache_salt: str | None = request.cache_salt
+        self.num_published_blocks = 0
+        self.num_cached_tokens = 0
+        self.num_prompt_logprobs = 0
+        self.is_reported = False
         self.seed = seed
         self.constraint: Constraint | None = None
         self.history: object | None = None
@@ -76,6 +103,16 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Is the token sampled last the only one pending?"""
         return self.num_computed_tokens == len(self.tokens) - 1 and self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
+    def is_waiting(self) -> bool:
+        """Is it alive without blocks of the cache?"""
+        return not self.block_table and self.finish_reason is None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Are there prompt tokens whose log-probabilities were asked for and not reported yet?"""
+        return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
 
     def advance(self, num_tokens: int) -> None:
         """Notes that `num_tokens` more tokens have their KV in the cache."""

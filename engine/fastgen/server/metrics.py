@@ -115,7 +115,7 @@ class Metrics:
         for seconds in stats.queue_seconds:
             self._queued.observe(seconds)
         if stats.preemptions:
-            self._recomputations.inc(stats.preemptions)
+            self._recomputations.inc(stats.preemptions - stats.swapped_out)
         step_tokens = stats.prefill_tokens + stats.decode_tokens
         if not step_tokens:  # a report between passes
             return

@@ -1,0 +1,193 @@
+"""Workloads of every kind: requests that come, share prefixes, are cancelled or run out of time, over any settings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fastgen.core.request import Request, SamplingParams
+from fastgen.core.scheduler import Pass
+from fastgen.engine import Engine
+from fastgen.messages import StepReport
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that comes before step `step`, and is cancelled `cancel_after` steps later unless it has ended.
+
+    The first `shared` tokens of its prompt are those of its `family`, the rest is its own.
+    """
+
+    step: int
+    prompt: int
+    generate: int
+    cancel_after: int | None = None
+    ignore_eos: bool = True
+    priority: int = 0
+    deadline: float | None = None
+    family: int = 0
+    shared: int = 0
+    salt: str = ""
+    prompt_logprobs: bool = False
+
+    def request(self, number: int, vocabulary: int = 1000) -> Request:
+        own = random.Random(f"own {number}")
+        family = random.Random(f"family {self.family}")
+        tokens = [
+            (family if place < self.shared else own).randrange(1, vocabulary) for place in range(self.prompt)
+        ]
+        return Request(
+            id=str(number),
+            prompt_token_ids=tokens,
+            sampling=SamplingParams(
+                max_tokens=self.generate,
+                temperature=0,
+                ignore_eos=self.ignore_eos,
+                prompt_logprobs=0 if self.prompt_logprobs else None,
+            ),
+            priority=self.priority,
+            deadline_seconds=self.deadline,
+            cache_salt=self.salt,
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Arrivals, and the engine they come to; `knobs` are those of EngineConfig beside budget and sequences."""
+
+    arrivals: tuple[Arrival, ...]
+    token_budget: int
+    max_sequences: int
+    num_blocks: int
+    num_host_blocks: int
+    knobs: dict[str, Any]
+
+
+def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int = 100, most: int = 20) -> Workload:
+    """A mixed workload over a cache that barely holds its longest request, or is ample, or anything between."""
+    families = rng.randint(1, 3)
+    arrivals = []
+    for _ in range(rng.randint(1, most)):
+        prompt = rng.randint(1, rng.choice((8, longest_prompt // 3, longest_prompt)))
+        arrivals.append(
+            Arrival(
+                step=rng.randint(0, 40),
+                prompt=prompt,
+                generate=rng.randint(1, 30),
+                cancel_after=rng.randint(0, 25) if rng.random() < 0.2 else None,
+                ignore_eos=rng.random() < 0.5,
+                priority=rng.choice((0, 0, 0, -1, 1, 7)),
+                deadline=rng.uniform(0.01, 3) if rng.random() < 0.15 else None,
+                family=rng.randrange(families),
+                shared=rng.choice((0, rng.randint(0, prompt), prompt)),
+                salt=rng.choice(("", "", "", "tenant")),
+                prompt_logprobs=rng.random() < 0.15,
+            )
+        )
+    least_blocks = max(-(-(a.prompt + a.generate) // block_size) for a in arrivals)
+    max_sequences = rng.randint(1, 12)
+    host_blocks = rng.choice((0, rng.randint(1, 2 * least_blocks), 1000))
+    return Workload(
+        arrivals=tuple(arrivals),
+        token_budget=rng.randint(max_sequences, max_sequences + 80),
+        max_sequences=max_sequences,
+        num_blocks=rng.randint(least_blocks, least_blocks * rng.choice((1, 2, 3, 8))),
+        num_host_blocks=host_blocks,
+        knobs={
+            "chunking": rng.choice(("even", "greedy")),
+            "inter_token_target": rng.choice(("off", "auto", rng.randint(20, 60))),
+            "preemption": rng.choice(("auto", "swap") if host_blocks else ("auto", "recompute")),
+            "prefix_caching": rng.random() < 0.8,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass, and what was running, decoding and waiting when it was scheduled; best first."""
+
+    pass_: Pass
+    decoding: frozenset[str]
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+@dataclass
+class Outcome:
+    """What came of the requests, by id."""
+
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[float]] = field(default_factory=dict)
+    cached_tokens: dict[str, int] = field(default_factory=dict)
+    finished: dict[str, str] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+    reports: list[StepReport] = field(default_factory=list)
+    preemptions: int = 0
+    swapped_out: int = 0
+
+    def take(self, report: StepReport) -> None:
+        self.reports.append(report)
+        self.preemptions += report.stats.preemptions
+        self.swapped_out += report.stats.swapped_out
+        for output in report.outputs:
+            assert output.request_id not in self.finished, "something came after the end"
+            self.outputs[output.request_id] += output.token_ids
+            if output.prompt_logprobs is not None:
+                assert len(self.outputs[output.request_id]) <= 1, "prompt log-probabilities came late"
+                self.prompt_logprobs[output.request_id] += [row.logprob for row in output.prompt_logprobs]
+            if output.cached_tokens is not None:
+                assert output.request_id not in self.cached_tokens, "cached tokens were told twice"
+                self.cached_tokens[output.request_id] = output.cached_tokens
+            if output.finish_reason is not None:
+                self.finished[output.request_id] = output.finish_reason
+
+
+class Recorder(Protocol):
+    """A runner that keeps the passes it was given."""
+
+    passes: list[Pass]
+
+
+Observer = Callable[[Engine, Step], None]
+
+
+def play(
+    engine: Engine,
+    recorder: Recorder,
+    arrivals: tuple[Arrival, ...] | list[Arrival],
+    observe: Observer,
+    *,
+    vocabulary: int = 1000,
+    max_steps: int = 100_000,
+) -> Outcome:
+    """Plays `arrivals` to their end, calling `observe` after every pass."""
+    scheduler = engine._scheduler
+    outcome = Outcome()
+    todo = sorted(enumerate(arrivals), key=lambda pair: pair[1].step)
+    cancels: dict[int, list[str]] = {}
+    step = 0
+    while todo or engine.has_work:
+        assert step < max_steps, "the workload does not end"
+        while todo and (todo[0][1].step <= step or not engine.has_work):
+            number, arrival = todo.pop(0)
+            engine.add(arrival.request(number, vocabulary))
+            outcome.outputs[str(number)] = []
+            outcome.prompt_logprobs[str(number)] = []
+            if arrival.cancel_after is not None:
+                cancels.setdefault(step + arrival.cancel_after, []).append(str(number))
+        for request_id in cancels.pop(step, []):
+            if engine.cancel(request_id):
+                outcome.cancelled.add(request_id)
+        step += 1
+        if not engine.has_work:
+            continue
+        decoding = frozenset(s.id for s in scheduler.running if s.is_decoding)
+        running = tuple(s.id for s in scheduler.running)
+        waiting = tuple(s.id for s in scheduler.waiting)
+        passes_before = len(recorder.passes)
+        outcome.take(engine.step())
+        if len(recorder.passes) > passes_before:
+            observe(engine, Step(recorder.passes[-1], decoding, running, waiting))
+    return outcome

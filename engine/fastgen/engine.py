@@ -198,9 +198,7 @@ class Engine:
     def _tally(self, pass_: Pass, now: float) -> _Tally:
         """What a pass does, before it is done. Marks sequences that are in a pass for the first time."""
         num_decodes = 0
-        tally = _Tally(
-            preemptions=len(pass_.preempted), swapped_out=sum(bool(s.host_blocks) for s in pass_.preempted)
-        )
+        tally = _Tally(preemptions=len(pass_.preempted), swapped_out=sum(bool(s.host_blocks) for s in pass_.preempted))
         for chunk in pass_.chunks:
             sequence = chunk.sequence
             num_decodes += sequence.is_decoding

@@ -1,8 +1,9 @@
 """A device that computes nothing and remembers everything, under the real engine and scheduler.
 
-`SimulatedRunner` keeps a KV cache of checksums: what a pass writes into a token's slot depends on the token, on the slot
-before it as read back through the block table, and on the cache salt; a sampled token depends on all slots read back.
-So a block that is shared wrongly, lost, evicted too early, swapped wrongly or written out of order changes the output.
+`SimulatedRunner` keeps a KV cache of checksums: what a pass writes into a token's slot depends on the token, on the
+slot before it as read back through the block table, and on the cache salt; a sampled token depends on all slots read
+back. So a block that is shared wrongly, lost, evicted too early, swapped wrongly or written out of order changes the
+output.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.scheduler import Pass
 from fastgen.engine import Engine
 from fastgen.messages import StepReport
@@ -35,9 +35,7 @@ class Arrival:
     def request(self, number: int, vocabulary: int = 1000) -> Request:
         own = random.Random(f"own {number}")
         family = random.Random(f"family {self.family}")
-        tokens = [
-            (family if place < self.shared else own).randrange(1, vocabulary) for place in range(self.prompt)
-        ]
+        tokens = [(family if place < self.shared else own).randrange(1, vocabulary) for place in range(self.prompt)]
         return Request(
             id=str(number),
             prompt_token_ids=tokens,
@@ -67,7 +65,7 @@ class Workload:
 
 def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int = 100, most: int = 20) -> Workload:
     """A mixed workload over a cache that barely holds its longest request, or is ample, or anything between."""
-    families = rng.randint(1, 3)
+    families, prefix_caching = rng.randint(1, 3), rng.random() < 0.8
     arrivals = []
     for _ in range(rng.randint(1, most)):
         prompt = rng.randint(1, rng.choice((8, longest_prompt // 3, longest_prompt)))
@@ -82,7 +80,7 @@ def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int 
                 deadline=rng.uniform(0.01, 3) if rng.random() < 0.15 else None,
                 family=rng.randrange(families),
                 shared=rng.choice((0, rng.randint(0, prompt), prompt)),
-                salt=rng.choice(("", "", "", "tenant")),
+                salt=rng.choice(("", "", "", "tenant")) if prefix_caching else "",
                 prompt_logprobs=rng.random() < 0.15,
             )
         )
@@ -99,14 +97,14 @@ def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int 
             "chunking": rng.choice(("even", "greedy")),
             "inter_token_target": rng.choice(("off", "auto", rng.randint(20, 60))),
             "preemption": rng.choice(("auto", "swap") if host_blocks else ("auto", "recompute")),
-            "prefix_caching": rng.random() < 0.8,
+            "prefix_caching": prefix_caching,
         },
     )
 
 
 @dataclass(frozen=True)
 class Step:
-    """One pass, and what was running, decoding and waiting when it was scheduled; best first."""
+    """One pass, and what was running, decoding and waiting when it was scheduled, best first."""
 
     pass_: Pass
     decoding: frozenset[str]
@@ -187,7 +185,15 @@ def play(
         running = tuple(s.id for s in scheduler.running)
         waiting = tuple(s.id for s in scheduler.waiting)
         passes_before = len(recorder.passes)
-        outcome.take(engine.step())
+        report = engine.step()
+        outcome.take(report)
         if len(recorder.passes) > passes_before:
-            observe(engine, Step(recorder.passes[-1], decoding, running, waiting))
+            late = {o.request_id for o in report.outputs if o.finish_reason == FinishReason.DEADLINE}
+            step_ = Step(
+                recorder.passes[-1],
+                decoding - late,
+                tuple(request_id for request_id in running if request_id not in late),
+                tuple(request_id for request_id in waiting if request_id not in late),
+            )
+            observe(engine, step_)
     return outcome

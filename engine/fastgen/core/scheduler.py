@@ -16,7 +16,7 @@ from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.request import FinishReason
 from fastgen.core.residency import Residency
 from fastgen.core.sequence import Rank, Sequence
-from fastgen.core.shaping import NoTarget, Shaper
+from fastgen.core.shaping import Load, NoTarget, Shaper
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_model import StepModel
 from fastgen.core.waiting import WaitingQueue
@@ -208,10 +208,8 @@ class Scheduler:
         backlog = self._backlog(half_prefilled, admits, draft.budget.left)
         if not backlog:
             return
-        kv_tokens = sum([chunk.start for chunk in draft.decodes])
-        draft.budget.bound(
-            self._shaper.prompt_tokens(draft.budget.left, len(draft.decodes), kv_tokens, backlog)
-        )
+        load = Load(len(draft.decodes), sum([chunk.start for chunk in draft.decodes]), backlog)
+        draft.budget.bound(self._shaper.prompt_tokens(draft.budget.left, load))
         for sequence in half_prefilled:
             while admits and (first := self._waiting.first) is not None and first.rank < sequence.rank:
                 admits = self._admit(first, draft)

@@ -22,20 +22,34 @@ TIMES_FIXED_COST = 3.0
 PASSES_OF_BACKLOG = 16
 
 
-class Target(Protocol):
-    """Bounds passes in which sequences decode."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a pass could carry.
 
-    def prompt_tokens(self, decodes: int, kv_tokens: int, backlog: int) -> int:
-        """The most prompt tokens beside `decodes` decodes of `kv_tokens` tokens, while `backlog` are pending."""
+    Attributes:
+        decodes, kv_tokens: sequences that get a decode in it, and the tokens that they have.
+        backlog: prompt tokens that could be computed in it or in the next ones, at least 1.
+    """
+
+    decodes: int
+    kv_tokens: int
+    backlog: int
+
+
+class Target(Protocol):
+    """Bounds the passes in which sequences decode."""
+
+    def prompt_tokens(self, load: Load) -> int:
+        """The most prompt tokens of the next pass, at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoTarget:
     """Passes are as full as the token budget."""
 
-    def prompt_tokens(self, decodes: int, kv_tokens: int, backlog: int) -> int:
+    def prompt_tokens(self, load: Load) -> int:
         """All of them."""
-        return backlog
+        return load.backlog
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +59,9 @@ class FixedTarget:
     seconds: float
     times: StepTimes
 
-    def prompt_tokens(self, decodes: int, kv_tokens: int, backlog: int) -> int:
+    def prompt_tokens(self, load: Load) -> int:
         """What is left of the time after the decodes."""
-        return max(LEAST_PROMPT_TOKENS, self.times.tokens_within(self.seconds, kv_tokens) - decodes)
+        return max(LEAST_PROMPT_TOKENS, self.times.tokens_within(self.seconds, load.kv_tokens) - load.decodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +70,11 @@ class AutomaticTarget:
 
     times: StepTimes
 
-    def prompt_tokens(self, decodes: int, kv_tokens: int, backlog: int) -> int:
+    def prompt_tokens(self, load: Load) -> int:
         """What makes the pass `TIMES_FIXED_COST` times as long as its fixed cost, or a share of a long backlog."""
-        fixed = self.times.seconds(0, kv_tokens)
-        efficient = self.times.tokens_within(TIMES_FIXED_COST * fixed, kv_tokens) - decodes
-        return max(LEAST_PROMPT_TOKENS, efficient, -(-backlog // PASSES_OF_BACKLOG))
+        fixed = self.times.seconds(0, load.kv_tokens)
+        efficient = self.times.tokens_within(TIMES_FIXED_COST * fixed, load.kv_tokens) - load.decodes
+        return max(LEAST_PROMPT_TOKENS, efficient, -(-load.backlog // PASSES_OF_BACKLOG))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +84,11 @@ class Shaper:
     chunking: Literal["even", "greedy"]
     target: Target
 
-    def prompt_tokens(self, room: int, decodes: int, kv_tokens: int, backlog: int) -> int:
-        """How many prompt tokens the next pass takes.
-
-        Args:
-            room: what the decodes left of the token budget, at least 1.
-            decodes, kv_tokens: sequences that get a decode in this pass, and the tokens that they have.
-            backlog: prompt tokens that could be computed now, in this pass and the next ones, at least 1.
-        """
-        if decodes:
-            room = min(room, self.target.prompt_tokens(decodes, kv_tokens, backlog))
-        if self.chunking == "greedy":
-            return room
-        return even_share(backlog, room)
+    def prompt_tokens(self, room: int, load: Load) -> int:
+        """How many prompt tokens the next pass takes; `room`, at least 1, is what decodes left of the token budget."""
+        if load.decodes:
+            room = min(room, self.target.prompt_tokens(load))
+        return room if self.chunking == "greedy" else even_share(load.backlog, room)
 
 
 def even_share(backlog: int, room: int) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from fastgen.core.sequence import Rank, Sequence
 
-
 # Ordinal and number of preemptions: a sequence that comes back is in the heap anew.
 _Arrived = tuple[int, int, Sequence]
 _MOST_GONE = 64

@@ -21,11 +21,28 @@ class Arrivals:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, prompt: int, generate: int = 5, **sampling: object) -> Sequence:
+    def __call__(
+        self,
+        prompt: int,
+        generate: int = 5,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: str | None = None,
+        **sampling: object,
+    ) -> Sequence:
         params = SamplingParams(max_tokens=generate, **sampling)  # type: ignore[arg-type]
-        request = Request(id=str(self.count), prompt_token_ids=[1] * prompt, sampling=params)
+        request = Request(
+            id=str(self.count),
+            prompt_token_ids=[1] * prompt,
+            sampling=params,
+            priority=priority,
+            deadline_seconds=deadline,
+        )
         self.count += 1
-        return Sequence(request, ordinal=self.count, arrival=float(self.count), seed=0)
+        made = Sequence(request, ordinal=self.count, arrival=float(self.count), seed=0)
+        made.cache_salt = salt
+        return made
 
 
 def run(s: Scheduler, token: int = 7) -> Pass:

@@ -1,0 +1,68 @@
+"""What holds after every pass and at the end of every workload, whatever the settings."""
+
+from __future__ import annotations
+
+from fastgen.engine import Engine
+from support.simulation import solo, solo_prompt_logprobs
+from support.workloads import Arrival, Outcome, Step
+
+
+def check_step(engine: Engine, step: Step, token_budget: int) -> None:
+    scheduler = engine._scheduler
+    pass_ = step.pass_
+    scheduled = {chunk.sequence.id: chunk for chunk in pass_.chunks}
+    preempted = {sequence.id for sequence in pass_.preempted}
+    rank = {sequence.id: sequence.rank for sequence in (*(c.sequence for c in pass_.chunks), *pass_.preempted)}
+    rank |= {sequence.id: sequence.rank for sequence in (*scheduler.running, *scheduler.waiting)}
+    scheduler.check_integrity()  # blocks are conserved and their holders counted, among other things
+    assert pass_.num_tokens <= token_budget, "the budget was exceeded"
+    assert len(scheduled) == len(pass_.chunks), "a sequence is in the pass twice"
+    for request_id in step.decoding:
+        assert request_id in scheduled or request_id in preempted, "a decode was left out"
+        if request_id in scheduled:
+            assert scheduled[request_id].num_tokens == 1
+    admitted = [request_id for request_id in step.waiting if request_id in scheduled]
+    assert not (preempted and admitted), "somebody was admitted in a pass in which a sequence lost its blocks"
+    assert admitted == list(step.waiting[: len(admitted)]), "the queue was overtaken"
+    if step.running:
+        best = step.running[0]
+        better = [request_id for request_id in admitted if rank[request_id] < rank[best]]
+        assert best in scheduled or better, "the best running request did not get on"
+    else:
+        assert step.waiting[0] in scheduled, "the best request did not get on"
+    if preempted:
+        assert set(step.running[-len(preempted) :]) == preempted, "somebody other than the worst was preempted"
+    multi = [chunk.num_tokens > 1 for chunk in pass_.chunks]
+    assert multi == sorted(multi), "single tokens come first"
+    assert not (pass_.swap_in and pass_.swap_out)
+
+
+def expected_output(arrival: Arrival, number: int) -> list[int]:
+    """What the request gives when it is alone on an endless device."""
+    generated: list[int] = []
+    for token in solo(arrival.request(number)):
+        generated.append(token)
+        if len(generated) == arrival.generate or (token == 0 and not arrival.ignore_eos):
+            return generated
+    raise AssertionError
+
+
+def check_outcome(outcome: Outcome, arrivals: tuple[Arrival, ...] | list[Arrival], engine: Engine) -> None:
+    for number, arrival in enumerate(arrivals):
+        request_id = str(number)
+        expected, got = expected_output(arrival, number), outcome.outputs[request_id]
+        reason = outcome.finished.get(request_id)
+        if request_id in outcome.cancelled:
+            assert reason is None
+        if request_id in outcome.cancelled or reason == "deadline":
+            assert got == expected[: len(got)]
+        else:
+            assert got == expected, "batching, chunking, sharing or preemption changed the output"
+            assert reason == ("stop" if expected[-1] == 0 and not arrival.ignore_eos else "length")
+        if arrival.prompt_logprobs and got:
+            assert outcome.prompt_logprobs[request_id] == solo_prompt_logprobs(arrival.request(number))
+            assert outcome.cached_tokens[request_id] == 0
+    scheduler = engine._scheduler
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+    assert not engine.has_work
+    scheduler.check_integrity()

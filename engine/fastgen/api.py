@@ -14,6 +14,7 @@ from rich.progress import Progress
 from fastgen.calibration import prepare
 from fastgen.config import KNOBS, ConfigError, EngineConfig, parse_size
 from fastgen.core.request import FinishReason, Request, RequestError, SamplingParams
+from fastgen.core.step_model import StepModel
 from fastgen.engine import Engine
 from fastgen.model.loader import load_runner
 from fastgen.model.source import ModelSource
@@ -93,8 +94,8 @@ class LLM:
         self.tokenizer = Tokenizer.load(source.tokenizer)
         progress = on_loading or (lambda _stage, _fraction: None)
         runner = load_runner(source, config, progress)
-        self.config, _ = prepare(runner, config, progress)
-        self._engine = Engine(runner, self.config)
+        self.config, measured = prepare(runner, config, progress)
+        self._engine = Engine(runner, self.config, step_model=StepModel.of(measured))
         self.max_model_length = runner.max_model_length
         self._ids = itertools.count()
         self._under_way: dict[str, _Generation] = {}

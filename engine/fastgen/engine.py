@@ -172,7 +172,7 @@ class Engine:
             TokenOutput(request_id=s.id, token_ids=[], prompt_logprobs=rows, cached_tokens=_cached_tokens(s))
             for s, rows in prompt_logprobs.items()
         ]
-        if not self.has_work:
+        if not self._sequences:
             self._scheduler.check_integrity()
         tally.step_seconds = self._clock() - started
         self.step_model.observe(pass_.num_tokens, pass_.kv_tokens, tally.step_seconds)

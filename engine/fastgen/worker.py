@@ -73,6 +73,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     """
     # Imported here, not above: torch takes seconds, and the channel should report from the start.
     from fastgen.calibration import prepare
+    from fastgen.core.step_model import StepModel
     from fastgen.engine import Engine
     from fastgen.model.loader import load_runner
     from fastgen.model.source import ModelSource
@@ -83,8 +84,8 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         channel.send(Loading(stage, fraction))
 
     runner = load_runner(source, config, on_loading)
-    config, _ = prepare(runner, config, on_loading)
-    engine = Engine(runner, config)
+    config, measured = prepare(runner, config, on_loading)
+    engine = Engine(runner, config, step_model=StepModel.of(measured))
     info = EngineInfo(
         architecture=runner.architecture.name,
         device=runner.device,

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Iterable
 from typing import Protocol
+
+from fastgen.core.knee import StepTime
 
 Vector = tuple[float, float, float]
 
@@ -66,6 +69,14 @@ class StepModel:
         self.coefficients: Vector = (0.0, 0.0, 0.0)
         self._buckets: dict[int, _Moments] = {}
         self._num_observed = 0
+
+    @classmethod
+    def of(cls, points: Iterable[StepTime]) -> StepModel:
+        """A model that has seen these passes."""
+        model = cls()
+        for point in points:
+            model.observe(point.tokens, point.kv_tokens, point.seconds)
+        return model
 
     def observe(self, tokens: int, kv_tokens: int, seconds: float) -> None:
         """Takes in a pass. One that took no time at all is passed over: it was not measured."""

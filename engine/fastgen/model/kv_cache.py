@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Row
 from itertools import islice
@@ -13,6 +15,7 @@ from fastgen.model.cache import KVShape
 
 # Blocks copied at once: what is gathered on the way stays small beside the cache.
 _BLOCKS_AT_ONCE = 32
+_BLOCKS_TIMED = 4
 
 BlockPair = tuple[int, int]
 
@@ -76,6 +79,19 @@ class KVCache:
         for blocks, host_blocks in _batches(back):
             _copy(self.host_keys, host_blocks, self.keys, blocks)
             _copy(self.host_values, host_blocks, self.values, blocks)
+
+    def seconds_per_block(self) -> float:
+        """What copying a block one way takes, measured over a few of them. For a cache that nobody uses yet."""
+        count = min(_BLOCKS_TIMED, self.num_blocks, self.num_host_blocks)
+        pairs = [(block, block) for block in range(count)]
+        least = math.inf
+        for _ in range(3):  # the first time, memory is taken from the system too
+            started = time.perf_counter()
+            self.swap(pairs, pairs)
+            if self.keys.is_cuda:
+                torch.cuda.synchronize(self.keys.device)
+            least = min(least, time.perf_counter() - started)
+        return least / (2 * count)
 
 
 def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:

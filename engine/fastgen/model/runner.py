@@ -70,6 +70,7 @@ class ModelRunner:
         architecture: the model's shape.
         num_blocks, block_size: the KV cache.
         num_host_blocks: of the buffer in host memory that blocks are swapped to; 0 where there is none.
+        seconds_per_block: what copying a block there or back takes.
         max_model_length: longest prompt plus generation of one request.
         num_parameters: of the model.
         device, dtype: where and in what numbers it runs, as the configuration names them.
@@ -79,6 +80,7 @@ class ModelRunner:
         self.architecture = model.architecture
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.num_host_blocks = cache.num_host_blocks
+        self.seconds_per_block = cache.seconds_per_block() if cache.num_host_blocks else 0.0
         self.max_model_length = max_model_length
         self.num_parameters = model.architecture.num_parameters
         self.device = model.device.type

@@ -20,9 +20,7 @@ def run(workload: Workload) -> Outcome:
     engine = make_engine(
         runner, token_budget=workload.token_budget, max_sequences=workload.max_sequences, **workload.knobs
     )
-    outcome = play(
-        engine, runner, workload.arrivals, lambda e, step: check_step(e, step, workload.token_budget)
-    )
+    outcome = play(engine, runner, workload.arrivals, lambda e, step: check_step(e, step, workload.token_budget))
     check_outcome(outcome, workload.arrivals, engine)
     return outcome
 

@@ -43,6 +43,8 @@ class FewBlocks:
 
     runner: ModelRunner
     num_blocks: int
+    num_host_blocks: int = 0
+    seconds_per_block: float = 0.0
 
     @property
     def architecture(self):

@@ -47,7 +47,8 @@ class TokenHistory:
     def update(self, tokens: Row[int]) -> None:
         """Takes in what came to `tokens` (the prompt, then what was generated) since the last time."""
         for index in range(self._seen, len(tokens)):
-            self._counts[self._place_of(tokens[index])] += index >= self._num_prompt_tokens
+            place = self._place_of(tokens[index])
+            self._counts[place] += index >= self._num_prompt_tokens
         self._seen = max(self._seen, len(tokens))
 
     def _place_of(self, token: int) -> int:

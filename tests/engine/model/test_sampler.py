@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fastgen.core.request import SamplingParams
-from fastgen.model.randomness import uniform
 from fastgen.model.sampler import Draw
 from fastgen.model.sampler import sample as sample_rows
 
@@ -91,13 +90,3 @@ def test_a_row_gets_the_same_token_whatever_stands_beside_it() -> None:
     together = sample(logits, rows)
     assert together == [sample(logits[row : row + 1], [rows[row]])[0] for row in range(40)]
     assert together[::-1] == sample(logits.flip(0), rows[::-1])
-
-
-def test_random_numbers_are_even_and_depend_on_both_keys() -> None:
-    numbers = torch.tensor([[uniform(seed, position) for position in range(100)] for seed in range(100)])
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    assert (numbers.flatten().histc(10, 0, 1) / 10_000 - 0.1).abs().max() < 0.015
-    assert len(numbers.flatten().unique()) > 9_900
-    assert abs(torch.corrcoef(torch.stack([numbers[:, 0], numbers[:, 1]]))[0, 1]) < 0.3
-    assert uniform(2**63 - 1, 2**20) == uniform(2**63 - 1, 2**20)

@@ -1,0 +1,111 @@
+"""The limits against transformers' warpers: the distribution itself, not samples of it.
+
+A draw is a function of one uniform number, so that an even grid of these shows every probability to 1 / (its size).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from fastgen.core.request import SamplingParams
+from fastgen.model import limits
+
+GRID = 4096
+
+
+def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """[V] of one row's draw, to 1 / GRID; drawn by whichever way the sampler would take."""
+    draw = limits.draw_limited if limits.is_limited(sampling) else limits.draw_whole
+    uniforms = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+    rows = 256
+    tokens = [draw(logits.expand(rows, -1), [sampling] * rows, part) for part in uniforms.split(rows)]
+    return torch.bincount(torch.cat(tokens), minlength=len(logits)) / GRID
+
+
+def expected(logits: torch.Tensor, s: SamplingParams) -> torch.Tensor:
+    """[V] by transformers, in the order of its own generate()."""
+    warpers: list[Any] = [TemperatureLogitsWarper(s.temperature)]
+    if s.top_k:
+        warpers.append(TopKLogitsWarper(min(s.top_k, len(logits))))
+    if s.top_p < 1:
+        warpers.append(TopPLogitsWarper(s.top_p))
+    if s.min_p > 0:
+        warpers.append(MinPLogitsWarper(s.min_p))
+    if s.typical_p < 1:
+        warpers.append(TypicalLogitsWarper(s.typical_p))
+    scores = logits[None].double()
+    for warper in warpers:
+        scores = warper(torch.zeros(1, 1, dtype=torch.int64), scores)
+    return scores.softmax(-1)[0]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 1.7},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_k": 300},
+    {"top_p": 0.3},
+    {"top_p": 0.95},
+    {"top_p": 0.999},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"typical_p": 0.2},
+    {"typical_p": 0.9},
+    {"top_k": 50, "top_p": 0.9},
+    {"top_k": 400, "top_p": 0.99, "min_p": 0.001, "temperature": 1.3},
+    {"top_p": 0.9, "typical_p": 0.5},
+    {"top_k": 30, "top_p": 0.95, "min_p": 0.01, "typical_p": 0.8, "temperature": 0.7},
+    {"temperature": 2.0, "min_p": 0.1, "typical_p": 0.95},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("size", [40, 1000])
+def test_each_limit_leaves_what_transformers_leaves(settings: dict[str, Any], size: int) -> None:
+    sampling = SamplingParams(**settings)
+    logits = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 3
+    # A share of the grid that falls on a token is its probability, but for the grid's points at its two ends.
+    assert (probabilities(logits, sampling) - expected(logits, sampling)).abs().max() <= 2 / GRID
+
+
+def test_limits_wider_than_every_shortcut_are_exact_too() -> None:
+    logits = torch.randn(6000, generator=torch.Generator().manual_seed(0)) * 0.02
+    for settings in ({"top_p": 0.9}, {"min_p": 0.97}, {"top_k": 5000, "top_p": 0.99}):
+        sampling = SamplingParams(**settings)
+        wanted = expected(logits, sampling)
+        uniforms = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        tokens = limits.draw_limited(logits.expand(64, -1), [sampling] * 64, uniforms)
+        assert (wanted[tokens] > 0).all()
+        ranks = logits.argsort(descending=True).argsort()[tokens]
+        assert (ranks - uniforms * (wanted > 0).sum()).abs().max() < 400, "flat logits: the rank follows the number"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_logits_of_any_floating_type_are_drawn_from(dtype: torch.dtype) -> None:
+    logits = (torch.randn(500, generator=torch.Generator().manual_seed(2)) * 3).to(dtype)
+    for settings in ({}, {"top_p": 0.9}, {"typical_p": 0.5}):
+        sampling = SamplingParams(**settings)
+        assert (probabilities(logits, sampling) - expected(logits, sampling)).abs().max() <= 3 / GRID
+
+
+def test_a_number_at_either_end_draws_a_token_that_may_come() -> None:
+    logits = torch.full((1, 700), -torch.inf)
+    logits[0, [300, 650]] = torch.tensor([0.0, -30.0])
+    for uniform in (0.0, 1 - 2**-53):
+        number = torch.tensor([uniform], dtype=torch.float64)
+        for settings in ({}, {"top_k": 5}, {"top_p": 0.99999}, {"typical_p": 0.9}, {"min_p": 1e-20}):
+            sampling = SamplingParams(**settings)
+            draw = limits.draw_limited if limits.is_limited(sampling) else limits.draw_whole
+            assert draw(logits, [sampling], number).item() in (300, 650)

@@ -1,0 +1,204 @@
+"""Grammars over the demo model's vocabulary, followed by choosing at random among what they allow."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from fastgen.core.request import FinishReason, Grammar, RequestError
+from fastgen.text.grammar import GrammarConstraint, GrammarFactory, check_grammar
+from fastgen.text.tokenizer import Tokenizer
+
+# A few columns more than there are tokens, as embeddings padded to a round number have.
+VOCABULARY = 49152 + 50
+ENDS = (0, 2)
+
+
+@pytest.fixture(scope="module")
+def factory(smollm2: Tokenizer) -> GrammarFactory:
+    return GrammarFactory(lambda: smollm2, VOCABULARY, ENDS)
+
+
+def allowed(constraint: GrammarConstraint) -> list[int]:
+    mask = np.zeros(-(-VOCABULARY // 32), np.uint32)
+    constraint.fill_mask(mask.data)
+    tokens: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return tokens
+
+
+def follow(constraint: GrammarConstraint, source: random.Random, *, most: int = 400) -> list[int]:
+    """Tokens of a match, its end token left out; what may end, ends with a chance of one half."""
+    tokens: list[int] = []
+    while len(tokens) < most:
+        choices = allowed(constraint)
+        assert choices
+        ends = [token for token in choices if token in ENDS]
+        assert ends in ([], list(ENDS)), "every end token of the model may end a match"
+        token = source.choice(ends) if ends and source.random() < 0.5 else source.choice(choices)
+        constraint.accept(token)
+        if constraint.end is not None:
+            assert constraint.end is FinishReason.STOP
+            return tokens
+        tokens.append(token)
+    raise AssertionError("no end in sight")
+
+
+SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    {"type": "array", "items": {"enum": ["red", "green", "grün", "緑"]}, "minItems": 2, "maxItems": 5},
+    {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {
+                    "value": {"type": "boolean"},
+                    "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+                },
+                "required": ["value", "next"],
+                "additionalProperties": False,
+            }
+        },
+        "$ref": "#/$defs/node",
+    },
+    {
+        "type": "object",
+        "properties": {
+            "when": {"type": "string", "format": "date"},
+            "id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+            "score": {"type": "number", "minimum": 0, "maximum": 1},
+        },
+        "required": ["when", "id", "score"],
+        "additionalProperties": False,
+    },
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.get("type", "recursive"))
+def test_whatever_is_chosen_within_a_schema_validates(
+    schema: dict[str, Any], factory: GrammarFactory, smollm2: Tokenizer
+) -> None:
+    grammar = Grammar(kind="json_schema", text=json.dumps(schema))
+    check_grammar(grammar, smollm2)
+    for seed in range(5):
+        text = smollm2.decode(follow(factory(grammar), random.Random(seed)))
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+
+
+def test_a_json_object_is_an_object_of_any_kind(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+    constraint = factory(Grammar(kind="json_object"))
+    for token in smollm2.encode('{"a": [1, {"b": null}], "ü": "\\n"}', add_special_tokens=False):
+        assert token in allowed(constraint)
+        constraint.accept(token)
+    assert allowed(constraint) == list(ENDS)
+    assert smollm2.encode("[", add_special_tokens=False)[0] not in allowed(factory(Grammar(kind="json_object")))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(yes|no|maybe)", r"[a-z]{3,8}@[a-z]{2,5}\.(com|org)", "[α-ω]{2,6}", "(🙂|🚀){1,3}"]
+)
+def test_whatever_is_chosen_within_a_regular_expression_matches_it(
+    pattern: str, factory: GrammarFactory, smollm2: Tokenizer
+) -> None:
+    for seed in range(5):
+        text = smollm2.decode(follow(factory(Grammar(kind="regex", text=pattern)), random.Random(seed)))
+        assert re.fullmatch(pattern, text)
+
+
+def test_a_grammar_in_larks_syntax_is_followed(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+    grammar = Grammar(kind="lark", text='start: sum\nsum: NUMBER ("+" NUMBER){1,3}\nNUMBER: /[1-9][0-9]{0,2}/')
+    check_grammar(grammar, smollm2)
+    text = smollm2.decode(follow(factory(grammar), random.Random(1)))
+    assert re.fullmatch(r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}", text)
+
+
+def test_special_tokens_are_no_text_in_a_match(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+    tokens = set(allowed(factory(Grammar(kind="regex", text="[^x]{1,200}"))))
+    assert tokens
+    assert tokens.isdisjoint(smollm2.special_token_ids)
+    assert max(tokens) < smollm2.vocab_size, "a column without a token never comes"
+
+
+def test_a_text_that_must_come_is_spelled_in_the_models_own_tokens(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+    text = "the identification"
+    constraint = factory(Grammar(kind="regex", text=text))
+    tokens = smollm2.encode(text, add_special_tokens=False)
+    for token in tokens:
+        assert allowed(constraint) == [token]
+        constraint.accept(token)
+    assert allowed(constraint) == list(ENDS)
+
+
+def test_a_text_spelled_like_a_special_token_may_come_as_text(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+    tokens = follow(factory(Grammar(kind="regex", text=r"<\|im_end\|>ok")), random.Random(0))
+    assert smollm2.special_token_ids.isdisjoint(tokens)
+    assert smollm2.decode(tokens) == "<|im_end|>ok"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("json_schema", "{", "JSON schema"),
+        ("json_schema", "3", "JSON schema"),
+        ("json_schema", '{"type": "strin"}', "strin"),
+        ("json_schema", '{"enum": []}', "empty"),
+        ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "greater than maximum"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"$ref": "http://example.org/schema.json"}', "example.org"),
+        ("json_schema", '{"a":' * 3000, "recursion limit"),
+        ("json_schema", '{"type": "object"}}, {"json_schema": {}', "trailing characters"),
+        ("regex", "((", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", "a\ud800", "surrogate"),
+        ("lark", "start: x", 'unknown name: "x"'),
+        ("lark", "start: start", "nothing can match"),
+        ("lark", "", "Empty grammar"),
+        ("lark", 'start: <|no_such_token|> "a"', "no_such_token"),
+    ],
+)
+def test_a_grammar_that_cannot_be_followed_is_refused_in_one_line(
+    kind: Any, text: str, message: str, factory: GrammarFactory, smollm2: Tokenizer
+) -> None:
+    grammar = Grammar(kind=kind, text=text)
+    for judge in (lambda: check_grammar(grammar, smollm2), lambda: factory(grammar)):
+        with pytest.raises(RequestError, match=re.escape(message)) as caught:
+            judge()
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+        assert caught.value.param in ("response_format", "guided_regex", "guided_grammar")
+
+
+def test_a_model_without_an_end_has_no_grammars(smollm2: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="end-of-sequence"):
+        GrammarFactory(lambda: smollm2, VOCABULARY, ())(Grammar(kind="json_object"))
+
+
+def test_a_grammar_seen_before_starts_anew(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+    grammar = Grammar(kind="regex", text="(left|right)")
+    first = factory(grammar)
+    start = allowed(first)
+    first.accept(smollm2.encode("left", add_special_tokens=False)[0])
+    assert allowed(first) != start
+    assert allowed(factory(grammar)) == start
+
+
+def test_a_match_that_cannot_be_followed_further_ends_as_aborted(
+    factory: GrammarFactory, smollm2: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    constraint = factory(Grammar(kind="regex", text="abc"))
+    constraint.accept(smollm2.encode("z", add_special_tokens=False)[0])
+    assert constraint.end is FinishReason.ABORT
+    assert allowed(constraint) == list(ENDS), "something has to come"
+    constraint.accept(ENDS[0])
+    assert constraint.end is FinishReason.ABORT
+    assert "could not be followed" in caplog.text

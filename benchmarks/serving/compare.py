@@ -1,0 +1,105 @@
+"""Contenders side by side on this machine: `python benchmarks/serving/compare.py CONTENDERS.toml [--rounds 5]`.
+
+Machines differ, and the same one differs from hour to hour, so contenders take turns, and what counts is the ratio to
+the first one within each round: its median and range over the rounds. A contender is a command whose last line of
+output is `workload.report`'s; a server is started first and lives as long as its client runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+FIGURES = ("tokens_per_second", "first_p50", "first_p95", "gap_p50", "gap_p99", "gap_max")
+PATIENCE_SECONDS = 600
+
+
+@contextlib.contextmanager
+def server(contender: dict[str, Any]) -> Iterator[None]:
+    """The contender's server, from ready to gone; nothing where it has none."""
+    if "server" not in contender:
+        yield
+        return
+    environment = {**os.environ, **contender.get("environment", {})}
+    with Path(contender.get("log", os.devnull)).open("w") as log:
+        process = subprocess.Popen(
+            shlex.split(contender["server"]), env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            wait_ready(contender["ready"], process)
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Returns when `url` answers 200."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            sys.exit(f"the server ended with code {process.returncode}")
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.2)
+    sys.exit(f"{url} did not answer within {PATIENCE_SECONDS} s")
+
+
+def measure(contender: dict[str, Any], flags: list[str], seed: int) -> dict[str, Any]:
+    """One run of one contender."""
+    command = [*shlex.split(contender["run"]), *flags, "--seed", str(seed)]
+    environment = {**os.environ, **contender.get("environment", {})}
+    with server(contender):
+        done = subprocess.run(command, cwd=HERE, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def table(rounds: list[list[dict[str, Any]]], names: list[str]) -> str:
+    """Medians, and ratios to the first contender, as Markdown."""
+    lines = ["| | " + " | ".join(FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
+    for place, name in enumerate(names):
+        medians = [statistics.median(r[place][figure] for r in rounds) for figure in FIGURES]
+        lines.append(f"| {name} | " + " | ".join(f"{value:g}" for value in medians) + " |")
+    for place, name in enumerate(names[1:], 1):
+        cells = []
+        for figure in FIGURES:
+            ratios = sorted(r[place][figure] / r[0][figure] for r in rounds)
+            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        lines.append(f"| {name} : {names[0]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Runs the contenders in turn and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("contenders", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    options, flags = parser.parse_known_args()
+    contenders = tomllib.loads(options.contenders.read_text())
+    rounds = []
+    for number in range(options.rounds):
+        results = [measure(contender, flags, number) for contender in contenders.values()]
+        for name, result in zip(contenders, results, strict=True):
+            print(f"round {number + 1}: {name}: {json.dumps(result)}", file=sys.stderr, flush=True)
+        rounds.append(results)
+    print(table(rounds, list(contenders)))
+
+
+if __name__ == "__main__":
+    main()

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=1000)
     options = parser.parse_args()
-    config = EngineConfig(model=options.model)
+    config = EngineConfig(model=options.model, token_budget=256)
     runner = load_runner(ModelSource.open(config.model), config, lambda _stage, _fraction: None)
     engines = {
         caching: Engine(runner, EngineConfig(model=config.model, token_budget=256, prefix_caching=caching))

@@ -9,30 +9,45 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors
 import torch
 
 from fastgen.model.architecture import HEAD, ModelArchitecture
+from fastgen.model.blocks import Int8Blocks
 from fastgen.model.errors import ModelError
 from fastgen.model.layout import pieces, stored_shapes
 
 
+class Stored(Protocol):
+    """A tensor where it lies; it is read when its values are asked for."""
+
+    def float32(self) -> torch.Tensor:
+        """The values."""
+
+    def int8(self) -> Int8Blocks:
+        """A matrix as int8 blocks."""
+
+
 class Checkpoint:
-    """Tensors by the names of `ModelArchitecture.tensor_shapes`, as float32.
+    """Tensors by the names of `ModelArchitecture.tensor_shapes`.
 
     Attributes:
         rope_factors: [head_dim / 2], what rotary frequencies are divided by, or None (GGUF's way of llama3 scaling).
     """
 
-    def __init__(self, read: Callable[[str], torch.Tensor], rope_factors: torch.Tensor | None = None) -> None:
-        self._read = read
+    def __init__(self, find: Callable[[str], Stored], rope_factors: torch.Tensor | None = None) -> None:
+        self._find = find
         self.rope_factors = rope_factors
+
+    def stored(self, name: str) -> Stored:
+        """One tensor, not read yet."""
+        return self._find(name)
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, float32."""
-        return self._read(name)
+        return self._find(name).float32()
 
 
 def check(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
@@ -76,7 +91,22 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
             )
         return values.to(torch.float32)
 
-    return Checkpoint(read)
+    return Checkpoint(lambda name: FloatTensor(lambda: read(name)))
+
+
+class FloatTensor:
+    """A tensor stored as numbers of some floating-point format."""
+
+    def __init__(self, read: Callable[[], torch.Tensor]) -> None:
+        self._read = read
+
+    def float32(self) -> torch.Tensor:
+        """The values."""
+        return self._read()
+
+    def int8(self) -> Int8Blocks:
+        """The nearest int8 blocks."""
+        return Int8Blocks.quantise(self._read().numpy())
 
 
 def _is_derived(name: str) -> bool:

@@ -26,6 +26,29 @@ class Fields:
             raise ModelError(f"{self._prefix}{name} is {value!r}: a whole number above 0 was expected")
         return value
 
+    def count(self, name: str) -> int:
+        """A whole number from 0; 0 where it is missing.
+
+        Raises:
+            ModelError: when it is something else.
+        """
+        return self.integer(name) if self._values.get(self._prefix + name) else 0
+
+    def text(self, name: str, default: str) -> str:
+        """A text.
+
+        Raises:
+            ModelError: when it is something else.
+        """
+        value = self._values.get(self._prefix + name, default)
+        if not isinstance(value, str):
+            raise ModelError(f"{self.name_of(name)} is {value!r}: a text was expected")
+        return value
+
+    def name_of(self, name: str) -> str:
+        """The field's name in full."""
+        return self._prefix + name
+
     def number(self, name: str, default: float | None = None) -> float:
         """A number above 0.
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from typing import TypeVar
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from fastgen.model.architecture import EMBEDDING, FINAL_NORM, HEAD, ModelArchitecture
+from fastgen.model.architecture import ModelArchitecture
+from fastgen.model.blocks import Int8Blocks
 from fastgen.model.checkpoint import Checkpoint, check
+from fastgen.model.dequantise import dequantise
 from fastgen.model.gguf import GGUFFile
+from fastgen.model.gguf_layout import Place, places, stored_shapes
+from fastgen.model.gguf_rope import LONG_FACTORS, SHORT_FACTORS
 
 ROPE_FACTORS = "rope_freqs.weight"
 
-_NAMES = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def open_gguf(file: GGUFFile, architecture: ModelArchitecture) -> Checkpoint:
@@ -31,34 +28,44 @@ def open_gguf(file: GGUFFile, architecture: ModelArchitecture) -> Checkpoint:
     Raises:
         ModelError: naming the tensor that is missing, unknown or of another shape.
     """
-    shapes = architecture.tensor_shapes()
-    names = {name: gguf_name(name) for name in shapes}
-    found = {name: file.shape(name) for name in file.tensor_names()}
-    factors = None
-    if found.pop(ROPE_FACTORS, None):
-        factors = torch.from_numpy(np.array(file.tensor(ROPE_FACTORS)))
-    check(file.path, {names[name]: shape for name, shape in shapes.items()}, found)
-
-    def read(name: str) -> torch.Tensor:
-        values = file.tensor(names[name])
-        if name.endswith("q_proj.weight"):
-            values = _halves_from_pairs(values, architecture.num_heads)
-        elif name.endswith("k_proj.weight"):
-            values = _halves_from_pairs(values, architecture.num_kv_heads)
-        return torch.from_numpy(values if values.flags.writeable else values.copy())
-
-    return Checkpoint(read, factors)
+    shapes, names = architecture.tensor_shapes(), frozenset(file.tensor_names())
+    found = {name: file.shape(name) for name in names - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}}
+    where = places(architecture, names)
+    experts = max((layer.experts.count for layer in architecture.layers if layer.experts), default=0)
+    check(file.path, stored_shapes(shapes, where, experts), found)
+    factors = torch.from_numpy(np.array(file.tensor(ROPE_FACTORS))) if ROPE_FACTORS in names else None
+    return Checkpoint(lambda name: GGUFTensor(file, where[name], shapes[name]), factors)
 
 
-def gguf_name(name: str) -> str:
-    """The name that a GGUF file gives to a tensor."""
-    if name in _NAMES:
-        return _NAMES[name]
-    layer, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-    return f"blk.{layer}.{_LAYER_NAMES[part]}.weight"
+class GGUFTensor:
+    """One of the engine's tensors in a GGUF file; see `checkpoint.Stored`."""
+
+    def __init__(self, file: GGUFFile, place: Place, shape: tuple[int, ...]) -> None:
+        self._kind, raw = file.raw(place.name)
+        self._shape = shape
+        self._heads = place.paired_heads
+        columns = file.shape(place.name)[-1]
+        first = place.first_row * columns if len(shape) > 1 else place.first_row
+        unit = self._kind.block_bytes
+        start, count = first // self._kind.block * unit, math.prod(shape) // self._kind.block * unit
+        self._raw = raw[start : start + count]
+        self._values: torch.Tensor | None = None
+
+    def float32(self) -> torch.Tensor:
+        """The values, exactly; kept, as a tied embedding is asked for twice."""
+        if self._values is None:
+            values = _in_halves(dequantise(self._raw, self._kind).reshape(self._shape), self._heads)
+            self._values = torch.from_numpy(values if values.flags.writeable else values.copy())
+        return self._values
+
+    def int8(self) -> Int8Blocks:
+        """A matrix as int8 blocks: exactly where the file stores such blocks."""
+        blocks = Int8Blocks.of_tensor(self._raw, self._kind, self._shape[-1])
+        return Int8Blocks(_in_halves(blocks.values, self._heads), _in_halves(blocks.scales, self._heads))
 
 
-def _halves_from_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Undoes the order of rows that llama.cpp stores queries and keys in: it rotates neighbours, we rotate halves."""
-    rows, columns = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+def _in_halves(values: npt.NDArray[Scalar], heads: int) -> npt.NDArray[Scalar]:
+    """Undoes llama.cpp's order of rows (`Place.paired_heads`)."""
+    if not heads:
+        return values
+    return values.reshape(heads, len(values) // heads // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)

@@ -40,7 +40,7 @@ def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapp
     rotary = rotaries(config, head_dim, family.theta)
     length = longest(fields.integer("max_position_embeddings", 2048), rotary)
     features = {"attention_scale": head_dim**-0.5, **family.describe(config, fields)}
-    features["layers"] = tuple(_without_idle_window(layer, length) for layer in features["layers"])
+    features["layers"] = tuple(without_idle_window(layer, length) for layer in features["layers"])
     return ModelArchitecture(
         name=config["model_type"],
         vocab_size=fields.integer("vocab_size"),
@@ -83,7 +83,7 @@ def _family(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def _without_idle_window(layer: LayerKind, length: int) -> LayerKind:
+def without_idle_window(layer: LayerKind, length: int) -> LayerKind:
     """A window that no sequence outgrows is none."""
     return layer if layer.window is None or layer.window < length else replace(layer, window=None)
 

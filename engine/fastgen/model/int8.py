@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from fastgen.kernels.int8_layout import BLOCK, LANES, in_groups
 from fastgen.model.blocks import Int8Blocks
+from fastgen.model.checkpoint import Stored
+from fastgen.model.linear import Linear, PackedPlacement
+
+
+class Int8Placement:
+    """Matrices kept as int8; what is looked up or decides much stays float32."""
+
+    def __init__(self) -> None:
+        self._packed = PackedPlacement()
+
+    def linear(self, parts: Sequence[Stored]) -> Linear:
+        """The product with int8 blocks."""
+        return Int8Linear(Int8Blocks.stacked([part.int8() for part in parts]))
+
+    def exact(self, part: Stored) -> Linear:
+        """The packed product in float32."""
+        return self._packed.exact(part)
+
+    def table(self, part: Stored) -> torch.Tensor:
+        """As it is."""
+        return part.float32()
+
+    def vector(self, weight: torch.Tensor) -> torch.Tensor:
+        """As it is."""
+        return weight
 
 
 class Int8Linear:

@@ -8,12 +8,14 @@ before it is trusted. Where both fail, or torch was built without them, the plai
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+
+from fastgen.model.checkpoint import Stored
 
 log = logging.getLogger("fastgen.model")
 
@@ -36,10 +38,13 @@ class Linear(Protocol):
 class Placement(Protocol):
     """Brings weights to where, and into the form in which, a forward pass uses them."""
 
-    def linear(self, weight: torch.Tensor) -> Linear:
-        """The product with `weight` [out, in] float32, which need not be kept."""
+    def linear(self, parts: Sequence[Stored]) -> Linear:
+        """The product with the matrices of `parts`, [out, in] each, one below the other."""
 
-    def table(self, weight: torch.Tensor) -> torch.Tensor:
+    def exact(self, part: Stored) -> Linear:
+        """The product with a small matrix that decides much, such as a router: no more rounded than it is stored."""
+
+    def table(self, part: Stored) -> torch.Tensor:
         """A matrix whose rows are looked up."""
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
@@ -121,19 +126,29 @@ class PackedPlacement:
     def __init__(self) -> None:
         self._kinds: dict[torch.Size, LinearKind] = {}
 
-    def linear(self, weight: torch.Tensor) -> Linear:
+    def linear(self, parts: Sequence[Stored]) -> Linear:
         """The packed product."""
+        weight = stacked(parts)
         if weight.shape not in self._kinds:
             self._kinds[weight.shape] = choose_linear([weight])
         return self._kinds[weight.shape](weight)
 
-    def table(self, weight: torch.Tensor) -> torch.Tensor:
+    def exact(self, part: Stored) -> Linear:
+        """The packed product."""
+        return self.linear([part])
+
+    def table(self, part: Stored) -> torch.Tensor:
         """As it is."""
-        return weight
+        return part.float32()
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """As it is."""
         return weight
+
+
+def stacked(parts: Sequence[Stored]) -> torch.Tensor:
+    """Matrices one below the other, float32."""
+    return parts[0].float32() if len(parts) == 1 else torch.cat([part.float32() for part in parts])
 
 
 def choose_linear(samples: Iterable[torch.Tensor], preferred: Iterable[LinearKind] | None = None) -> LinearKind:

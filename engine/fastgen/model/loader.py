@@ -48,6 +48,7 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
 
     model = load_on_cpu(
         source,
+        quantization=config.quantization,
         max_model_length=config.max_model_length,
         progress=lambda fraction: progress("loading weights", fraction),
     )

@@ -12,7 +12,8 @@ from fastgen.model.checkpoint import Checkpoint, open_safetensors
 from fastgen.model.cpu_operations import CPUBackend
 from fastgen.model.decoder import Decoder
 from fastgen.model.gguf_checkpoint import open_gguf
-from fastgen.model.linear import PackedPlacement
+from fastgen.model.int8 import Int8Placement
+from fastgen.model.linear import PackedPlacement, Placement
 from fastgen.model.rope import Rope
 from fastgen.model.source import ModelSource
 from fastgen.model.torch_operations import TorchBackend, TorchPlacement
@@ -21,20 +22,28 @@ from fastgen.model.weights import DecoderWeights
 log = logging.getLogger("fastgen.model")
 
 
-def load_on_cpu(source: ModelSource, *, max_model_length: int | None, progress: Callable[[float], None]) -> Decoder:
+def load_on_cpu(
+    source: ModelSource,
+    *,
+    max_model_length: int | None,
+    progress: Callable[[float], None],
+    quantization: str = "none",
+) -> Decoder:
     """The model at `source` in float32 on the CPUs, by the project's kernels.
 
     Args:
         source: what to load.
         max_model_length: the longest request asked for; None for as many tokens as are exact.
         progress: hears the share done, 0 to 1.
+        quantization: how matrices are kept in memory, as in `EngineConfig`.
 
     Raises:
         ModelError: when a tensor cannot be used.
     """
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
-    weights = DecoderWeights.load(architecture, checkpoint, PackedPlacement(), progress)
+    placement: Placement = Int8Placement() if quantization == "int8" else PackedPlacement()
+    weights = DecoderWeights.load(architecture, checkpoint, placement, progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     return Decoder(weights, CPUBackend(architecture, ropes), device=torch.device("cpu"), dtype=torch.float32)
 

@@ -53,7 +53,7 @@ class ModelSource:
     def _open_gguf(cls, path: Path) -> ModelSource:
         file = GGUFFile(path)
         try:
-            architecture = architecture_from_gguf(file.metadata, tied="output.weight" not in file.tensor_names())
+            architecture = architecture_from_gguf(file)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         tokenizer = TokenizerSource(

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 
 from fastgen.model.architecture import ModelArchitecture
 from fastgen.model.batch import Batch
+from fastgen.model.checkpoint import Stored
 from fastgen.model.kv_cache import KVCache
-from fastgen.model.linear import Linear, PlainLinear
+from fastgen.model.linear import Linear, PlainLinear, stacked
 from fastgen.model.rope import Rope
 from fastgen.model.torch_attention import TorchPagedAttention
 
@@ -26,13 +27,17 @@ class TorchPlacement:
     device: torch.device
     dtype: torch.dtype
 
-    def linear(self, weight: torch.Tensor) -> Linear:
+    def linear(self, parts: Sequence[Stored]) -> Linear:
         """torch's own product."""
-        return PlainLinear(self.table(weight))
+        return PlainLinear(stacked(parts).to(self.device, self.dtype))
 
-    def table(self, weight: torch.Tensor) -> torch.Tensor:
+    def exact(self, part: Stored) -> Linear:
+        """torch's own product."""
+        return self.linear([part])
+
+    def table(self, part: Stored) -> torch.Tensor:
         """The matrix over there."""
-        return weight.to(self.device, self.dtype)
+        return part.float32().to(self.device, self.dtype)
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """The weights over there, float32."""

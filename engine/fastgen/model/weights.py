@@ -84,13 +84,13 @@ class DecoderWeights:
         """
         progress(0.0)
         reader = _Reader(architecture, source, placement)
-        embedding = source.tensor(EMBEDDING)
         layers = []
         for index, kind in enumerate(architecture.layers):
             layers.append(reader.layer(index, kind))
             progress((index + 1) / (architecture.num_layers + 1))
         final_norm = placement.vector(source.tensor(FINAL_NORM) + architecture.norm_offset)
-        head = placement.linear(embedding if architecture.tie_word_embeddings else source.tensor(HEAD))
+        embedding = source.stored(EMBEDDING)
+        head = placement.linear([embedding if architecture.tie_word_embeddings else source.stored(HEAD)])
         weights = cls(architecture, placement.table(embedding), tuple(layers), final_norm, head)
         progress(1.0)
         return weights
@@ -122,11 +122,11 @@ class _Reader:
     def _mixture(self, index: int, experts: Experts) -> Mixture:
         shared = None
         if experts.shared_intermediate_size:
-            gate = self._linear(index, "mlp.shared_expert_gate", with_bias=False)
+            gate = self._exact(index, "mlp.shared_expert_gate")
             shared = SharedExpert(self._mlp(index, "mlp.shared_expert"), gate)
         return Mixture(
             shape=experts,
-            router=self._linear(index, "mlp.gate", with_bias=False),
+            router=self._exact(index, "mlp.gate"),
             experts=tuple(self._mlp(index, f"mlp.experts.{number}") for number in range(experts.count)),
             shared=shared,
         )
@@ -141,12 +141,14 @@ class _Reader:
     def _linear(self, index: int, *parts: str, with_bias: bool) -> Linear:
         """The product with the weights of `parts`, one below the other."""
         names = [layer_tensor(index, part) for part in parts]
-        tensors = [self._source.tensor(name) for name in names]
-        product = self._placement.linear(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
+        product = self._placement.linear([self._source.stored(name) for name in names])
         if not with_bias:
             return product
         bias = torch.cat([self._source.tensor(name.removesuffix("weight") + "bias") for name in names])
         return BiasedLinear(product, self._placement.vector(bias))
+
+    def _exact(self, index: int, part: str) -> Linear:
+        return self._placement.exact(self._source.stored(layer_tensor(index, part)))
 
     def _norm(self, index: int, part: str) -> torch.Tensor:
         # The offset is part of the weight from here on: a product of float32 either way.

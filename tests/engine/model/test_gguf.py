@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from engine.model.driving import demo_model
 from fastgen.model.errors import ModelError
 from fastgen.model.gguf import GGUFFile
 from fastgen.model.gguf_architecture import architecture_from_gguf
-from fastgen.model.gguf_checkpoint import gguf_name
+from fastgen.model.gguf_layout import places
 from fastgen.model.native import open_checkpoint
 from fastgen.model.rope import Rope
 from fastgen.model.source import ModelSource
@@ -106,32 +107,74 @@ METADATA = {
 }
 
 
+@dataclass
+class Described:
+    """A GGUF file of nothing but metadata."""
+
+    metadata: dict[str, Any]
+
+    def tensor_names(self) -> list[str]:
+        return []
+
+    def tensor(self, name: str) -> np.ndarray:
+        raise KeyError(name)
+
+
 def test_metadata_defaults_and_both_end_tokens() -> None:
-    a = architecture_from_gguf(METADATA)
+    a = architecture_from_gguf(Described(METADATA))
     assert (a.num_kv_heads, a.head_dim, a.rotaries[0].theta) == (2, 32, 10000.0)
     assert a.eos_token_ids == {3, 4}
+
+
+def test_tokens_that_end_a_turn_by_their_text_end_a_generation() -> None:
+    tokens = {
+        "tokenizer.ggml.tokens": ["<unk>", "<|end|>", "<|im_end|>", "</s>", "<|eot_id|>"],
+        "tokenizer.ggml.token_type": [2, 4, 1, 3, 3],
+    }
+    assert architecture_from_gguf(Described(METADATA | tokens)).eos_token_ids == {1, 3, 4}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"general.architecture": "gemma"}, "general.architecture is 'gemma'"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn'"),
-        ({"llama.expert_count": 8}, "expert_count"),
-        ({"llama.attention.sliding_window": 64}, "sliding_window is 64"),
+        ({"general.architecture": "mamba"}, "general.architecture is 'mamba': this engine serves llama, qwen2, "),
+        ({"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 2.0}, "rope.scaling.type is 'su'"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "9 experts for each token"),
         ({"llama.rope.dimension_count": 16}, "rope.dimension_count is 16"),
+        ({"llama.attention.value_length": 16}, "attention.value_length is 16"),
         ({"llama.block_count": None}, "block_count is missing"),
+        ({"split.count": 3}, "split.count is 3: merge"),
     ],
 )
 def test_metadata_that_would_be_served_wrong_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        architecture_from_gguf(METADATA | changes)
+        architecture_from_gguf(Described(METADATA | changes))
+
+
+def test_a_window_of_a_family_whose_files_have_none_is_refused() -> None:
+    metadata = {key.replace("llama.", "qwen2."): value for key, value in METADATA.items()}
+    windowed = metadata | {"general.architecture": "qwen2", "qwen2.attention.sliding_window": 64}
+    with pytest.raises(ModelError, match=r"qwen2\.attention\.sliding_window is 64"):
+        architecture_from_gguf(Described(windowed))
+
+
+def test_gemma_knows_which_of_its_layers_see_all_and_how_its_largest_model_scales_scores() -> None:
+    metadata = {key.replace("llama.", "gemma3."): value for key, value in METADATA.items()}
+    metadata |= {"general.architecture": "gemma3", "gemma3.attention.sliding_window": 16}
+    metadata |= {"gemma3.attention.key_length": 16, "gemma3.attention.value_length": 16}
+    a = architecture_from_gguf(Described(metadata | {"gemma3.block_count": 8}))
+    assert [layer.window for layer in a.layers] == [16, 16, 16, 16, 16, None, 16, 16]
+    assert [layer.rotary for layer in a.layers] == [1, 1, 1, 1, 1, 0, 1, 1]
+    assert a.attention_scale == 16**-0.5
+    largest = architecture_from_gguf(Described(metadata | {"gemma3.block_count": 62}))
+    assert largest.attention_scale == 32**-0.5  # hidden size by heads
 
 
 def tiny(tmp_path: Path, **extra: np.ndarray) -> ModelSource:
-    a = architecture_from_gguf(METADATA)
+    a = architecture_from_gguf(Described(METADATA))
     rng = np.random.default_rng(0)
-    shapes = {gguf_name(name): shape for name, shape in a.tensor_shapes().items()}
+    names = {name: place.name for name, place in places(a, ()).items()}
+    shapes = {names[name]: shape for name, shape in a.tensor_shapes().items()}
     tensors = {name: (rng.standard_normal(shape, dtype=np.float32), "F32") for name, shape in shapes.items()}
     tensors |= {name: (values, "F32") for name, values in extra.items()}
     metadata = {key: value for key, value in METADATA.items() if key != "general.architecture"}
@@ -150,9 +193,10 @@ def test_stretched_rotary_frequencies_come_from_their_tensor(tmp_path: Path) -> 
     assert torch.equal(stretched[0, 0], plain[0, 0])
 
 
-def test_a_bias_in_the_file_is_refused_by_name(tmp_path: Path) -> None:
-    source = tiny(tmp_path, **{"blk.0.attn_q.bias": np.zeros(64, np.float32)})
-    with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.bias"):
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.0.ssm_a"])
+def test_a_tensor_without_its_fellows_or_without_use_is_named(tmp_path: Path, name: str) -> None:
+    source = tiny(tmp_path, **{name: np.zeros(64, np.float32)})
+    with pytest.raises(ModelError, match=r"blk\.0\.(attn_k\.bias is missing|ssm_a is not part of)"):
         open_checkpoint(source)
 
 

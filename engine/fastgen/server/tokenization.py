@@ -42,7 +42,7 @@ class Tokens(msgspec.Struct, frozen=True):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str | None] | UnsetType = UNSET
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,9 +19,6 @@ from fastgen.config import ConfigError
 from fastgen.server.context import Outcome, RequestContext, current
 from fastgen.server.keys import OPEN_PATHS
 from fastgen.version import VERSION
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
 
 _ENVIRONMENT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat"}
@@ -45,38 +43,37 @@ class Tracer:
     """
 
     def __init__(self, endpoint: str | None) -> None:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
             raise ConfigError(f"--otlp-endpoint {endpoint}: give an address like http://collector:4318")
-        ours = Resource({SERVICE_NAME: "fastgen", SERVICE_VERSION: VERSION})
-        self._provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
-        exporter = OTLPSpanExporter(endpoint=None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces")
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        # By name: they form a namespace package, which the type checker is told not to follow.
+        self._trace = import_module("opentelemetry.trace")
+        sdk = import_module("opentelemetry.sdk.trace")
+        resources = import_module("opentelemetry.sdk.resources")
+        exporter = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter").OTLPSpanExporter
+        batches = import_module("opentelemetry.sdk.trace.export").BatchSpanProcessor
+        context = import_module("opentelemetry.trace.propagation.tracecontext")
+
+        service = resources.Resource({"service.name": "fastgen", "service.version": VERSION})
+        service = service.merge(resources.OTELResourceDetector().detect())
+        self._provider = sdk.TracerProvider(resource=service, shutdown_on_exit=False)
+        address = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
+        self._provider.add_span_processor(batches(exporter(endpoint=address)))
         self._tracer = self._provider.get_tracer("fastgen", VERSION)
-        self._propagator = TraceContextTextMapPropagator()
+        self._propagator = context.TraceContextTextMapPropagator()
 
-    def start_span(self, scope: Scope) -> Span:
+    def start_span(self, scope: Scope) -> Any:
         """A span for this request, a child of the caller's where the headers name one."""
-        from opentelemetry.trace import SpanKind
-
         path, method = scope["path"], scope["method"]
         return self._tracer.start_span(
             # A span's name must be one of few: paths that are not served are not among them.
             f"{method} {path}" if path in _OPERATIONS else method,
             context=self._propagator.extract(dict(Headers(scope=scope))),
-            kind=SpanKind.SERVER,
+            kind=self._trace.SpanKind.SERVER,
             attributes={"http.request.method": method, "url.path": path, "fastgen.request_id": current().id},
         )
 
-    def describe(self, span: Span, path: str, context: RequestContext) -> None:
+    def describe(self, span: Any, path: str, context: RequestContext) -> None:
         """Tells a span what became of its request's generations, with a child span for each part of their time."""
-        from opentelemetry.trace import set_span_in_context
-
         outcome = context.outcome
         if context.model is not None:
             span.set_attributes({"gen_ai.request.model": context.model, "gen_ai.provider.name": "fastgen"})
@@ -87,10 +84,14 @@ class Tracer:
         span.set_attributes(_attributes(outcome))
         # The outcome's times are of the monotonic clock.
         to_wall = time.time_ns() - time.monotonic_ns()
-        inside = set_span_in_context(span)
+        inside = self._trace.set_span_in_context(span)
         for name, began, ended in outcome.parts():
             child = self._tracer.start_span(name, inside, start_time=round(began * 1e9) + to_wall)
             child.end(round(ended * 1e9) + to_wall)
+
+    def fail(self, span: Any) -> None:
+        """Marks a span as that of an error."""
+        span.set_status(self._trace.StatusCode.ERROR)
 
     async def close(self) -> None:
         """Sends what is left."""
@@ -115,9 +116,7 @@ class Traces:
             if message["type"] == "http.response.start":
                 span.set_attribute("http.response.status_code", message["status"])
                 if message["status"] >= 500:
-                    from opentelemetry.trace import StatusCode
-
-                    span.set_status(StatusCode.ERROR)
+                    self._tracer.fail(span)
             await send(message)
 
         try:

@@ -1,0 +1,114 @@
+"""Clients that vanish by the hundred, at any point, leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.server.serving import Serving, serving, wait_until
+
+STORM = 500
+GONE_SECONDS = 5.0
+ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def stormy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("stormy")
+    with serving(folder, "--max-sequences", "64", environment={"SCRIPT_PASS_SECONDS": "0.02"}) as server:
+        server.wait_status("/ready", 200)
+        yield server
+
+
+def connect(server: Serving) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+
+
+def request(body: dict[str, object], length: int | None = None) -> bytes:
+    content = json.dumps(body).encode()
+    fields = f"Host: t\r\nContent-Type: application/json\r\nContent-Length: {length or len(content)}"
+    return f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content
+
+
+def vanish(connection: socket.socket) -> None:
+    """Ends a connection as a crash does: with a reset."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def in_mid_stream(server: Serving) -> Callable[[socket.socket], None]:
+    def begin(connection: socket.socket) -> None:
+        connection.sendall(request(ENDLESS))
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+    del server
+    return begin
+
+
+def before_reading(_: Serving) -> Callable[[socket.socket], None]:
+    return lambda connection: connection.sendall(request({**ENDLESS, "stream": False}))
+
+
+def in_mid_body(_: Serving) -> Callable[[socket.socket], None]:
+    return lambda connection: connection.sendall(request(ENDLESS, length=10_000))
+
+
+def in_mid_head(_: Serving) -> Callable[[socket.socket], None]:
+    return lambda connection: connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nX-")
+
+
+def resident_bytes(pid: int) -> int:
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) << 10
+
+
+def num_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def is_quiet(server: Serving, files: int) -> bool:
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_tokens", "kv_cache_usage_ratio")
+    idle = all(server.metric(f"fastgen_{name}") == 0 for name in names)
+    return idle and server.metric("fastgen_http_requests_open") == 0 and num_files(server.process.pid) <= files
+
+
+@pytest.mark.parametrize("leave", [in_mid_stream, before_reading, in_mid_body, in_mid_head])
+def test_five_hundred_clients_that_vanish_are_forgotten_in_five_seconds(
+    stormy: Serving, leave: Callable[[Serving], Callable[[socket.socket], None]]
+) -> None:
+    stormy.metric("fastgen_http_requests_open")
+    files = num_files(stormy.process.pid) + 1  # the probe's own
+    begin = leave(stormy)
+    storm = [connect(stormy) for _ in range(STORM)]
+    for connection in storm:
+        begin(connection)
+    if leave in (in_mid_stream, before_reading):
+        wait_until(lambda: stormy.metric("fastgen_num_requests_waiting") == STORM - 64, "all to be queued or running")
+    for connection in storm:
+        vanish(connection)
+    gone = time.monotonic()
+    wait_until(lambda: is_quiet(stormy, files), "everything to be freed", GONE_SECONDS)
+    print(f"freed after {time.monotonic() - gone:.2f} s")
+    assert stormy.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+    assert "Traceback" not in stormy.log
+
+
+def test_storms_leave_no_memory_behind(stormy: Serving) -> None:
+    def storm() -> int:
+        connections = [connect(stormy) for _ in range(100)]
+        for connection in connections:
+            connection.sendall(request(ENDLESS))
+        for connection in connections:
+            vanish(connection)
+        wait_until(lambda: is_quiet(stormy, 1000), "everything to be freed", GONE_SECONDS)
+        return resident_bytes(stormy.process.pid)
+
+    first = [storm() for _ in range(4)]  # what the allocator takes once
+    later = [storm() for _ in range(6)]
+    assert max(later) <= max(first) * 1.02

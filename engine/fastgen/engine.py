@@ -156,6 +156,7 @@ class Engine:
         prompt_logprobs = self._new_prompt_logprobs(pass_, result)
         grown = self._scheduler.complete(pass_, [sampled.token_id for sampled in result.sampled])
         for sequence, sampled in zip(grown, result.sampled, strict=True):
+            cached_tokens, queue_seconds = _first_report(sequence)
             outputs.append(
                 TokenOutput(
                     request_id=sequence.id,
@@ -163,15 +164,23 @@ class Engine:
                     finish_reason=sequence.finish_reason,
                     logprobs=None if sampled.logprobs is None else [sampled.logprobs],
                     prompt_logprobs=prompt_logprobs.pop(sequence, None),
-                    cached_tokens=_cached_tokens(sequence),
+                    cached_tokens=cached_tokens,
+                    queue_seconds=queue_seconds,
                 )
             )
             if sequence.finish_reason is not None:
                 del self._sequences[sequence.id]
-        outputs += [
-            TokenOutput(request_id=s.id, token_ids=[], prompt_logprobs=rows, cached_tokens=_cached_tokens(s))
-            for s, rows in prompt_logprobs.items()
-        ]
+        for sequence, rows in prompt_logprobs.items():
+            cached_tokens, queue_seconds = _first_report(sequence)
+            outputs.append(
+                TokenOutput(
+                    request_id=sequence.id,
+                    token_ids=[],
+                    prompt_logprobs=rows,
+                    cached_tokens=cached_tokens,
+                    queue_seconds=queue_seconds,
+                )
+            )
         if not self._sequences:
             self._scheduler.check_integrity()
         tally.step_seconds = self._clock() - started
@@ -249,12 +258,12 @@ class Engine:
         )
 
 
-def _cached_tokens(sequence: Sequence) -> int | None:
-    """What the prefix cache had for a sequence, the first time that something is reported of it."""
-    if sequence.is_reported:
-        return None
+def _first_report(sequence: Sequence) -> tuple[int | None, float | None]:
+    """What the prefix cache had for a sequence and how long it was queued, the first time that it is reported on."""
+    if sequence.is_reported or sequence.first_scheduled is None:
+        return None, None
     sequence.is_reported = True
-    return sequence.num_cached_tokens
+    return sequence.num_cached_tokens, sequence.first_scheduled - sequence.arrival
 
 
 def _scheduler(runner: Runner, config: EngineConfig, times: StepTimes) -> Scheduler:

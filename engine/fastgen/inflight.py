@@ -78,7 +78,8 @@ class InFlight:
             num_ended += output.finish_reason is not None
             self.give(output)
         stats = report.stats
-        self._places = stats.num_running + num_ended if stats.num_waiting else self._max_sequences
+        is_short = stats.num_waiting or stats.num_swapped
+        self._places = stats.num_running + num_ended if is_short else self._max_sequences
 
     def give(self, output: TokenOutput) -> None:
         """Hands an output to whoever reads the request's stream, if anybody still does."""

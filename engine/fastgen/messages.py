@@ -76,6 +76,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
         prompt_logprobs: of the next prompt tokens in order, where the request asked for them: over all outputs one for
             each prompt token but the first, all of them before the first sampled token or with it.
         cached_tokens: prompt tokens that came from the prefix cache; set once, on the request's first output.
+        queue_seconds: from the request's arrival in the engine to its first pass; set on the same output.
         finish_reason: set on the request's last output.
     """
 
@@ -85,6 +86,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int | None = None
+    queue_seconds: float | None = None
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):

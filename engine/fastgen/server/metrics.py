@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
 from fastgen.core.request import FinishReason
-from fastgen.messages import EngineInfo, StepReport
+from fastgen.messages import EngineInfo, StepReport, StepStats
 
 _PASS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10)
 # A small model decodes in a few milliseconds: the buckets begin below that.
@@ -32,6 +32,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._capacity_blocks = 0
+        self._latest: StepStats | None = None
         self._define_engine_state()
         self._define_passes()
         self._define_requests()
@@ -45,6 +46,8 @@ class Metrics:
     def _define_engine_state(self) -> None:
         self._running = self._make(Gauge, "num_requests_running", "Sequences that hold KV cache.")
         self._waiting = self._make(Gauge, "num_requests_waiting", "Sequences in the queue.")
+        self._swapped = self._make(Gauge, "num_requests_swapped", "Sequences whose KV is in the host buffer.")
+        self._open = self._make(Gauge, "http_requests_open", "HTTP requests for work that are under way.")
         self._kv_usage = self._make(Gauge, "kv_cache_usage_ratio", "Share of the KV cache's blocks in use, 0 to 1.")
         self._kv_tokens = self._make(Gauge, "kv_cache_tokens", "Tokens whose keys and values are in the cache.")
         self._kv_capacity = self._make(Gauge, "kv_cache_capacity_tokens", "Tokens that the KV cache can hold.")
@@ -66,6 +69,18 @@ class Metrics:
         self._step_seconds = self._make(Histogram, "step_seconds", "Duration of each pass.", buckets=_PASS_SECONDS)
         preemptions = self._make(Counter, "preemptions", "Sequences that lost their KV blocks for a while.", ["mode"])
         self._recomputations = preemptions.labels(self._model_name, "recompute")
+        self._swaps = preemptions.labels(self._model_name, "swap")
+        self._cache_queries = self._make(
+            Counter, "prefix_cache_query_tokens", "Prompt tokens that were looked up in the prefix cache."
+        )
+        self._cache_hits = self._make(
+            Counter, "prefix_cache_hit_tokens", "Prompt tokens that came from the prefix cache."
+        )
+        model = self._make(
+            Gauge, "step_model", "Online fit of a pass's seconds: base + token * tokens + kv_token * resident KV.",
+            ["coefficient"],
+        )  # fmt: skip
+        self._step_model = [model.labels(self._model_name, name) for name in ("base", "token", "kv_token")]
 
     def _define_requests(self) -> None:
         self._prompt_tokens = self._make(Counter, "prompt_tokens", "Prompt tokens of requests whose first token came.")
@@ -104,18 +119,16 @@ class Metrics:
         self._engine.info({"version": version, "device": info.device, "dtype": info.dtype})
 
     def record(self, report: StepReport) -> None:
-        """Takes in one report of the engine."""
-        stats = report.stats
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._kv_tokens.set(stats.kv_tokens)
-        self._kv_usage.set(stats.kv_blocks_used / self._capacity_blocks if self._capacity_blocks else 0.0)
-        self._backlog.set(stats.backlog_prompt_tokens)
-        self._oldest_waiting.set(stats.oldest_waiting_seconds)
+        """Takes in one report of the engine. Gauges wait until they are read: there are many passes to a scrape."""
+        self._latest = stats = report.stats
         for seconds in stats.queue_seconds:
             self._queued.observe(seconds)
         if stats.preemptions:
             self._recomputations.inc(stats.preemptions - stats.swapped_out)
+            self._swaps.inc(stats.swapped_out)
+        if stats.prefix_cache_query_tokens:
+            self._cache_queries.inc(stats.prefix_cache_query_tokens)
+            self._cache_hits.inc(stats.prefix_cache_hit_tokens)
         step_tokens = stats.prefill_tokens + stats.decode_tokens
         if not step_tokens:  # a report between passes
             return
@@ -123,6 +136,17 @@ class Metrics:
         self._decode_tokens.inc(stats.decode_tokens)
         self._step_tokens.observe(step_tokens)
         self._step_seconds.observe(stats.step_seconds)
+
+    def _set_gauges(self, stats: StepStats) -> None:
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._swapped.set(stats.num_swapped)
+        self._kv_tokens.set(stats.kv_tokens)
+        self._kv_usage.set(stats.kv_blocks_used / self._capacity_blocks if self._capacity_blocks else 0.0)
+        self._backlog.set(stats.backlog_prompt_tokens)
+        self._oldest_waiting.set(stats.oldest_waiting_seconds)
+        for gauge, coefficient in zip(self._step_model, stats.step_model, strict=True):
+            gauge.set(coefficient)
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
         """A request's first token came `seconds` after the request."""
@@ -148,7 +172,13 @@ class Metrics:
         """A request was refused."""
         self._rejected.labels(self._model_name, reason).inc()
 
-    def expose(self, accept: str) -> tuple[bytes, str]:
-        """The metrics and their content type, in the format that the Accept header prefers."""
+    def expose(self, accept: str, num_open: int) -> tuple[bytes, str]:
+        """The metrics and their content type, in the format that the Accept header prefers.
+
+        `num_open`: HTTP requests for work that are under way.
+        """
+        self._open.set(num_open)
+        if self._latest is not None:
+            self._set_gauges(self._latest)
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type

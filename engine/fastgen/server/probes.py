@@ -48,7 +48,7 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus' text format, or OpenMetrics where the scraper asks for it."""
     service: Service = request.app.state.service
-    body, content_type = service.metrics.expose(request.headers.get("accept", ""))
+    body, content_type = service.metrics.expose(request.headers.get("accept", ""), service.lifecycle.num_open)
     return Response(body, headers={"Content-Type": content_type})
 
 

@@ -34,6 +34,8 @@ class ScriptedRunner:
     pass_seconds: float
     architecture: Architecture = field(default_factory=Architecture)
     num_blocks: int = 64
+    num_host_blocks: int = 0
+    seconds_per_block: float = 0.0
     num_parameters: int = 135_000_000
     device: str = "cpu"
     dtype: str = "float32"

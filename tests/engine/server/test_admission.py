@@ -84,6 +84,7 @@ def test_each_prompt_of_a_request_counts_and_all_or_none_are_taken(small: Servin
 def report(*outputs: TokenOutput, running: int, waiting: int) -> StepReport:
     stats = dict.fromkeys(StepStats.__struct_fields__, 0) | {
         "queue_seconds": [],
+        "step_model": (0.0, 0.0, 0.0),
         "num_running": running,
         "num_waiting": waiting,
     }

@@ -7,22 +7,62 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.server.serving import Serving, wait_until
 
-NAMES = {
-    "gauge": """num_requests_running num_requests_waiting kv_cache_usage_ratio kv_cache_tokens kv_cache_capacity_tokens
-        token_budget backlog_prompt_tokens oldest_waiting_seconds cache_config_info engine_info""",
-    "counter": """scheduled_tokens prompt_tokens generation_tokens preemptions request_success request_rejected""",
-    "histogram": """step_tokens step_seconds time_to_first_token_seconds inter_token_latency_seconds
-        e2e_request_latency_seconds request_queue_seconds request_prompt_tokens request_generation_tokens""",
+# The contract with the operator, the dashboards and the gateways: type, and labels beside model_name.
+TABLE: dict[str, tuple[str, set[str]]] = {
+    "num_requests_running": ("gauge", set()),
+    "num_requests_waiting": ("gauge", set()),
+    "num_requests_swapped": ("gauge", set()),
+    "http_requests_open": ("gauge", set()),
+    "kv_cache_usage_ratio": ("gauge", set()),
+    "kv_cache_tokens": ("gauge", set()),
+    "kv_cache_capacity_tokens": ("gauge", set()),
+    "token_budget": ("gauge", set()),
+    "backlog_prompt_tokens": ("gauge", set()),
+    "oldest_waiting_seconds": ("gauge", set()),
+    "step_model": ("gauge", {"coefficient"}),
+    # The classic format has no info type: a gauge that is 1.
+    "cache_config_info": ("gauge", {"block_size", "num_blocks"}),
+    "engine_info": ("gauge", {"version", "device", "dtype"}),
+    # The parser takes counters' _total off.
+    "scheduled_tokens": ("counter", {"phase"}),
+    "prompt_tokens": ("counter", set()),
+    "generation_tokens": ("counter", set()),
+    "prefix_cache_query_tokens": ("counter", set()),
+    "prefix_cache_hit_tokens": ("counter", set()),
+    "preemptions": ("counter", {"mode"}),
+    "request_success": ("counter", {"finish_reason"}),
+    "request_rejected": ("counter", {"reason"}),
+    "step_tokens": ("histogram", set()),
+    "step_seconds": ("histogram", set()),
+    "time_to_first_token_seconds": ("histogram", set()),
+    "inter_token_latency_seconds": ("histogram", set()),
+    "e2e_request_latency_seconds": ("histogram", set()),
+    "request_queue_seconds": ("histogram", set()),
+    "request_prompt_tokens": ("histogram", set()),
+    "request_generation_tokens": ("histogram", set()),
+}
+VALUES = {
+    "phase": {"prefill", "decode"},
+    "mode": {"recompute", "swap"},
+    "finish_reason": {"stop", "length", "abort", "deadline"},
+    "coefficient": {"base", "token", "kv_token"},
 }
 
 
-def test_the_agreed_names_and_types_are_there(scripted: Serving) -> None:
-    scripted.post("/v1/completions", {"prompt": "a", "n": 2})  # request_rejected has no sample before a rejection
-    families = {f.name: f for f in text_string_to_metric_families(scripted.get("/metrics").text)}
-    for kind, names in NAMES.items():
-        for name in names.split():
-            assert families[f"fastgen_{name}"].type == kind, name
-            assert all(s.labels["model_name"] == "smollm2" for s in families[f"fastgen_{name}"].samples)
+def test_the_table_of_names_types_and_labels_is_the_agreed_one(scripted: Serving) -> None:
+    scripted.post("/v1/completions", {})  # request_rejected has no sample before a rejection
+    families = {
+        f.name.removeprefix("fastgen_"): f for f in text_string_to_metric_families(scripted.get("/metrics").text)
+    }
+    assert {name: family.type for name, family in families.items()} == {name: kind for name, (kind, _) in TABLE.items()}
+    for name, (_, labels) in TABLE.items():
+        samples = families[name].samples
+        assert samples, name
+        for sample in samples:
+            assert set(sample.labels) - {"le"} == {"model_name", *labels}, name
+            assert sample.labels["model_name"] == "smollm2"
+        for label in labels & set(VALUES):
+            assert {sample.labels[label] for sample in samples} == VALUES[label]
 
 
 def test_a_request_is_counted(scripted: Serving) -> None:
@@ -90,6 +130,6 @@ def test_the_format_is_the_one_asked_for(scripted: Serving) -> None:
 
 def test_all_is_quiet_when_nothing_runs(scripted: Serving) -> None:
     scripted.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_tokens", "kv_cache_usage_ratio"):
+    for name in ("num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_ratio"):
         wait_until(lambda name=name: scripted.metric(f"fastgen_{name}") == 0, name)  # type: ignore[misc]
     assert scripted.metric("fastgen_backlog_prompt_tokens") == 0

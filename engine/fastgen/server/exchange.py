@@ -29,6 +29,7 @@ class Generation:
     request: Request
     output: OutputText
     first_token_seconds: float | None = None
+    queue_seconds: float | None = None
     finish_reason: FinishReason | None = None
 
 
@@ -68,7 +69,9 @@ class Exchange:
             completion_tokens=usage.completion_tokens,
             finish_reasons=tuple(str(g.finish_reason or "none") for g in self._generations),
             arrival=self._arrival,
-            queue_seconds=None,
+            queue_seconds=min(
+                (g.queue_seconds for g in self._generations if g.queue_seconds is not None), default=None
+            ),
             first_token_seconds=first,
             total_seconds=time.monotonic() - self._arrival,
         )
@@ -129,6 +132,8 @@ class Exchange:
             async with aclosing(self._model.engine.generate(request)) as tokens:
                 async for got in tokens:
                     now = time.monotonic()
+                    if got.queue_seconds is not None:
+                        generation.queue_seconds = got.queue_seconds
                     if got.token_ids:
                         if generation.first_token_seconds is None:
                             generation.first_token_seconds = now - self._arrival

@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -42,25 +43,21 @@ def vanish(connection: socket.socket) -> None:
     connection.close()
 
 
-def in_mid_stream(server: Serving) -> Callable[[socket.socket], None]:
-    def begin(connection: socket.socket) -> None:
-        connection.sendall(request(ENDLESS))
-        assert connection.recv(12) == b"HTTP/1.1 200"
-
-    del server
-    return begin
+def in_mid_stream(connection: socket.socket) -> None:
+    connection.sendall(request(ENDLESS))
+    assert connection.recv(12) == b"HTTP/1.1 200"
 
 
-def before_reading(_: Serving) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(request({**ENDLESS, "stream": False}))
+def before_reading(connection: socket.socket) -> None:
+    connection.sendall(request({**ENDLESS, "stream": False}))
 
 
-def in_mid_body(_: Serving) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(request(ENDLESS, length=10_000))
+def in_mid_body(connection: socket.socket) -> None:
+    connection.sendall(request(ENDLESS, length=10_000))
 
 
-def in_mid_head(_: Serving) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nX-")
+def in_mid_head(connection: socket.socket) -> None:
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nX-")
 
 
 def resident_bytes(pid: int) -> int:
@@ -80,18 +77,18 @@ def is_quiet(server: Serving, files: int) -> bool:
 
 @pytest.mark.parametrize("leave", [in_mid_stream, before_reading, in_mid_body, in_mid_head])
 def test_five_hundred_clients_that_vanish_are_forgotten_in_five_seconds(
-    stormy: Serving, leave: Callable[[Serving], Callable[[socket.socket], None]]
+    stormy: Serving, leave: Callable[[socket.socket], None]
 ) -> None:
     stormy.metric("fastgen_http_requests_open")
     files = num_files(stormy.process.pid) + 1  # the probe's own
-    begin = leave(stormy)
-    storm = [connect(stormy) for _ in range(STORM)]
-    for connection in storm:
-        begin(connection)
-    if leave in (in_mid_stream, before_reading):
-        wait_until(lambda: stormy.metric("fastgen_num_requests_waiting") == STORM - 64, "all to be queued or running")
-    for connection in storm:
-        vanish(connection)
+    with ExitStack() as storm:
+        for _ in range(STORM):
+            connection = connect(stormy)
+            storm.callback(vanish, connection)
+            leave(connection)
+        if leave in (in_mid_stream, before_reading):
+            states = [f"fastgen_num_requests_{state}" for state in ("running", "waiting")]
+            wait_until(lambda: sum(map(stormy.metric, states)) == STORM, "all to be queued or running")
     gone = time.monotonic()
     wait_until(lambda: is_quiet(stormy, files), "everything to be freed", GONE_SECONDS)
     print(f"freed after {time.monotonic() - gone:.2f} s")

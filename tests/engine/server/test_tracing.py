@@ -67,7 +67,9 @@ def test_a_generation_is_a_span_below_its_caller(traced: Traced) -> None:
     assert said["gen_ai.usage.output_tokens"] == 5
     assert said["gen_ai.usage.input_tokens"] > 2
     assert 0 < said["gen_ai.latency.time_to_first_token"] <= said["gen_ai.latency.e2e"]
-    assert [child.name for child in children][-1] == "decode"
+    assert [child.name for child in children] == ["queue", "prefill", "decode"]
+    assert [child.end_time_unix_nano for child in children[:2]] == [c.start_time_unix_nano for c in children[1:]]
+    assert 0 <= said["gen_ai.latency.time_in_queue"] <= said["gen_ai.latency.time_to_first_token"]
     for child in children:
         assert span.start_time_unix_nano <= child.start_time_unix_nano <= child.end_time_unix_nano
         assert child.end_time_unix_nano <= span.end_time_unix_nano

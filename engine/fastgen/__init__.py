@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastgen.version import VERSION as __version__
@@ -9,18 +10,24 @@ from fastgen.version import VERSION as __version__
 if TYPE_CHECKING:
     from fastgen.api import LLM
     from fastgen.core.request import SamplingParams
+    from fastgen.mii.client import client
+    from fastgen.mii.pipeline import pipeline
+    from fastgen.mii.server import serve
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "__version__", "client", "pipeline", "serve"]
+
+# None of these names may be a module's too: importing it would put the module in the name's place.
+_WHERE = {
+    "LLM": "fastgen.api",
+    "SamplingParams": "fastgen.core.request",
+    "client": "fastgen.mii.client",
+    "pipeline": "fastgen.mii.pipeline",
+    "serve": "fastgen.mii.server",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Brings in what is asked for when it is: `import fastgen` alone must not load torch."""
-    if name == "LLM":
-        from fastgen.api import LLM
-
-        return LLM
-    if name == "SamplingParams":
-        from fastgen.core.request import SamplingParams
-
-        return SamplingParams
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'fastgen' has no attribute {name!r}")

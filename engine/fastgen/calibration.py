@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from fastgen.config import EngineConfig
 from fastgen.core.blocks import BlockPool
 from fastgen.core.knee import Knee, StepTime, find_knee
+from fastgen.core.passes import Chunk, Pass
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Chunk, Pass
 from fastgen.core.sequence import Sequence as TokenSequence
 from fastgen.engine import Runner
 
@@ -27,8 +27,8 @@ _DECODERS = 4
 _CONTEXT = 256
 # A prompt chunk of a measured pass is at most this long: what a prompt of usual length brings.
 _LONGEST_CHUNK = 512
-# Beyond this many sizes in a row that give no more throughput, larger ones are not tried.
-_FLAT_SIZES = 2
+# After this many sizes in a row that give no more throughput, larger ones are not tried.
+_PATIENCE = 3
 _FLAT = 1.01
 _MOST_ROUNDS = 5
 # How long measuring may go on once each size was seen: start to ready is counted in seconds.
@@ -112,18 +112,20 @@ def measure(
     sizes: Sequence[int],
     *,
     seconds: float,
+    patience: int = _PATIENCE,
     context: int = _CONTEXT,
     on_progress: Callable[[float], None] = lambda _fraction: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
     """Times passes of these sizes, smallest first; of several times of one size the least counts, as noise only adds.
 
-    Sizes that the KV cache has no room for are left out, and so are those beyond where throughput has become flat.
+    Sizes that the KV cache has no room for are left out.
 
     Args:
         runner: what passes run on; nothing else may use it meanwhile.
         sizes: forward tokens of each pass, ascending.
         seconds: sizes are measured again, up to five times, until this much time has gone by.
+        patience: larger sizes are left out once this many in a row have given no more throughput.
         context: resident tokens of each of the four sequences that decode in every pass.
         on_progress: hears the share that is done, 0 to 1.
         clock: seconds.
@@ -136,7 +138,7 @@ def measure(
     for index, size in enumerate(within):
         best[size] = bench.time(size)
         on_progress((index + 1) / len(within) / _MOST_ROUNDS)
-        if _is_flat([point.throughput for point in best.values()]):
+        if _is_flat([point.throughput for point in best.values()], patience):
             break
     contexts = [bench.time_contexts(share) for share in (0.0, 1.0)]
     for round_ in range(1, _MOST_ROUNDS):
@@ -151,9 +153,9 @@ def measure(
     return Calibration(tuple(best.values()), tuple(contexts))
 
 
-def _is_flat(throughputs: Sequence[float]) -> bool:
-    """Have the last sizes given no more than those before them?"""
-    before, last = throughputs[:-_FLAT_SIZES], throughputs[-_FLAT_SIZES:]
+def _is_flat(throughputs: Sequence[float], patience: int) -> bool:
+    """Have the last `patience` sizes given no more than those before them?"""
+    before, last = throughputs[:-patience], throughputs[-patience:]
     return bool(before) and max(last) < _FLAT * max(before)
 
 
@@ -223,7 +225,7 @@ class _Bench:
         begin = self._clock()
         self._runner.execute(pass_)
         seconds = self._clock() - begin
-        return StepTime(pass_.num_tokens, sum(chunk.start for chunk in chunks), max(seconds, 1e-9))
+        return StepTime(pass_.num_tokens, pass_.kv_tokens, max(seconds, 1e-9))
 
     def _sequence(self, num_tokens: int) -> TokenSequence:
         # Tokens that differ: a model of experts must not send all of them to the same ones.

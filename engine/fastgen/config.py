@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastgen.knobs import ConfigError, Knob, knob, knobs_of, parse_size
+from fastgen.knobs import ConfigError, Knob, knob, knobs_of, parse_size, parsed_knobs
 
 __all__ = [
     "DEFAULT_TOKEN_BUDGET",
@@ -21,6 +21,7 @@ __all__ = [
     "ServerConfig",
     "default_model_name",
     "parse_size",
+    "parsed_knobs",
 ]
 
 # By device: see docs/decisions/005. Measuring takes a blink on a GPU, and what it finds differs from one to the next.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
@@ -111,3 +112,19 @@ def parse_size(text: str) -> int:
     base = 1024 if binary else 1000
     power = " kmgt".index(unit.lower()) if unit else 0
     return int(number) * int(base**power)
+
+
+def parsed_knobs(values: Mapping[str, Any], knobs: Iterable[Knob]) -> dict[str, Any]:
+    """Settings by name as a program gives them: sizes may be texts.
+
+    Raises:
+        ConfigError: when a name is none of the knobs' or a size is none.
+    """
+    kinds = {knob.name: knob.kind for knob in knobs}
+    for name in values:
+        if name not in kinds:
+            raise ConfigError(f"{name}: no such setting; there are {', '.join(kinds)}")
+    return {
+        name: parse_size(value) if kinds[name] == "bytes" and isinstance(value, str) else value
+        for name, value in values.items()
+    }

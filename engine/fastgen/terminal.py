@@ -1,57 +1,41 @@
-"""`fastgen generate`: loads a model here and writes what it says as it says it."""
+"""What the commands share on a terminal: bars on standard error, which show nothing where it is none."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fastgen.config import EngineConfig
-from fastgen.core.request import SamplingParams
+from fastgen.model.source import ModelSource
+
+if TYPE_CHECKING:
+    from fastgen.api import LLM
 
 
-def generate(
-    config: EngineConfig, prompts: Sequence[str], sampling: SamplingParams, *, stop: Sequence[str], chat: bool | None
-) -> None:
-    """Streams an answer to each prompt to standard output, one after another.
-
-    `chat` None uses the model's chat template where it has one.
+def load_model(config: EngineConfig) -> LLM:
+    """A model in this process; a bar shows how far it is.
 
     Raises:
-        ConfigError: when the model cannot be served.
-        RequestError: when it cannot serve a prompt.
+        ConfigError: when it cannot be served.
     """
-    with _loading_bar() as on_loading:
+    ModelSource.open(config.model)  # what is wrong with it shows before torch is imported
+    with progress_bar() as on_loading:
         from fastgen.api import LLM
 
         knobs = asdict(config)
-        model = LLM(knobs.pop("model"), on_loading=on_loading, **knobs)
-    uses_template = model.tokenizer.chat_template is not None if chat is None else chat
-    for prompt in prompts:
-        tokens = model.chat_prompt([{"role": "user", "content": prompt}]) if uses_template else prompt
-        for delta in model.stream(tokens, sampling, stop=stop):
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
-
-
-class _Bar:
-    """Moves a progress bar through the stages of loading."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("starting", total=1.0)
-
-    def __call__(self, stage: str, fraction: float) -> None:
-        self._progress.update(self._task, description=stage, completed=fraction)
+        return LLM(knobs.pop("model"), on_loading=on_loading, **knobs)
 
 
 @contextmanager
-def _loading_bar() -> Iterator[_Bar]:
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
+    """A bar that is moved by a stage and the share of it that is done, 0 to 1; gone when it is left."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
-        yield _Bar(progress)
+        task = progress.add_task("starting", total=1.0)
+        yield lambda stage, fraction: progress.update(task, description=stage, completed=fraction)

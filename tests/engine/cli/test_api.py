@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from engine.weights import smollm2
 from fastgen import LLM, SamplingParams, cli
 from fastgen.config import ConfigError
 from fastgen.core.request import RequestError
+from fastgen.mii.pipeline import Pipeline, pipeline
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -38,6 +42,19 @@ def test_several_prompts_give_what_each_gives_alone(llm: LLM) -> None:
     assert list(first.prompt_token_ids) == llm.tokenizer.encode("The sun is", add_special_tokens=True)
     assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (3, 12)
     assert first.finish_reason == "length"
+
+
+def test_each_prompt_may_have_its_own_sampling_and_several_completions(llm: LLM) -> None:
+    short, long = SamplingParams(temperature=0, max_tokens=2), SamplingParams(temperature=1, max_tokens=8, seed=5)
+    done = llm.generate(["The sun is", "Once upon a time"], [short, long], n=3)
+    assert [len(completion.token_ids) for completion in done] == [2, 2, 2, 8, 8, 8]
+    assert len({completion.text for completion in done[:3]}) == 1, "greedy"
+    assert len({completion.text for completion in done[3:]}) == 3, "each with a seed of its own"
+    assert done[4].text == llm.generate("Once upon a time", replace(long, seed=6))[0].text
+    with pytest.raises(RequestError, match="sampling has 1 entries for 2 prompts"):
+        llm.generate(["a", "b"], [short])
+    with pytest.raises(RequestError, match="n is 0"):
+        llm.generate("a", short, n=0)
 
 
 def test_token_ids_are_a_prompt(llm: LLM) -> None:
@@ -76,22 +93,22 @@ def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:
 def test_a_stream_left_early_ends_its_generation(llm: LLM) -> None:
     stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)
-    assert llm._engine.has_work
+    assert llm.engine.has_work
     stream.close()
-    assert not llm._engine.has_work
+    assert not llm.engine.has_work
 
 
 def test_a_stop_string_ends_text_and_tokens(llm: LLM) -> None:
     done = llm.generate("1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=50), stop=["7"])[0]
     assert (done.text, done.finish_reason) == (" 5, 6, ", "stop")
     assert llm.tokenizer.decode(done.token_ids) == " 5, 6, 7"
-    assert not llm._engine.has_work
+    assert not llm.engine.has_work
 
 
 def test_one_prompt_that_cannot_be_served_refuses_all_and_leaves_nothing(llm: LLM) -> None:
     with pytest.raises(RequestError, match="shorten the prompt"):
         llm.generate([[1, 2, 3], [1] * 600], GREEDY)
-    assert not llm._engine.has_work
+    assert not llm.engine.has_work
     assert llm.generate([[504]], GREEDY)[0].finish_reason == "length"
 
 
@@ -136,3 +153,70 @@ def test_generate_answers_on_standard_output(capsys: pytest.CaptureFixture[str])
     assert said.err == ""
     assert cli.main(["generate", smollm2(), "1, 2, 3, 4,", "--raw", "--stop", "7", *flags]) == 0
     assert capsys.readouterr().out == " 5, 6, \n"
+
+
+def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"prompt": "1, 2, 3, 4,"}\n\n"The sun is"\n')
+    flags = ["--raw", "--max-tokens", "5", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
+    arguments = ["generate", smollm2(), "--prompts-file", str(prompts), "--output", str(output), *flags]
+    assert cli.main(arguments) == 0
+    counting, sun = (json.loads(line) for line in output.read_text().splitlines())
+    assert counting["text"].startswith(" 5, 6")
+    assert sun == {
+        "prompt": "The sun is",
+        "text": sun["text"],
+        "finish_reason": "length",
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+    }
+
+
+def test_a_pipeline_answers_as_miis_does(llm: LLM) -> None:
+    pipe = Pipeline(llm)
+    prompts = ["1, 2, 3, 4,", "The sun is"]
+    first, second = pipe(prompts, max_new_tokens=12, do_sample=False)
+    assert (str(first), first.generated_length, first.finish_reason) == (" 5, 6, 7, 8,", 12, "length")
+    assert second.prompt_length == 3
+    (whole,) = pipe(prompts[0], max_new_tokens=50, do_sample=False, stop="7", return_full_text=True)
+    assert (whole.generated_text, whole.finish_reason) == ("1, 2, 3, 4, 5, 6, ", "stop")
+    with pytest.raises(RequestError, match="num_beams: no such argument"):
+        pipe(prompts, num_beams=2)
+    with pytest.raises(RequestError, match="max_length is 3 and the prompt has 11 tokens"):
+        pipe(prompts, max_length=3)
+    pipe.destroy()
+    with pytest.raises(RuntimeError, match="was destroyed"):
+        pipe(prompts)
+
+
+def test_a_destroyed_pipeline_gives_its_memory_back() -> None:
+    pipe = pipeline(smollm2(), kv_cache_memory="16MiB", max_model_length=64)
+    assert pipe._llm is not None
+    runner = weakref.ref(pipe._llm.engine._runner)
+    pipe.destroy()
+    assert runner() is None
+
+
+def test_calibrate_prints_the_curve_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "curve.png"
+    flags = ["--most-tokens", "32", "--seconds", "0.01", "--kv-cache-memory", "128MiB", "--max-sequences", "4"]
+    assert cli.main(["calibrate", smollm2(), "--output", str(picture), *flags]) == 0
+    said = capsys.readouterr()
+    rows = [line.split() for line in said.out.splitlines()]
+    assert [row[0] for row in rows[1:3]] == ["16", "32"]
+    assert sum("<- budget" in line for line in said.out.splitlines()) == 1
+    assert "token budget auto: " in said.out
+    assert "a pass takes about" in said.out
+    assert said.err == ""
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_measures_a_closed_loop_in_process(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--requests", "3", "--clients", "2", "--prompt-tokens", "8", "--generation-tokens", "4", "--deviation", "0"]
+    flags = ["--kv-cache-memory", "128MiB", "--max-model-length", "512"]
+    assert cli.main(["bench", smollm2(), *load, *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["answered"], found["failed"], found["generated_tokens"]) == (3, 0, 12)
+    assert found["inter_token_latency_ms"]["p50"] <= found["inter_token_latency_ms"]["max"]
+    assert found["time_to_first_token_ms"]["mean"] > 0
+    assert found["total_tokens_per_second"] > found["generated_tokens_per_second"] > 0

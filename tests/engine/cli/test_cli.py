@@ -13,6 +13,7 @@ import pytest
 
 from engine.weights import smollm2
 from fastgen import __version__, cli
+from fastgen.config import KNOBS, SERVER_KNOBS
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -23,6 +24,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Runs the command here; asserts that it is refused in one line, and returns the line."""
+    capsys.readouterr()  # what was said before: writing a GGUF file logs
     try:
         code = cli.main(arguments)
     except SystemExit as end:  # argparse
@@ -46,7 +48,7 @@ def test_help_names_every_knob_with_its_default(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
     shown = capsys.readouterr().out
-    for knob in (*cli.KNOBS, *cli.SERVER_KNOBS):
+    for knob in (*KNOBS, *SERVER_KNOBS):
         assert knob.flag in shown
     assert "(default: 1024)" in shown
 
@@ -168,8 +170,9 @@ import sys
 import fastgen, fastgen.server.main, fastgen.cli
 heavy = {"torch", "numba", "llvmlite", "transformers"} & set(sys.modules)
 assert not heavy, heavy
-from fastgen import LLM, SamplingParams
+from fastgen import LLM, SamplingParams, client, pipeline, serve
 assert LLM.__module__ == "fastgen.api"
+assert callable(fastgen.serve), "the function, not a module of that name"
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,148 @@
+"""`fastgen bench`: a closed loop of clients over a model in this process or over a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fastgen.commands.flags import Subcommands, add_command, add_knobs, engine_config
+from fastgen.config import KNOBS, ConfigError
+from fastgen.load.results import SHARES, Results
+from fastgen.load.workload import Workload
+from fastgen.remote import Remote
+
+
+def add(commands: Subcommands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "bench", "measure throughput and latency under a closed loop of clients", run)
+    parser.add_argument(
+        "model", metavar="MODEL|URL", help="a model to load here, or the address of a server: http://..."
+    )
+    parser.add_argument("--requests", type=int, default=64, help="requests in all (default: 64)")
+    parser.add_argument("--clients", type=int, default=8, help="requests at the same time (default: 8)")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="mean length of prompts (default: 512)")
+    parser.add_argument("--generation-tokens", type=int, default=64, help="mean length of generations (default: 64)")
+    parser.add_argument(
+        "--deviation", type=float, default=0.3, help="standard deviation of both, as a share of the mean (default: 0.3)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same (default: 0)")
+    parser.add_argument("--served-model-name", metavar="NAME", help="of a server: what to ask for (default: its first)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    add_knobs(parser, KNOBS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, and says what was found; exit code 1 where no request was answered."""
+    workload = _workload(options)
+    results = _over_server(options, workload) if "://" in options.model else _in_process(options, workload)
+    if options.json:
+        print(json.dumps(as_json(workload, results)))
+    else:
+        _print(results)
+    if results.failures:
+        print(f"fastgen: {len(results.failures)} requests failed, the first: {results.failures[0]}", file=sys.stderr)
+    return 0 if results.answers else 1
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    for name in ("requests", "clients", "prompt_tokens", "generation_tokens"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1")
+    if not 0 <= options.deviation <= 1:
+        raise ConfigError(f"--deviation {options.deviation}: must be from 0 to 1")
+    return Workload(
+        options.requests,
+        options.clients,
+        options.prompt_tokens,
+        options.generation_tokens,
+        options.deviation,
+        options.seed,
+    )
+
+
+def _over_server(options: argparse.Namespace, workload: Workload) -> Results:
+    from fastgen.load.clients import run_against
+
+    remote = Remote(options.model, os.environ.get("FASTGEN_API_KEY"))
+    with _answered(workload.requests) as on_answer:
+        return run_against(remote, workload, options.served_model_name, on_answer)
+
+
+def _in_process(options: argparse.Namespace, workload: Workload) -> Results:
+    from fastgen.load.inprocess import run_in_process
+    from fastgen.terminal import load_model
+
+    model = load_model(engine_config(options))
+
+    def encode(text: str) -> list[int]:
+        return model.tokenizer.encode(text, add_special_tokens=True)
+
+    with _answered(workload.requests) as on_answer:
+        return run_in_process(model.engine, encode, workload, model.max_model_length, on_answer)
+
+
+@contextmanager
+def _answered(total: int) -> Iterator[Callable[[], None]]:
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
+        task = progress.add_task("requests", total=total)
+        yield lambda: progress.advance(task)
+
+
+def as_json(workload: Workload, results: Results) -> dict[str, Any]:
+    """The results as plain data; latencies in milliseconds."""
+    latencies = {
+        latency.name.replace(" ", "_").replace("-", "_") + "_ms": {
+            "mean": round(latency.mean * 1000, 3),
+            **{f"p{share * 100:g}": round(v * 1000, 3) for share, v in zip(SHARES, latency.percentiles, strict=True)},
+            "max": round(latency.most * 1000, 3),
+        }
+        for latency in results.latencies()
+    }
+    return {
+        "workload": asdict(workload),
+        "seconds": round(results.seconds, 3),
+        "answered": len(results.answers),
+        "failed": len(results.failures),
+        "prompt_tokens": results.prompt_tokens,
+        "generated_tokens": results.generated_tokens,
+        "requests_per_second": round(results.rate(len(results.answers)), 3),
+        "generated_tokens_per_second": round(results.rate(results.generated_tokens), 1),
+        "total_tokens_per_second": round(results.rate(results.prompt_tokens + results.generated_tokens), 1),
+        **latencies,
+    }
+
+
+def _print(results: Results) -> None:
+    console = Console(file=sys.stdout)
+    totals = Table(box=None, show_header=False, pad_edge=False)
+    rows = {
+        "requests answered": f"{len(results.answers)} in {results.seconds:.1f} s",
+        "requests failed": str(len(results.failures)),
+        "prompt tokens": str(results.prompt_tokens),
+        "generated tokens": str(results.generated_tokens),
+        "requests/s": f"{results.rate(len(results.answers)):.2f}",
+        "generated tokens/s": f"{results.rate(results.generated_tokens):.1f}",
+        "total tokens/s": f"{results.rate(results.prompt_tokens + results.generated_tokens):.1f}",
+    }
+    for name, value in rows.items():
+        totals.add_row(name, value)
+    console.print(totals, "")
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("milliseconds")
+    for heading in ("mean", *(f"p{share * 100:g}" for share in SHARES), "max"):
+        shown.add_column(heading, justify="right")
+    for latency in results.latencies():
+        figures = (latency.mean, *latency.percentiles, latency.most)
+        shown.add_row(latency.name, *(f"{value * 1000:.1f}" for value in figures))
+    console.print(shown)

@@ -1,0 +1,151 @@
+"""`fastgen calibrate`: what passes of each size take here, as a table and a picture, and the budget that follows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config
+from fastgen.config import KNOBS, ConfigError, EngineConfig, default_model_name
+from fastgen.core.knee import Knee, StepTime, repaired
+from fastgen.model.source import ModelSource
+from fastgen.terminal import progress_bar
+
+if TYPE_CHECKING:
+    from fastgen.calibration import Calibration
+
+_BAR = 20
+
+
+def add(commands: Subcommands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "calibrate", "measure what passes take, and the token budget that follows", run)
+    add_model(parser)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="draw the curve into this PNG or SVG file")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="how long to measure sizes again and again (default: 20)"
+    )
+    parser.add_argument(
+        "--most-tokens", type=int, metavar="N", help="the largest pass to try (default: 1024 on cpu, 8192 on cuda)"
+    )
+    add_knobs(parser, KNOBS)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The step model of what was measured: seconds = base + token * tokens + kv_token * resident KV tokens.
+
+    `error` is the mean relative distance of the points from it.
+    """
+
+    base: float
+    token: float
+    kv_token: float
+    error: float
+
+    @classmethod
+    def of(cls, calibration: Calibration) -> Fit:
+        """Least squares of relative errors; a coefficient that would be negative is left out."""
+        import numpy as np
+
+        points = calibration.points
+        rows = np.array([[1.0, p.tokens, p.kv_tokens] for p in points]) / np.array([[p.seconds] for p in points])
+        coefficients, free = np.zeros(3), [0, 1, 2]
+        while free:
+            found = np.linalg.lstsq(rows[:, free], np.ones(len(points)))[0]
+            if found.min() >= 0:
+                coefficients[free] = found
+                break
+            free.pop(int(found.argmin()))
+        base, token, kv_token = map(float, coefficients)
+        return cls(base, token, kv_token, float(np.abs(rows @ coefficients - 1).mean()))
+
+    def seconds(self, point: StepTime) -> float:
+        """What the model says of a pass like this one."""
+        return self.base + self.token * point.tokens + self.kv_token * point.kv_tokens
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, and says what was found."""
+    config = replace(engine_config(options), token_budget="auto")
+    if options.seconds <= 0:
+        raise ConfigError(f"--seconds {options.seconds}: must be above 0")
+    if options.output is not None and options.output.suffix not in (".png", ".svg"):
+        raise ConfigError(f"--output {options.output}: must end in .png or .svg")
+    if options.output is not None and not options.output.absolute().parent.is_dir():
+        raise ConfigError(f"--output {options.output}: there is no such folder: make it first")
+    most_tokens = config.most_tokens if options.most_tokens is None else options.most_tokens
+    if not 1 <= most_tokens <= config.most_tokens:
+        raise ConfigError(f"--most-tokens {most_tokens}: must be from 1 to {config.most_tokens}")
+    calibration, knee = _measure(config, most_tokens, options.seconds)
+    fit = Fit.of(calibration)
+    console = Console(file=sys.stdout)
+    console.print(table(calibration, knee, fit))
+    for line in conclusion(knee, fit):
+        console.print(line, highlight=False, soft_wrap=True)
+    if options.output is not None:
+        from fastgen.commands.curve import draw
+
+        draw(options.output, default_model_name(config.model), calibration.curve, knee, fit)
+        console.print(f"drawn into {options.output}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _measure(config: EngineConfig, most_tokens: int, seconds: float) -> tuple[Calibration, Knee]:
+    source = ModelSource.open(config.model)
+    with progress_bar() as on_progress:
+        from fastgen.calibration import knee_of, ladder, measure
+        from fastgen.model.loader import load_runner
+
+        runner = load_runner(source, config, on_progress)
+        sizes = ladder(most_tokens)
+        calibration = measure(
+            runner,
+            sizes,
+            seconds=seconds,
+            patience=len(sizes),
+            on_progress=lambda fraction: on_progress("measuring passes", fraction),
+        )
+    return calibration, knee_of(calibration, config)
+
+
+def table(calibration: Calibration, knee: Knee, fit: Fit) -> Table:
+    """A row for each size, with a bar for its share of the peak; the first size at or beyond the budget is marked."""
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("tokens", "ms", "ms by fit", "tokens/s", "of peak"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("")
+    curve = repaired(calibration.curve)
+    marked = next((point.tokens for point in curve if point.tokens >= knee.token_budget), curve[-1].tokens)
+    for point in curve:
+        share = point.throughput / knee.peak
+        at_knee = point.tokens == marked
+        shown.add_row(
+            str(point.tokens),
+            f"{point.seconds * 1000:.1f}",
+            f"{fit.seconds(point) * 1000:.1f}",
+            f"{point.throughput:.0f}",
+            f"{share:.0%}",
+            "█" * round(_BAR * share) + (" <- budget" if at_knee else ""),
+            style="bold" if at_knee else None,
+        )
+    return shown
+
+
+def conclusion(knee: Knee, fit: Fit) -> list[str]:
+    """What follows from the curve, in words."""
+    from fastgen.calibration import describe
+
+    per_kv = f" + {fit.kv_token * 1e6:.3f} µs a resident KV token" if fit.kv_token > 0 else ""
+    return [
+        "",
+        describe(knee),
+        f"a pass takes about {fit.base * 1000:.2f} ms + {fit.token * 1e6:.1f} µs a token{per_kv} "
+        f"(off by {fit.error:.0%} on average)",
+    ]

@@ -1,0 +1,80 @@
+"""The curve of `fastgen calibrate` as a picture: throughput, and what a pass takes, against its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastgen.core.knee import ENOUGH, Knee, StepTime, repaired
+
+if TYPE_CHECKING:
+    from fastgen.commands.calibrate import Fit
+
+_MEASURED, _FITTED, _CHOSEN, _QUIET = "#1f5fa8", "#8a8f98", "#c8501e", "#e3e5e8"
+
+
+def draw(path: Path, model_name: str, points: Sequence[StepTime], knee: Knee, fit: Fit) -> None:
+    """Writes the picture; its kind follows the file's ending."""
+    # Not pyplot: it keeps state of its own and looks for a display.
+    from matplotlib.figure import Figure
+
+    curve = repaired(points)
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    figure.suptitle(f"{model_name}: a token budget of {knee.token_budget}, set by the {knee.bound}", fontsize=12)
+    left, right = figure.subplots(1, 2)
+    _throughput(left, curve, knee)
+    _seconds(right, curve, knee, fit)
+    for axes in (left, right):
+        axes.set_xlabel("forward tokens in the pass")
+        axes.grid(color=_QUIET, linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def _throughput(axes: Any, curve: Sequence[StepTime], knee: Knee) -> None:
+    axes.set_title("throughput", loc="left", fontsize=10)
+    axes.set_ylabel("forward tokens per second")
+    axes.plot([p.tokens for p in curve], [p.throughput for p in curve], "o-", color=_MEASURED, markersize=4)
+    axes.axhline(ENOUGH * knee.peak, color=_FITTED, linestyle=":", linewidth=1)
+    axes.annotate(
+        f"{ENOUGH:.0%} of the peak", (curve[0].tokens, ENOUGH * knee.peak), color=_FITTED, fontsize=8,
+        xytext=(0, 4), textcoords="offset points",
+    )  # fmt: skip
+    axes.set_ylim(bottom=0, top=1.1 * knee.peak)
+    # A step to the right is twice the tokens: that is how the curve saturates.
+    axes.set_xscale("log", base=2)
+    sizes = [p.tokens for p in curve if p.tokens & (p.tokens - 1) == 0] or [p.tokens for p in curve]
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    _mark(axes, knee, knee.throughput, f"{knee.token_budget} tokens, {knee.throughput:.0f} tokens/s")
+
+
+def _seconds(axes: Any, curve: Sequence[StepTime], knee: Knee, fit: Fit) -> None:
+    axes.set_title("time of a pass", loc="left", fontsize=10)
+    axes.set_ylabel("milliseconds")
+    tokens = [p.tokens for p in curve]
+    axes.plot(tokens, [p.seconds * 1000 for p in curve], "o-", color=_MEASURED, markersize=4, label="measured")
+    axes.plot(
+        tokens, [fit.seconds(p) * 1000 for p in curve], "--", color=_FITTED, linewidth=1.2,
+        label=f"fit: {fit.base * 1000:.1f} ms + {fit.token * 1e6:.0f} µs a token",
+    )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    _mark(axes, knee, knee.seconds * 1000, f"{knee.token_budget} tokens, {knee.seconds * 1000:.0f} ms")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+
+
+def _mark(axes: Any, knee: Knee, height: float, text: str) -> None:
+    """The budget: a line up to the curve, a diamond on it, and its figures at the foot where the curve is not."""
+    axes.vlines(knee.token_budget, 0, height, color=_CHOSEN, linewidth=1, linestyle="--")
+    axes.plot([knee.token_budget], [height], "D", color=_CHOSEN, markersize=8, zorder=3)
+    low, high = axes.get_xlim()
+    beyond_half = knee.token_budget > (low * high) ** 0.5 if low > 0 else knee.token_budget > (low + high) / 2
+    axes.annotate(
+        text, (knee.token_budget, 0), color=_CHOSEN, fontsize=9, ha="right" if beyond_half else "left",
+        xytext=(-6 if beyond_half else 6, 6), textcoords="offset points",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+    )  # fmt: skip

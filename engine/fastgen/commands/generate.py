@@ -1,0 +1,136 @@
+"""`fastgen generate`: loads a model here, and writes what it says as it says it, or a file of answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config
+from fastgen.config import KNOBS, ConfigError
+from fastgen.core.request import SamplingParams
+from fastgen.terminal import load_model
+
+if TYPE_CHECKING:
+    from fastgen.api import LLM, Prompt
+
+
+def add(commands: Subcommands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "generate", "continue prompts on the terminal, or a file of them", run)
+    add_model(parser)
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to continue or to answer")
+    parser.add_argument(
+        "--prompts-file",
+        type=Path,
+        metavar="FILE",
+        help="more prompts: one a line, as plain text, or as JSON objects with the field prompt (FILE.jsonl)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write one JSON object a prompt to this file, all prompts at once, with a progress bar on a terminal",
+    )
+    parser.add_argument("--max-tokens", type=int, default=256, help="most tokens to generate (default: 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this sum (default: 1)"
+    )
+    parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0 keeps all (default: 0)")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same text (default: a new one each time)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    parser.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="answer by the model's chat template; --no-chat continues the text (default: where there is one)",
+    )
+    parser.add_argument("--raw", dest="chat", action="store_false", help="the same as --no-chat")
+    add_knobs(parser, KNOBS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answers each prompt."""
+    config = engine_config(options)
+    sampling = SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    texts = [*options.prompt, *(_read(options.prompts_file) if options.prompts_file else ())]
+    if not texts:
+        raise ConfigError("PROMPT: give at least one prompt, or a --prompts-file with one in it")
+    if options.output is not None and not options.output.absolute().parent.is_dir():
+        raise ConfigError(f"--output {options.output}: there is no such folder: make it first")
+    model = load_model(config)
+    uses_template = model.tokenizer.chat_template is not None if options.chat is None else options.chat
+    prompts = [model.chat_prompt([{"role": "user", "content": text}]) if uses_template else text for text in texts]
+    if options.output is None and not options.prompts_file:
+        _stream(model, prompts, sampling, options.stop)
+        return 0
+    if options.output is None:
+        _write(sys.stdout, model, texts, prompts, sampling, options.stop)
+    else:
+        with options.output.open("w", encoding="utf-8") as file:
+            _write(file, model, texts, prompts, sampling, options.stop)
+    return 0
+
+
+def _stream(model: LLM, prompts: Sequence[Prompt], sampling: SamplingParams, stop: Sequence[str]) -> None:
+    """One answer after another, each as it comes."""
+    for prompt in prompts:
+        for delta in model.stream(prompt, sampling, stop=stop):
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+
+
+def _write(
+    file: TextIO,
+    model: LLM,
+    texts: Sequence[str],
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    stop: Sequence[str],
+) -> None:
+    """All prompts at once; a JSON object a line, in their order."""
+    for text, done in zip(texts, model.generate(prompts, sampling, stop=stop), strict=True):
+        answer = {
+            "prompt": text,
+            "text": done.text,
+            "finish_reason": done.finish_reason,
+            "prompt_tokens": done.usage.prompt_tokens,
+            "completion_tokens": done.usage.completion_tokens,
+        }
+        file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+
+
+def _read(path: Path) -> Iterator[str]:
+    """The prompts of a file; empty lines are none.
+
+    Raises:
+        ConfigError: when it cannot be read, naming the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts-file {path}: {getattr(error, 'strerror', None) or error}") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _prompt_of(line, f"--prompts-file {path}, line {number}") if path.suffix == ".jsonl" else line
+
+
+def _prompt_of(line: str, place: str) -> str:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{place}: is no JSON ({error})") from None
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    if not isinstance(prompt, str):
+        raise ConfigError(f'{place}: write a text, or an object like {{"prompt": "..."}}')
+    return prompt

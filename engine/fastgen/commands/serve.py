@@ -1,0 +1,46 @@
+"""`fastgen serve`: a model over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fastgen import logs
+from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config, given
+from fastgen.config import KNOBS, SERVER_KNOBS, ServerConfig
+
+
+def add(commands: Subcommands) -> None:
+    """Adds the command."""
+    serve = add_command(commands, "serve", "serve a model over HTTP, as OpenAI does", run)
+    add_model(serve)
+    serve.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
+    serve.add_argument(
+        "--served-model-name",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="what requests may call the model; the first is its name in metrics (default: the model's file name)",
+    )
+    add_knobs(serve, [*SERVER_KNOBS, *KNOBS])
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until told to stop."""
+    config = engine_config(options)
+    server_config = ServerConfig(
+        host=options.host,
+        port=options.port,
+        served_model_names=tuple(options.served_model_name),
+        **given(options, SERVER_KNOBS),
+    )
+    logs.configure(server_config.log_format)
+    from fastgen.process import EngineStartError
+    from fastgen.server.main import run as serve
+
+    try:
+        return serve(config, server_config)
+    except EngineStartError as error:
+        print(f"fastgen: error: {error}", file=sys.stderr)
+        return error.exit_code

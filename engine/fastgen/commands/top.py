@@ -1,0 +1,126 @@
+"""`fastgen top`: what a server does at this moment, out of its metrics."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fastgen.commands.flags import Subcommands, add_command
+from fastgen.config import ConfigError
+from fastgen.remote import Remote, RemoteError
+from fastgen.scrape import Interval, Scrape
+
+_BAR = 30
+
+
+def add(commands: Subcommands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "top", "show what a server does, live", run)
+    parser.add_argument(
+        "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
+    )
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: 1)")
+    parser.add_argument("--once", action="store_true", help="look twice, print what was between, and end")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows it until interrupted."""
+    if not 0.05 <= options.interval <= 3600:
+        raise ConfigError(f"--interval {options.interval}: must be from 0.05 to 3600 seconds")
+    remote = Remote(options.url, os.environ.get("FASTGEN_API_KEY"), timeout=10.0)
+
+    def look() -> Scrape:
+        return Scrape.parse(remote.get("/metrics"), time.monotonic())
+
+    console = Console(file=sys.stdout)
+    if options.once:
+        before = look()
+        time.sleep(options.interval)
+        console.print(view(options.url, Interval(before, look())))
+        return 0
+    return _watch(options.url, options.interval, look, console)
+
+
+def _watch(url: str, interval: float, look: Callable[[], Scrape], console: Console) -> int:
+    before = look()
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            try:
+                after = look()
+            except RemoteError as error:  # it may be on its way back
+                live.update(Text(str(error), style="red"), refresh=True)
+                continue
+            live.update(view(url, Interval(before, after)), refresh=True)
+            before = after
+
+
+def view(url: str, interval: Interval) -> RenderableType:
+    """What happened, as a page."""
+    now = interval.after
+    title = Text.assemble((now.model_name or "?", "bold"), f"  {url}", style="")
+    return Group(title, "", _load(interval), "", _speed(interval))
+
+
+def _load(interval: Interval) -> Table:
+    now = interval.after
+    passes = interval.growth("step_tokens_count")
+    budget = now.value("token_budget")
+    fill = interval.growth("step_tokens_sum") / (passes * budget) if passes and budget else 0.0
+    hits, queries = (interval.growth(f"prefix_cache_{kind}_tokens_total") for kind in ("hit", "query"))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row(
+        "budget fill", _bar(fill), f"{fill:.0%} of {budget:.0f} tokens, {passes / interval.seconds:.1f} passes/s"
+    )
+    used = now.value("kv_cache_usage_ratio")
+    table.add_row(
+        "KV cache", _bar(used),
+        f"{used:.0%}, {now.value('kv_cache_tokens'):.0f} of {now.value('kv_cache_capacity_tokens'):.0f} tokens",
+    )  # fmt: skip
+    if queries:
+        table.add_row("prefix hits", _bar(hits / queries), f"{hits / queries:.0%} of prompt tokens")
+    waits = f"{now.value('num_requests_waiting'):.0f} waiting"
+    if now.value("num_requests_waiting"):
+        waits += f" (oldest {now.value('oldest_waiting_seconds'):.1f} s)"
+    swapped = f", {now.value('num_requests_swapped'):.0f} swapped" if now.value("num_requests_swapped") else ""
+    table.add_row("requests", f"{now.value('num_requests_running'):.0f} running", waits + swapped)
+    table.add_row("backlog", f"{now.value('backlog_prompt_tokens'):.0f} prompt tokens", "")
+    return table
+
+
+def _speed(interval: Interval) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    prompt, generated = (interval.rate("scheduled_tokens_total", phase) for phase in ("prefill", "decode"))
+    table.add_row("tokens/s", f"{prompt:.0f} prompt", f"{generated:.0f} decode")
+    table.add_row(
+        "requests/s", f"{interval.rate('request_success_total'):.2f} ended",
+        f"{interval.rate('request_rejected_total'):.2f} refused",
+    )  # fmt: skip
+    for name, metric in (
+        ("between tokens", "inter_token_latency_seconds"),
+        ("first token", "time_to_first_token_seconds"),
+        ("pass", "step_seconds"),
+    ):
+        p50, p99 = (interval.quantile(metric, share) for share in (0.5, 0.99))
+        table.add_row(name, f"{_milliseconds(p50)} median", f"{_milliseconds(p99)} p99")
+    if interval.growth("preemptions_total"):
+        table.add_row("preemptions/s", f"{interval.rate('preemptions_total'):.2f}", "")
+    return table
+
+
+def _bar(share: float) -> Text:
+    full = round(_BAR * min(1.0, max(0.0, share)))
+    return Text.assemble(("█" * full, "green" if share < 0.9 else "yellow"), ("░" * (_BAR - full), "dim"))
+
+
+def _milliseconds(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{seconds * 1000:.1f} ms"

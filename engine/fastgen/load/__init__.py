@@ -1,0 +1,1 @@
+"""Load for an engine or a server, and what came of it."""

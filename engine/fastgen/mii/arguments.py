@@ -1,0 +1,147 @@
+"""MII's arguments of a generation, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fastgen.config import ConfigError
+from fastgen.core.request import RequestError, SamplingParams
+
+# Ours beside MII's, by our own names.
+_MORE = ("seed", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+# What MII's users may pass where a model is loaded, and what takes its place here.
+_ELSEWHERE = {
+    "tensor_parallel": "one process runs a model whole: leave it out",
+    "replica_num": "one server is one replica: for more, set replicas in a FastGenDeployment",
+    "quantization_mode": 'use quantization="int8" (on a CPU)',
+    "model_config": "give each setting as an argument of its own",
+    "tokenizer": "the model's own is used: leave it out",
+    "enable_restful_api": "HTTP is how every server is reached: leave it out",
+    "restful_api_port": "use port",
+    "port_number": "use port",
+    "all_rank_output": "there is one rank: leave it out",
+    "max_length": "use max_model_length",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One answer.
+
+    Attributes:
+        generated_text: the generation, after the prompt where `return_full_text` asks for it.
+        prompt_length, generated_length: tokens.
+        finish_reason: "stop" or "length".
+    """
+
+    generated_text: str
+    prompt_length: int
+    generated_length: int
+    finish_reason: str | None
+
+    def __str__(self) -> str:
+        return self.generated_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateArguments:
+    """What a call to generate may say.
+
+    Attributes:
+        max_length: most tokens of prompt and generation together, where `max_new_tokens` is not given.
+        max_new_tokens, min_new_tokens: of the generation.
+        do_sample: False is greedy, whatever the next three say.
+        top_p, top_k, temperature: how tokens are drawn.
+        stop: texts that end a generation. The model's own end of a text ends it as well.
+        ignore_eos: go on over the model's own end of a text.
+        return_full_text: put the prompt before the generation.
+        more: further sampling parameters, by the names of `fastgen.SamplingParams`.
+    """
+
+    max_length: int = 1024
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    do_sample: bool = True
+    top_p: float = 0.9
+    top_k: int | None = None
+    temperature: float | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    return_full_text: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> GenerateArguments:
+        """Out of a call's keyword arguments.
+
+        Raises:
+            RequestError: when there is no argument of a name.
+        """
+        own = {f.name for f in fields(cls)} - {"more"}
+        for name in given:
+            if name not in own and name not in _MORE:
+                names = ", ".join([f.name for f in fields(cls) if f.name in own] + list(_MORE))
+                raise RequestError(f"{name}: no such argument; there are {names}", name)
+        stop = given.get("stop") or ()
+        known = {name: value for name, value in given.items() if name in own}
+        known["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        return cls(**known, more={name: value for name, value in given.items() if name in _MORE})
+
+    def max_tokens(self, prompt_length: int) -> int:
+        """Most tokens to generate after a prompt of this many.
+
+        Raises:
+            RequestError: when the prompt alone is as long as `max_length`.
+        """
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        if prompt_length >= self.max_length:
+            raise RequestError(
+                f"max_length is {self.max_length} and the prompt has {prompt_length} tokens: raise it, or give "
+                "max_new_tokens instead",
+                "max_length",
+            )
+        return self.max_length - prompt_length
+
+    def sampling(self, prompt_length: int) -> SamplingParams:
+        """As our own parameters.
+
+        Raises:
+            RequestError: when a value is out of range.
+        """
+        return SamplingParams(
+            max_tokens=self.max_tokens(prompt_length),
+            min_tokens=self.min_new_tokens,
+            ignore_eos=self.ignore_eos,
+            **self._drawing(),
+        )
+
+    def body(self, prompt_length: int) -> dict[str, Any]:
+        """As fields of a request to /v1/completions; `prompt_length` matters only without `max_new_tokens`."""
+        return {
+            "max_tokens": self.max_tokens(prompt_length),
+            "min_tokens": self.min_new_tokens,
+            "ignore_eos": self.ignore_eos,
+            "stop": list(self.stop),
+            **self._drawing(),
+        }
+
+    def _drawing(self) -> dict[str, Any]:
+        if not self.do_sample:
+            return {"temperature": 0.0, **self.more}
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k or 0, **self.more}
+
+
+def check_model_arguments(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError with the remedy where an argument is MII's and not ours."""
+    for name in given:
+        if name in _ELSEWHERE:
+            raise ConfigError(f"{name}: {_ELSEWHERE[name]}")
+
+
+def as_list(prompts: str | Sequence[str]) -> list[str]:
+    """One prompt or several, as a list."""
+    return [prompts] if isinstance(prompts, str) else list(prompts)

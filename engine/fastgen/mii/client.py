@@ -1,0 +1,153 @@
+"""`fastgen.client`: talks to a server that `fastgen.serve` started, from any program of the same user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastgen.core.request import RequestError
+from fastgen.mii import deployments
+from fastgen.mii.arguments import GenerateArguments, Response, as_list
+from fastgen.mii.deployments import Deployment, DeploymentError
+from fastgen.remote import Remote, RemoteError
+
+_MOST_AT_ONCE = 64
+_LOOK_SECONDS = 0.05
+# On top of the drain: the server's own limits for its last answers and for its engine's end.
+_END_SECONDS = 20.0
+
+StreamingFunction = Callable[[list[Response]], Any]
+
+
+def client(deployment_name: str, *, api_key: str | None = None) -> Client:
+    """A client of a deployment on this machine.
+
+    Args:
+        deployment_name: as given to `fastgen.serve`.
+        api_key: where the server asks for one; the environment's FASTGEN_API_KEY where not given.
+
+    Raises:
+        DeploymentError: when there is none of this name, or it has ended.
+    """
+    deployment = deployments.find(deployment_name)
+    if not deployment.url:
+        raise DeploymentError(f"deployment {deployment_name!r} is not ready yet: try again when fastgen.serve is back")
+    if not deployment.alive:
+        deployments.forget(deployment_name)
+        raise DeploymentError(
+            f"deployment {deployment_name!r} has ended (its log: {deployment.log}): start it again with fastgen.serve"
+        )
+    return Client(deployment, api_key=api_key)
+
+
+class Client:
+    """Asks a deployment to generate, and ends it. For any number of threads.
+
+    Attributes:
+        deployment: what is known of it; `deployment.url` is its address for other clients.
+    """
+
+    def __init__(self, deployment: Deployment, *, api_key: str | None = None) -> None:
+        self.deployment = deployment
+        # The variable may hold several keys, as the server takes them.
+        key = api_key or os.environ.get("FASTGEN_API_KEY", "").partition(",")[0] or None
+        self._remote = Remote(deployment.url, key)
+
+    def generate(
+        self, prompts: str | Sequence[str], streaming_fn: StreamingFunction | None = None, **arguments: Any
+    ) -> list[Response]:
+        """Continues prompts, all at once; `arguments` are those of `GenerateArguments`.
+
+        With `streaming_fn`, which takes one prompt only, it is called with a list of one response for each piece of
+        text as it comes; the whole is returned all the same.
+
+        Raises:
+            RequestError: when the server refuses an argument or a prompt.
+            DeploymentError: when the server cannot be reached.
+        """
+        asked = GenerateArguments.of(arguments)
+        texts = as_list(prompts)
+        if streaming_fn is not None and len(texts) != 1:
+            raise RequestError(f"streaming_fn takes one prompt at a time, not {len(texts)}", "streaming_fn")
+        try:
+            if streaming_fn is not None:
+                return [self._stream(texts[0], asked, streaming_fn)]
+            with ThreadPoolExecutor(min(_MOST_AT_ONCE, max(1, len(texts)))) as pool:
+                return list(pool.map(lambda text: self._whole(text, asked), texts))
+        except RemoteError as error:
+            if error.status is not None and 400 <= error.status < 500:
+                raise RequestError(str(error), "prompts") from error
+            raise DeploymentError(self._what_became_of_it(error)) from error
+
+    def terminate_server(self) -> None:
+        """Ends the server, for everybody: it takes no more requests, and running ones may finish until its drain ends.
+
+        Raises:
+            DeploymentError: when it does not end.
+        """
+        deadline = time.monotonic() + self.deployment.drain_seconds + _END_SECONDS
+        self._signal(signal.SIGTERM)
+        while self._running():
+            if time.monotonic() > deadline:
+                raise DeploymentError(
+                    f"deployment {self.deployment.name!r} (process {self.deployment.pid}) does not end: see "
+                    f"{self.deployment.log}"
+                )
+            time.sleep(_LOOK_SECONDS)
+        deployments.forget(self.deployment.name)
+
+    def kill(self) -> None:
+        """Ends the server at once. Running requests are lost."""
+        self._signal(signal.SIGKILL)
+        while self._running():
+            time.sleep(_LOOK_SECONDS)
+        deployments.forget(self.deployment.name)
+
+    def _whole(self, text: str, asked: GenerateArguments) -> Response:
+        answer = self._remote.post("/v1/completions", self._body(text, asked))
+        choice, usage = answer["choices"][0], answer["usage"]
+        return _response(text, asked, choice["text"], usage, choice["finish_reason"])
+
+    def _stream(self, text: str, asked: GenerateArguments, streaming_fn: StreamingFunction) -> Response:
+        body = self._body(text, asked) | {"stream_options": {"include_usage": True}}
+        pieces: list[str] = []
+        reason, usage = None, {"prompt_tokens": 0, "completion_tokens": 0}
+        for event in self._remote.stream("/v1/completions", body):
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                reason = choice["finish_reason"] or reason
+                pieces.append(choice["text"])
+                streaming_fn([Response(choice["text"], 0, len(pieces), choice["finish_reason"])])
+        return _response(text, asked, "".join(pieces), usage, reason)
+
+    def _body(self, text: str, asked: GenerateArguments) -> dict[str, Any]:
+        counted = 0
+        if asked.max_new_tokens is None:
+            counted = int(self._remote.post("/tokenize", {"prompt": text})["count"])
+        return {"model": self.deployment.name, "prompt": text, **asked.body(counted)}
+
+    def _what_became_of_it(self, error: RemoteError) -> str:
+        if self._running():
+            return str(error)
+        return f"deployment {self.deployment.name!r} has ended ({error}; its log: {self.deployment.log})"
+
+    def _running(self) -> bool:
+        # Where this program started it, the kernel keeps its end for us until it is asked for.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.deployment.pid, os.WNOHANG)
+        return self.deployment.alive
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.deployment.pid, number)
+
+
+def _response(prompt: str, asked: GenerateArguments, text: str, usage: dict[str, int], reason: str | None) -> Response:
+    whole = prompt + text if asked.return_full_text else text
+    return Response(whole, usage["prompt_tokens"], usage["completion_tokens"], reason)

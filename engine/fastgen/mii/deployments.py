@@ -1,0 +1,134 @@
+"""Servers that were started by name on this machine: a file each, in a folder of the user's own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class DeploymentError(Exception):
+    """A deployment that is not there, cannot be started or has ended; the message says the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One server process.
+
+    Attributes:
+        name: what it was started as.
+        url: where it listens; empty while the process that starts it is at work.
+        pid: its process; while it is being started, that of who starts it.
+        began: when that process began, in the kernel's ticks since boot: a process id alone may be somebody else's.
+        drain_seconds: how long it lets running requests go on when told to end.
+        log: the file that it writes its log to.
+    """
+
+    name: str
+    url: str
+    pid: int
+    began: int
+    drain_seconds: int
+    log: str
+
+    @property
+    def alive(self) -> bool:
+        """Is its process running?"""
+        return process_began(self.pid) == self.began
+
+
+def runtime_folder() -> Path:
+    """Where deployments are noted: only this user may look into it.
+
+    Raises:
+        DeploymentError: when the folder is somebody else's.
+    """
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(given) / "fastgen" if given else Path(tempfile.gettempdir()) / f"fastgen-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise DeploymentError(
+            f"{folder}: others may write here: remove it, or set XDG_RUNTIME_DIR to a folder of yours"
+        )
+    return folder
+
+
+def find(name: str) -> Deployment:
+    """The deployment of this name, alive or not.
+
+    Raises:
+        DeploymentError: when there is none.
+    """
+    try:
+        return Deployment(**json.loads(_file(name).read_text()))
+    except FileNotFoundError:
+        known = sorted(path.stem for path in runtime_folder().glob("*.json"))
+        there = f"there are {', '.join(known)}" if known else "there is none on this machine"
+        raise DeploymentError(f"deployment {name!r} is not known: {there}; start it with fastgen.serve") from None
+    except (ValueError, TypeError):
+        raise DeploymentError(f"{_file(name)}: cannot be read: remove it and start the deployment again") from None
+
+
+def reserve(name: str) -> None:
+    """Notes that this process is about to start a deployment; one that has ended gives its name away.
+
+    Raises:
+        DeploymentError: when the name is in use, or cannot be a name.
+    """
+    if not _NAME.fullmatch(name):
+        raise DeploymentError(f"deployment name {name!r}: use at most 63 letters, digits, dots, dashes and underscores")
+    pid = os.getpid()
+    began = process_began(pid)
+    assert began is not None, "this process runs"
+    with (runtime_folder() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed: two programs must not both find the name free
+        if _file(name).exists() and (held := find(name)).alive:
+            where = f"at {held.url} (process {held.pid})" if held.url else f"being started by process {held.pid}"
+            raise DeploymentError(
+                f'deployment {name!r} is in use, {where}: take it with fastgen.client("{name}"), end it with its '
+                "terminate_server(), or choose another deployment_name"
+            )
+        note(Deployment(name=name, url="", pid=pid, began=began, drain_seconds=0, log=str(log_file(name))))
+
+
+def note(deployment: Deployment) -> None:
+    """Replaces what is noted of this name, at once and whole."""
+    path = _file(deployment.name)
+    draft = path.with_suffix(".new")
+    draft.write_text(_text(deployment))
+    draft.replace(path)
+
+
+def forget(name: str) -> None:
+    """Gives the name away."""
+    _file(name).unlink(missing_ok=True)
+
+
+def log_file(name: str) -> Path:
+    """Where the server of this name writes its log."""
+    return runtime_folder() / f"{name}.log"
+
+
+def process_began(pid: int) -> int | None:
+    """When a process began, in ticks since boot; None where it has ended, be it only in its parent's books."""
+    try:
+        # The name, in brackets, may hold anything: what follows the last bracket are the numbers.
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if words[0] in "ZX" else int(words[19])
+
+
+def _file(name: str) -> Path:
+    return runtime_folder() / f"{name}.json"
+
+
+def _text(deployment: Deployment) -> str:
+    return json.dumps(asdict(deployment), indent=1)

@@ -1,0 +1,56 @@
+"""`fastgen.pipeline`: a model in this process, called with prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastgen.api import LLM
+from fastgen.mii.arguments import GenerateArguments, Response, as_list, check_model_arguments
+
+
+def pipeline(model: str, **knobs: Any) -> Pipeline:
+    """Loads a model into this process.
+
+    Args:
+        model: a GGUF file or a Hugging Face directory.
+        knobs: the engine's settings, by the names of `fastgen.config.EngineConfig`.
+
+    Raises:
+        ConfigError: when the model or the settings cannot be served.
+    """
+    check_model_arguments(knobs)
+    return Pipeline(LLM(model, **knobs))
+
+
+class Pipeline:
+    """A model that is called with prompts. For one thread."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm: LLM | None = llm
+
+    def __call__(self, prompts: str | Sequence[str], **arguments: Any) -> list[Response]:
+        """Continues prompts, all at once; `arguments` are those of `GenerateArguments`.
+
+        Raises:
+            RequestError: when the model cannot serve one of them; none is then run.
+        """
+        if self._llm is None:
+            raise RuntimeError("this pipeline was destroyed: make a new one with fastgen.pipeline")
+        asked = GenerateArguments.of(arguments)
+        texts = as_list(prompts)
+        tokens = [self._llm.tokenizer.encode(text, add_special_tokens=True) for text in texts]
+        done = self._llm.generate(tokens, [asked.sampling(len(prompt)) for prompt in tokens], stop=asked.stop)
+        return [
+            Response(
+                text + completion.text if asked.return_full_text else completion.text,
+                completion.usage.prompt_tokens,
+                completion.usage.completion_tokens,
+                completion.finish_reason.value,
+            )
+            for text, completion in zip(texts, done, strict=True)
+        ]
+
+    def destroy(self) -> None:
+        """Gives back the memory of weights and KV cache. The pipeline cannot be called any more."""
+        self._llm = None

@@ -1,0 +1,161 @@
+"""`fastgen.serve`: a server that outlives the program that starts it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fastgen.config import (
+    KNOBS,
+    SERVER_KNOBS,
+    ConfigError,
+    EngineConfig,
+    Knob,
+    ServerConfig,
+    default_model_name,
+    parsed_knobs,
+)
+from fastgen.mii import deployments
+from fastgen.mii.arguments import check_model_arguments
+from fastgen.mii.client import Client
+from fastgen.mii.deployments import Deployment, DeploymentError
+from fastgen.model.source import ModelSource
+from fastgen.remote import Remote, RemoteError
+from fastgen.terminal import progress_bar
+
+# What a server is started with; its arguments are added.
+COMMAND = (sys.executable, "-m", "fastgen")
+_LOOK_SECONDS = 0.1
+
+
+def serve(
+    model: str,
+    deployment_name: str | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    replica_num: int = 1,
+    **knobs: Any,
+) -> Client:
+    """Starts a server of its own on this machine and returns when it is ready. It goes on when this program ends.
+
+    Args:
+        model: a GGUF file or a Hugging Face directory.
+        deployment_name: how `fastgen.client` finds it; the model's name where not given.
+        host, port: where it listens; port 0 takes a free one.
+        replica_num: 1. More replicas are a FastGenDeployment's: see the error.
+        knobs: the engine's and the server's settings, by the names of `fastgen.config`.
+
+    Raises:
+        ConfigError: when the model or the settings cannot be served.
+        DeploymentError: when the name is in use, or the server ends before it is ready.
+    """
+    check_model_arguments(knobs | ({"replica_num": replica_num} if replica_num != 1 else {}))
+    settings = parsed_knobs(knobs, (*KNOBS, *SERVER_KNOBS))
+    # What is wrong shows here, not in a log.
+    EngineConfig(model=model, **{knob.name: settings[knob.name] for knob in KNOBS if knob.name in settings})
+    server = ServerConfig(**{knob.name: settings[knob.name] for knob in SERVER_KNOBS if knob.name in settings})
+    source = ModelSource.open(model)
+    name = deployment_name or default_model_name(model)
+    deployments.reserve(name)
+    try:
+        port = port or _free_port(host)
+        log = deployments.log_file(name)
+        words = ["serve", str(source.path.absolute()), "--host", host, "--port", str(port)]
+        pid = _start([*words, "--served-model-name", name, *_flags(settings)], log)
+        shown = "127.0.0.1" if host in ("", "0.0.0.0") else f"[{host}]" if ":" in host else host
+        deployment = Deployment(
+            name=name,
+            url=f"http://{shown}:{port}",
+            pid=pid,
+            began=deployments.process_began(pid) or 0,
+            drain_seconds=server.drain_seconds,
+            log=str(log),
+        )
+        deployments.note(deployment)
+        _wait_until_ready(deployment)
+    except BaseException:
+        deployments.forget(name)
+        raise
+    return Client(deployment)
+
+
+def _start(arguments: list[str], log: Path) -> int:
+    """A process in a session of its own: what ends this program, or its terminal, does not reach it."""
+    with log.open("wb") as output:
+        return os.posix_spawn(
+            COMMAND[0],
+            [*COMMAND, *arguments],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
+            ],
+            setsid=True,
+        )
+
+
+def _wait_until_ready(deployment: Deployment) -> None:
+    """Shows how far the server is.
+
+    Raises:
+        DeploymentError: when it ends before.
+    """
+    remote = Remote(deployment.url, timeout=10.0)
+    with progress_bar() as on_progress:
+        try:
+            while True:
+                try:
+                    remote.get("/ready")
+                    return
+                except RemoteError as error:
+                    if error.status is not None:
+                        on_progress(*_stage(str(error)))
+                if not deployment.alive:
+                    raise DeploymentError(f"deployment {deployment.name!r}: {_last_words(Path(deployment.log))}")
+                time.sleep(_LOOK_SECONDS)
+        except BaseException:
+            Client(deployment).kill()
+            raise
+
+
+def _stage(said: str) -> tuple[str, float]:
+    """Out of `.../ready: 503 loading weights 40 %`: the stage and its share."""
+    words = said.rpartition(": 503 ")[2].split()
+    if len(words) > 2 and words[-1] == "%" and words[-2].isdigit():
+        return " ".join(words[:-2]), int(words[-2]) / 100
+    return " ".join(words) or "starting", 0.0
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    errors = [line for line in lines if line.startswith("fastgen: error: ")]
+    if errors:
+        return errors[-1].removeprefix("fastgen: error: ")
+    return f"the server ended before it was ready: {lines[-1] if lines else 'it said nothing'} (see {log})"
+
+
+def _flags(settings: dict[str, Any]) -> list[str]:
+    knobs: dict[str, Knob] = {knob.name: knob for knob in (*KNOBS, *SERVER_KNOBS)}
+    words: list[str] = []
+    for name, value in settings.items():
+        knob = knobs[name]
+        if knob.kind == "switch":
+            words.append(knob.flag if value else "--no-" + knob.flag.removeprefix("--"))
+        elif value is not None:
+            words += [knob.flag, str(value)]
+    return words
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, 0), family=family) as listener:
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        raise ConfigError(f"host {host}: {error.strerror}; give an address of this machine") from None

@@ -1,0 +1,117 @@
+"""A small client of a FastGen server, on the standard library: JSON in, JSON, text or a stream of events out."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class RemoteError(Exception):
+    """A server that cannot be reached or refuses; the message is one line.
+
+    `status` is that of its answer, or None where there was none.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Remote:
+    """A server at `url`. For any number of threads: each call has a connection of its own.
+
+    Args:
+        url: for example `http://127.0.0.1:8000`; a trailing `/v1` is the same.
+        api_key: sent where given.
+        timeout: seconds between two signs of life.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RemoteError(f"{url}: is no address of a server: write it like http://127.0.0.1:8000")
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+        self._parts = urlsplit(self.url)
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        )
+        self._timeout = timeout
+
+    def get(self, path: str) -> str:
+        """What the server answers, as text.
+
+        Raises:
+            RemoteError: when it cannot be reached or answers with an error.
+        """
+        with self._answer("GET", path, None) as answer:
+            return answer.read().decode()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object that the server answers with.
+
+        Raises:
+            RemoteError: when it cannot be reached or answers with an error.
+        """
+        with self._answer("POST", path, body) as answer:
+            value: dict[str, Any] = json.loads(answer.read())
+            return value
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a stream, as they come; closing the iterator closes the connection.
+
+        Raises:
+            RemoteError: when the server cannot be reached, answers with an error, or breaks off.
+        """
+        with self._answer("POST", path, {**body, "stream": True}) as answer:
+            for line in answer:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise RemoteError(f"{self.url}: {event['error'].get('message')}")
+                yield event
+        raise RemoteError(f"{self.url}: the stream broke off")
+
+    def model_names(self) -> list[str]:
+        """The names that requests may call the model.
+
+        Raises:
+            RemoteError: when the server cannot be reached or serves nothing yet.
+        """
+        return [model["id"] for model in json.loads(self.get("/v1/models"))["data"]]
+
+    @contextmanager
+    def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._parts.netloc, timeout=self._timeout)
+        try:
+            connection.request(
+                method, self._parts.path + path, None if body is None else json.dumps(body), self._headers
+            )
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                raise RemoteError(f"{self.url}{path}: {_reason(answer)}", answer.status)
+            yield answer
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise RemoteError(f"{self.url}: {reason}") from error
+        finally:
+            connection.close()
+
+
+def _reason(answer: http.client.HTTPResponse) -> str:
+    """The server's own words where it has any."""
+    body = answer.read().decode(errors="replace")
+    try:
+        said = json.loads(body)
+        message = said["error"]["message"] if "error" in said else said.get("status") or said.get("detail")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        message = None
+    return f"{answer.status} {message or answer.reason}"

@@ -1,0 +1,114 @@
+"""What a server's /metrics say, and what happened between two looks at them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_PREFIX = "fastgen_"
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One look: samples by name without the prefix `fastgen_`, summed over their labels.
+
+    Attributes:
+        seconds: when it was, on the caller's clock.
+        model_name: what the server calls its model.
+        values: by the sample's name.
+        by_label: by the sample's name and its label other than the model's and a bucket's bound.
+        buckets: of each histogram, (upper bound, count at or below it), ascending.
+    """
+
+    seconds: float
+    model_name: str
+    values: Mapping[str, float]
+    by_label: Mapping[tuple[str, str], float]
+    buckets: Mapping[str, tuple[tuple[float, float], ...]]
+
+    @classmethod
+    def parse(cls, text: str, seconds: float) -> Scrape:
+        """Reads Prometheus' text format."""
+        values: dict[str, float] = {}
+        by_label: dict[tuple[str, str], float] = {}
+        buckets: dict[str, dict[float, float]] = {}
+        model_name = ""
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if not sample.name.startswith(_PREFIX):
+                    continue
+                name = sample.name.removeprefix(_PREFIX)
+                model_name = sample.labels.get("model_name", model_name)
+                if "le" in sample.labels:
+                    counts = buckets.setdefault(name.removesuffix("_bucket"), {})
+                    bound = float(sample.labels["le"])
+                    counts[bound] = counts.get(bound, 0.0) + sample.value
+                    continue
+                values[name] = values.get(name, 0.0) + sample.value
+                for label, word in sample.labels.items():
+                    if label != "model_name":
+                        by_label[name, word] = by_label.get((name, word), 0.0) + sample.value
+        return cls(
+            seconds, model_name, values, by_label, {name: tuple(sorted(of.items())) for name, of in buckets.items()}
+        )
+
+    def value(self, name: str) -> float:
+        """A gauge's or counter's value; 0 where the server has none of that name."""
+        return self.values.get(name, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What happened between two looks."""
+
+    before: Scrape
+    after: Scrape
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return self.after.seconds - self.before.seconds
+
+    def rate(self, name: str, label: str | None = None) -> float:
+        """How much a counter grew per second. A counter that fell began anew: the server was started again."""
+        return self.growth(name, label) / self.seconds if self.seconds > 0 else 0.0
+
+    def growth(self, name: str, label: str | None = None) -> float:
+        """How much a counter grew."""
+        if label is None:
+            before, after = self.before.value(name), self.after.value(name)
+        else:
+            before, after = (look.by_label.get((name, label), 0.0) for look in (self.before, self.after))
+        return after - before if after >= before else after
+
+    def mean(self, histogram: str) -> float:
+        """The mean of what a histogram saw; NaN where it saw nothing."""
+        count = self.growth(f"{histogram}_count")
+        return self.growth(f"{histogram}_sum") / count if count else math.nan
+
+    def quantile(self, histogram: str, share: float) -> float:
+        """About the value that `share` of what a histogram saw is at or below; NaN where it saw nothing.
+
+        Within a bucket values are taken to lie evenly, as PromQL's histogram_quantile does.
+        """
+        counts = self._bucket_growth(histogram)
+        if not counts or counts[-1][1] <= 0:
+            return math.nan
+        wanted = share * counts[-1][1]
+        lower, below = 0.0, 0.0
+        for bound, count in counts:
+            if count >= wanted and count > below:
+                if math.isinf(bound):
+                    return lower
+                return lower + (bound - lower) * (wanted - below) / (count - below)
+            lower, below = bound, count
+        return lower
+
+    def _bucket_growth(self, histogram: str) -> list[tuple[float, float]]:
+        before = dict(self.before.buckets.get(histogram, ()))
+        after = self.after.buckets.get(histogram, ())
+        grown = [(bound, count - before.get(bound, 0.0)) for bound, count in after]
+        return list(after) if any(count < 0 for _, count in grown) else grown

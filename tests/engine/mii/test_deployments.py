@@ -1,0 +1,106 @@
+"""What is noted of deployments, and what becomes of it when processes end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastgen
+from fastgen.config import ConfigError
+from fastgen.mii import deployments
+from fastgen.mii.deployments import Deployment, DeploymentError
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def noted(name: str, pid: int, url: str = "http://127.0.0.1:9") -> Deployment:
+    began = deployments.process_began(pid)
+    assert began is not None
+    deployment = Deployment(name=name, url=url, pid=pid, began=began, drain_seconds=1, log="the.log")
+    deployments.note(deployment)
+    return deployment
+
+
+def ended() -> int:
+    """The id of a process that has ended and that nobody has asked about."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return process.pid
+
+
+def test_a_name_that_nobody_started_is_told_with_those_that_are() -> None:
+    with pytest.raises(DeploymentError, match="'chat' is not known: there is none on this machine"):
+        fastgen.client("chat")
+    noted("other", os.getpid())
+    with pytest.raises(DeploymentError, match="there are other; start it"):
+        fastgen.client("chat")
+
+
+def test_a_server_that_has_ended_is_told_once_and_forgotten() -> None:
+    pid = ended()
+    deployments.note(Deployment(name="chat", url="http://x", pid=pid, began=1, drain_seconds=1, log="the.log"))
+    with pytest.raises(DeploymentError, match="'chat' has ended"):
+        fastgen.client("chat")
+    with pytest.raises(DeploymentError, match="not known"):
+        fastgen.client("chat")
+
+
+def test_a_name_in_use_is_refused_and_one_whose_server_has_ended_is_free() -> None:
+    noted("chat", os.getpid())
+    with pytest.raises(DeploymentError, match="in use, at http"):
+        deployments.reserve("chat")
+    deployments.note(Deployment(name="chat", url="http://x", pid=ended(), began=1, drain_seconds=1, log=""))
+    deployments.reserve("chat")
+    assert deployments.find("chat").pid == os.getpid()
+    with pytest.raises(DeploymentError, match="not ready yet"):
+        fastgen.client("chat")
+
+
+def test_another_process_with_the_same_id_is_not_taken_for_the_server() -> None:
+    deployment = noted("chat", os.getpid())
+    assert deployment.alive
+    assert not Deployment(**{**_fields(deployment), "began": deployment.began - 1}).alive
+
+
+def _fields(deployment: Deployment) -> dict[str, object]:
+    return {name: getattr(deployment, name) for name in Deployment.__slots__}
+
+
+def test_a_file_that_cannot_be_read_says_what_to_do(runtime: Path) -> None:
+    deployments.runtime_folder()
+    (runtime / "fastgen" / "chat.json").write_text("{")
+    with pytest.raises(DeploymentError, match="remove it"):
+        fastgen.client("chat")
+
+
+def test_a_folder_open_to_others_is_refused(runtime: Path) -> None:
+    (runtime / "fastgen").mkdir()
+    (runtime / "fastgen").chmod(0o777)
+    with pytest.raises(DeploymentError, match="others may write here"):
+        fastgen.client("chat")
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a b", "x" * 64])
+def test_a_name_that_cannot_be_a_files_is_refused(name: str) -> None:
+    with pytest.raises(DeploymentError, match="letters"):
+        deployments.reserve(name)
+
+
+def test_settings_are_checked_before_anything_is_started(runtime: Path) -> None:
+    for knobs, said in (
+        ({"replica_num": 2}, "FastGenDeployment"),
+        ({"token_budget": 0}, "--token-budget 0"),
+        ({"no_such": 1}, "no_such: no such setting"),
+        ({}, "no such file"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            fastgen.serve("nothing.gguf", "chat", **knobs)  # type: ignore[arg-type]
+    assert not list(runtime.glob("fastgen/*.json"))

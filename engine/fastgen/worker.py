@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import msgspec
 import zmq
@@ -77,6 +78,8 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     from fastgen.engine import Engine
     from fastgen.model.loader import load_runner
     from fastgen.model.source import ModelSource
+    from fastgen.text.grammar import GrammarFactory
+    from fastgen.text.tokenizer import Tokenizer
 
     source = ModelSource.open(config.model)
 
@@ -85,12 +88,16 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
 
     runner = load_runner(source, config, on_loading)
     config, measured = prepare(runner, config, on_loading)
-    engine = Engine(runner, config, step_model=StepModel.of(measured))
+    architecture = runner.architecture
+    grammars = GrammarFactory(
+        partial(Tokenizer.load, source.tokenizer), architecture.vocab_size, architecture.eos_token_ids
+    )
+    engine = Engine(runner, config, grammars=grammars, step_model=StepModel.of(measured))
     info = EngineInfo(
-        architecture=runner.architecture.name,
+        architecture=architecture.name,
         device=runner.device,
         dtype=runner.dtype,
-        vocabulary_size=runner.architecture.vocab_size,
+        vocabulary_size=architecture.vocab_size,
         num_parameters=runner.num_parameters,
         max_model_length=runner.max_model_length,
         token_budget=config.most_tokens,

@@ -98,7 +98,8 @@ class GrammarConstraint:
         allowed = mask.cast("B")
         words = self._matcher.compute_bitmask()
         if not self._matcher.is_error():
-            allowed[:] = words
+            # The library's rows may be a word longer than the vocabulary needs.
+            allowed[:] = words[: len(allowed)]
             return
         self._give_up()
         allowed[:] = bytes(len(allowed))

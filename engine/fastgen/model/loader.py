@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fastgen.config import EngineConfig
+from fastgen.config import ConfigError, EngineConfig
 from fastgen.kernels import build, environment
 from fastgen.model.cache import (
     host_room,
@@ -36,10 +36,17 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
 
     Raises:
         ModelError: when the weights cannot be used.
-        ConfigError: when the limits do not fit the model or the memory.
+        ConfigError: when the device is not there, or the limits do not fit the model or the memory.
     """
     progress("starting", 0.0)
     environment.prepare()
+    if source.native is not None and config.device == "cpu" and config.dtype in ("auto", "float32"):
+        return with_cache(_load_on_cpu(source, config, progress), config)
+    return with_cache(_load_on_torch(source, config, progress), config)
+
+
+def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
+    """A native model over the project's kernels, which are compiled meanwhile."""
     compiling = build.start(build.MODULES if config.quantization == "int8" else build.ALWAYS)
     import torch
 
@@ -56,7 +63,32 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
     for process in compiling:
         process.wait()
     progress("compiling kernels", 1.0)
-    return with_cache(model, config)
+    return model
+
+
+def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
+    """A model over torch's own operations: native ones by our code, others by transformers'."""
+    import torch
+
+    torch.set_num_threads(environment.usable_cpus())
+    from fastgen.model.device import choose_device, choose_dtype
+
+    device, dtype = choose_device(config), choose_dtype(config)
+
+    def on_weights(fraction: float) -> None:
+        progress("loading weights", fraction)
+
+    if source.native is not None:
+        from fastgen.model.native import load_on_torch
+
+        return load_on_torch(source, device, dtype, max_model_length=config.max_model_length, progress=on_weights)
+    if config.quantization != "none":
+        raise ConfigError(
+            f"--quantization {config.quantization}: not for a model that transformers' code runs: leave it out"
+        )
+    from fastgen.model.adapter import TransformersModel
+
+    return TransformersModel.load(source.path, device=device, dtype=dtype, progress=on_weights)
 
 
 def with_cache(model: Model, config: EngineConfig) -> ModelRunner:
@@ -70,9 +102,15 @@ def with_cache(model: Model, config: EngineConfig) -> ModelRunner:
 
     shape, kv = model.architecture, model.kv_shape
     memory = available_memory()
-    free = max(0, memory.num_bytes - working_memory_bytes(config, shape, kv))
-    num_host_blocks = plan_host_blocks(config, kv, free)
-    room = host_room(config, free - num_host_blocks * kv.block_bytes(config.block_size), limited=memory.limited)
+    if model.device.type == "cpu":
+        free = max(0, memory.num_bytes - working_memory_bytes(config, shape, kv))
+        num_host_blocks = plan_host_blocks(config, kv, free)
+        room = host_room(config, free - num_host_blocks * kv.block_bytes(config.block_size), limited=memory.limited)
+    else:
+        from fastgen.model.device import gpu_room
+
+        num_host_blocks = plan_host_blocks(config, kv, memory.num_bytes)
+        room = gpu_room(model, config)
     num_blocks = plan_kv_blocks(config, shape, kv, room)
     max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
     cache = KVCache(

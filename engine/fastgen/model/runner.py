@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Protocol
 
 import torch
 
-from fastgen.core.output import PassResult
+from fastgen.core.output import PassResult, TokenLogprobs
 from fastgen.core.scheduler import Pass
-from fastgen.model.batch import Batch
-from fastgen.model.cache import KVShape, PassShape
+from fastgen.model.batch import Batch, num_scored
+from fastgen.model.cache import ROWS_SAMPLED_AT_ONCE, KVShape, PassShape
 from fastgen.model.kv_cache import KVCache
+from fastgen.model.logprobs import token_logprobs
 from fastgen.model.sampler import Draw, sample
 
 
@@ -90,7 +92,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, pass_: Pass) -> PassResult:
-        """Copies the blocks that the pass swaps, computes it, and samples in the order of the chunks."""
+        """Copies the blocks that the pass swaps, computes it, samples, and scores the prompts that ask for it."""
         self._cache.swap(pass_.swap_out, pass_.swap_in)
         if not pass_.chunks:
             return PassResult([])
@@ -98,7 +100,24 @@ class ModelRunner:
         hidden = self._model.forward(batch, self._cache)
         end_tokens = self.architecture.eos_token_ids
         draws = [Draw.of(chunk, end_tokens) for chunk in pass_.chunks if chunk.samples]
-        return PassResult(sample(self._model.head(hidden[: batch.num_sampled]), draws))
+        sampled = sample(self._model.head(hidden[: batch.num_sampled]), draws)
+        return PassResult(sampled, self._prompt_logprobs(pass_, hidden[batch.num_sampled :]))
+
+    def _prompt_logprobs(self, pass_: Pass, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
+        """By index of the chunk; `hidden` [P, hidden] are the rows that are scored, in the order of the chunks."""
+        scored = [(index, chunk, num_scored(chunk)) for index, chunk in enumerate(pass_.chunks)]
+        next_tokens: list[int] = []
+        top: list[int] = []
+        for _, chunk, count in scored:
+            next_tokens += chunk.sequence.tokens[chunk.start + 1 : chunk.start + 1 + count]
+            top += [chunk.sequence.sampling.prompt_logprobs or 0] * count
+        found: list[TokenLogprobs] = []
+        # A few rows at a time: the logits of a whole prompt would be larger than all else in the pass.
+        for first in range(0, len(next_tokens), ROWS_SAMPLED_AT_ONCE):
+            rows = slice(first, first + ROWS_SAMPLED_AT_ONCE)
+            found += token_logprobs(self._model.head(hidden[rows]), next_tokens[rows], top[rows])
+        rest = iter(found)
+        return {index: list(islice(rest, count)) for index, _, count in scored if count}
 
     @torch.inference_mode()
     def logits(self, pass_: Pass) -> torch.Tensor:

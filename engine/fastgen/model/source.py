@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fastgen.model.architecture import ModelArchitecture
 from fastgen.model.errors import ModelError
+from fastgen.model.families import is_native
 from fastgen.model.gguf import GGUFFile
 from fastgen.model.gguf_architecture import architecture_from_gguf
 from fastgen.model.huggingface_architecture import architecture_from_huggingface
@@ -24,16 +25,22 @@ class ModelSource:
     Attributes:
         path: the GGUF file, or the directory.
         kind: which of the two.
-        architecture: the model's shape.
+        native: the description of a model that this engine computes itself; None for one that transformers' code runs.
         tokenizer: what the tokenizer is built from.
         gguf: the open file where `kind` is "gguf".
     """
 
     path: Path
     kind: Literal["gguf", "huggingface"]
-    architecture: ModelArchitecture
+    native: ModelArchitecture | None
     tokenizer: TokenizerSource
     gguf: GGUFFile | None
+
+    @property
+    def architecture(self) -> ModelArchitecture:
+        """The description of a native model."""
+        assert self.native is not None, f"{self.path} is not a native model"
+        return self.native
 
     @classmethod
     def open(cls, model: str) -> ModelSource:
@@ -75,10 +82,33 @@ class ModelSource:
         generation_path = path / "generation_config.json"
         generation_config = _read_json(generation_path) if generation_path.is_file() else None
         try:
-            architecture = architecture_from_huggingface(_read_json(config_path), generation_config)
+            architecture = _native(_read_json(config_path), generation_config)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         return cls(path, "huggingface", architecture, TokenizerSource("huggingface", {}, path), None)
+
+
+def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) -> ModelArchitecture | None:
+    """The description of a native model, or None where it is left to transformers' code, which may still refuse it.
+
+    Raises:
+        ModelError: naming the field of what nobody here can serve.
+    """
+    if is_native(config):
+        return architecture_from_huggingface(config, generation_config)
+    kind, classes = config.get("model_type"), config.get("architectures")
+    if not isinstance(kind, str):
+        raise ModelError(f"config.json: model_type is {kind!r}: the name of a decoder was expected")
+    if config.get("is_encoder_decoder"):
+        raise ModelError(f"config.json: model_type is {kind!r}: models with an encoder are not served")
+    for name in ("vision_config", "audio_config"):
+        if name in config:
+            raise ModelError(f"config.json: model_type is {kind!r} with {name}: only models of text alone are served")
+    if config.get("quantization_config"):
+        raise ModelError("config.json: quantization_config is set: quantised checkpoints are not served, use GGUF")
+    if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
+        raise ModelError(f"config.json: architectures is {classes}: only causal language models are served")
+    return None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,13 +12,16 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from engine.model.driving import FewBlocks, generate, run_in_chunks
-from fastgen.config import EngineConfig
+from engine.model.driving import FewBlocks, generate, run_in_chunks, sequence
+from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
+from fastgen.core.scheduler import Chunk, Pass
 from fastgen.model.adapter import TransformersModel
+from fastgen.model.device import run_fullest_pass
 from fastgen.model.errors import ModelError
-from fastgen.model.loader import with_cache
+from fastgen.model.loader import load_runner, with_cache
 from fastgen.model.runner import ModelRunner
+from fastgen.model.source import ModelSource
 
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -127,6 +130,52 @@ def test_greedy_tokens_equal_transformers_batched_preempted_and_with_shared_pref
     for prompt, output in zip(prompts, outcome.tokens, strict=True):
         logits = expected_logits(model, prompt + output[:-1])[len(prompt) - 1 :]
         assert output == logits.argmax(-1).tolist()
+
+
+def test_a_model_that_is_not_native_is_adapted_and_says_how_likely_its_prompt_was(
+    tmp_path: Path,
+) -> None:
+    model = random_model(*ZOO["phi-2"])
+    model.save_pretrained(tmp_path)
+    source = ModelSource.open(str(tmp_path))
+    assert source.native is None
+    config = EngineConfig(model=str(tmp_path), kv_cache_memory=4 << 20, block_size=16)
+    runner = load_runner(source, config, lambda _stage, _fraction: None)
+    prompt = tokens_of(100)
+    scored = sequence(prompt, list(range(7)), sampling=SamplingParams(temperature=0, prompt_logprobs=3))
+    silent = sequence(prompt[:9], [8])
+    first = runner.execute(Pass((Chunk(silent, 0, 9), Chunk(scored, 0, 70))))
+    scored.advance(70)
+    second = runner.execute(Pass((Chunk(scored, 70, 30),)))
+    found = first.prompt_logprobs[1] + second.prompt_logprobs[0]
+    assert (list(first.prompt_logprobs), list(second.prompt_logprobs), len(second.sampled)) == ([1], [0], 1)
+    assert [entry.token_id for entry in found] == prompt[1:]
+    expected = expected_logits(model, prompt).log_softmax(-1)
+    own = expected[:-1].gather(-1, torch.tensor(prompt[1:])[:, None]).squeeze(-1)
+    torch.testing.assert_close(torch.tensor([entry.logprob for entry in found]), own, atol=1e-4, rtol=0)
+    likeliest = expected[:-1].topk(3)
+    assert [[token for token, _ in entry.top] for entry in found] == likeliest.indices.tolist()
+
+
+def test_a_missing_gpu_is_said_and_nothing_else_is_taken_in_its_place(
+    gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = EngineConfig(model=str(gpt2), device="cuda")
+    with pytest.raises(ConfigError, match=r"--device cuda: .* GPU|CUDA.*: run where there is one"):
+        load_runner(ModelSource.open(str(gpt2)), config, lambda _stage, _fraction: None)
+
+
+def test_the_fullest_pass_runs_at_the_token_budget_with_every_sequence_sampling(gpt2: Path) -> None:
+    model = adapted(gpt2)
+    rows: list[int] = []
+    run, head = model.forward, model.head
+    model.forward = lambda batch, cache: rows.append(batch.num_rows) or run(batch, cache)  # type: ignore[func-returns-value,method-assign]
+    model.head = lambda hidden: rows.append(len(hidden)) or head(hidden)  # type: ignore[func-returns-value,method-assign]
+    run_fullest_pass(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16))
+    assert rows == [128, 40]
+    run_fullest_pass(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16))
+    assert rows[2:] == [256, 40]  # no longer than a sequence may be
 
 
 @pytest.fixture

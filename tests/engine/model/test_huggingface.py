@@ -129,7 +129,10 @@ def edit_config(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
+        ({"model_type": None}, "model_type is None"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "model_type is 't5': models with an encoder"),
+        ({"model_type": "llava", "vision_config": {}}, "model_type is 'llava' with vision_config"),
+        ({"model_type": "gpt2", "quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"sliding_window": 128}, "sliding_window is 128"),

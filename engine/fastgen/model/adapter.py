@@ -85,7 +85,8 @@ class TransformersModel:
         progress(0.0)
         kind = _model_class(directory)
         adapter_attention.register()
-        model = _read_weights(directory, kind, dtype).to(device)
+        model = _read_weights(directory, kind, dtype)
+        torch.nn.Module.to(model, device)
         progress(0.9)
         try:
             adapted = cls(model)
@@ -130,7 +131,7 @@ class TransformersModel:
 
 
 @dataclass
-class _BodyOutput(BaseModelOutputWithPast):  # type: ignore[misc]
+class _BodyOutput(BaseModelOutputWithPast):
     """A body's result, with the further fields that some heads pass on."""
 
     cross_attentions: None = None
@@ -168,12 +169,14 @@ def _model_class(directory: Path) -> type[PreTrainedModel]:
     """
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-        kind: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+        found: Any = AutoModelForCausalLM._model_mapping[type(config)]
     except (ValueError, KeyError, OSError) as error:
         raise ModelError(
             f"{directory}: config.json is not of a decoder that transformers holds ({_first_line(error)}): not served"
         ) from None
-    named = config.architectures
+    # A type with several causal models names the one that it was saved as.
+    named, kinds = config.architectures, found if isinstance(found, tuple) else (found,)
+    kind: type[PreTrainedModel] = next((kind for kind in kinds if kind.__name__ in (named or ())), kinds[0])
     if named and kind.__name__ not in named:
         raise ModelError(f"{directory}: config.json: architectures is {named}: only {kind.__name__} is served")
     if config.model_type in _REGISTER:
@@ -188,10 +191,10 @@ def _model_class(directory: Path) -> type[PreTrainedModel]:
 
 
 def _read_weights(directory: Path, kind: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        model, info = kind.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             directory,
             dtype=dtype,
             attn_implementation=IMPLEMENTATION,
@@ -202,13 +205,14 @@ def _read_weights(directory: Path, kind: type[PreTrainedModel], dtype: torch.dty
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ModelError(f"{directory}: the weights cannot be read: {_first_line(error)}") from None
+    model, info = loaded
     if info["missing_keys"]:
         name = min(info["missing_keys"])
         raise ModelError(f"{directory}: tensor {name} is missing: the checkpoint is incomplete")
     # There is no padding here: without a token for it, nobody looks for it in every pass.
     model.config.pad_token_id = None
-    loaded: PreTrainedModel = model.eval()
-    return loaded
+    evaluating: PreTrainedModel = model.eval()
+    return evaluating
 
 
 def _first_line(error: Exception) -> str:

@@ -48,9 +48,9 @@ def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise NotServedError(f"something else than a flat pass of tokens and positions ({lines[0]})") from error
-    error = (actual - expected).square().mean().sqrt() / expected.std()
-    if not error <= _TOLERANCE[adapted.dtype]:
-        raise NotServedError(f"something that paged attention does not give: logits are off by {error:.1%}")
+    off = (actual - expected).square().mean().sqrt() / expected.std()
+    if not off <= _TOLERANCE[adapted.dtype]:
+        raise NotServedError(f"something that paged attention does not give: logits are off by {off:.1%}")
 
 
 def _by_transformers(model: PreTrainedModel, prompt: list[int], device: torch.device) -> torch.Tensor:

@@ -10,14 +10,14 @@ from transformers.models.falcon import modeling_falcon
 from fastgen.model.adapter_attention import IMPLEMENTATION, NotServedError, attention
 
 
-class PagedFalconAttention(modeling_falcon.FalconAttention):  # type: ignore[misc]
+class PagedFalconAttention(modeling_falcon.FalconAttention):
     """transformers' layer; where the model's configuration names our attention, with that in its middle."""
 
-    def forward(
+    def forward(  # type: ignore[override]  # the rest only passes through
         self,
         hidden_states: torch.Tensor,
         alibi: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
+        attention_mask: Any,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -33,10 +33,10 @@ class PagedFalconAttention(modeling_falcon.FalconAttention):  # type: ignore[mis
         queries, keys, values = self._split_heads(self.query_key_value(hidden_states))  # [1, T, heads, head_dim]
         if self.new_decoder_architecture:
             # Keys and values come repeated for each query head of their group: one of each is enough.
-            group = self.num_heads // self.num_kv_heads
+            group = self.num_heads // int(self.num_kv_heads or 1)
             keys, values = keys[:, :, ::group], values[:, :, ::group]
         q, k, v = (states.transpose(1, 2) for states in (queries, keys, values))
-        q, k = modeling_falcon.apply_rotary_pos_emb(q, k, *position_embeddings)
+        q, k = modeling_falcon.apply_rotary_pos_emb(q, k, *position_embeddings)  # type: ignore[no-untyped-call]
         attended, _ = attention(self, q, k, v, None, scaling=self.inv_norm_factor)
         return self.dense(attended.flatten(2)), None
 

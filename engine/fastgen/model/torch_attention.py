@@ -91,15 +91,15 @@ class TorchPagedAttention:
         group = queries.shape[1] // keys.shape[1]
         out = queries.new_empty(*queries.shape[:2], values.shape[-1])
         for part in self._plan(window, group):
-            q = queries[part.rows].unflatten(0, (-1, part.num_queries))
-            q = q.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [n, kv heads, G * q, head_dim]
+            q = queries[part.rows].reshape(-1, part.num_queries, keys.shape[1], group, queries.shape[2])
+            q = q.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [n, kv heads, G * q, head_dim]
             k, v = _gather(keys, part.pages), _gather(values, part.pages)  # [n, kv heads, L, head_dim]
             if softcap is None and sinks is None:
                 attended = _attend_fused(q, k, v, part, group, scale)
             else:
                 attended = _attend_in_steps(q, k, v, part, group, scale, softcap, sinks)
-            attended = attended.unflatten(2, (group, -1)).permute(0, 3, 1, 2, 4)  # [n, q, kv heads, G, head_dim]
-            out[part.rows] = attended.flatten(2, 3).flatten(0, 1)
+            attended = attended.reshape(*attended.shape[:2], group, part.num_queries, -1)
+            out[part.rows] = attended.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)  # from [n, q, kv heads, G, d]
         return out
 
     def _plan(self, window: int | None, group: int) -> list[_Part]:
@@ -121,7 +121,8 @@ class TorchPagedAttention:
         for number in np.unique(classes):
             rows = np.flatnonzero(classes == number)
             width = int(num_pages[rows].max())
-            for some in np.array_split(rows, -(-len(rows) * width * page_numbers // MOST_AT_ONCE)):
+            num_calls = min(len(rows), -(-len(rows) * width * page_numbers // MOST_AT_ONCE))
+            for some in np.array_split(rows, num_calls):
                 # Pages beyond a sequence's last repeat that one: any that exists will do, its keys are not visible.
                 index = np.minimum(np.arange(width), (num_pages[some] - 1)[:, None])
                 pages = batch.tables[(batch.table_starts[some] + first_pages[some])[:, None] + index]

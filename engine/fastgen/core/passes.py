@@ -67,6 +67,7 @@ class Draft:
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
         self.decodes: list[Chunk] = []
+        self.num_prompt_tokens = 0
         self._prompts: list[Chunk] = []
         self._pool = pool
         self._computes: set[Key] = set()
@@ -84,6 +85,7 @@ class Draft:
         if size < 1:
             return False
         self.budget.take(size)
+        self.num_prompt_tokens += size
         start = sequence.num_computed_tokens
         self._pool.extend(sequence.block_table, start + size)
         self._prompts.append(Chunk(sequence, start, size))

@@ -107,6 +107,7 @@ class Scheduler:
         draft = Draft(self.pool, self.token_budget)
         half_prefilled = self._schedule_decodes(draft)
         self._schedule_prompts(draft, half_prefilled)
+        self._shaper.note(len(draft.decodes), draft.num_prompt_tokens)
         pass_ = draft.finish()
         assert pass_.chunks or not self.has_work, "work is there and nothing was scheduled"
         return pass_

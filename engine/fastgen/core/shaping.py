@@ -15,11 +15,14 @@ from fastgen.core.step_model import StepTimes
 # A pass has room for this many prompt tokens whatever its target: beside what any pass costs they cost little, and
 # without them a target that cannot be met would starve prompts.
 LEAST_PROMPT_TOKENS = 16
-# The automatic target: a pass takes this many times what it would take without forward tokens. Two thirds of its time
-# then go into tokens: passes without end would be at most half again as efficient, at a latency without end.
-TIMES_FIXED_COST = 3.0
-# The automatic target gives way to a backlog that would take more passes than this.
-PASSES_OF_BACKLOG = 16
+# The automatic target: a pass takes this many times what it would take without forward tokens. Five sevenths of its
+# time then go into tokens: passes without end would be at most two fifths more efficient, at a latency without end.
+TIMES_FIXED_COST = 3.5
+# It gives way to demand: passes may carry this many times the prompt tokens that the last ones did on average.
+TIMES_USUAL = 1.5
+PASSES_REMEMBERED = 64
+# It gives way to a backlog that would take more passes than this.
+PASSES_OF_BACKLOG = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,9 @@ class Target(Protocol):
     def prompt_tokens(self, load: Load) -> int:
         """The most prompt tokens of the next pass, at least 1."""
 
+    def note(self, prompt_tokens: int) -> None:
+        """Takes note of a pass in which sequences decode: it carries this many prompt tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class NoTarget:
@@ -50,6 +56,9 @@ class NoTarget:
     def prompt_tokens(self, load: Load) -> int:
         """All of them."""
         return load.backlog
+
+    def note(self, prompt_tokens: int) -> None:
+        """Nothing follows from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +72,31 @@ class FixedTarget:
         """What is left of the time after the decodes."""
         return max(LEAST_PROMPT_TOKENS, self.times.tokens_within(self.seconds, load.kv_tokens) - load.decodes)
 
+    def note(self, prompt_tokens: int) -> None:
+        """Nothing follows from it."""
 
-@dataclass(frozen=True, slots=True)
+
 class AutomaticTarget:
-    """Passes long enough to be efficient and no longer, unless the backlog grows."""
+    """Passes as even as demand allows: long enough to be efficient, and longer only where they must be.
 
-    times: StepTimes
+    In a steady state each pass has to carry as many prompt tokens as arrive while it runs: they are spread evenly over
+    the passes that decodes need anyway if each takes a little more than the average.
+    """
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+        self._usual = 0.0  # prompt tokens of a pass, on average
 
     def prompt_tokens(self, load: Load) -> int:
-        """What makes the pass `TIMES_FIXED_COST` times as long as its fixed cost, or a share of a long backlog."""
-        fixed = self.times.seconds(0, load.kv_tokens)
-        efficient = self.times.tokens_within(TIMES_FIXED_COST * fixed, load.kv_tokens) - load.decodes
-        return max(LEAST_PROMPT_TOKENS, efficient, -(-load.backlog // PASSES_OF_BACKLOG))
+        """The most of what makes an efficient pass, what keeps up with demand, and a share of a long backlog."""
+        fixed = self._times.seconds(0, load.kv_tokens)
+        efficient = self._times.tokens_within(TIMES_FIXED_COST * fixed, load.kv_tokens) - load.decodes
+        demand = int(TIMES_USUAL * self._usual)
+        return max(LEAST_PROMPT_TOKENS, efficient, demand, -(-load.backlog // PASSES_OF_BACKLOG))
+
+    def note(self, prompt_tokens: int) -> None:
+        """Keeps the average up."""
+        self._usual += (prompt_tokens - self._usual) / PASSES_REMEMBERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +111,11 @@ class Shaper:
         if load.decodes:
             room = min(room, self.target.prompt_tokens(load))
         return room if self.chunking == "greedy" else even_share(load.backlog, room)
+
+    def note(self, decodes: int, prompt_tokens: int) -> None:
+        """Takes note of what the pass became."""
+        if decodes:
+            self.target.note(prompt_tokens)
 
 
 def even_share(backlog: int, room: int) -> int:

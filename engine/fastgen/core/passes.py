@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fastgen.core.blocks import BlockPool
 from fastgen.core.budget import TokenBudget
@@ -10,25 +10,29 @@ from fastgen.core.prefixes import Key
 from fastgen.core.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, init=False, eq=False)
 class Chunk:
     """One sequence's share of a pass: `sequence.tokens[start : start + num_tokens]`, at positions from `start`.
 
-    `samples`: does a token follow this chunk? Only a sequence's last pending token has logits worth sampling.
+    Never changed once made. It is not frozen because a pass makes hundreds, and freezing takes four times as long.
+
+    `samples`: does a token follow this chunk? Only a sequence's last pending token has logits worth sampling. Settled
+    when the chunk is made: the sequence grows once the pass is done, the chunk must not change with it.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
-    samples: bool = field(init=False)
+    samples: bool
 
-    def __post_init__(self) -> None:
-        sequence, start = self.sequence, self.start
+    def __init__(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         pending = len(sequence.tokens) - start
         assert start == sequence.num_computed_tokens
-        assert 1 <= self.num_tokens <= pending
-        # Settled here: the sequence grows once the pass is done, the chunk must not change with it.
-        object.__setattr__(self, "samples", self.num_tokens == pending)
+        assert 1 <= num_tokens <= pending
+        self.sequence = sequence
+        self.start = start
+        self.num_tokens = num_tokens
+        self.samples = num_tokens == pending
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class StepModel:
     size come: an hour of decoding does not wash out what a pass of the full budget takes, as it would with plain
     recursive least squares and one forgetting factor. Deterministic: the same passes give the same fit.
 
-    `coefficients`: (a, b, c) of the latest fit, in seconds; zeros until passes of different sizes were seen.
+    `coefficients`: (a, b, c) of the latest fit, in seconds; zeros until a few passes were seen.
     """
 
     def __init__(self) -> None:
@@ -105,10 +105,15 @@ class StepModel:
         return max(0, int((seconds - a - c * kv_tokens) / b + 1e-9))
 
     def _fit(self) -> None:
-        if len(self._buckets) < 2 or self._num_observed < _FEWEST_PASSES:
+        if self._num_observed < _FEWEST_PASSES:
             return
         xx = [sum(moments.xx[i] for moments in self._buckets.values()) for i in range(9)]
         xy = [sum(moments.xy[i] for moments in self._buckets.values()) for i in range(3)]
+        if len(self._buckets) == 1:
+            # Passes of one size do not tell a from b. Taking all of it for b overrates large passes and underrates
+            # small ones, so whoever shapes passes by it makes others than these, from which the difference is learnt.
+            self.coefficients = (0.0, xy[1] / xx[4] * _SCALES[1], 0.0)
+            return
         for i in range(3):
             xx[4 * i] += _RIDGE * (1 + xx[0])
         solution = non_negative_least_squares(xx, xy)

@@ -1,0 +1,88 @@
+"""What scheduling and batch preparation cost a pass, by part: `python benchmarks/scheduling.py`.
+
+All sequences decode, over contexts of random length; blocks are taken and become full as they do when serving. Each
+figure is the median of many passes; other load on the machine makes it larger, never smaller. The last line is what the
+prefix cache adds to a pass when it never hits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections import defaultdict
+
+from fastgen.core.blocks import BlockPool
+from fastgen.core.request import Request, SamplingParams
+from fastgen.core.scheduler import Scheduler
+from fastgen.core.sequence import Sequence
+from fastgen.core.shaping import AutomaticTarget, Shaper
+from fastgen.core.step_model import StepModel
+from fastgen.model.batch import Batch
+
+BLOCK_SIZE = 64
+PARTS = ("schedule", "batch", "complete", "stats")
+
+
+def filled(sequences: int, context: int, *, salt: str | None) -> Scheduler:
+    """A scheduler whose sequences all decode, after about `context` tokens each."""
+    rng = random.Random(0)
+    times = StepModel()
+    scheduler = Scheduler(
+        BlockPool(sequences * (context // 16), BLOCK_SIZE),
+        token_budget=max(sequences, 8192),
+        max_sequences=sequences,
+        end_tokens=frozenset(),
+        shaper=Shaper("even", AutomaticTarget(times)),
+    )
+    for number in range(sequences):
+        prompt = [rng.randrange(30_000) for _ in range(rng.randint(context // 2, context * 3 // 2))]
+        request = Request(id=str(number), prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=context))
+        sequence = Sequence(request, ordinal=number, arrival=0.0, seed=0)
+        sequence.cache_salt = salt
+        scheduler.add(sequence)
+    while scheduler.waiting or not all(sequence.is_decoding for sequence in scheduler.running):
+        pass_ = scheduler.schedule()
+        scheduler.complete(pass_, [1 for chunk in pass_.chunks if chunk.samples])
+    return scheduler
+
+
+def measure(scheduler: Scheduler, passes: int) -> dict[str, float]:
+    """Median milliseconds of each part."""
+    taken: dict[str, list[float]] = defaultdict(list)
+    for _ in range(passes):
+        marks = [time.perf_counter()]
+        pass_ = scheduler.schedule()
+        marks.append(time.perf_counter())
+        Batch.from_pass(pass_, block_size=BLOCK_SIZE)
+        marks.append(time.perf_counter())
+        scheduler.complete(pass_, [token % 1000 for token in range(len(pass_.chunks))])
+        marks.append(time.perf_counter())
+        scheduler.stats(0.0)
+        marks.append(time.perf_counter())
+        for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
+            taken[part].append((end - begin) * 1000)
+    return {part: statistics.median(values) for part, values in taken.items()}
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--passes", type=int, default=300)
+    given = parser.parse_args()
+    print("sequences  schedule     batch  complete     stats  schedule + batch + complete  (ms a pass, median)")
+    for sequences in given.sequences:
+        parts = measure(filled(sequences, given.context, salt=""), given.passes)
+        whole = parts["schedule"] + parts["batch"] + parts["complete"]
+        print(f"{sequences:9}" + "".join(f"{parts[part]:10.3f}" for part in PARTS) + f"{whole:29.3f}")
+    with_cache = measure(filled(given.sequences[-1], given.context, salt=""), given.passes)
+    without = measure(filled(given.sequences[-1], given.context, salt=None), given.passes)
+    added = sum(with_cache.values()) - sum(without.values())
+    print(f"the prefix cache without hits adds {added:.3f} ms a pass at {given.sequences[-1]} sequences")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 
 # Contexts up to this length go through one masked call; beyond it, two calls without a mask and a merge are faster.
 LONGEST_MASKED_CONTEXT = 512
+# Squeezed scores held at once: a few buffers of 16 MiB, whatever the context.
+_MOST_SCORES = 1 << 22
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -127,15 +129,19 @@ def _attend_in_two(plan: ChunkPlan, q: torch.Tensor, k: torch.Tensor, v: torch.T
 def _attend_capped(
     plan: ChunkPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, softcap: float
 ) -> torch.Tensor:
-    """Attention with squeezed scores, which torch has no kernel for: one key-value head at a time, to bound memory."""
+    """Attention with squeezed scores, which torch has no kernel for: some rows of a key-value head at a time."""
     assert plan.mask is not None
     _, heads, n, head_dim = q.shape
     kv_heads = k.shape[1]
     out = torch.empty(q.shape)
-    queries = q.reshape(kv_heads, heads // kv_heads, n, head_dim)
-    for head, own in enumerate(out.view(queries.shape)):
-        scores = torch.matmul(queries[head], k[0, head].T).mul_(scale / softcap).tanh_().mul_(softcap).add_(plan.mask)
-        torch.matmul(scores.softmax(-1), v[0, head], out=own)
+    grouped, results = (x.reshape(kv_heads, heads // kv_heads, n, head_dim) for x in (q, out))
+    step = max(1, _MOST_SCORES * kv_heads // (heads * k.shape[2]))
+    for first in range(0, n, step):
+        rows = slice(first, first + step)
+        for head in range(kv_heads):
+            scores = grouped[head, :, rows] @ k[0, head].T
+            scores.mul_(scale / softcap).tanh_().mul_(softcap).add_(plan.mask[rows])
+            results[head, :, rows] = scores.softmax(-1) @ v[0, head]
     return out
 
 

@@ -114,7 +114,7 @@ def working_memory_bytes(config: EngineConfig, shape: PassShape, kv: KVShape) ->
     logits = shape.vocab_size * (
         _FLOAT32 * config.sequence_limit + 3 * 8 * min(ROWS_SAMPLED_AT_ONCE, config.sequence_limit)
     )
-    longest = min(config.max_model_length or shape.max_position_embeddings, shape.max_position_embeddings)
+    longest = min(config.max_model_length or shape.default_length, shape.max_position_embeddings)
     context = _FLOAT32 * 2 * (kv_heads * longest + heads * config.most_tokens)
     return activations + logits + 2 * context + _GROWTH
 

@@ -64,9 +64,10 @@ class FewBlocks:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tokens generated for each prompt, and how often a sequence was preempted."""
+    """Tokens generated for each prompt, its tokens that came from the prefix cache, how often one was preempted."""
 
     tokens: list[list[int]]
+    cached: list[int]
     preemptions: int
 
 
@@ -84,13 +85,15 @@ def generate(
     for number, prompt in enumerate(prompts):
         engine.add(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
     tokens: list[list[int]] = [[] for _ in prompts]
+    cached = [0 for _ in prompts]
     preemptions = 0
     while engine.has_work:
         report = engine.step()
         preemptions += report.stats.preemptions
         for output in report.outputs:
             tokens[int(output.request_id)] += output.token_ids
-    return Outcome(tokens, preemptions)
+            cached[int(output.request_id)] += output.cached_tokens or 0
+    return Outcome(tokens, cached, preemptions)
 
 
 def sequence(

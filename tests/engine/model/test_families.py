@@ -91,13 +91,37 @@ def test_logits_equal_transformers_in_whatever_chunks_a_prompt_is_computed(pair:
 def test_greedy_tokens_equal_transformers_in_company_preempted_and_seen_before(pair: Pair) -> None:
     lengths = [max(length, pair.shortest) for length in (1, 40, 7, 61, PROMPT_LENGTH)]
     prompts = [prompt(length, seed=number) for number, length in enumerate(lengths)]
-    prompts.append(prompts[3])  # the same again: a cached prefix
-    # Six sequences of up to 95 tokens in 14 blocks of 16: some lose theirs.
+    # Five sequences of up to 95 tokens in 14 blocks of 16: some lose theirs.
     few = FewBlocks(pair.runner, 14)
     outcome = generate(few, prompts, GREEDY, token_budget=23, at_once=5)
     assert outcome.preemptions > 0
     for start, output in zip(prompts, outcome.tokens, strict=True):
         pair.assert_greedy(start, output)
+
+
+def test_greedy_tokens_equal_transformers_after_a_cached_prefix(pair: Pair) -> None:
+    shared = prompt(61)
+    prompts = [shared, [*shared[:40], 9, 8, 7], shared]
+    outcome = generate(pair.runner, prompts, GREEDY, token_budget=64, at_once=1)
+    assert outcome.cached == [0, 2 * BLOCK_SIZE, 3 * BLOCK_SIZE]
+    for start, output in zip(prompts, outcome.tokens, strict=True):
+        pair.assert_greedy(start, output)
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "phi3-partial", "gemma2", "gemma3", "qwen2-moe"])
+def test_half_precision_stays_near_full_precision(root: Path, name: str) -> None:
+    source = ModelSource.open(str(saved(name, root)))
+    logits = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        decoder = load_on_torch(
+            source, torch.device("cpu"), dtype, max_model_length=None, progress=lambda _fraction: None
+        )
+        runner = with_cache(decoder, EngineConfig(model="", kv_cache_memory=4 << 20, block_size=BLOCK_SIZE))
+        assert runner.dtype == str(dtype).removeprefix("torch.")
+        logits[dtype] = run_in_chunks(runner, prompt(30), [3, 1], [17, 1])
+    assert logits[torch.bfloat16].dtype == torch.float32
+    away = (logits[torch.bfloat16] - logits[torch.float32]).square().mean().sqrt()
+    assert away < 0.1 * logits[torch.float32].std()
 
 
 def test_every_family_is_among_them() -> None:

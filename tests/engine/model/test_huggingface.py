@@ -1,4 +1,4 @@
-"""Hugging Face directories, built with transformers: logits within 1e-4 of its own, greedy tokens equal."""
+"""Hugging Face directories, built with transformers: shapes of heads, checkpoints, and what is refused."""
 
 from __future__ import annotations
 

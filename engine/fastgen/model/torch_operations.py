@@ -96,7 +96,7 @@ class TorchOperations:
         """Attention with everything before it."""
         a, kind = self._architecture, self._architecture.layers[layer]
         heads = qkv.view(len(qkv), -1, a.head_dim)
-        queries, keys, values = heads.split([a.num_heads, a.num_kv_heads, a.num_kv_heads], 1)
+        queries, keys, values = torch.split(heads, [a.num_heads, a.num_kv_heads, a.num_kv_heads], 1)
         if query_norm is not None and key_norm is not None:
             queries, keys = self.norm(queries, query_norm), self.norm(keys, key_norm)
         cosines, sines = self._turns[kind.rotary]

@@ -31,9 +31,13 @@ def demo_model() -> Path:
     return path
 
 
-def load(path: Path, *, kv_cache_memory: int = 256 << 20, block_size: int = 64) -> ModelRunner:
+def load(
+    path: Path, *, kv_cache_memory: int = 256 << 20, block_size: int = 64, quantization: str = "none"
+) -> ModelRunner:
     """A runner over the model at `path`."""
-    config = EngineConfig(model=str(path), kv_cache_memory=kv_cache_memory, block_size=block_size)
+    config = EngineConfig(
+        model=str(path), kv_cache_memory=kv_cache_memory, block_size=block_size, quantization=quantization
+    )
     return load_runner(ModelSource.open(str(path)), config, lambda _stage, _fraction: None)
 
 

@@ -1,0 +1,91 @@
+"""What keeping matrices as int8 does to the speed and size of a model: `python benchmarks/int8.py MODEL`.
+
+Each line is a pass of so many decodes with a context of 64 tokens, by float32 and by int8 weights of the same model in
+one process, their repeats taken in turns. The ratio of the least times is the result: a busy machine blurs it least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+from forward_pass import BLOCK_SIZE, Scenario, make_pass
+
+from fastgen.kernels import environment
+
+environment.prepare()
+
+import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
+
+from fastgen.core.scheduler import Pass  # noqa: E402
+from fastgen.model.batch import Batch  # noqa: E402
+from fastgen.model.decoder import Decoder  # noqa: E402
+from fastgen.model.kv_cache import KVCache  # noqa: E402
+from fastgen.model.native import load_on_cpu  # noqa: E402
+from fastgen.model.source import ModelSource  # noqa: E402
+
+ROWS = (1, 4, 8, 32, 256)
+CONTEXT = 64
+
+
+def run_of(model: Decoder, pass_: Pass, cache: KVCache) -> Callable[[], torch.Tensor]:
+    """The pass as a function without arguments."""
+
+    def run() -> torch.Tensor:
+        return model.head(model.forward(Batch.from_pass(pass_, block_size=BLOCK_SIZE), cache))
+
+    return run
+
+
+def least_seconds_in_turns(runs: list[Callable[[], torch.Tensor]], budget: float) -> list[float]:
+    """The least time of each, called one after the other for `budget` seconds and three times at least."""
+    least = [float("inf")] * len(runs)
+    end, rounds = time.perf_counter() + budget, 0
+    while rounds < 3 or time.perf_counter() < end:
+        for number, run in enumerate(runs):
+            run()  # so that each is timed with its own weights in the caches, not the other's
+            started = time.perf_counter()
+            run()
+            least[number] = min(least[number], time.perf_counter() - started)
+        rounds += 1
+    return least
+
+
+def resident_bytes() -> int:
+    """Memory that this process has of its own."""
+    with open("/proc/self/statm") as statm:
+        _, resident, shared, *_ = (int(pages) * 4096 for pages in statm.read().split())
+    return resident - shared
+
+
+def main() -> None:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a GGUF file or a Hugging Face directory")
+    parser.add_argument("--seconds", type=float, default=6.0, help="time for each line (default: 6)")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(environment.usable_cpus())
+    torch.set_grad_enabled(False)
+    source = ModelSource.open(arguments.model)
+    models, sizes = [], []
+    for quantization in ("none", "int8"):
+        before = resident_bytes()
+        models.append(
+            load_on_cpu(source, quantization=quantization, max_model_length=None, progress=lambda _fraction: None)
+        )
+        sizes.append(resident_bytes() - before)
+    print(f"{arguments.model}: weights take {sizes[1] / sizes[0]:.2f} of float32's memory ({sizes[0] >> 20} MiB)")
+    print(f"{'rows':>5} {'float32 tokens/s':>17} {'int8 tokens/s':>14} {'ratio':>6}")
+    for rows in ROWS:
+        pass_, num_blocks = make_pass(Scenario("", (CONTEXT,) * rows), source.architecture.vocab_size)
+        cache = KVCache(models[0].kv_shape, num_blocks, BLOCK_SIZE)
+        cache.keys.normal_()
+        cache.values.normal_()
+        plain, small = least_seconds_in_turns([run_of(model, pass_, cache) for model in models], arguments.seconds)
+        print(f"{rows:5} {rows / plain:17.0f} {rows / small:14.0f} {plain / small:6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Whole models with --quantization int8: exact where the file holds such blocks, close to float32 elsewhere."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.model.driving import demo_model, generate, load, run_in_chunks
+from engine.model.gguf_writing import write_gguf
+from engine.model.prompts import PROMPTS
+from engine.model.test_gguf_families import TOKENS, build
+from fastgen.core.request import SamplingParams
+from fastgen.model.int8 import Int8Linear
+from fastgen.model.runner import ModelRunner
+from fastgen.model.source import ModelSource
+from fastgen.text.tokenizer import Tokenizer
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "phi3 with a window", "gemma3"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_a_file_of_int8_blocks_gives_the_logits_of_its_float32_values(tmp_path: Path, name: str, kind: str) -> None:
+    path = write_gguf(build(name), tmp_path / "tiny.gguf", kind)
+    exact, kept = (
+        run_in_chunks(
+            load(path, kv_cache_memory=4 << 20, block_size=16, quantization=quantization),
+            TOKENS,
+            [1, 0, 2, 4, 5, 3],
+            [83],
+        )
+        for quantization in ("none", "int8")
+    )
+    torch.testing.assert_close(kept, exact, atol=1e-4, rtol=0)
+
+
+def test_a_hugging_face_folder_is_quantised_to_within_a_few_hundredths(tmp_path: Path) -> None:
+    build("qwen3").save_pretrained(tmp_path)
+    blocks = random.Random(3).sample(range(6), 6)
+    exact, kept = (
+        run_in_chunks(
+            load(tmp_path, kv_cache_memory=4 << 20, block_size=16, quantization=quantization), TOKENS, blocks, [83]
+        )
+        for quantization in ("none", "int8")
+    )
+    assert 0 < relative_error(kept, exact) < 0.05
+
+
+def relative_error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    """Of logits: what is added to all of them changes no probability, and does not count."""
+    return float(((ours - ours.mean()) - (exact - exact.mean())).norm() / (exact - exact.mean()).norm())
+
+
+def divergence(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    """Kullback and Leibler's, of the probabilities of the next token, in nats."""
+    expected, found = exact.log_softmax(-1), ours.log_softmax(-1)
+    return float((expected.exp() * (expected - found)).sum())
+
+
+@pytest.fixture(scope="module")
+def int8_demo() -> ModelRunner:
+    return load(demo_model(), quantization="int8")
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_source: ModelSource) -> list[list[int]]:
+    tokenizer = Tokenizer.load(demo_source.tokenizer)
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in PROMPTS]
+    return [tokens for tokens in encoded if len(tokens) <= 24]
+
+
+def test_the_demo_models_next_tokens_stay_close_to_float32s(
+    int8_demo: ModelRunner, demo_runner: ModelRunner, prompts: list[list[int]]
+) -> None:
+    assert len(prompts) > 10
+    errors, divergences = [], []
+    for prompt in prompts:
+        ours, exact = (run_in_chunks(runner, prompt, [0], [64]) for runner in (int8_demo, demo_runner))
+        errors.append(relative_error(ours, exact))
+        divergences.append(divergence(ours, exact))
+    assert max(errors) < 0.06, errors
+    assert sum(errors) / len(errors) < 0.03, errors
+    assert sum(divergences) / len(divergences) < 0.005, divergences
+
+
+def test_the_demo_models_greedy_tokens_mostly_agree_with_float32s(
+    int8_demo: ModelRunner, demo_runner: ModelRunner, prompts: list[list[int]]
+) -> None:
+    """Once a token differs, so does all that follows: what counts is how many come before."""
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    ours, theirs = (
+        generate(runner, prompts, sampling, token_budget=256, at_once=16).tokens for runner in (int8_demo, demo_runner)
+    )
+    same = [
+        next((place for place, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), 8)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    assert sum(same) >= 0.8 * 8 * len(prompts), same
+
+
+def test_an_int8_model_holds_less_than_a_third_of_the_bytes_of_float32s_matrices(int8_demo: ModelRunner) -> None:
+    weights = int8_demo._model._weights
+    held, parameters = 0, 0
+    for layer in weights.layers:
+        for product in (layer.qkv, layer.attention_output, layer.mlp.gate_up, layer.mlp.down):
+            assert isinstance(product, Int8Linear)
+            held += product.num_bytes
+            parameters += product._rows * product._columns
+    assert parameters > 100_000_000
+    assert held < 4 * parameters / 3

@@ -8,7 +8,7 @@ from typing import Protocol
 from fastgen.config import ConfigError, EngineConfig
 
 # The sampler's step: enough rows for vectors to pay, few enough that float64 copies of their logits stay small.
-ROWS_SAMPLED_AT_ONCE = 64
+ROWS_SAMPLED_AT_ONCE = 32
 
 # Without a container's limit, memory belongs to others too: the cpu backend stays modest unless told otherwise.
 _UNLIMITED_MACHINE_MOST = 4 << 30

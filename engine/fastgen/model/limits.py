@@ -20,9 +20,9 @@ from fastgen.core.request import SamplingParams
 # Weights summed in one go; then the sums are summed.
 _RUN = 256
 # How many of the likeliest tokens are looked at. A top-k of up to 256 costs a row no more than finding its maximum.
-_WIDTHS = (256, 4096)
+_WIDTHS = (256, 4096, 16384)
 # Weights that are sorted in one go, which bounds the memory for it.
-_WEIGHTS_AT_ONCE = 1 << 20
+_WEIGHTS_AT_ONCE = 1 << 18
 
 
 def is_limited(sampling: SamplingParams) -> bool:

@@ -29,9 +29,11 @@ def token_logprobs(logits: torch.Tensor, token_ids: Row[int], top: Row[int]) -> 
     total = (logits - largest).exp_().sum(-1, keepdim=True, dtype=torch.float64).log_()
     ids = torch.tensor(token_ids, device=logits.device)[:, None]
     own = logits.gather(-1, ids)
-    ranks = (logits > own).sum(-1) + (
-        (logits == own) & (torch.arange(logits.shape[1], device=logits.device) <= ids)
-    ).sum(-1)
+    ranks = (logits > own).count_nonzero(-1) + 1
+    equals = logits == own
+    if int(equals.count_nonzero()) > len(logits):
+        before = torch.arange(logits.shape[1], device=logits.device) < ids
+        ranks += (equals & before).count_nonzero(-1)
     norm = largest.double() + total  # a token's log-probability is its logit less this
     likeliest = _likeliest(logits, norm, max(top))
     return [

@@ -1,0 +1,114 @@
+"""How long choosing the tokens of one pass takes: `python benchmarks/sampling.py [--rows 256] [--vocabulary 49152]`.
+
+Each row's logits fall with the logarithm of the token's rank, by a factor of its own from 1.5 to 3: top-p 0.95 then
+keeps from one to some hundreds of tokens. In the row "flat" they are nearly equal, which is the sampler's worst case.
+Every sequence has a prompt of 500 tokens and as many generated ones. Each figure is the least of its repeats, and
+beside it stands its ratio to a plain argmax in the same run: what one reading of the logits costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastgen.kernels import environment
+
+environment.prepare()
+
+import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
+
+from fastgen.core.request import Request, SamplingParams  # noqa: E402
+from fastgen.core.scheduler import Chunk  # noqa: E402
+from fastgen.core.sequence import Sequence  # noqa: E402
+from fastgen.model.sampler import Draw, sample  # noqa: E402
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "temperature": {"temperature": 0.8},
+    "top-k 50": {"top_k": 50},
+    "top-p 0.95": {"top_p": 0.95},
+    "min-p 0.05": {"min_p": 0.05},
+    "top-k 50, top-p 0.95, temperature 0.8": {"top_k": 50, "top_p": 0.95, "temperature": 0.8},
+    "typical-p 0.9 of the likeliest 200": {"typical_p": 0.9, "top_k": 200},
+    "greedy, repetition penalty 1.1": {"temperature": 0, "repetition_penalty": 1.1},
+    "top-p 0.95, presence and frequency penalty": {"top_p": 0.95, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "greedy, min_tokens": {"temperature": 0, "min_tokens": 600, "max_tokens": 600},
+    "greedy, 5 logprobs": {"temperature": 0, "logprobs": 5},
+    "flat: top-p 0.95": {"top_p": 0.95},
+}
+
+
+def make_logits(rows: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Peaked and flat logits [rows, vocabulary]."""
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.rand(rows, vocabulary, generator=generator).argsort(-1) + 1
+    slopes = torch.rand(rows, 1, generator=generator) * 1.5 + 1.5
+    return -slopes * ranks.log(), torch.randn(rows, vocabulary, generator=generator) * 0.1
+
+
+def make_chunks(rows: int, vocabulary: int, settings: dict[str, Any]) -> list[Chunk]:
+    """The last chunks of `rows` sequences that have 500 tokens of a prompt and 500 of a generation."""
+    chunks = []
+    for row in range(rows):
+        tokens = random.Random(row).choices(range(vocabulary), k=1000)
+        sampling = SamplingParams(**{"max_tokens": 600, **settings})
+        request = Request(id=str(row), prompt_token_ids=tokens[:500], sampling=sampling)
+        sequence = Sequence(request, ordinal=row, arrival=0.0, seed=row)
+        sequence.tokens += tokens[500:]
+        sequence.num_computed_tokens = 999
+        chunks.append(Chunk(sequence, 999, 1))
+    return chunks
+
+
+def least_seconds(run: Callable[[], object], budget: float) -> float:
+    """The least time of a call, repeated for `budget` seconds and three times at least."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + budget
+    while len(times) < 3 or time.perf_counter() < end:
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def main() -> None:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256, help="sequences that sample (default: 256)")
+    parser.add_argument("--vocabulary", type=int, default=49152, help="columns of the logits (default: 49152)")
+    parser.add_argument("--device", default="cpu", help="where the logits are (default: cpu)")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement (default: 1)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(environment.usable_cpus())
+    logits, flat = (
+        rows.to(arguments.device, getattr(torch, arguments.dtype))
+        for rows in make_logits(arguments.rows, arguments.vocabulary)
+    )
+    ends = frozenset({0, 2})
+
+    with torch.inference_mode():
+        floor = least_seconds(lambda: logits.argmax(-1).tolist(), arguments.seconds)
+        print(
+            f"{arguments.rows} rows of {arguments.vocabulary} on {arguments.device}, {torch.get_num_threads()} threads"
+        )
+        print(f"{'':44} {'ms a pass':>10} {'to argmax':>10}")
+        print(f"{'argmax alone':44} {floor * 1e3:10.1f} {1:10.2f}")
+        for name, settings in SETTINGS.items():
+            chunks = make_chunks(arguments.rows, arguments.vocabulary, settings)
+
+            own = flat if name.startswith("flat") else logits
+
+            def run(chunks: list[Chunk] = chunks, own: torch.Tensor = own) -> object:
+                return sample(own, [Draw.of(chunk, ends) for chunk in chunks])
+
+            seconds = least_seconds(run, arguments.seconds)
+            print(f"{name:44} {seconds * 1e3:10.1f} {seconds / floor:10.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

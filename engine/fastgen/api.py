@@ -54,12 +54,13 @@ class LLM:
     def __init__(self, model: str, *, on_loading: Callable[[str, float], None] | None = None, **knobs: Any) -> None:
         config = EngineConfig(model=str(model), **parsed_knobs(knobs, KNOBS))
         source = ModelSource.open(config.model)
-        self.tokenizer = Tokenizer.load(source.tokenizer)
+        self.tokenizer = tokenizer = Tokenizer.load(source.tokenizer)
         progress = on_loading or (lambda _stage, _fraction: None)
         runner = load_runner(source, config, progress)
         self.config, measured = prepare(runner, config, progress)
         shape = runner.architecture
-        grammars = GrammarFactory(lambda: self.tokenizer, shape.vocab_size, shape.eos_token_ids)
+        # Not through `self`: a circle of references would keep weights and KV cache when the model is let go.
+        grammars = GrammarFactory(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids)
         self.engine = Engine(runner, self.config, grammars=grammars, step_model=StepModel.of(measured))
         self.max_model_length = runner.max_model_length
         self._ids = itertools.count()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from engine.weights import smollm2
 from fastgen import LLM, SamplingParams, cli
 from fastgen.config import ConfigError
-from fastgen.core.request import RequestError
+from fastgen.core.request import Grammar, RequestError
 from fastgen.mii.pipeline import Pipeline, pipeline
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -55,6 +56,32 @@ def test_each_prompt_may_have_its_own_sampling_and_several_completions(llm: LLM)
         llm.generate(["a", "b"], [short])
     with pytest.raises(RequestError, match="n is 0"):
         llm.generate("a", short, n=0)
+
+
+def test_log_probabilities_come_where_they_are_asked_for(llm: LLM) -> None:
+    asked = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
+    (done,) = llm.generate("The sun is", asked)
+    assert done.logprobs is not None
+    assert [one.token_id for one in done.logprobs] == list(done.token_ids)
+    assert all(one.rank == 1 and one.top[0] == (one.token_id, one.logprob) for one in done.logprobs)
+    assert llm.generate("The sun is", GREEDY)[0].logprobs is None
+    (stopped,) = llm.generate("1, 2, 3, 4,", replace(asked, max_tokens=50), stop=["7"])
+    assert stopped.logprobs is not None
+    assert len(stopped.logprobs) == len(stopped.token_ids)
+
+
+def test_a_grammar_is_followed(llm: LLM) -> None:
+    date = Grammar(kind="regex", text=r"\d{4}-\d{2}-\d{2}")
+    (done,) = llm.generate("Today is ", SamplingParams(temperature=0, max_tokens=16, grammar=date))
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", done.text)
+    assert done.finish_reason == "stop"
+
+
+def test_a_prompt_that_was_there_before_comes_from_the_cache(llm: LLM) -> None:
+    prompt = [llm.tokenizer.encode("The sun is", add_special_tokens=True) * 50]
+    assert llm.generate(prompt, GREEDY)[0].usage.cached_tokens == 0
+    again = llm.generate(prompt, GREEDY)[0]
+    assert again.usage.cached_tokens == 128, "whole blocks of 64"
 
 
 def test_token_ids_are_a_prompt(llm: LLM) -> None:
@@ -189,9 +216,10 @@ def test_a_pipeline_answers_as_miis_does(llm: LLM) -> None:
         pipe(prompts)
 
 
-def test_a_destroyed_pipeline_gives_its_memory_back() -> None:
-    pipe = pipeline(smollm2(), kv_cache_memory="16MiB", max_model_length=64)
+def test_a_pipeline_measures_its_budget_and_gives_its_memory_back() -> None:
+    pipe = pipeline(smollm2(), kv_cache_memory="16MiB", max_model_length=64, token_budget="auto", max_sequences=4)
     assert pipe._llm is not None
+    assert pipe._llm.config.token_budget in range(16, 193), "measured as far as this little cache goes"
     runner = weakref.ref(pipe._llm.engine._runner)
     pipe.destroy()
     assert runner() is None
@@ -199,7 +227,7 @@ def test_a_destroyed_pipeline_gives_its_memory_back() -> None:
 
 def test_calibrate_prints_the_curve_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "curve.png"
-    flags = ["--most-tokens", "32", "--seconds", "0.01", "--kv-cache-memory", "128MiB", "--max-sequences", "4"]
+    flags = ["--most-tokens", "32", "--seconds", "0.01", "--kv-cache-memory", "128MiB", "--max-model-length", "64"]
     assert cli.main(["calibrate", smollm2(), "--output", str(picture), *flags]) == 0
     said = capsys.readouterr()
     rows = [line.split() for line in said.out.splitlines()]

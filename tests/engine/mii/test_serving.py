@@ -105,11 +105,15 @@ def test_a_server_that_cannot_start_gives_its_reason_and_its_name_back(
     assert not (runtime / "fastgen" / "broken.json").exists()
 
 
-def test_a_server_that_was_killed_is_told(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_sent_and_a_server_that_was_killed_is_told(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del runtime
     monkeypatch.setattr(server, "COMMAND", SCRIPTED)
+    monkeypatch.setenv("FASTGEN_API_KEY", "secret,another")
     client = fastgen.serve(smollm2(), "doomed")
     try:
+        assert client.generate("Once", **COUNTING)[0].generated_length == 12
+        with pytest.raises(RequestError, match="401"):
+            fastgen.client("doomed", api_key="wrong").generate("Once", **COUNTING)
         os.kill(find("doomed").pid, 9)
         with pytest.raises(DeploymentError, match="'doomed' has ended"):
             client.generate("Once", **COUNTING)

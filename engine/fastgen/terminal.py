@@ -24,11 +24,11 @@ def load_model(config: EngineConfig) -> LLM:
     Raises:
         ConfigError: when it cannot be served.
     """
-    ModelSource.open(config.model)  # what is wrong with it shows before torch is imported
+    source = ModelSource.open(config.model)  # what is wrong with it shows before torch is imported
     with progress_bar() as on_loading:
         from fastgen.api import LLM
 
-        knobs = asdict(config)
+        knobs = asdict(config) | {"model": str(source.path)}
         return LLM(knobs.pop("model"), on_loading=on_loading, **knobs)
 
 

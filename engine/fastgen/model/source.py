@@ -1,4 +1,4 @@
-"""What lies at MODEL: a GGUF file or a Hugging Face directory. Reading it needs no torch."""
+"""What lies at MODEL: a GGUF file, or a Hugging Face directory, here or on a hub. Reading it needs no torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fastgen.model.errors import ModelError
 from fastgen.model.families import is_native
 from fastgen.model.gguf import GGUFFile
 from fastgen.model.gguf_architecture import architecture_from_gguf
+from fastgen.model.hub import download, hub_repository
 from fastgen.model.huggingface_architecture import architecture_from_huggingface
 from fastgen.text.source import TokenizerSource
 
@@ -44,7 +45,7 @@ class ModelSource:
 
     @classmethod
     def open(cls, model: str) -> ModelSource:
-        """Looks at what `model`, a path, names.
+        """Looks at what `model`, a path or else a hub's name, names; downloads it from the hub where need be.
 
         Raises:
             ModelError: when there is nothing, or nothing that can be served.
@@ -54,7 +55,11 @@ class ModelSource:
             return cls._open_directory(path)
         if path.is_file():
             return cls._open_gguf(path)
-        raise ModelError(f"model {model}: no such file or directory: give a GGUF file or a Hugging Face directory")
+        if hub_repository(model) is not None:
+            return cls._open_directory(download(model))
+        raise ModelError(
+            f"model {model}: no such file or directory: give a GGUF file, a Hugging Face directory or a hub's name"
+        )
 
     @classmethod
     def _open_gguf(cls, path: Path) -> ModelSource:

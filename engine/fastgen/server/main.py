@@ -11,12 +11,14 @@ import socket
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import prometheus_client
 import uvicorn
 import uvloop
 
 from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
+from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
 from fastgen.process import WORKER, EngineProcess, EngineStartError
 from fastgen.server.admission import Admission
@@ -115,7 +117,8 @@ class Server:
         self._listener = listener
         self._command = command
         self._started = started
-        names = server_config.served_model_names or (default_model_name(engine_config.model),)
+        own_name = hub_repository(engine_config.model) or default_model_name(engine_config.model)
+        names = server_config.served_model_names or (own_name,)
         self._keys = keys
         self._tracer = tracer
         self._lifecycle = Lifecycle()
@@ -175,8 +178,9 @@ class Server:
 
     async def _load(self) -> ServedModel:
         """Loads the tokenizer here while the engine process loads the weights."""
-        config = self._engine_config
-        log.info("fastgen %s: loading %s", VERSION, config.model)
+        # The path: what came from a hub is on disk by now, and the engine process asks no hub.
+        config = replace(self._engine_config, model=str(self._source.path))
+        log.info("fastgen %s: loading %s", VERSION, self._engine_config.model)
         engine = asyncio.create_task(
             EngineProcess.start(
                 config,

@@ -1,7 +1,7 @@
 """A tokenizer out of a GGUF file's metadata.
 
 The keys are those of the GGUF specification (`tokenizer.ggml.*`). What the file does not hold, how text is cut before
-the merges apply, is known by the name in `tokenizer.ggml.pre`.
+the merges apply, is known by the name in `tokenizer.ggml.pre` (`cuts`).
 """
 
 from __future__ import annotations
@@ -11,51 +11,19 @@ from itertools import chain
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from fastgen.config import ConfigError
+from fastgen.text.cuts import CUTS
 
 # Token types of the GGUF specification.
 _CONTROL, _USER_DEFINED = 3, 4
 
-_WORDS_LIKE_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Phi-3's marks that take the white space behind them along; a GGUF file does not say so (llama.cpp goes by the model).
+_PHI3 = "<|placeholder1|>"
+_PHI3_STRIPPING = frozenset(
+    {"</s>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>", *(f"<|placeholder{n}|>" for n in range(1, 7))}
 )
-_WORDS_LIKE_QWEN2 = _WORDS_LIKE_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-
-
-def _plain_bytes() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-
-
-def _cut_like_gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _cut_digits_then_like_gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _cut_like_gpt2()])
-
-
-def _cut_like_llama3() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORDS_LIKE_LLAMA3), "isolated"), _plain_bytes()])
-
-
-def _cut_like_qwen2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORDS_LIKE_QWEN2), "isolated"), _plain_bytes()])
-
-
-_CUTS = {
-    "gpt-2": _cut_like_gpt2,
-    "smollm": _cut_digits_then_like_gpt2,
-    "starcoder": _cut_digits_then_like_gpt2,
-    "refact": _cut_digits_then_like_gpt2,
-    "llama-bpe": _cut_like_llama3,
-    "llama3": _cut_like_llama3,
-    "llama-v3": _cut_like_llama3,
-    "qwen2": _cut_like_qwen2,
-}
-_LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
 
 
 def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
@@ -64,6 +32,8 @@ def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     Raises:
         ConfigError: for a kind of tokenizer, or a way to cut text, that is not known here, and where a key is missing.
     """
+    if whole := metadata.get("tokenizer.huggingface.json"):
+        return _from_json(whole)
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         backend = _byte_level(metadata)
@@ -87,16 +57,27 @@ def _key(metadata: Mapping[str, Any], name: str) -> Any:
 
 def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in _CUTS:
-        raise ConfigError(f"tokenizer.ggml.pre {pre!r}: not served; one of {', '.join(sorted(_CUTS))} is")
+    cut = CUTS.get(str(pre))
+    if cut is None:
+        raise ConfigError(f"tokenizer.ggml.pre {pre!r}: not served; one of {', '.join(sorted(CUTS))} is")
     vocabulary = {token: token_id for token_id, token in enumerate(_key(metadata, "tokens"))}
     merges = [_pair(merge) for merge in _key(metadata, "merges")]
-    # Llama 3 takes a word that is a token as it is, even where the merges would not lead to it.
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _LLAMA3_NAMES))
-    backend.pre_tokenizer = _CUTS[pre]()
-    if pre == "qwen2":
-        backend.normalizer = normalizers.NFC()
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole_words))
+    backend.pre_tokenizer = cut.make()
+    if cut.normalizer is not None:
+        backend.normalizer = cut.normalizer()
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _from_json(whole: str) -> tokenizers.Tokenizer:
+    """A file may carry the model's own tokenizer.json, which says everything."""
+    try:
+        backend = tokenizers.Tokenizer.from_str(whole)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(f"tokenizer.huggingface.json: not a tokenizer: {error}") from None
+    backend.no_padding()
+    backend.no_truncation()
     return backend
 
 
@@ -140,20 +121,23 @@ def _add_marked_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any
     """Control and user-defined tokens stay whole wherever they stand in a text."""
     tokens: Sequence[str] = _key(metadata, "tokens")
     types: Sequence[int] = metadata.get("tokenizer.ggml.token_type", ())
+    stripping = _PHI3_STRIPPING if _PHI3 in tokens else frozenset()
     special, plain = [], []
     for token, token_type in zip(tokens, types, strict=False):
         if token_type == _CONTROL:
-            special.append(AddedToken(token, normalized=False, special=True))
+            special.append(AddedToken(token, normalized=False, special=True, rstrip=token in stripping))
         elif token_type == _USER_DEFINED:
-            plain.append(AddedToken(token, normalized=False, special=False))
+            plain.append(AddedToken(token, normalized=False, special=False, rstrip=token in stripping))
     backend.add_special_tokens(special)
     backend.add_tokens(plain)
 
 
 def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
     """Puts the beginning and end tokens around a prompt, where the file says so."""
-    pre, kind = metadata.get("tokenizer.ggml.pre"), metadata["tokenizer.ggml.model"]
-    begins = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre in _LLAMA3_NAMES)
+    cut = CUTS.get(metadata.get("tokenizer.ggml.pre", ""))
+    is_sentence_piece = metadata["tokenizer.ggml.model"] == "llama"
+    default = is_sentence_piece or (cut is not None and cut.begins)
+    begins = metadata.get("tokenizer.ggml.add_bos_token", default)
     ends = metadata.get("tokenizer.ggml.add_eos_token", False)
     tokens: Sequence[str] = _key(metadata, "tokens")
     first = [_key(metadata, "bos_token_id")] if begins else []

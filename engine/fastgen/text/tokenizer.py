@@ -11,7 +11,7 @@ from fastgen.config import ConfigError
 from fastgen.text import gguf, huggingface
 from fastgen.text.chat import ChatTemplate
 from fastgen.text.source import TokenizerSource
-from fastgen.text.vocabulary import Spelling, Vocabulary
+from fastgen.text.vocabulary import Vocabulary
 
 __all__ = ["Tokenizer", "TokenizerSource"]
 
@@ -92,9 +92,8 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
         text = b"".join(self._spelled(token_ids, skip_special_tokens)).decode(errors="replace")
-        if self.vocabulary.spelling is Spelling.SENTENCE_PIECE:
-            return text.removeprefix(" ")  # the space that encoding puts before the first word
-        return text
+        # Some kinds put a space before the first word when they encode.
+        return text.removeprefix(" ") if self.vocabulary.drops_first_space else text
 
     def _spelled(self, token_ids: Sequence[int], skip_special_tokens: bool) -> Iterable[bytes]:
         hidden = self.special_token_ids if skip_special_tokens else frozenset[int]()

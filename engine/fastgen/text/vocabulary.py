@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 import tokenizers
 
@@ -40,13 +42,20 @@ _SPACE = "\u2581"
 class Vocabulary:
     """Token ids as bytes, spelled out when first asked for.
 
+    Attributes:
+        spelling: how tokens write bytes.
+        drops_first_space: whether a text loses a space at its beginning: the one that encoding put there.
+        special_ids: tokens that are marks, not text.
+
     Raises:
         ConfigError: when built on a tokenizer whose decoder is of neither spelling.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
-        self.spelling = _spelling_of(backend)
+        steps = _decoder_steps(backend)
+        self.spelling = _spelling_of(steps)
+        self.drops_first_space = any(_drops_first_space(step) for step in steps)
         self._byte_of = {character: byte for byte, character in byte_alphabet().items()}
         self._known: dict[int, bytes] = {}
         self.special_ids = frozenset(
@@ -73,10 +82,14 @@ class Vocabulary:
         return token.replace(_SPACE, " ").encode()
 
 
-def _spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
+def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     # The library tells what a decoder is made of by pickling it, as JSON.
     decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
-    steps = [] if decoder is None else decoder.get("decoders", [decoder])
+    steps: list[dict[str, Any]] = [] if decoder is None else decoder.get("decoders", [decoder])
+    return steps
+
+
+def _spelling_of(steps: Sequence[dict[str, Any]]) -> Spelling:
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return Spelling.BYTE_LEVEL
@@ -86,3 +99,9 @@ def _spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
         f"tokenizer: its decoder is {'+'.join(kinds) or 'missing'}, which is not served; "
         "byte-level BPE and SentencePiece-like BPE are"
     )
+
+
+def _drops_first_space(step: dict[str, Any]) -> bool:
+    if step["type"] == "Metaspace":
+        return bool(step.get("prepend_scheme", "always") != "never")
+    return bool(step["type"] == "Strip" and step.get("content") == " " and step.get("start"))

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from transformers import GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
+from transformers import GemmaTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from fastgen.config import ConfigError
+from fastgen.text.cuts import CUTS
 from fastgen.text.tokenizer import Tokenizer, TokenizerSource
 
 TEXTS = [
@@ -87,15 +88,38 @@ QWEN2_WORDS = (
 )
 
 
-@pytest.mark.parametrize(("pre", "words"), [("llama-bpe", LLAMA3_WORDS), ("qwen2", QWEN2_WORDS), ("gpt-2", None)])
-def test_byte_level_vocabularies_equal_transformers(pre: str, words: str | None) -> None:
-    backend = Backend(models.BPE(ignore_merges=pre == "llama-bpe"))
+TEKKEN_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT4O_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("llama-bpe", [LLAMA3_WORDS]),
+        ("dbrx", [LLAMA3_WORDS]),
+        ("qwen2", [QWEN2_WORDS]),
+        ("deepseek-r1-qwen", [QWEN2_WORDS]),
+        ("tekken", [TEKKEN_WORDS]),
+        ("gpt-4o", [GPT4O_WORDS]),
+        ("gpt-2", None),
+    ],
+)
+def test_byte_level_vocabularies_equal_transformers(pre: str, words: list[str] | None) -> None:
+    backend = Backend(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken")))
     backend.pre_tokenizer = (
         pre_tokenizers.ByteLevel(add_prefix_space=False)
         if words is None
         else pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(words), "isolated"),
+                *(pre_tokenizers.Split(Regex(each), "isolated") for each in words),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
@@ -157,6 +181,80 @@ def test_a_sentencepiece_vocabulary_equals_transformers() -> None:
         assert ours.encode(text, add_special_tokens=True) == [1, *expected]
         assert ours.decode(expected) == reference.decode(expected)
         assert ours.decode(expected) == text.replace("<s>", "")
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("llama-bpe", "don'T 12345 x=1\n\n  y", ["don", "'T", " ", "123", "45", " x", "=", "1", "\n\n", " ", " y"]),
+        ("qwen2", "12345", ["1", "2", "3", "4", "5"]),
+        ("gpt-4o", "HelloWorld don't 1234", ["Hello", "World", " don't", " ", "123", "4"]),
+        ("tekken", "HelloWorld don't 12", ["Hello", "World", " don", "'t", " ", "1", "2"]),
+        ("deepseek-v3", "1234漢字ab $x", ["123", "4", "漢字", "ab", " $", "x"]),
+        ("smollm", "ab 12", ["ab", " ", "1", "2"]),
+    ],
+)
+def test_text_is_cut_as_the_name_says(pre: str, text: str, pieces: list[str]) -> None:
+    spans = [span for _, span in CUTS[pre].make().pre_tokenize_str(text)]
+    assert [text[start:end] for start, end in spans] == pieces
+
+
+def gemma_like_metadata() -> dict[str, Any]:
+    backend = Backend(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    ascii_letters = [chr(i) for i in range(33, 127)]
+    learnt, merges = train(backend, vocab_size=400, initial_alphabet=ascii_letters, limit_alphabet=95)
+    marks = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces = list(dict.fromkeys(merge.replace(" ", "") for merge in merges))
+    pieces += [token for token in learnt if len(token) == 1]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [*marks, *pieces],
+        "tokenizer.ggml.scores": [0.0] * len(marks) + [-float(rank) for rank in range(len(pieces))],
+        "tokenizer.ggml.token_type": [3, 3, 3, 2, 3] + [6] * 256 + [1] * len(pieces),
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_space_prefix": False,
+        "merges": merges,
+    }
+
+
+def test_a_gemma_vocabulary_equals_transformers_and_keeps_first_spaces() -> None:
+    metadata = gemma_like_metadata()
+    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    tokens = metadata["tokenizer.ggml.tokens"]
+    reference = GemmaTokenizer(
+        vocab={token: i for i, token in enumerate(tokens)},
+        merges=[tuple(merge.split(" ")) for merge in metadata["merges"]],
+    )
+    for text in TEXTS:
+        expected = reference.encode(text, add_special_tokens=False)
+        assert ours.encode(text, add_special_tokens=False) == expected, text
+        assert ours.encode(text, add_special_tokens=True) == [2, *expected]
+        assert ours.decode(expected) == text
+
+
+def test_phi3s_marks_take_the_white_space_behind_them_along() -> None:
+    metadata = gemma_like_metadata()
+    metadata["tokenizer.ggml.tokens"][:2] = ["<|placeholder1|>", "<|end|>"]
+    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    assert ours.encode("a<|end|>\n  b", add_special_tokens=False) == ours.encode("a<|end|>b", add_special_tokens=False)
+    kept = "a<start_of_turn>\nb"
+    assert ours.decode(ours.encode(kept, add_special_tokens=False), skip_special_tokens=False) == kept
+
+
+def test_a_gguf_file_that_carries_tokenizer_json_uses_it(smollm2: Tokenizer) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "unigram",
+        "tokenizer.ggml.tokens": [],
+        "tokenizer.huggingface.json": smollm2.backend.to_str(),
+    }
+    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    assert ours.encode("Hello 12", add_special_tokens=False) == smollm2.encode("Hello 12", add_special_tokens=False)
+    with pytest.raises(ConfigError, match=r"tokenizer\.huggingface\.json: not a tokenizer"):
+        Tokenizer.load(TokenizerSource("gguf", metadata | {"tokenizer.huggingface.json": "{}"}))
 
 
 def test_a_hugging_face_folder_equals_transformers(smollm2: Tokenizer, tmp_path: Path) -> None:

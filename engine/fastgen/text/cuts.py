@@ -1,0 +1,87 @@
+"""How byte-level vocabularies cut text into words before their merges apply, by the name in `tokenizer.ggml.pre`.
+
+llama.cpp's converter gives the names (`get_vocab_base_pre`), its loader says what else goes with each
+(`llama-vocab.cpp`); the expressions are those of the models' own tokenizer.json. A name is here only where that is
+known for sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Words by case: upper-case letters, then lower-case ones.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a name stands for.
+
+    Attributes:
+        make: the pre-tokenizer.
+        whole_words: a word that is a token is taken as it is, even where the merges would not lead to it.
+        begins: texts get the beginning token where the file does not say.
+        normalizer: what text passes through first, or None.
+    """
+
+    make: Callable[[], pre_tokenizers.PreTokenizer]
+    whole_words: bool = False
+    begins: bool = False
+    normalizer: Callable[[], normalizers.Normalizer] | None = None
+
+
+def _by(*expressions: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    """One expression after the other, each on what the last has left whole."""
+
+    def make() -> pre_tokenizers.PreTokenizer:
+        splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    return make
+
+
+def _like_gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _digits_then_like_gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _like_gpt2()])
+
+
+_LIKE_LLAMA3 = Cut(_by(_LLAMA3), whole_words=True, begins=True)
+
+CUTS: Mapping[str, Cut] = {
+    "gpt-2": Cut(_like_gpt2),
+    "smollm": Cut(_digits_then_like_gpt2),
+    "starcoder": Cut(_digits_then_like_gpt2),
+    "refact": Cut(_digits_then_like_gpt2),
+    "llama-bpe": _LIKE_LLAMA3,
+    "llama3": _LIKE_LLAMA3,
+    "llama-v3": _LIKE_LLAMA3,
+    "dbrx": Cut(_by(_LLAMA3)),  # also Phi-4's
+    "qwen2": Cut(_by(_QWEN2), normalizer=normalizers.NFC),
+    "deepseek-r1-qwen": Cut(_by(_QWEN2)),
+    "tekken": Cut(_by(_TEKKEN), whole_words=True, begins=True),  # Mistral's since Nemo
+    "gpt-4o": Cut(_by(_GPT4O)),  # also Phi-4-mini's
+    "deepseek-v3": Cut(_by(*_DEEPSEEK_V3)),
+}

@@ -21,7 +21,7 @@ from fastgen.model.loader import load_runner
 from fastgen.model.source import ModelSource
 from fastgen.text.chat import ChatTemplateError
 from fastgen.text.grammar import GrammarFactory
-from fastgen.text.output import OutputText, TextDelta
+from fastgen.text.output import OutputText, TextDelta, TextRules
 from fastgen.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Completion", "Usage"]
@@ -152,7 +152,9 @@ class LLM:
     def _prepare(self, prompt: Prompt, sampling: SamplingParams, stop: Sequence[str]) -> Generation:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         request = Request(id=str(next(self._ids)), prompt_token_ids=tokens, sampling=sampling)
-        return Generation(request, OutputText(self.tokenizer, stop))
+        return Generation(
+            request, OutputText(self.tokenizer, TextRules(stop=tuple(stop), min_tokens=sampling.min_tokens))
+        )
 
     def _run(self, generations: Sequence[Generation]) -> Iterator[tuple[Generation, TextDelta]]:
         """Steps the engine until all of these have ended; what is unfinished when it is closed is cancelled."""

@@ -15,6 +15,7 @@ __all__ = [
     "DEFAULT_TOKEN_BUDGET",
     "KNOBS",
     "SERVER_KNOBS",
+    "TOOL_PARSERS",
     "ConfigError",
     "EngineConfig",
     "Knob",
@@ -24,6 +25,7 @@ __all__ = [
     "parsed_knobs",
 ]
 
+TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json")
 # By device: see docs/decisions/009. Measuring takes a blink on a GPU, and what it finds differs from one to the next.
 DEFAULT_TOKEN_BUDGET: dict[str, int | str] = {"cpu": 256, "cuda": "auto"}
 # How far `--token-budget auto` looks for the knee.
@@ -226,6 +228,13 @@ class ServerConfig:
         "Where traces go, as OTLP over HTTP, for example http://collector:4318; the environment variables "
         "OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT say it too. No traces where nothing does.",
         kind="text",
+    )
+    tool_parser: str = knob(
+        "auto",
+        "How the model writes tool calls: hermes (also Qwen), llama3_json, mistral, or json for bare JSON; auto goes "
+        "by the model's chat template and vocabulary.",
+        kind="choice",
+        choices=TOOL_PARSERS,
     )
     drain_seconds: int = knob(
         60,

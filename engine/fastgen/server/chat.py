@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from fastgen.core.request import RequestError, SamplingParams
-from fastgen.server.exchange import Exchange
+from fastgen.core.request import RequestError
+from fastgen.server.answers import AnswerStream, AnswerWriter
+from fastgen.server.exchange import Exchange, Shape
 from fastgen.server.lifecycle import ServedModel
+from fastgen.server.likelihoods import TokenNames, prompt_logprobs
 from fastgen.server.limits import JSONRoute
 from fastgen.server.protocol import ChatRequest
-from fastgen.server.responses import AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta
-from fastgen.server.service import Service, encode, room_after
+from fastgen.server.responses import ChatChunk, ChatChunkChoice, ChatCompletion
+from fastgen.server.service import Prompt, Service, bad_word_tokens, called, checked, encode, room_after
 from fastgen.server.streaming import EventStream, event, while_connected
+from fastgen.server.tooling import ToolUse
 from fastgen.text.chat import ChatTemplateError
 
 router = APIRouter(route_class=JSONRoute)
@@ -26,13 +30,21 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Answers the conversation."""
     service: Service = request.app.state.service
     model, name = service.lifecycle.model(), service.check_model(body.model)
-    exchange = service.open_exchange("chatcmpl", model, [await _prompt(body, model)], body.stops)
+    body.check()
+    tools = ToolUse.of(body, model)
+    shown = frozenset[int]() if tools is None else tools.shown_tokens(model)
+    shape = Shape(num_choices=body.num_choices, num_candidates=body.num_choices, text=body.text_rules(shown))
+    with called(body.aliases):
+        prompt = await _prompt(body, model, tools)
+        exchange = service.open_exchange("chatcmpl", model, [prompt], shape, body.terms())
+    names = TokenNames(model.tokenizer, bool(body.return_tokens_as_token_ids))
+    writer = AnswerWriter(names if body.logprobs else None, tools)
     if body.stream:
-        return EventStream(_stream(exchange, name, include_usage=body.include_usage))
-    return await while_connected(request, _whole(exchange, name))
+        return EventStream(_stream(exchange, name, body, writer))
+    return await while_connected(request, _whole(exchange, name, body, writer, names))
 
 
-def render(body: ChatRequest, model: ServedModel) -> str:
+def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
     """The conversation as the model's template puts it.
 
     Raises:
@@ -41,44 +53,71 @@ def render(body: ChatRequest, model: ServedModel) -> str:
     template = model.tokenizer.chat_template
     if template is None:
         raise RequestError("this model has no chat template: use /v1/completions", "messages")
+    messages = [message.for_template() for message in body.messages]
+    if "developer" not in template.source:  # OpenAI's newer name for the system
+        messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+    if tools is not None and not template.takes_tools:
+        messages = tools.tell(messages)
+    context: dict[str, Any] = {
+        "tools": None if tools is None else tools.tools,
+        "documents": body.documents,
+        "variables": body.chat_template_kwargs,
+    }
     try:
-        return template.render([message.for_template() for message in body.messages])
+        if body.continues:
+            return template.render_unfinished(messages, **context)
+        return template.render(messages, add_generation_prompt=body.opens_answer, **context)
     except ChatTemplateError as error:
         raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
 
 
-async def _prompt(body: ChatRequest, model: ServedModel) -> tuple[list[int], SamplingParams]:
-    tokens = await encode(model.tokenizer, render(body, model), add_special_tokens=False)
-    return tokens, body.sampling(body.token_limit(room_after(model, len(tokens))))
+async def _prompt(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> Prompt:
+    structure = body.structure()
+    if tools is not None:
+        structure = tools.grammar(model, structure)
+    grammar = None if structure is None else await checked(*structure, model.tokenizer)
+    text = render(body, model, tools)
+    tokens = await encode(model.tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
+    sampling = body.sampling(
+        body.token_limit(room_after(model, len(tokens))),
+        logprobs=body.num_logprobs,
+        grammar=grammar,
+        bad_words=bad_word_tokens(body.bad_words, model.tokenizer),
+    )
+    return Prompt(tokens, sampling)
 
 
-async def _whole(exchange: Exchange, name: str) -> Response:
+async def _whole(exchange: Exchange, name: str, body: ChatRequest, writer: AnswerWriter, names: TokenNames) -> Response:
     with exchange:
-        choices = [
-            ChatChoice(index, AssistantMessage(text), reason.value)
-            for index, (text, reason) in enumerate(await exchange.texts())
-        ]
-    completion = ChatCompletion(exchange.id, exchange.created, name, choices, exchange.usage())
+        answers = await exchange.answers()
+    completion = ChatCompletion(
+        exchange.id,
+        exchange.created,
+        name,
+        [writer.whole(answer) for answer in answers],
+        exchange.usage(),
+        msgspec.UNSET
+        if body.prompt_logprobs is None
+        else prompt_logprobs(names, answers[0].generation.prompt_logprobs),
+    )
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def _stream(exchange: Exchange, name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
-    no_usage_yet = None if include_usage else msgspec.UNSET
+async def _stream(exchange: Exchange, name: str, body: ChatRequest, writer: AnswerWriter) -> AsyncGenerator[bytes]:
+    no_usage_yet = None if body.include_usage else msgspec.UNSET
 
-    def chunk(index: int, delta: Delta, finish_reason: str | None = None) -> bytes:
-        choice = ChatChunkChoice(index, delta, finish_reason)
-        return event(ChatChunk(exchange.id, exchange.created, name, [choice], no_usage_yet))
+    def chunk(choice: ChatChunkChoice) -> bytes:
+        usage = exchange.usage() if body.continuous_usage else no_usage_yet
+        return event(ChatChunk(exchange.id, exchange.created, name, [choice], usage))
 
-    begun = False
+    streams: dict[int, AnswerStream] = {}
     with exchange:
-        async with aclosing(exchange.deltas()) as deltas:
-            async for index, delta in deltas:
-                if not begun:
-                    begun = True
-                    yield chunk(index, Delta(role="assistant", content=""))
-                if delta.text:
-                    yield chunk(index, Delta(content=delta.text))
-                if delta.finish_reason is not None:
-                    yield chunk(index, Delta(), delta.finish_reason)
-    if include_usage:
+        async with aclosing(exchange.pieces()) as pieces:
+            async for index, piece in pieces:
+                if index not in streams:
+                    streams[index] = writer.stream(index)
+                    yield chunk(streams[index].begin())
+                for choice in streams[index].next(piece):
+                    yield chunk(choice)
+    if body.include_usage:
         yield event(ChatChunk(exchange.id, exchange.created, name, [], exchange.usage()))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from fastgen.core.request import SamplingParams
-from fastgen.server.exchange import Exchange
+from fastgen.core.output import TokenLogprobs
+from fastgen.server.exchange import Answer, Exchange, Generation, Piece, Shape
 from fastgen.server.lifecycle import ServedModel
+from fastgen.server.likelihoods import CompletionLikelihoods, TokenNames, joined, prompt_logprobs
 from fastgen.server.limits import JSONRoute
 from fastgen.server.protocol import CompletionRequest
-from fastgen.server.responses import Completion, CompletionChoice
-from fastgen.server.service import Service, encode, room_after
+from fastgen.server.responses import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs
+from fastgen.server.service import Prompt, Service, bad_word_tokens, called, checked, encode, room_after
 from fastgen.server.streaming import EventStream, event, while_connected
+from fastgen.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -25,35 +28,125 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Continues each prompt."""
     service: Service = request.app.state.service
     model, name = service.lifecycle.model(), service.check_model(body.model)
-    prompts = [await _prompt(body, prompt, model) for prompt in body.prompts]
-    exchange = service.open_exchange("cmpl", model, prompts, body.stops)
+    body.check()
+    with called(body.aliases):
+        prompts = await _prompts(body, model)
+        exchange = service.open_exchange("cmpl", model, prompts, _shape(body), body.terms())
+    writer = _Writer(body, model.tokenizer)
     if body.stream:
-        return EventStream(_stream(exchange, name, include_usage=body.include_usage))
-    return await while_connected(request, _whole(exchange, name))
+        return EventStream(_stream(exchange, name, body, writer))
+    return await while_connected(request, _whole(exchange, name, writer))
 
 
-async def _prompt(
-    body: CompletionRequest, prompt: str | list[int], model: ServedModel
-) -> tuple[list[int], SamplingParams]:
-    tokens = await encode(model.tokenizer, prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-    return tokens, body.sampling(body.token_limit(room_after(model, len(tokens))))
+def _shape(body: CompletionRequest) -> Shape:
+    return Shape(
+        num_choices=body.num_choices,
+        num_candidates=body.num_candidates,
+        text=body.text_rules(),
+        scores_only=body.scores_only,
+    )
 
 
-async def _whole(exchange: Exchange, name: str) -> Response:
+async def _prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
+    structure = body.structure()
+    grammar = None if structure is None else await checked(*structure, model.tokenizer)
+    bad_words = bad_word_tokens(body.bad_words, model.tokenizer)
+    # The best of several is told by its likelihood, asked for or not.
+    logprobs = body.logprobs if body.num_candidates == body.num_choices else (body.logprobs or 0)
+    echoed = body.logprobs if body.echo else None
+    of_prompt = max((count for count in (echoed, body.prompt_logprobs) if count is not None), default=None)
+    prompts = []
+    for prompt in body.prompt:
+        tokens = prompt
+        if isinstance(tokens, str):
+            special = body.add_special_tokens is not False
+            tokens = await encode(model.tokenizer, tokens, add_special_tokens=special)
+        limit = body.token_limit(room_after(model, len(tokens)))
+        prompts.append(
+            Prompt(
+                tokens,
+                body.sampling(
+                    limit, logprobs=logprobs, prompt_logprobs=of_prompt, grammar=grammar, bad_words=bad_words
+                ),
+            )
+        )
+    return prompts
+
+
+async def _whole(exchange: Exchange, name: str, writer: _Writer) -> Response:
     with exchange:
-        choices = [
-            CompletionChoice(index, text, reason.value) for index, (text, reason) in enumerate(await exchange.texts())
-        ]
+        choices = [writer.whole(answer) for answer in await exchange.answers()]
     completion = Completion(exchange.id, exchange.created, name, choices, exchange.usage())
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def _stream(exchange: Exchange, name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
-    no_usage_yet = None if include_usage else msgspec.UNSET
+async def _stream(exchange: Exchange, name: str, body: CompletionRequest, writer: _Writer) -> AsyncGenerator[bytes]:
+    no_usage_yet = None if body.include_usage else msgspec.UNSET
     with exchange:
-        async with aclosing(exchange.deltas()) as deltas:
-            async for index, delta in deltas:
-                choice = CompletionChoice(index, delta.text, delta.finish_reason)
-                yield event(Completion(exchange.id, exchange.created, name, [choice], no_usage_yet))
-    if include_usage:
+        async with aclosing(exchange.pieces()) as pieces:
+            async for index, piece in pieces:
+                choice = writer.next(index, piece, exchange.generation(index))
+                usage = exchange.usage() if body.continuous_usage else no_usage_yet
+                yield event(Completion(exchange.id, exchange.created, name, [choice], usage))
+    if body.include_usage:
         yield event(Completion(exchange.id, exchange.created, name, [], exchange.usage()))
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes choices as the client wants them: after their prompt, with log-probabilities, or plainly."""
+
+    body: CompletionRequest
+    tokenizer: Tokenizer
+    _begun: dict[int, CompletionLikelihoods | None] = field(default_factory=dict)
+
+    def whole(self, answer: Answer) -> CompletionChoice:
+        """A choice at once."""
+        piece = Piece(answer.text, answer.logprobs, answer.finish_reason, answer.stop_reason)
+        return self.next(answer.index, piece, answer.generation)
+
+    def next(self, index: int, piece: Piece, generation: Generation) -> CompletionChoice:
+        """The next piece of a choice; the first one has the prompt before it, where that is echoed."""
+        text, logprobs = piece.text, None
+        begins = index not in self._begun
+        if begins:
+            self._begun[index] = None if self.body.logprobs is None else self._likelihoods()
+        likelihoods = self._begun[index]
+        if begins and self.body.echo:
+            text = self._prompt_text(index) + text
+        if likelihoods is not None:
+            logprobs = self._logprobs(likelihoods, piece.logprobs, generation, echoes=begins and bool(self.body.echo))
+        return CompletionChoice(
+            index, text, piece.finish_reason, logprobs, piece.stop_reason, self._of_prompt(generation)
+        )
+
+    def _logprobs(
+        self,
+        likelihoods: CompletionLikelihoods,
+        entries: Sequence[TokenLogprobs],
+        generation: Generation,
+        *,
+        echoes: bool,
+    ) -> CompletionLogprobs:
+        if not echoes:
+            return likelihoods.of(entries)
+        prompt = likelihoods.of_prompt(generation.request.prompt_token_ids, generation.prompt_logprobs)
+        return joined(prompt, likelihoods.of(entries))
+
+    def _of_prompt(self, generation: Generation) -> PromptLogprobs | msgspec.UnsetType:
+        if self.body.prompt_logprobs is None:
+            return msgspec.UNSET
+        return prompt_logprobs(self._names(), generation.prompt_logprobs)
+
+    def _prompt_text(self, index: int) -> str:
+        prompt = self.body.prompt[index // self.body.num_choices]
+        if isinstance(prompt, str):
+            return prompt
+        return self.tokenizer.decode(prompt, skip_special_tokens=self.body.skip_special_tokens is not False)
+
+    def _likelihoods(self) -> CompletionLikelihoods:
+        hidden = frozenset[int]() if self.body.skip_special_tokens is False else self.tokenizer.special_token_ids
+        return CompletionLikelihoods(self._names(), hidden)
+
+    def _names(self) -> TokenNames:
+        return TokenNames(self.tokenizer, bool(self.body.return_tokens_as_token_ids))

@@ -7,53 +7,148 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from fastgen import logs
+from fastgen.core.output import TokenLogprobs
 from fastgen.core.request import FinishReason, Request
+from fastgen.messages import TokenOutput
 from fastgen.process import EngineDeadError
 from fastgen.server.context import Outcome, current
-from fastgen.server.errors import engine_died
+from fastgen.server.errors import APIError, engine_died
 from fastgen.server.lifecycle import ServedModel
 from fastgen.server.metrics import Metrics
-from fastgen.server.responses import Usage
-from fastgen.text.output import OutputText, TextDelta
+from fastgen.server.responses import PromptTokensDetails, Usage
+from fastgen.text.output import OutputText, TextRules
 
 log = logging.getLogger("fastgen.server")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How the generations of one HTTP request become its choices.
+
+    Attributes:
+        num_choices: answers to give for each prompt.
+        num_candidates: generations to run for each prompt; the likeliest of them are the answers.
+        text: how tokens become text.
+        scores_only: is only the prompt's likelihood wanted, and nothing of what follows it?
+    """
+
+    num_choices: int = 1
+    num_candidates: int = 1
+    text: TextRules = field(default_factory=TextRules)
+    scores_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next piece of a choice.
+
+    Attributes:
+        logprobs: of the tokens that this piece is made of, where they were asked for.
+        finish_reason: in OpenAI's words, on the last piece; `stop_reason` then tells what stopped it, if the client
+            named it.
+    """
+
+    text: str
+    logprobs: Sequence[TokenLogprobs] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
 @dataclass(slots=True)
 class Generation:
-    """What became of one prompt so far."""
+    """What became of one request to the engine so far."""
 
     request: Request
     output: OutputText
     first_token_seconds: float | None = None
     queue_seconds: float | None = None
     finish_reason: FinishReason | None = None
+    last_token: int | None = None
+    cached_tokens: int = 0
+    logprob_sum: float = 0.0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    unshown_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def take(self, got: TokenOutput) -> Piece | None:
+        """Takes in what the engine gave; returns what there is to show of it."""
+        before = self.output.num_tokens
+        delta = self.output.push(got.token_ids, got.finish_reason)
+        self.finish_reason = delta.finish_reason
+        if got.token_ids:
+            self.last_token = got.token_ids[-1]
+        if got.prompt_logprobs:
+            self.prompt_logprobs += got.prompt_logprobs
+        if got.logprobs:
+            counted = got.logprobs[: self.output.num_tokens - before]
+            self.logprob_sum += sum(entry.logprob for entry in counted)
+            self.unshown_logprobs += counted
+        if not delta.text and delta.finish_reason is None:
+            return None
+        logprobs, self.unshown_logprobs = self.unshown_logprobs, []
+        if delta.finish_reason is None:
+            return Piece(delta.text, logprobs)
+        return Piece(delta.text, logprobs, _told(delta.finish_reason), self._stop_reason())
+
+    @property
+    def mean_logprob(self) -> float:
+        """By which the best of several is chosen: the sum alone would prefer short ones."""
+        return self.logprob_sum / max(1, self.output.num_tokens)
+
+    @property
+    def missed_deadline(self) -> bool:
+        """Did its deadline pass before there was anything?"""
+        return self.finish_reason is FinishReason.DEADLINE and self.output.num_tokens == 0
+
+    def _stop_reason(self) -> str | int | None:
+        if self.output.stop_string is not None:
+            return self.output.stop_string
+        stopped = self.finish_reason is FinishReason.STOP and self.last_token in self.request.sampling.stop_token_ids
+        return self.last_token if stopped else None
+
+
+def _told(reason: FinishReason) -> str:
+    return FinishReason.ABORT.value if reason is FinishReason.DEADLINE else reason.value
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole choice."""
+
+    index: int
+    generation: Generation
+    text: str
+    logprobs: list[TokenLogprobs]
+    finish_reason: str
+    stop_reason: str | int | None
 
 
 class Exchange:
-    """The generations that one HTTP request asked for.
+    """The generations that one HTTP request asked for: `shape.num_candidates` for each prompt, in order.
 
     Use it as a context: leaving it logs the one line that there is for every request.
     """
 
     def __init__(
         self,
-        request_id: str,
+        response_id: str,
         model: ServedModel,
         metrics: Metrics,
         requests: Sequence[Request],
-        stop: Sequence[str],
+        shape: Shape,
         arrival: float,
     ) -> None:
-        self.id = request_id
+        self.id = response_id
         self.created = int(time.time())
         self._model = model
         self._metrics = metrics
+        self._shape = shape
         self._arrival = arrival
-        self._generations = [Generation(request, OutputText(model.tokenizer, stop)) for request in requests]
+        self._generations = [Generation(request, OutputText(model.tokenizer, shape.text)) for request in requests]
 
     def __enter__(self) -> Exchange:
         return self
@@ -79,8 +174,7 @@ class Exchange:
             log,
             "request",
             id=self.id,
-            # 499, "client closed request", is what proxies log for it
-            status=200 if kind is None else 499 if issubclass(kind, asyncio.CancelledError | GeneratorExit) else 500,
+            status=_status(kind, error),
             finish=",".join(outcome.finish_reasons),
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -90,47 +184,83 @@ class Exchange:
 
     def usage(self) -> Usage:
         """Tokens of all prompts together."""
-        prompt = sum(len(g.request.prompt_token_ids) for g in self._generations)
+        of_prompts = self._generations[:: self._shape.num_candidates]
+        prompt = sum(len(g.request.prompt_token_ids) for g in of_prompts)
         completion = sum(g.output.num_tokens for g in self._generations)
-        return Usage(prompt, completion, prompt + completion)
+        cached = PromptTokensDetails(sum(g.cached_tokens for g in of_prompts))
+        return Usage(prompt, completion, prompt + completion, cached)
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, TextDelta]]:
-        """Pieces of text as they come, each with its prompt's index; leaving it early frees what the engine holds.
+    def generation(self, index: int) -> Generation:
+        """The generation behind a streamed choice."""
+        return self._generations[index]
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece]]:
+        """Pieces of text as they come, each with its choice's index; leaving it early frees what the engine holds.
 
         Raises:
-            APIError: when the engine dies.
+            APIError: when the engine dies, or the deadline passes before there is anything.
         """
         try:
             if len(self._generations) == 1:
                 async with aclosing(self._run(self._generations[0])) as pieces:
-                    async for delta in pieces:
-                        yield 0, delta
+                    async for piece in pieces:
+                        self._check_deadline()
+                        yield 0, piece
             else:
                 async with aclosing(self._run_all()) as pieces_of_all:
-                    async for piece in pieces_of_all:
-                        yield piece
+                    async for indexed in pieces_of_all:
+                        self._check_deadline()
+                        yield indexed
         except EngineDeadError as error:
             raise engine_died(str(error)) from error
 
-    async def texts(self) -> list[tuple[str, FinishReason]]:
-        """The whole text of each prompt's generation, and why it ended.
+    async def answers(self) -> list[Answer]:
+        """All choices, whole and in order.
 
         Raises:
-            APIError: when the engine dies.
+            APIError: when the engine dies, or the deadline passes before there is anything.
         """
-        pieces: list[list[str]] = [[] for _ in self._generations]
-        async with aclosing(self.deltas()) as deltas:
-            async for index, delta in deltas:
-                pieces[index].append(delta.text)
-        ends = [g.finish_reason for g in self._generations]
-        return [("".join(text), end) for text, end in zip(pieces, ends, strict=True) if end is not None]
+        answers = [Answer(0, generation, "", [], "", None) for generation in self._generations]
+        texts: list[list[str]] = [[] for _ in answers]
+        async with aclosing(self.pieces()) as pieces:
+            async for place, piece in pieces:
+                texts[place].append(piece.text)
+                answers[place].logprobs += piece.logprobs
+                if piece.finish_reason is not None:
+                    answers[place].finish_reason, answers[place].stop_reason = piece.finish_reason, piece.stop_reason
+        for answer, text in zip(answers, texts, strict=True):
+            answer.text = "".join(text)
+        return self._best(answers)
 
-    async def _run(self, generation: Generation) -> AsyncGenerator[TextDelta]:
-        request, output, metrics = generation.request, generation.output, self._metrics
+    def _best(self, answers: list[Answer]) -> list[Answer]:
+        """For each prompt its best candidates, the best first; all of them in their order where all are wanted."""
+        wanted, candidates = self._shape.num_choices, self._shape.num_candidates
+        chosen = []
+        for start in range(0, len(answers), candidates):
+            of_prompt = answers[start : start + candidates]
+            if wanted < candidates:
+                of_prompt.sort(key=lambda answer: -answer.generation.mean_logprob)
+            chosen += of_prompt[:wanted]
+        for index, answer in enumerate(chosen):
+            answer.index = index
+        return chosen
+
+    def _check_deadline(self) -> None:
+        if all(generation.missed_deadline for generation in self._generations):
+            seconds = self._generations[0].request.deadline_seconds
+            raise APIError(
+                504,
+                f"the timeout of {seconds:g} s passed before the first token",
+                code="deadline_exceeded",
+                param="timeout",
+            )
+
+    async def _run(self, generation: Generation) -> AsyncGenerator[Piece]:
+        request, metrics = generation.request, self._metrics
         prompt_tokens, previous = len(request.prompt_token_ids), self._arrival
         try:
-            async with aclosing(self._model.engine.generate(request)) as tokens:
-                async for got in tokens:
+            async with aclosing(self._model.engine.generate(request)) as outputs:
+                async for got in outputs:
                     now = time.monotonic()
                     if got.queue_seconds is not None:
                         generation.queue_seconds = got.queue_seconds
@@ -142,25 +272,30 @@ class Exchange:
                             metrics.next_token(now - previous)
                         previous = now
                         metrics.generated(len(got.token_ids))
-                    delta = output.push(got.token_ids, got.finish_reason)
-                    generation.finish_reason = delta.finish_reason
-                    if delta.text or delta.finish_reason is not None:
-                        yield delta
-                    if delta.finish_reason is not None:
+                    if got.cached_tokens is not None:
+                        generation.cached_tokens = got.cached_tokens
+                    if self._shape.scores_only and got.token_ids:
+                        got = msgspec.structs.replace(
+                            got, token_ids=[], logprobs=None, finish_reason=FinishReason.LENGTH
+                        )
+                    piece = generation.take(got)
+                    if piece is not None:
+                        yield piece
+                    if generation.finish_reason is not None:
                         break
         finally:
             reason = generation.finish_reason or FinishReason.ABORT
-            metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, output.num_tokens)
+            metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, generation.output.num_tokens)
 
-    async def _run_all(self) -> AsyncGenerator[tuple[int, TextDelta]]:
+    async def _run_all(self) -> AsyncGenerator[tuple[int, Piece]]:
         """Several generations at once, their pieces in the order in which they come."""
-        pieces: asyncio.Queue[tuple[int, TextDelta] | EngineDeadError] = asyncio.Queue()
+        pieces: asyncio.Queue[tuple[int, Piece] | EngineDeadError] = asyncio.Queue()
 
         async def pump(index: int, generation: Generation) -> None:
             try:
-                async with aclosing(self._run(generation)) as deltas:
-                    async for delta in deltas:
-                        pieces.put_nowait((index, delta))
+                async with aclosing(self._run(generation)) as own:
+                    async for piece in own:
+                        pieces.put_nowait((index, piece))
             except EngineDeadError as error:
                 pieces.put_nowait(error)
 
@@ -177,3 +312,12 @@ class Exchange:
             for task in pumps:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _status(kind: type[BaseException] | None, error: BaseException | None) -> int:
+    if kind is None:
+        return 200
+    if isinstance(error, APIError):
+        return error.status
+    # 499, "client closed request", is what proxies log for it
+    return 499 if issubclass(kind, asyncio.CancelledError | GeneratorExit) else 500

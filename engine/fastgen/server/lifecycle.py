@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fastgen.process import EngineProcess
 from fastgen.server.errors import APIError
 from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.tools.format import ToolFormat
 
 _LOADING_RETRY_SECONDS = 2
 # Another replica may take the request at once.
@@ -22,6 +23,7 @@ class ServedModel:
 
     engine: EngineProcess
     tokenizer: Tokenizer
+    tool_format: ToolFormat
 
 
 class Lifecycle:

@@ -30,6 +30,7 @@ from fastgen.server.metrics import Metrics
 from fastgen.server.service import Service
 from fastgen.server.tracing import Tracer, is_configured
 from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.tools.formats import choose_format
 from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
@@ -192,7 +193,8 @@ class Server:
         )
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, self._source.tokenizer)
-            return ServedModel(await engine, tokenizer)
+            tool_format = choose_format(self._server_config.tool_parser, tokenizer)
+            return ServedModel(await engine, tokenizer, tool_format)
         except EngineStartError as error:
             if error.exit_code == 2:
                 raise ConfigError(str(error)) from None

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Grammar, Request, RequestError, SamplingParams
 from fastgen.server.admission import Admission
 from fastgen.server.context import current
 from fastgen.server.errors import APIError
-from fastgen.server.exchange import Exchange
+from fastgen.server.exchange import Exchange, Shape
 from fastgen.server.lifecycle import Lifecycle, ServedModel
 from fastgen.server.metrics import Metrics
+from fastgen.text.grammar import check_grammar
 from fastgen.text.tokenizer import Tokenizer
 
 # Encoding a text of this many characters takes about as long as a thread hop is worth; longer ones leave the loop.
 _LONG_TEXT = 4096
+
+
+# Each is a stream, and a place in the queue.
+_MOST_GENERATIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to continue, and how."""
+
+    token_ids: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms the engine takes a request: as in `fastgen.core.request.Request`."""
+
+    priority: int = 0
+    deadline_seconds: float | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +77,82 @@ class Service:
         return name
 
     def open_exchange(
-        self, kind: str, model: ServedModel, prompts: Sequence[tuple[list[int], SamplingParams]], stop: Sequence[str]
+        self, kind: str, model: ServedModel, prompts: Sequence[Prompt], shape: Shape, terms: Terms
     ) -> Exchange:
-        """An exchange for these prompts; `kind` begins its id.
+        """An exchange for these prompts; `kind` begins its id, which goes on with that of the HTTP request.
 
         Raises:
             RequestError: when the model cannot serve one of them.
             APIError: 429 when the queue is full.
         """
         arrival = time.monotonic()
-        request_id = f"{kind}-{uuid.uuid4().hex}"
+        # The id that clients see may be their own, and theirs need not be unique.
+        unique = uuid.uuid4().hex
         info = model.engine.info
+        num_generations = len(prompts) * shape.num_candidates
+        if num_generations > _MOST_GENERATIONS:
+            raise RequestError(
+                f"{len(prompts)} prompts with {shape.num_candidates} generations each are {num_generations}: at most "
+                f"{_MOST_GENERATIONS} go into one request, so send several",
+                "prompt" if len(prompts) > 1 else "n",
+            )
         requests = [
-            Request(id=f"{request_id}-{index}", prompt_token_ids=token_ids, sampling=sampling)
-            for index, (token_ids, sampling) in enumerate(prompts)
+            Request(
+                id=f"{unique}-{place}-{candidate}",
+                prompt_token_ids=prompt.token_ids,
+                sampling=_of_candidate(prompt.sampling, candidate),
+                priority=terms.priority,
+                deadline_seconds=terms.deadline_seconds,
+                cache_salt=terms.cache_salt,
+            )
+            for place, prompt in enumerate(prompts)
+            for candidate in range(shape.num_candidates)
         ]
-        for request in requests:
+        for request in requests[:: shape.num_candidates]:
             request.check(info.max_model_length, info.vocabulary_size)
         self.admission.admit(model.engine.in_flight, [request.id for request in requests])
-        return Exchange(request_id, model, self.metrics, requests, stop, arrival)
+        return Exchange(f"{kind}-{current().id}", model, self.metrics, requests, shape, arrival)
+
+
+def _of_candidate(sampling: SamplingParams, candidate: int) -> SamplingParams:
+    """The parameters of one of several generations of a prompt: a seed of its own, the first one's as it was given."""
+    if candidate == 0 or sampling.seed is None:
+        return sampling
+    digest = hashlib.blake2b(f"{sampling.seed}:{candidate}".encode(), digest_size=8).digest()
+    return replace(sampling, seed=int.from_bytes(digest, "big") >> 1)
+
+
+@contextmanager
+def called(aliases: Mapping[str, str]) -> Iterator[None]:
+    """Refusals raised in here speak of the engine's parameters by the names that the client uses for them."""
+    try:
+        yield
+    except RequestError as error:
+        alias = aliases.get(error.param)
+        if alias is None:
+            raise
+        raise RequestError(re.sub(rf"\b{error.param}\b", alias, str(error)), alias) from None
+
+
+async def checked(grammar: Grammar, field_name: str, tokenizer: Tokenizer) -> Grammar:
+    """The grammar itself, once it is known that generations can follow it. Compiling it may take a while.
+
+    Raises:
+        RequestError: names `field_name` when it is wrong, or larger than is served.
+    """
+    try:
+        await asyncio.to_thread(check_grammar, grammar, tokenizer)
+    except ValueError as error:
+        raise RequestError(f"{field_name}: {error}", field_name) from None
+    return grammar
+
+
+def bad_word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that would write these words, at the beginning of a text and after a space."""
+    spellings = (
+        tuple(tokenizer.encode(text, add_special_tokens=False)) for word in words for text in (word, f" {word}")
+    )
+    return tuple(dict.fromkeys(tokens for tokens in spellings if tokens))
 
 
 async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -7,6 +7,7 @@ its `raise_exception`, `strftime_now` and `tojson`, and its `generation` blocks,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -27,33 +28,70 @@ class ChatTemplateError(ValueError):
 class ChatTemplate:
     """A model's chat template, compiled.
 
+    Attributes:
+        source: the template as the model has it.
+        takes_tools: does it tell the model of tools?
+
     Raises:
         ConfigError: when the template is not valid Jinja.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
         self._special_tokens = dict(special_tokens)
+        # Templates set the name themselves where it is not given, so the compiler's list of free names is no help.
+        self.takes_tools = re.search(r"\btools\b", source) is not None
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt for `messages` (role, content, ...), ending where the assistant is to speak.
+
+        `tools` are JSON schemas of functions, `documents` texts with titles, and `variables` whatever else this
+        template reads (for example `enable_thinking`).
 
         Raises:
             ChatTemplateError: when the template refuses the messages or cannot handle them.
         """
+        context = {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "tools": list(tools) if tools else None,
+            "documents": list(documents) if documents else None,
+        }
         try:
-            return self._template.render(
-                **self._special_tokens,
-                messages=list(messages),
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            return self._template.render(context)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise ChatTemplateError(str(error) or type(error).__name__) from error
+        except RecursionError:
+            raise ChatTemplateError("something in them is nested too deeply") from None
+
+    def render_unfinished(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
+        """As `render`, ending inside the last message, so that the model goes on with it.
+
+        Raises:
+            ChatTemplateError: also when the template does not show the last message's text.
+        """
+        text = self.render(messages, add_generation_prompt=False, **context)
+        last = str(messages[-1].get("content", ""))
+        # Many templates strip what they are given.
+        for ending in (last, last.rstrip(), last.strip()):
+            place = text.rfind(ending)
+            if ending and place >= 0:
+                return text[: place + len(ending)]
+        raise ChatTemplateError("the last message has no text to go on with")
 
 
 class _GenerationBlocks(Extension):

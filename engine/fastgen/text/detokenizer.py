@@ -13,17 +13,19 @@ class Detokenizer:
 
     Each token costs its own length only. The texts given add up to the generation's text as a continuation of its
     prompt: with SentencePiece, a first word keeps the space that parts it from the prompt.
+
+    `hidden` are the tokens that give no text; where not given, all special ones.
     """
 
     __slots__ = ("_bytes_so_far", "_hidden", "_vocabulary")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] | None = None) -> None:
         self._vocabulary = tokenizer.vocabulary
-        self._hidden = tokenizer.special_token_ids
+        self._hidden = tokenizer.special_token_ids if hidden is None else hidden
         self._bytes_so_far = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that has become certain with these tokens; special tokens give none."""
+        """The text that has become certain with these tokens; hidden tokens give none."""
         spelled = b"".join(self._vocabulary.token_bytes(i) for i in token_ids if i not in self._hidden)
         return self._bytes_so_far.decode(spelled)
 

@@ -29,7 +29,7 @@ class StopStrings:
             _, start, stop = min(found)
             self._held = ""
             return text[:start], stop
-        keep = max(_possible_start(text, stop) for stop in self._stops)
+        keep = max(possible_start(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
@@ -39,7 +39,7 @@ class StopStrings:
         return held
 
 
-def _possible_start(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with."""
+def possible_start(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that `stop` begins with, short of all of it."""
     longest = min(len(stop) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

@@ -1,5 +1,8 @@
 """The engine's real process, step loop and scheduler over a scripted model: it repeats each prompt's tokens.
 
+A prompt may say what to answer instead: what stands between SPEAK tokens, of several such texts the one that the
+request's seed falls on, and then the end. How likely a token is follows from its number: `likelihood`.
+
 Faults are asked for by the environment: SCRIPT is `refuse` (a configuration that cannot be served), `crash` (while
 loading), `hold` (load until the file in SCRIPT_GATE exists) or empty; SCRIPT_PASS_SECONDS is what a pass takes.
 """
@@ -13,11 +16,16 @@ import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.output import PassResult, Sampled
-from fastgen.core.scheduler import Pass
+from fastgen.core.output import PassResult, Sampled, TokenLogprobs
+from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.sequence import Sequence
+
+SPEAK = 5  # <file_sep> in the demo model's vocabulary, a token that no test needs otherwise
+END = 2
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,41 @@ class ScriptedRunner:
 
     def execute(self, pass_: Pass) -> PassResult:
         threading.Event().wait(self.pass_seconds)
-        sequences = [chunk.sequence for chunk in pass_.chunks if chunk.samples]
-        return PassResult([Sampled(s.tokens[s.num_generated_tokens % s.num_prompt_tokens]) for s in sequences])
+        return PassResult(
+            [sampled(chunk.sequence) for chunk in pass_.chunks if chunk.samples],
+            {index: rows for index, chunk in enumerate(pass_.chunks) if (rows := prompt_rows(chunk))},
+        )
+
+
+def sampled(sequence: Sequence) -> Sampled:
+    token, asked = next_token(sequence), sequence.sampling.logprobs
+    return Sampled(token, None if asked is None else likelihood(token, asked))
+
+
+def next_token(sequence: Sequence) -> int:
+    prompt, place = sequence.tokens[: sequence.num_prompt_tokens], sequence.num_generated_tokens
+    marks = [index for index, token in enumerate(prompt) if token == SPEAK]
+    if not marks:
+        return prompt[place % len(prompt)]
+    texts = [prompt[start + 1 : end] for start, end in pairwise(marks)]
+    text = texts[sequence.seed % len(texts)]
+    return text[place] if place < len(text) else END
+
+
+def prompt_rows(chunk: Chunk) -> list[TokenLogprobs]:
+    sequence = chunk.sequence
+    asked = sequence.sampling.prompt_logprobs
+    if asked is None:
+        return []
+    last = min(chunk.start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
+    return [likelihood(token, asked) for token in sequence.tokens[chunk.start + 1 : last + 1]]
+
+
+def likelihood(token: int, asked: int) -> TokenLogprobs:
+    """Even tokens are the likeliest at their place, odd ones come second to the even one before them."""
+    first = token - token % 2
+    ranked = [(first, -0.1), (first + 1, -2.5), *((rival, -3.0 - rival) for rival in range(2, 20))]
+    return TokenLogprobs(token, ranked[token % 2][1], token % 2 + 1, tuple(ranked[:asked]))
 
 
 def load(_source: object, config: EngineConfig, progress: Callable[[str, float], None]) -> ScriptedRunner:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fastgen.core.request import FinishReason
 from fastgen.text.detokenizer import Detokenizer
-from fastgen.text.output import OutputText
+from fastgen.text.output import OutputText, TextRules
 from fastgen.text.stop import StopStrings
 from fastgen.text.tokenizer import Tokenizer, TokenizerSource
 
@@ -106,7 +106,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
 
 
 def test_text_ends_before_the_stop_string_and_counts_the_token_that_completed_it(smollm2: Tokenizer) -> None:
-    output = OutputText(smollm2, ["three", "zzz"])
+    output = OutputText(smollm2, TextRules(stop=("three", "zzz")))
     ids = smollm2.encode("one two three four", add_special_tokens=False)
     deltas = []
     for token in ids:
@@ -127,7 +127,7 @@ def test_the_token_that_stopped_the_engine_is_no_text(smollm2: Tokenizer) -> Non
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT])
 def test_held_text_comes_out_at_the_end(smollm2: Tokenizer, reason: FinishReason) -> None:
-    output = OutputText(smollm2, [" two!"])
+    output = OutputText(smollm2, TextRules(stop=(" two!",)))
     ids = smollm2.encode("one two", add_special_tokens=False)
     delta = output.push(ids, None)
     assert delta.text == "one"

@@ -1,0 +1,168 @@
+"""One call, read as it is written: a JSON object with a function's name and its arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Content, ToolEvent
+
+# What all models write; anything else is taken in whole before it is judged.
+_HEADER = re.compile(
+    r'\s*\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]*"\s*,\s*)*'
+    r'"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_LONGEST_HEADER = 1024
+_FIRST_KEY = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"')
+_KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
+
+
+class JsonSpan:
+    """Finds where a JSON object or array ends, whatever is in it."""
+
+    __slots__ = ("_depth", "_escaped", "_in_string")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def end(self, text: str) -> int | None:
+        """How much of `text` still belongs to it, where it ends in there; else None, and all of it does."""
+        for place, character in enumerate(text):
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return place + 1
+        return None
+
+
+class CallReader:
+    """Reads `{"name": ..., "arguments": {...}}`, passing the arguments on as they come.
+
+    Attributes:
+        done: has it seen all it wants to?
+        called: was it a call, as far as it can be told?
+
+    Args:
+        index: the number of the call.
+        prefix: what was written before the object, to be shown with it if it is no call.
+        names: the functions there are; None where any name makes a call.
+    """
+
+    def __init__(self, index: int, prefix: str, names: frozenset[str] | None) -> None:
+        self.done = False
+        self.called = False
+        self._index = index
+        self._prefix = prefix
+        self._names = names
+        self._raw = ""
+        self._object = JsonSpan()
+        self._arguments: JsonSpan | None = None
+
+    def push(self, text: str) -> tuple[list[ToolEvent], str]:
+        """What came of this text, and what of it lies behind the object."""
+        end = self._object.end(text)
+        taken, rest = (text, "") if end is None else (text[:end], text[end:])
+        before = len(self._raw)
+        self._raw += taken
+        events: list[ToolEvent] = []
+        if not self.called:
+            before = self._begin(events)
+        if self.done:  # no call, as its beginning shows
+            return events, self._over(events) + rest
+        if self.called and self._arguments is not None:
+            new = self._raw[before:]
+            closed = self._arguments.end(new)
+            piece = new if closed is None else new[:closed]
+            if closed is not None:
+                self._arguments = None
+            if piece:
+                events.append(CallArguments(self._index, piece))
+        if end is not None:
+            self._close(events)
+        return events, rest
+
+    def finish(self) -> list[ToolEvent]:
+        """What is left where the answer ends inside the object: a call keeps what it has of its arguments."""
+        self.done = True
+        return [] if self.called else [Content(self._prefix + self._raw)]
+
+    def _begin(self, events: list[ToolEvent]) -> int:
+        """Looks for the name; returns where in the object the arguments begin."""
+        first = _FIRST_KEY.match(self._raw)
+        header = _HEADER.match(self._raw[:_LONGEST_HEADER])
+        name = _loaded(header.group(1)) if header else None
+        unknown = isinstance(name, str) and self._names is not None and name not in self._names
+        if (first and first.group(1) not in _KEYS) or unknown:
+            self.done = True
+        elif header and isinstance(name, str):
+            self.called = True
+            self._arguments = JsonSpan()
+            events.append(CallBegun(self._index, name))
+            return header.end()
+        return 0
+
+    def _over(self, events: list[ToolEvent]) -> str:
+        """Shows what can be no call; what lies behind the part that tells so is to be read again."""
+        first = _FIRST_KEY.match(self._raw)
+        assert first is not None
+        events.append(Content(self._prefix + self._raw[: first.end()]))
+        return self._raw[first.end() :]
+
+    def _close(self, events: list[ToolEvent]) -> None:
+        """The object has ended: is it a call?"""
+        self.done = True
+        whole = _loaded(self._raw)
+        if self.called:
+            if whole is None:
+                self.called = False
+                events.append(CallBroken(self._index, self._prefix + self._raw))
+            return
+        call = _call_in(whole)
+        if call is None or (self._names is not None and call[0] not in self._names):
+            events.append(Content(self._prefix + self._raw))
+            return
+        self.called = True
+        events += [CallBegun(self._index, call[0]), CallArguments(self._index, call[1])]
+
+
+def _loaded(text: str) -> object:
+    """The JSON in `text`, or None where it is none."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _call_in(value: object) -> tuple[str, str] | None:
+    """Name and arguments of a call in an unusual spelling: arguments first, a text, left out, or inside `function`."""
+    if not isinstance(value, dict):
+        return None
+    inner = value.get("function")
+    call: dict[str, object] = inner if isinstance(inner, dict) else value
+    name = call.get("name")
+    arguments = call.get("arguments", call.get("parameters"))
+    if not isinstance(name, str):
+        return None
+    if isinstance(arguments, str) and isinstance(_loaded(arguments), dict):
+        return name, arguments
+    if arguments is None or isinstance(arguments, dict):
+        return name, json.dumps(arguments or {}, ensure_ascii=False)
+    return None
+
+
+def is_json_object(text: str) -> bool:
+    """Is `text` a JSON object?"""
+    return isinstance(_loaded(text), dict)

@@ -1,0 +1,68 @@
+"""Calls in tags, as Hermes and Qwen 2.5 and 3 write them: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastgen.text.tools.events import ToolParser
+from fastgen.text.tools.format import OfferedTool, Spell, long_id, quoted, repeated
+from fastgen.text.tools.machine import Machine
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Hermes:
+    """The format of tags."""
+
+    name = "hermes"
+    marks = (_OPEN, _CLOSE)
+    example = f'{_OPEN}\n{{"name": <function name>, "arguments": <object>}}\n{_CLOSE}'
+
+    def parser(self, names: frozenset[str]) -> ToolParser:
+        """A reader of one answer. The tags make a call clear: a name that nobody offered is passed on."""
+        del names
+        return _Reader()
+
+    def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
+        """Lark rules of which `calls` is one call or more."""
+        bodies = [
+            f'{quoted(f"""{{"name": {quoted(tool.name)}, "arguments": """)} arguments_{i} "}}"'
+            for i, tool in enumerate(tools)
+        ]
+        return (
+            f"calls: {repeated('call', quoted(chr(10)), most_calls)}\n"
+            f"call: {spell(_OPEN)} {quoted(chr(10))} ({' | '.join(bodies)}) {quoted(chr(10))} {spell(_CLOSE)}\n"
+        )
+
+    def new_id(self) -> str:
+        """An id for a call."""
+        return long_id()
+
+
+class _Reader(Machine):
+    def __init__(self) -> None:
+        super().__init__(self._reading)
+
+    def _reading(self) -> bool:
+        return self.seek(_OPEN, self._opened)
+
+    def _opened(self) -> bool:
+        body = self.buffer.lstrip()
+        if not body and not self.ended:
+            return False
+        if body.startswith("{"):
+            prefix, self.buffer = _OPEN + self.buffer[: -len(body)], body
+            self.state = self.read_call(prefix, None, self._closing, self._reading)
+        else:
+            self.show(_OPEN)
+            self.state = self._reading
+        return True
+
+    def _closing(self) -> bool:
+        """Takes the closing tag; a model that forgot it made a call all the same."""
+        body = self.buffer.lstrip()
+        if not self.ended and len(body) < len(_CLOSE) and _CLOSE.startswith(body):
+            return False
+        self.buffer = body.removeprefix(_CLOSE) if not _CLOSE.startswith(body) else ""
+        self.state = self._reading
+        return True

@@ -1,0 +1,102 @@
+"""What the readers of all formats share: a state machine over the text not yet understood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastgen.text.stop import possible_start
+from fastgen.text.tools.call import CallReader
+from fastgen.text.tools.events import CallBegun, Content, ToolEvent
+
+State = Callable[[], bool]
+
+
+class Machine:
+    """Runs states over `buffer`. A state takes what it understands, sets the next one, and says whether it got on.
+
+    White space around calls is no content: it is held until it is known what follows.
+    """
+
+    def __init__(self, start: State) -> None:
+        self.buffer = ""
+        self.ended = False
+        self.state = start
+        self._num_calls = 0
+        self._space = ""
+        self._events: list[ToolEvent] = []
+
+    def push(self, text: str) -> list[ToolEvent]:
+        """What has become certain with this text."""
+        self.buffer += text
+        while self.state():
+            pass
+        return self._take()
+
+    def finish(self) -> list[ToolEvent]:
+        """What is left when the answer has ended."""
+        self.ended = True
+        while self.state():
+            pass
+        if not self._num_calls and self._space:
+            self._events.append(Content(self._space))
+        return self._take()
+
+    def show(self, text: str) -> None:
+        """Passes `text` on as content."""
+        text = self._space + text
+        solid = text.rstrip()
+        self._space = text[len(solid) :]
+        if solid:
+            self._events.append(Content(solid))
+
+    def read_call(self, prefix: str, names: frozenset[str] | None, then: State, otherwise: State) -> State:
+        """The state that reads one call from an object; `otherwise` goes on where it was none."""
+        reader = CallReader(self._num_calls, prefix, names)
+
+        def reading() -> bool:
+            events, self.buffer = reader.push(self.buffer)
+            if self.ended and not reader.done:
+                events += reader.finish()
+            self.note(events)
+            if not reader.done:
+                return False
+            self.state = then if reader.called else otherwise
+            return True
+
+        return reading
+
+    def note(self, events: list[ToolEvent]) -> None:
+        """Passes on what a reader found."""
+        for event in events:
+            match event:
+                case Content(text):
+                    self.show(text)
+                case CallBegun():
+                    self._num_calls += 1
+                    self._space = ""
+                    self._events.append(event)
+                case _:
+                    self._events.append(event)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls begun so far."""
+        return self._num_calls
+
+    def seek(self, mark: str, then: State) -> bool:
+        """A state: shows everything before `mark`, takes the mark, and goes on with `then`."""
+        place = self.buffer.find(mark)
+        if place >= 0:
+            self.show(self.buffer[:place])
+            self.buffer = self.buffer[place + len(mark) :]
+            self.state = then
+            return True
+        keep = 0 if self.ended else possible_start(self.buffer, mark)
+        certain = len(self.buffer) - keep
+        self.show(self.buffer[:certain])
+        self.buffer = self.buffer[certain:]
+        return False
+
+    def _take(self) -> list[ToolEvent]:
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,139 @@
+"""Mistral's calls, behind the token [TOOL_CALLS]: a list of objects, or a name and its arguments behind [ARGS]."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+
+from fastgen.text.tools.call import JsonSpan, is_json_object
+from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, ToolParser
+from fastgen.text.tools.format import OfferedTool, Spell, quoted, repeated
+from fastgen.text.tools.machine import Machine, State
+
+_CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9  # what Mistral's templates insist on
+_LONGEST_NAME = 256
+
+
+class Mistral:
+    """The format of lists, up to the tokenizer's version 7."""
+
+    name = "mistral"
+    marks: tuple[str, ...] = (_CALLS, _ARGS, _ID)
+    example = f'{_CALLS}[{{"name": <function name>, "arguments": <object>}}]'
+
+    def parser(self, names: frozenset[str]) -> ToolParser:
+        """A reader of one answer, in either form. A name that nobody offered is passed on."""
+        del names
+        return _Reader()
+
+    def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
+        """Lark rules of which `calls` is one call or more."""
+        bodies = [
+            f'{quoted(f"""{{"name": {quoted(tool.name)}, "arguments": """)} arguments_{i} "}}"'
+            for i, tool in enumerate(tools)
+        ]
+        return (
+            f'calls: {spell(_CALLS)} " "? "[" {repeated("call", quoted(", "), most_calls)} "]"\n'
+            f"call: {' | '.join(bodies)}\n"
+        )
+
+    def new_id(self) -> str:
+        """An id for a call."""
+        return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+
+
+class MistralArguments(Mistral):
+    """The form of later tokenizers (from version 11 on), whose vocabulary has [ARGS]: `[TOOL_CALLS]name[ARGS]{...}`."""
+
+    example = f"{_CALLS}<function name>{_ARGS}<object>"
+
+    def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
+        """Lark rules of which `calls` is one call or more."""
+        bodies = [f"{quoted(tool.name)} {spell(_ARGS)} arguments_{i}" for i, tool in enumerate(tools)]
+        most = "" if most_calls == 1 else "+"
+        return f"calls: call{most}\ncall: {spell(_CALLS)} ({' | '.join(bodies)})\n"
+
+
+class _Reader(Machine):
+    def __init__(self) -> None:
+        super().__init__(self._reading)
+        self._arguments = JsonSpan()
+        self._raw = ""
+
+    def _reading(self) -> bool:
+        return self.seek(_CALLS, self._opened)
+
+    def _opened(self) -> bool:
+        body = self.buffer.lstrip()
+        if not body and not self.ended:
+            return False
+        self.state = self._in_list if body.startswith("[") else self._naming
+        return True
+
+    def _in_list(self) -> bool:
+        inside = self.buffer.lstrip()[1:].lstrip()
+        if not inside and not self.ended:
+            return False
+        if inside.startswith("{"):
+            self._read_at(inside, _CALLS)
+        else:
+            self._show_mark()
+        return True
+
+    def _read_at(self, body: str, mark: str) -> None:
+        prefix, self.buffer = mark + self.buffer[: len(self.buffer) - len(body)], body
+        after: State = self._between
+        self.state = self.read_call(prefix, None, after, self._reading)
+
+    def _between(self) -> bool:
+        """After a call of a list: another one, or its end."""
+        body = self.buffer.lstrip(" \t\r\n,")
+        if not body and not self.ended:
+            return False
+        if body.startswith("{"):
+            self._read_at(body, "")
+        else:
+            self.buffer = body.removeprefix("]")
+            self.state = self._reading
+        return True
+
+    def _naming(self) -> bool:
+        """Takes `name[ARGS]`, with or without an id between."""
+        place = self.buffer.find(_ARGS)
+        if place < 0 or place > _LONGEST_NAME:
+            if place < 0 and not self.ended and len(self.buffer) <= _LONGEST_NAME + len(_ARGS):
+                return False
+            self._show_mark()
+            return True
+        name = self.buffer[:place].partition(_ID)[0].strip()
+        if not name:
+            self._show_mark()
+            return True
+        self._raw = _CALLS + self.buffer[:place] + _ARGS
+        self.buffer = self.buffer[place + len(_ARGS) :]
+        self.note([CallBegun(self.num_calls, name)])
+        self._arguments = JsonSpan()
+        self.state = self._in_arguments
+        return True
+
+    def _in_arguments(self) -> bool:
+        index = self.num_calls - 1
+        end = self._arguments.end(self.buffer)
+        piece, self.buffer = (self.buffer, "") if end is None else (self.buffer[:end], self.buffer[end:])
+        self._raw += piece
+        if piece:
+            self.note([CallArguments(index, piece)])
+        if end is None:
+            return False
+        if not is_json_object(self._raw.partition(_ARGS)[2]):
+            self.note([CallBroken(index, self._raw)])
+        self.state = self._reading
+        return True
+
+    def _show_mark(self) -> None:
+        """What follows the mark makes no call: both are content."""
+        self.show(_CALLS)
+        self.state = self._reading

@@ -1,0 +1,139 @@
+"""OpenAI's own types, and the clients that people build on, against every kind of reply."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from engine.server.serving import Serving
+from engine.server.speaking import asking, speak
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+CALL = '{"name": "add", "arguments": {"a":1}}'
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "several": {"n": 3, "seed": 1},
+    "prompts": {"prompt": [speak("a"), speak("b")]},
+    "logprobs": {"logprobs": 2},
+    "echo": {"echo": True},
+    "scored": {"echo": True, "logprobs": 1, "max_tokens": 0},
+    "stopped": {"stop": ["three"]},
+    "structure": {"prompt": speak('{"a": 1}'), "response_format": {"type": "json_object"}},
+    "best": {"best_of": 3, "n": 2, "stream": False},
+    "prompt logprobs": {"prompt_logprobs": 1, "stream": False},
+}
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "several": {"n": 3, "seed": 1},
+    "logprobs": {"logprobs": True, "top_logprobs": 2},
+    "tool call": {"messages": asking(CALL), "tools": [TOOL]},
+    "required": {"messages": asking(CALL), "tools": [TOOL], "tool_choice": "required", "logprobs": True},
+    "structure": {"messages": asking('{"a": 1}'), "response_format": {"type": "json_object"}},
+    "stopped": {"stop": "three", "max_completion_tokens": 9},
+}
+
+
+def events(server: Serving, path: str, body: dict[str, Any]) -> list[Any]:
+    response = server.post(path, {**body, "stream": True, "stream_options": {"include_usage": True}})
+    *chunks, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert done == "[DONE]", response.text
+    return [json.loads(chunk) for chunk in chunks]
+
+
+def whole(server: Serving, path: str, body: dict[str, Any]) -> Any:
+    response = server.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def without_the_first(reply: Any) -> Any:
+    """OpenAI's types know no null among log-probabilities, though its API sends one for an echo's first token."""
+    for choice in reply["choices"]:
+        logprobs = choice["logprobs"]
+        if logprobs and logprobs["token_logprobs"][:1] == [None]:
+            for values in logprobs.values():
+                del values[0]
+    return reply
+
+
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_every_completion_is_one_to_openais_types(scripted: Serving, name: str) -> None:
+    body = {"prompt": speak("one two three four"), **COMPLETIONS[name]}
+    reply = without_the_first(whole(scripted, "/v1/completions", body))
+    Completion.model_validate(reply, strict=True)
+    if "stream" in body:
+        return
+    chunks = [without_the_first(chunk) for chunk in events(scripted, "/v1/completions", body)]
+    for chunk in chunks[:-1]:
+        # A piece has no finish_reason yet, which this type alone does not foresee.
+        for choice in chunk["choices"]:
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+        Completion.model_validate(chunk, strict=True)
+    assert chunks[-1]["usage"] == reply["usage"]
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_every_chat_is_one_to_openais_types(scripted: Serving, name: str) -> None:
+    body = {"messages": asking("one two three four"), **CHATS[name]}
+    reply = whole(scripted, "/v1/chat/completions", body)
+    ChatCompletion.model_validate(reply, strict=True)
+    assert reply["id"].startswith("chatcmpl-")
+    chunks = [
+        ChatCompletionChunk.model_validate(c, strict=True) for c in events(scripted, "/v1/chat/completions", body)
+    ]
+    assert {chunk.id for chunk in chunks} != {reply["id"]}
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.model_dump() == ChatCompletion.model_validate(reply).usage.model_dump()  # type: ignore[union-attr]
+    assert {chunk.system_fingerprint for chunk in chunks} == {reply["system_fingerprint"]}
+
+
+def test_langchain_chats_streams_calls_tools_and_reads_structures(scripted: Serving) -> None:
+    from langchain_openai import ChatOpenAI
+    from pydantic import BaseModel
+
+    class Sum(BaseModel):
+        a: int
+
+    def add(a: int) -> int:
+        """Adds."""
+        return a
+
+    model = ChatOpenAI(model="smollm2", base_url=f"{scripted.url}/v1", api_key="none", max_retries=0)  # type: ignore[arg-type]
+    answer = model.invoke(speak("Hello you"))
+    assert answer.content == "Hello you"
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["output_tokens"] > 0
+    assert "".join(str(chunk.content) for chunk in model.stream(speak("one two three"))) == "one two three"
+    with_tools = model.bind_tools([add])
+    assert with_tools.invoke(speak(CALL)).tool_calls[0]["args"] == {"a": 1}
+    streamed = None
+    for chunk in with_tools.stream(speak(CALL)):
+        streamed = chunk if streamed is None else streamed + chunk
+    assert streamed is not None
+    assert streamed.tool_calls[0]["name"] == "add"  # type: ignore[attr-defined]
+    called = model.with_structured_output(Sum, method="function_calling").invoke(
+        speak('{"name": "Sum", "arguments": {"a":2}}')
+    )
+    assert called == Sum(a=2)
+    assert model.with_structured_output(Sum, method="json_schema").invoke(speak('{"a":3}')) == Sum(a=3)
+
+
+def test_litellm_completes_and_streams(scripted: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
+    import litellm
+
+    target: dict[str, Any] = {"model": "openai/smollm2", "api_base": f"{scripted.url}/v1", "api_key": "none"}
+    done = litellm.completion(messages=asking("Hello you"), **target)
+    assert done.choices[0].message.content == "Hello you"
+    assert done.usage.completion_tokens > 0
+    called = litellm.completion(messages=asking(CALL), tools=[TOOL], **target)
+    assert called.choices[0].message.tool_calls[0].function.name == "add"
+    chunks = litellm.completion(messages=asking("one two three"), stream=True, **target)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"

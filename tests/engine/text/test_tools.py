@@ -1,0 +1,239 @@
+"""Tool calls as models write them: read in whatever pieces they come, and kept to where they must."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from fastgen.core.request import Grammar
+from fastgen.text.chat import ChatTemplate
+from fastgen.text.grammar import GrammarFactory, check_grammar
+from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Collected, ToolEvent
+from fastgen.text.tools.format import OfferedTool, ToolFormat
+from fastgen.text.tools.formats import call_grammar, choose_format, describe, shown_tokens
+from fastgen.text.tools.hermes import Hermes
+from fastgen.text.tools.mistral import Mistral, MistralArguments
+from fastgen.text.tools.plain import Llama3Json, PlainJson
+from fastgen.text.vocabulary import Vocabulary, byte_alphabet
+
+NAMES = frozenset({"f", "g"})
+Found = tuple[str, list[tuple[str, str]]]
+HERMES, LLAMA, PLAIN, LISTS, ARGS = Hermes(), Llama3Json(), PlainJson(), Mistral(), MistralArguments()
+
+ANSWERS: list[tuple[ToolFormat, str, Found]] = [
+    (
+        HERMES,
+        'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": "x}\\"{"}}\n</tool_call>\n'
+        '<tool_call>\n{"arguments": {"b": 1}, "name": "g"}\n</tool_call>',
+        ("Let me see.", [("f", '{"a": "x}\\"{"}'), ("g", '{"b": 1}')]),
+    ),
+    (HERMES, '<tool_call>{"name": "unheard_of", "arguments": {}}</tool_call>', ("", [("unheard_of", "{}")])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {}}', ("", [("f", "{}")])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1', ("", [("f", '{"a": 1')])),
+    (HERMES, "Use <tool_call> for calls, a < b.  \n", ("Use <tool_call> for calls, a < b.  \n", [])),
+    (HERMES, '<tool_call>{"nam": 1}</tool_call>', ('<tool_call>{"nam": 1}</tool_call>', [])),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": x}}</tool_call>',
+        ('<tool_call>{"name": "f", "arguments": {"a": x}}</tool_call>', []),
+    ),
+    (HERMES, '<tool_call>{"x": 1}<tool_call>{"name": "g"}', ('<tool_call>{"x": 1}', [("g", "{}")])),
+    (
+        LLAMA,
+        '{"name": "f", "parameters": {"a": [1, 2]}}; {"name": "g", "parameters": {}}',
+        ("", [("f", '{"a": [1, 2]}'), ("g", "{}")]),
+    ),
+    (LLAMA, '<|python_tag|>{"type": "function", "name": "f", "parameters": {"a": 1}}', ("", [("f", '{"a": 1}')])),
+    (LLAMA, '{"name": "nobody", "parameters": {"a": 1}}', ('{"name": "nobody", "parameters": {"a": 1}}', [])),
+    (LLAMA, '{"answer": 42}', ('{"answer": 42}', [])),
+    (LLAMA, 'It is {"name": "f", "parameters": {}}', ('It is {"name": "f", "parameters": {}}', [])),
+    (LLAMA, "<b> 1 </b>", ("<b> 1 </b>", [])),
+    (
+        PLAIN,
+        '[{"name": "f", "arguments": {"é": "ü"}}, {"name": "g", "arguments": "{\\"b\\": 2}"}]',
+        ("", [("f", '{"é": "ü"}'), ("g", '{"b": 2}')]),
+    ),
+    (PLAIN, '{"function": {"name": "f", "arguments": {}}, "type": "function"}', ("", [("f", "{}")])),
+    (PLAIN, "[1, 2]", ("[1, 2]", [])),
+    (PLAIN, '{"name": "f", "arguments": 3}', ('{"name": "f", "arguments": 3}', [])),
+    (
+        LISTS,
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+        ("", [("f", '{"a": 1}'), ("g", "{}")]),
+    ),
+    (LISTS, "[TOOL_CALLS] none, really", ("[TOOL_CALLS] none, really", [])),
+    (
+        ARGS,
+        'Hm. [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}',
+        ("Hm.", [("f", '{"a": 1}'), ("g", "{}")]),
+    ),
+    (ARGS, '[TOOL_CALLS]f[ARGS]{"a": x}', ('[TOOL_CALLS]f[ARGS]{"a": x}', [])),
+]
+
+
+def read(format: ToolFormat, pieces: list[str]) -> tuple[Found, list[ToolEvent]]:
+    parser, collected = format.parser(NAMES), Collected()
+    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+    collected.take(events)
+    return (collected.content, [(call.name, call.arguments) for call in collected.calls]), events
+
+
+@pytest.mark.parametrize(("format", "text", "found"), ANSWERS)
+def test_calls_are_found_and_all_else_is_content(format: ToolFormat, text: str, found: Found) -> None:
+    assert read(format, [text])[0] == found
+
+
+@settings(max_examples=400, deadline=None)
+@given(answer=st.sampled_from(ANSWERS), random=st.randoms(use_true_random=False))
+def test_what_is_found_does_not_depend_on_how_the_text_comes(
+    answer: tuple[ToolFormat, str, Found], random: Any
+) -> None:
+    format, text, found = answer
+    pieces = []
+    while text:
+        size = random.randint(1, min(len(text), 6))
+        pieces.append(text[:size])
+        text = text[size:]
+    assert read(format, pieces)[0] == found
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    format=st.sampled_from([HERMES, LLAMA, PLAIN, LISTS, ARGS]),
+    text=st.lists(
+        st.sampled_from(
+            [*'{}[]",:; \nf', '"name": "f"', '"arguments": {', "<tool_call>", "</tool_call>", "[TOOL_CALLS]"]
+        ),
+        max_size=25,
+    ).map("".join),
+)
+def test_no_text_breaks_a_reader_and_letters_outside_calls_are_all_shown(format: ToolFormat, text: str) -> None:
+    (content, calls), events = read(format, list(text))
+    assert (content, calls) == read(format, [text])[0]
+    if not any(isinstance(event, CallBegun) for event in events):
+        assert content == text
+
+
+def test_a_calls_name_comes_before_its_arguments_which_come_as_they_are_written() -> None:
+    _, events = read(HERMES, list('<tool_call>{"name": "f", "arguments": {"a": 12}}</tool_call>'))
+    assert events[0] == CallBegun(0, "f")
+    assert events[1:] == [CallArguments(0, character) for character in '{"a": 12}']
+
+
+def test_a_call_that_turns_out_broken_is_said_to_be() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {x}}'
+    assert read(HERMES, [text])[1][-1] == CallBroken(0, text)
+
+
+def byte_tokenizer(template: str | None, *special: str) -> Tokenizer:
+    """A vocabulary of bytes and some special tokens."""
+    alphabet = sorted(byte_alphabet().values())
+    backend = Backend(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in ("</s>", *special)])
+    return Tokenizer(backend, Vocabulary(backend), ChatTemplate(template, {}) if template else None, None, 256)
+
+
+@pytest.mark.parametrize(
+    ("template", "special", "name"),
+    [
+        ("{% for tool in tools %}{% endfor %}<tool_call>", (), "Hermes"),
+        (None, ("[TOOL_CALLS]",), "Mistral"),
+        ("{{ messages }}", ("[TOOL_CALLS]", "[ARGS]"), "MistralArguments"),
+        ("{{ messages }}", ("<|python_tag|>",), "Llama3Json"),
+        ("{{ messages }}", (), "PlainJson"),
+    ],
+)
+def test_the_format_follows_from_template_and_vocabulary(template: str, special: tuple[str, ...], name: str) -> None:
+    assert type(choose_format("auto", byte_tokenizer(template, *special))).__name__ == name
+
+
+def test_the_user_has_the_last_word_on_the_format() -> None:
+    assert choose_format("llama3_json", byte_tokenizer("<tool_call>")).name == "llama3_json"
+
+
+def test_marks_that_are_special_tokens_are_shown_to_the_reader() -> None:
+    tokenizer = byte_tokenizer(None, "[TOOL_CALLS]", "[INST]")
+    assert shown_tokens(LISTS, tokenizer) == {tokenizer.backend.token_to_id("[TOOL_CALLS]")}
+
+
+TOOLS = [
+    OfferedTool(
+        "f", {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
+    ),
+    OfferedTool('g"', {"type": "object", "properties": {}, "additionalProperties": False}),
+]
+
+
+@pytest.mark.parametrize(
+    ("format", "special", "written", "refused"),
+    [
+        (
+            HERMES,
+            (),
+            '<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>',
+            '<tool_call>\n{"name": "h", "arguments": {}}\n</tool_call>',
+        ),
+        (
+            HERMES,
+            ("<tool_call>", "</tool_call>"),
+            '<tool_call>\n{"name": "g\\"", "arguments": {}}\n</tool_call>',
+            "Hello",
+        ),
+        (LLAMA, ("<|python_tag|>",), '{"name": "f", "parameters": {"a":1}}', '{"name": "f", "parameters": {"a":"x"}}'),
+        (PLAIN, (), '{"name": "f", "arguments": {}}; {"name": "f", "arguments": {}}', "{}"),
+        (LISTS, ("[TOOL_CALLS]",), '[TOOL_CALLS] [{"name": "f", "arguments": {}}]', "[TOOL_CALLS] []"),
+        (ARGS, ("[TOOL_CALLS]", "[ARGS]"), '[TOOL_CALLS]f[ARGS]{"a":1}', "[TOOL_CALLS]h[ARGS]{}"),
+    ],
+)
+def test_a_required_call_is_one_of_the_tools_with_its_own_schema(
+    format: ToolFormat, special: tuple[str, ...], written: str, refused: str
+) -> None:
+    tokenizer = byte_tokenizer(None, *special)
+    grammar = call_grammar(format, TOOLS, tokenizer, most_calls=None)
+    check_grammar(grammar, tokenizer)
+    assert matches(grammar, tokenizer, written)
+    assert not matches(grammar, tokenizer, refused)
+    # What a model was made to write is a call to the reader.
+    assert read(format, [written])[0][1]
+
+
+def test_a_single_call_stays_single() -> None:
+    tokenizer, twice = byte_tokenizer(None), '{"name": "f", "arguments": {}}; {"name": "f", "arguments": {}}'
+    assert not matches(call_grammar(PLAIN, TOOLS, tokenizer, most_calls=1), tokenizer, twice)
+
+
+def test_calls_may_stand_beside_an_answer_that_has_a_structure() -> None:
+    tokenizer = byte_tokenizer(None)
+    answer = Grammar(kind="json_schema", text='{"type": "object", "required": ["city"], "additionalProperties": false, '
+                     '"properties": {"city": {"type": "string"}}}')  # fmt: skip
+    grammar = call_grammar(HERMES, TOOLS, tokenizer, most_calls=None, answer=answer)
+    assert matches(grammar, tokenizer, '{"city":"Bern"}')
+    assert matches(grammar, tokenizer, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+    assert not matches(grammar, tokenizer, '{"town":"Bern"}')
+
+
+def matches(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
+    """May a generation be `text`, token by token, and end there?"""
+    constraint = GrammarFactory(lambda: tokenizer, tokenizer.vocab_size, [256])(grammar)
+    for token in [*tokenizer.encode(text, add_special_tokens=False), 256]:
+        mask = memoryview(bytearray(4 * ((tokenizer.vocab_size + 31) // 32))).cast("I")
+        constraint.fill_mask(mask)
+        if not mask[token // 32] >> token % 32 & 1:
+            return False
+        constraint.accept(token)
+    return True
+
+
+def test_a_model_without_tools_in_its_template_is_told_of_them() -> None:
+    told = describe(PLAIN, [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
+    assert json.dumps({"name": "f", "parameters": {"type": "object"}}) in told
+    assert PLAIN.example in told

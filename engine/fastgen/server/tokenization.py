@@ -12,10 +12,12 @@ from pydantic import BaseModel, Field
 
 from fastgen.core.request import RequestError
 from fastgen.server.chat import render
+from fastgen.server.conversation import Message
 from fastgen.server.lifecycle import ServedModel
 from fastgen.server.limits import JSONRoute
-from fastgen.server.protocol import ChatRequest, Message
+from fastgen.server.protocol import ChatRequest
 from fastgen.server.service import Service, encode
+from fastgen.server.tooling import ToolUse
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -69,7 +71,7 @@ def _text(body: TokenizeRequest, model: ServedModel) -> tuple[str, bool]:
         raise RequestError("prompt: give either prompt or messages", "prompt")
     if body.prompt is not None:
         return body.prompt, body.add_special_tokens is not False
-    return render(body, model), body.add_special_tokens is True
+    return render(body, model, ToolUse.of(body, model)), body.add_special_tokens is True
 
 
 @router.post("/detokenize")

@@ -27,8 +27,9 @@ def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
         name = _detect(tokenizer)
     if name == "mistral":
         return MistralArguments() if _has(tokenizer, "[ARGS]") else Mistral()
-    formats: dict[str, type[ToolFormat]] = {"hermes": Hermes, "llama3_json": Llama3Json, "json": PlainJson}
-    return formats[name]()
+    if name == "hermes":
+        return Hermes()
+    return Llama3Json() if name == "llama3_json" else PlainJson()
 
 
 def _detect(tokenizer: Tokenizer) -> str:

@@ -162,7 +162,8 @@ def test_a_client_with_several_prompts_that_goes_away_frees_all(slow: Serving) -
 
 def test_a_stop_string_frees_its_sequence(slow: Serving) -> None:
     done = slow.post("/v1/completions", {**ENDLESS, "stop": "on"}).json()
-    assert done["choices"] == [{"index": 0, "text": "go ", "finish_reason": "stop", "logprobs": None}]
+    choice = done["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("go ", "stop", "on")
     wait_until(lambda: running(slow) == 0, "the sequence to be freed")
 
 
@@ -230,7 +231,7 @@ def test_each_request_is_one_line_in_the_log(scripted: Serving) -> None:
 
 def test_each_refusal_is_one_line_in_the_log(scripted: Serving) -> None:
     before = scripted.log.count("refused status=400 code=invalid_value param=best_of")
-    scripted.post("/v1/completions", {"prompt": "a", "best_of": 3})
+    scripted.post("/v1/completions", {"prompt": "a", "best_of": 0})
     assert scripted.log.count("refused status=400 code=invalid_value param=best_of") == before + 1
 
 

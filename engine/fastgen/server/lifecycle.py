@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fastgen.process import EngineProcess
 from fastgen.server.errors import APIError
+from fastgen.server.fitting import LongestText
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import ToolFormat
 
@@ -23,6 +24,7 @@ class ServedModel:
 
     engine: EngineProcess
     tokenizer: Tokenizer
+    longest_text: LongestText
     tool_format: ToolFormat
 
 

@@ -24,6 +24,7 @@ from fastgen.process import WORKER, EngineProcess, EngineStartError
 from fastgen.server.admission import Admission
 from fastgen.server.app import create_app
 from fastgen.server.connection import connection_class
+from fastgen.server.fitting import LongestText
 from fastgen.server.keys import KeyRing
 from fastgen.server.lifecycle import Lifecycle, ServedModel
 from fastgen.server.metrics import Metrics
@@ -194,7 +195,9 @@ class Server:
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, self._source.tokenizer)
             tool_format = choose_format(self._server_config.tool_parser, tokenizer)
-            return ServedModel(await engine, tokenizer, tool_format)
+            ready = await engine
+            longest = LongestText(tokenizer, ready.info.max_model_length)
+            return ServedModel(ready, tokenizer, longest, tool_format)
         except EngineStartError as error:
             if error.exit_code == 2:
                 raise ConfigError(str(error)) from None

@@ -12,7 +12,7 @@ from support.simulation import SimulatedRunner, make_engine
 from support.workloads import Outcome, Workload, play, random_workload
 
 BLOCK = 4
-WORKLOADS_PER_GROUP = 100
+WORKLOADS_PER_GROUP = 75
 
 
 def run(workload: Workload) -> Outcome:

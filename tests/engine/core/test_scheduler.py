@@ -4,57 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastgen.core.blocks import BlockPool
-from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Chunk, Pass, Scheduler
-from fastgen.core.sequence import Sequence
-
-
-def scheduler(*, blocks: int = 1000, block_size: int = 4, budget: int = 16, sequences: int = 8) -> Scheduler:
-    pool = BlockPool(blocks, block_size)
-    return Scheduler(pool, token_budget=budget, max_sequences=sequences, end_tokens=frozenset({0}))
-
-
-class Arrivals:
-    """Makes sequences in order of arrival."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(
-        self,
-        prompt: int,
-        generate: int = 5,
-        *,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: str | None = None,
-        **sampling: object,
-    ) -> Sequence:
-        params = SamplingParams(max_tokens=generate, **sampling)  # type: ignore[arg-type]
-        request = Request(
-            id=str(self.count),
-            prompt_token_ids=[1] * prompt,
-            sampling=params,
-            priority=priority,
-            deadline_seconds=deadline,
-        )
-        self.count += 1
-        made = Sequence(request, ordinal=self.count, arrival=float(self.count), seed=0)
-        made.cache_salt = salt
-        return made
-
-
-def run(s: Scheduler, token: int = 7) -> Pass:
-    """One pass in which every sampled token is `token`."""
-    pass_ = s.schedule()
-    s.complete(pass_, [token for chunk in pass_.chunks if chunk.samples])
-    s.check_integrity()
-    return pass_
-
-
-def sizes(pass_: Pass) -> dict[str, int]:
-    return {chunk.sequence.id: chunk.num_tokens for chunk in pass_.chunks}
+from fastgen.core.scheduler import Chunk
+from support.scheduling import Arrivals, run, scheduler, sizes
 
 
 def test_a_long_prompt_is_split_over_passes_and_only_its_last_chunk_samples() -> None:

@@ -39,7 +39,7 @@ def workloads(draw: st.DrawFn) -> tuple[list[Arrival], int, int, int]:
     return arrivals, token_budget, max_sequences, num_blocks
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(workloads())
 def test_every_workload_keeps_the_invariants_and_ends_with_the_right_tokens(
     workload: tuple[list[Arrival], int, int, int],
@@ -54,7 +54,7 @@ def test_every_workload_keeps_the_invariants_and_ends_with_the_right_tokens(
     event(f"split: {any(c.num_tokens > 1 and not c.samples for p in runner.passes for c in p.chunks)}")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(arrival_lists, st.integers(1, 16), st.integers(0, 80))
 def test_with_memory_to_spare_no_pass_leaves_budget_unused_while_prompts_wait(
     arrivals: list[Arrival], max_sequences: int, spare_budget: int

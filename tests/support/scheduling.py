@@ -1,0 +1,67 @@
+"""A bare scheduler over sequences made by hand: one decision at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastgen.core.blocks import BlockPool
+from fastgen.core.request import Request, SamplingParams
+from fastgen.core.scheduler import Pass, Scheduler
+from fastgen.core.sequence import Sequence
+
+
+def scheduler(
+    *, blocks: int = 1000, block_size: int = 4, budget: int = 16, sequences: int = 8, **parts: Any
+) -> Scheduler:
+    """Plain Dynamic SplitFuse, but for `parts`."""
+    pool = BlockPool(blocks, block_size)
+    return Scheduler(pool, token_budget=budget, max_sequences=sequences, end_tokens=frozenset({0}), **parts)
+
+
+class Arrivals:
+    """Makes sequences in order of arrival; without a salt they share no blocks. A prompt is its tokens or a length."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(
+        self,
+        prompt: int | list[int],
+        generate: int = 5,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: str | None = None,
+        **sampling: object,
+    ) -> Sequence:
+        params = SamplingParams(max_tokens=generate, **sampling)  # type: ignore[arg-type]
+        request = Request(
+            id=str(self.count),
+            prompt_token_ids=[1] * prompt if isinstance(prompt, int) else prompt,
+            sampling=params,
+            priority=priority,
+            deadline_seconds=deadline,
+        )
+        self.count += 1
+        made = Sequence(request, ordinal=self.count, arrival=float(self.count), seed=0)
+        made.cache_salt = salt
+        return made
+
+
+def run(s: Scheduler, token: int = 7) -> Pass:
+    """One pass in which every sampled token is `token`."""
+    pass_ = s.schedule()
+    s.complete(pass_, [token for chunk in pass_.chunks if chunk.samples])
+    s.check_integrity()
+    return pass_
+
+
+def run_to_end(s: Scheduler, token: int = 7) -> None:
+    """Passes until nothing is alive."""
+    while s.has_work:
+        run(s, token)
+
+
+def sizes(pass_: Pass) -> dict[str, int]:
+    """Tokens of the pass by request."""
+    return {chunk.sequence.id: chunk.num_tokens for chunk in pass_.chunks}

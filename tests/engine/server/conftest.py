@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from engine import weights
 from engine.server.serving import Serving, serving
+from fastgen.model.gguf import GGUFFile
+from fastgen.text.tokenizer import Tokenizer, TokenizerSource
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +26,9 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with serving(tmp_path_factory.mktemp("slow"), environment={"SCRIPT_PASS_SECONDS": "0.02"}) as server:
         server.wait_status("/ready", 200)
         yield server
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Tokenizer:
+    """The demo model's tokenizer."""
+    return Tokenizer.load(TokenizerSource("gguf", GGUFFile(Path(weights.smollm2())).metadata))

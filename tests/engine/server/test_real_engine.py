@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 from engine.server.serving import REAL, Serving, serving, wait_until
@@ -81,3 +84,35 @@ def test_the_http_process_holds_no_torch_and_the_engine_does(real: Serving) -> N
     heavy = re.compile(r"libtorch|libllvmlite|numba")
     assert not heavy.search(libraries(real.process.pid))
     assert heavy.search(libraries(real.engine_pid()))
+
+
+def test_a_prompt_is_scored_by_the_model(real: Serving) -> None:
+    """Capitals are likelier than nonsense, and scoring gives what generating gives."""
+
+    def score(continuation: str) -> float:
+        body = {"prompt": f"The capital of France is{continuation}", "max_tokens": 0, "echo": True, "logprobs": 1}
+        logprobs = real.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+        assert logprobs["token_logprobs"][0] is None
+        return sum(p for p, at in zip(logprobs["token_logprobs"], logprobs["text_offset"], strict=True) if at >= 24)
+
+    assert score(" Paris") > score(" Berlin") > score(" banana")
+    greedy = {"prompt": "The capital of France is", "max_tokens": 1, "temperature": 0, "logprobs": 1}
+    choice = real.post("/v1/completions", greedy).json()["choices"][0]
+    assert choice["logprobs"]["token_logprobs"][0] == pytest.approx(score(choice["text"]), abs=1e-3)
+
+
+def test_an_answer_keeps_to_its_schema_and_a_required_call_is_one(real: Serving) -> None:
+    properties = {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "maximum": 99}}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    body: dict[str, Any] = {"messages": CAPITAL, "temperature": 0, "max_tokens": 60}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    done = real.post("/v1/chat/completions", {**body, "response_format": form}).json()["choices"][0]
+    jsonschema.validate(json.loads(done["message"]["content"]), schema)
+    assert done["finish_reason"] == "stop"
+    tool = {"type": "function", "function": {"name": "remember", "parameters": schema}}
+    called = real.post("/v1/chat/completions", {**body, "tools": [tool], "tool_choice": "required"}).json()["choices"][
+        0
+    ]
+    call = called["message"]["tool_calls"][0]["function"]
+    assert (called["finish_reason"], call["name"]) == ("tool_calls", "remember")
+    jsonschema.validate(json.loads(call["arguments"]), schema)

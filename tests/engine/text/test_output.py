@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +51,7 @@ def test_special_tokens_give_no_text(smollm2: Tokenizer) -> None:
     assert "".join(stream(smollm2, smollm2.encode("a<|im_end|>b", add_special_tokens=False))) == "ab"
 
 
-def test_a_sentencepiece_continuation_keeps_its_space() -> None:
+def sentence_piece() -> Tokenizer:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "▁h", "▁hi"]
     metadata = {
         "tokenizer.ggml.model": "llama",
@@ -57,10 +60,59 @@ def test_a_sentencepiece_continuation_keeps_its_space() -> None:
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
         "tokenizer.ggml.bos_token_id": 1,
     }
-    tokenizer = Tokenizer.load(TokenizerSource("gguf", metadata))
+    return Tokenizer.load(TokenizerSource("gguf", metadata))
+
+
+def test_a_sentencepiece_continuation_keeps_its_space() -> None:
+    tokenizer = sentence_piece()
     ids = tokenizer.encode("hi hié", add_special_tokens=False)
     assert tokenizer.decode(ids) == "hi hié"
     assert "".join(stream(tokenizer, ids)) == " hi hié"
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(st.integers(0, 263), max_size=40))
+def test_sentencepiece_bytes_in_any_order_add_up_to_the_whole_text(ids: list[int]) -> None:
+    tokenizer = SENTENCE_PIECE
+    pieces = stream(tokenizer, ids)
+    spelled = b"".join(tokenizer.vocabulary.token_bytes(i) for i in ids if i not in tokenizer.special_token_ids)
+    assert "".join(pieces) == spelled.decode(errors="replace")
+    assert "".join(pieces).removeprefix(" ") == tokenizer.decode(ids)
+
+
+SENTENCE_PIECE = sentence_piece()
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids=token_ids, random=cuts, stops=st.lists(st.sampled_from(["e", " th", "\n", "\ufffd"]), max_size=2))
+def test_output_never_depends_on_how_many_tokens_come_at_once(
+    smollm2: Tokenizer, ids: list[int], random: Random, stops: list[str]
+) -> None:
+    def text(sizes: Callable[[int], int]) -> tuple[str, int]:
+        output, rest, shown = OutputText(smollm2, TextRules(stop=tuple(stops), min_tokens=2)), ids, ""
+        while output.finish_reason is None:
+            size = sizes(len(rest))
+            delta = output.push(rest[:size], FinishReason.LENGTH if size == len(rest) else None)
+            shown, rest = shown + delta.text, rest[size:]
+        return shown, output.num_tokens
+
+    whole = text(lambda left: left)
+    assert text(lambda left: random.randint(min(1, left), left)) == whole
+    assert text(lambda left: min(1, left)) == whole
+
+
+def test_no_stop_string_ends_a_text_before_its_least_tokens(smollm2: Tokenizer) -> None:
+    ids = smollm2.encode("one two one two", add_special_tokens=False)
+    assert len(ids) == 4
+    output = OutputText(smollm2, TextRules(stop=("two",), min_tokens=3))
+    assert [output.push([token], None).text for token in ids] == ["one", " two", " one", " "]
+    assert (output.finish_reason, output.stop_string) == (FinishReason.STOP, "two")
+
+
+def test_a_mark_may_be_shown_where_others_are_hidden(smollm2: Tokenizer) -> None:
+    ids = smollm2.encode("<repo_name>a<filename>", add_special_tokens=False)
+    output = OutputText(smollm2, TextRules(shown_tokens=frozenset(ids[:1])))
+    assert output.push(ids, None).text == "<repo_name>a"
 
 
 letters = st.text(alphabet="ab", max_size=30)

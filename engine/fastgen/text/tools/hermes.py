@@ -15,7 +15,7 @@ class Hermes:
     """The format of tags."""
 
     name = "hermes"
-    marks = (_OPEN, _CLOSE)
+    marks: tuple[str, ...] = (_OPEN, _CLOSE)
     example = f'{_OPEN}\n{{"name": <function name>, "arguments": <object>}}\n{_CLOSE}'
 
     def parser(self, names: frozenset[str]) -> ToolParser:

@@ -1,0 +1,105 @@
+"""Every sampling field, from a client's body to the engine's parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.server.serving import Serving
+from engine.server.speaking import asking, speak
+from fastgen.core.request import SamplingParams
+from fastgen.server.protocol import ChatRequest, CompletionRequest
+from fastgen.server.service import bad_word_tokens
+from fastgen.text.output import TextRules
+from fastgen.text.tokenizer import Tokenizer
+
+GIVEN: dict[str, Any] = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 40.0,
+    "min_p": 0.05,
+    "typical_p": 0.8,
+    "repetition_penalty": 1.2,
+    "presence_penalty": -1,
+    "frequency_penalty": 0.5,
+    "logit_bias": {"17": -100, "5": 2.5},
+    "seed": 7,
+    "min_tokens": 3,
+    "ignore_eos": True,
+    "stop_token_ids": [4, 5],
+    "prompt_logprobs": 2,
+}
+
+
+@pytest.mark.parametrize("body", [CompletionRequest(prompt="a", **GIVEN), ChatRequest(messages=asking("a"), **GIVEN)])
+def test_every_field_reaches_the_engine(body: CompletionRequest | ChatRequest) -> None:
+    assert body.sampling(9, logprobs=1, bad_words=((1, 2),)) == SamplingParams(
+        max_tokens=9,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        typical_p=0.8,
+        repetition_penalty=1.2,
+        presence_penalty=-1.0,
+        frequency_penalty=0.5,
+        logit_bias=((5, 2.5), (17, -100.0)),
+        seed=7,
+        min_tokens=3,
+        ignore_eos=True,
+        stop_token_ids=(4, 5),
+        prompt_logprobs=2,
+        logprobs=1,
+        bad_words=((1, 2),),
+    )
+
+
+def test_nothing_given_is_openais_defaults() -> None:
+    assert CompletionRequest(prompt="a").sampling(16) == SamplingParams(max_tokens=16)
+    assert CompletionRequest.model_validate({"prompt": "a", **dict.fromkeys(GIVEN)}).sampling(16) == SamplingParams()
+
+
+def test_terms_and_rules_of_the_text_are_taken() -> None:
+    body = CompletionRequest.model_validate(
+        {
+            "prompt": "a", "priority": -2, "timeout": 1.5, "cache_salt": "me", "stop": "x", "min_tokens": 2,
+            "include_stop_str_in_output": True, "skip_special_tokens": False,
+        }
+    )  # fmt: skip
+    terms = body.terms()
+    assert (terms.priority, terms.deadline_seconds, terms.cache_salt) == (-2, 1.5, "me")
+    assert body.text_rules() == TextRules(stop=("x",), include_stop=True, min_tokens=2, skip_special_tokens=False)
+
+
+def test_a_bad_word_is_meant_at_the_beginning_and_after_a_space(smollm2: Tokenizer) -> None:
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(smollm2.encode(text, add_special_tokens=False))
+
+    assert bad_word_tokens(["cat", "cat"], smollm2) == (encode("cat"), encode(" cat"))
+
+
+def test_a_stop_string_may_be_kept_and_may_have_to_wait(scripted: Serving) -> None:
+    body = {"prompt": speak("one two one two"), "stop": ["two"]}
+
+    def text(**fields: Any) -> str:
+        choice = scripted.post("/v1/completions", {**body, **fields}).json()["choices"][0]
+        assert choice["stop_reason"] == "two"
+        return str(choice["text"])
+
+    assert text() == "one "
+    assert text(include_stop_str_in_output=True) == "one two"
+    assert text(min_tokens=3) == "one two one "
+
+
+def test_special_tokens_may_be_shown(scripted: Serving) -> None:
+    body = {"prompt": "one<repo_name>two", "max_tokens": 3}
+    assert scripted.post("/v1/completions", body).json()["choices"][0]["text"] == "onetwo"
+    shown = scripted.post("/v1/completions", {**body, "skip_special_tokens": False}).json()
+    assert shown["choices"][0]["text"] == "one<repo_name>two"
+
+
+def test_a_stop_token_says_which_it_was(scripted: Serving) -> None:
+    body = {"prompt": [504, 2365, 28], "max_tokens": 9, "stop_token_ids": [2365]}
+    choice = scripted.post("/v1/completions", body).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 2365)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastgen.core.output import TokenLogprobs
-from fastgen.server.exchange import Answer, Piece
+from fastgen.server.generation import Answer, Piece
 from fastgen.server.likelihoods import TokenNames, chat_logprobs
 from fastgen.server.responses import (
     AssistantMessage,

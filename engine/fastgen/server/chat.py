@@ -11,7 +11,8 @@ from fastapi import APIRouter, Request, Response
 
 from fastgen.core.request import RequestError
 from fastgen.server.answers import AnswerStream, AnswerWriter
-from fastgen.server.exchange import Exchange, Shape
+from fastgen.server.exchange import Exchange
+from fastgen.server.generation import Shape
 from fastgen.server.lifecycle import ServedModel
 from fastgen.server.likelihoods import TokenNames, prompt_logprobs
 from fastgen.server.limits import JSONRoute

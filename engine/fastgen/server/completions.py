@@ -10,7 +10,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from fastgen.core.output import TokenLogprobs
-from fastgen.server.exchange import Answer, Exchange, Generation, Piece, Shape
+from fastgen.server.exchange import Exchange
+from fastgen.server.generation import Answer, Generation, Piece, Shape
 from fastgen.server.lifecycle import ServedModel
 from fastgen.server.likelihoods import CompletionLikelihoods, TokenNames, joined, prompt_logprobs
 from fastgen.server.limits import JSONRoute

@@ -15,7 +15,8 @@ from fastgen.core.request import Grammar, Request, RequestError, SamplingParams
 from fastgen.server.admission import Admission
 from fastgen.server.context import current
 from fastgen.server.errors import APIError
-from fastgen.server.exchange import Exchange, Shape
+from fastgen.server.exchange import Exchange
+from fastgen.server.generation import Shape
 from fastgen.server.lifecycle import Lifecycle, ServedModel
 from fastgen.server.metrics import Metrics
 from fastgen.text.grammar import check_grammar

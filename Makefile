@@ -17,7 +17,7 @@ CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
 # A stamp's name is a hash of what it stands for, so that no file's time is trusted.
 STAMP := .venv/stamps/$(shell cat requirements/dev.txt requirements/build.txt pyproject.toml | sha256sum | cut -c1-16)
 # What is quick comes first, so that a mistake is seen soon.
-TESTS := $(wildcard tests/engine tests/chart tests/operator tests/cluster tests/e2e)
+TESTS := $(wildcard tests/engine tests/gpu tests/chart tests/operator tests/cluster tests/e2e)
 
 help: ## what can be done
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'

@@ -74,7 +74,8 @@ class Batch:
         first_rows = np.cumsum(counts) - counts
         table_sizes = np.array([len(chunk.sequence.block_table) for chunk in chunks], np.int64)
         table_starts = np.cumsum(table_sizes) - table_sizes
-        tables = np.array(list(chain.from_iterable(chunk.sequence.block_table for chunk in chunks)), np.int64)
+        all_blocks = chain.from_iterable(chunk.sequence.block_table for chunk in chunks)
+        tables = np.fromiter(all_blocks, np.int64, int(table_sizes.sum()))
         num_decodes = int(np.searchsorted(counts > 1, True))
         assert (counts[num_decodes:] > 1).all(), "chunks of one token come first"
         owner = np.repeat(np.arange(len(chunks)), counts)
@@ -119,5 +120,6 @@ def num_scored(chunk: Chunk) -> int:
 
 
 def _scored_rows(chunks: tuple[Chunk, ...], first_rows: IntArray) -> list[IntArray]:
-    counts = [(index, num_scored(chunk)) for index, chunk in enumerate(chunks)]
+    asking = [index for index, chunk in enumerate(chunks) if chunk.sequence.sampling.prompt_logprobs is not None]
+    counts = [(index, num_scored(chunks[index])) for index in asking]
     return [np.arange(first_rows[index], first_rows[index] + count) for index, count in counts if count]

@@ -61,8 +61,9 @@ class TorchPagedAttention:
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes the pass's keys and values, [T, kv heads, head_dim], to their slots of a layer."""
-        self._cache.keys[layer][self._blocks, :, self._slots] = keys
-        self._cache.values[layer][self._blocks, :, self._slots] = values
+        # Some models turn their queries and keys in float32, whatever their own type is.
+        self._cache.keys[layer][self._blocks, :, self._slots] = keys.to(self._cache.keys.dtype)
+        self._cache.values[layer][self._blocks, :, self._slots] = values.to(self._cache.values.dtype)
 
     def attend(
         self,
@@ -91,7 +92,7 @@ class TorchPagedAttention:
         group = queries.shape[1] // keys.shape[1]
         out = queries.new_empty(*queries.shape[:2], values.shape[-1])
         for part in self._plan(window, group):
-            q = queries[part.rows].reshape(-1, part.num_queries, keys.shape[1], group, queries.shape[2])
+            q = queries[part.rows].to(keys.dtype).reshape(-1, part.num_queries, keys.shape[1], group, queries.shape[2])
             q = q.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [n, kv heads, G * q, head_dim]
             k, v = _gather(keys, part.pages), _gather(values, part.pages)  # [n, kv heads, L, head_dim]
             if softcap is None and sinks is None:

@@ -117,7 +117,7 @@ def test_logits_equal_transformers_in_whatever_chunks_a_prompt_is_computed(
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5, msg=f"chunks of {sizes}")
 
 
-def test_greedy_tokens_equal_transformers_batched_preempted_and_with_shared_prefixes(
+def test_greedy_tokens_equal_transformers_batched_preempted_and_from_the_prefix_cache(
     pair: tuple[PreTrainedModel, ModelRunner],
 ) -> None:
     model, runner = pair
@@ -130,6 +130,9 @@ def test_greedy_tokens_equal_transformers_batched_preempted_and_with_shared_pref
     for prompt, output in zip(prompts, outcome.tokens, strict=True):
         logits = expected_logits(model, prompt + output[:-1])[len(prompt) - 1 :]
         assert output == logits.argmax(-1).tolist()
+    one_by_one = generate(runner, prompts[-3:], sampling, token_budget=19, at_once=1)
+    assert one_by_one.cached == [0, 32, 32]
+    assert one_by_one.tokens == outcome.tokens[-3:]
 
 
 def test_a_model_that_is_not_native_is_adapted_and_says_how_likely_its_prompt_was(

@@ -77,10 +77,19 @@ def chunk(subject: Sequence, size: int) -> Chunk:
     return Chunk(subject, subject.num_computed_tokens, min(size, subject.num_pending_tokens))
 
 
-@pytest.fixture(params=MODELS)
-def pair(request: pytest.FixtureRequest, device: torch.device, tmp_path: Path) -> Any:
+# On CPUs tests/engine/model/test_adapter.py has more of them.
+PAIRS = [
+    pytest.param((device, kind), marks=NEEDS_GPU if device == "cuda" else [], id=f"{kind} on {device}")
+    for device, kinds in (("cpu", ["falcon", "gemma2"]), ("cuda", [*MODELS]))
+    for kind in kinds
+]
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """transformers' model and ours on the device in float32."""
-    folder = save(request.param, tmp_path)
+    on, kind = request.param
+    device, folder = choose_device(EngineConfig(model="", device=on)), save(kind, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     ours = TransformersModel.load(folder, device=device, dtype=torch.float32, progress=lambda _fraction: None)
     return theirs.eval().to(device), ours

@@ -33,7 +33,7 @@ def download(model: str) -> Path:
     # Imported here: a model on disk needs no hub.
     import huggingface_hub
     from huggingface_hub import constants, errors
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     match = _NAME.fullmatch(model)
     assert match is not None

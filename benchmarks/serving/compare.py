@@ -2,7 +2,8 @@
 
 Machines differ, and the same one differs from hour to hour, so contenders take turns, and what counts is the ratio to
 the first one within each round: its median and range over the rounds. A contender is a command whose last line of
-output is `workload.report`'s; a server is started first and lives as long as its client runs.
+output is the JSON of `fastgen bench --json`; a server is started first and lives as long as its client runs. Flags
+beside --rounds go to every contender.
 """
 
 from __future__ import annotations
@@ -20,11 +21,20 @@ import time
 import tomllib
 import urllib.request
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-FIGURES = ("tokens_per_second", "first_p50", "first_p95", "gap_p50", "gap_p99", "gap_max")
+FIGURES = {
+    "tokens/s": ("total_tokens_per_second",),
+    "first token p50 ms": ("time_to_first_token_ms", "p50"),
+    "first token p95 ms": ("time_to_first_token_ms", "p95"),
+    "gap p50 ms": ("inter_token_latency_ms", "p50"),
+    "gap p99 ms": ("inter_token_latency_ms", "p99"),
+    "gap max ms": ("inter_token_latency_ms", "max"),
+}
 PATIENCE_SECONDS = 600
 
 
@@ -67,7 +77,8 @@ def measure(contender: dict[str, Any], flags: list[str], seed: int) -> dict[str,
     with server(contender):
         done = subprocess.run(command, cwd=HERE, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    assert not result["failed"], f"{result['failed']} requests failed"
+    return {figure: reduce(getitem, path, result) for figure, path in FIGURES.items()}
 
 
 def table(rounds: list[list[dict[str, Any]]], names: list[str]) -> str:

@@ -1,80 +1,89 @@
-"""OpenVINO GenAI's continuous batching in this process: `python openvino.py EXPORTED_MODEL` in an environment that has
-package openvino-genai. README.md says how to make both.
+"""OpenVINO GenAI's continuous batching in this process under the load of `fastgen bench`, with its JSON as output.
+
+Run in an environment that has package openvino-genai, with the engine's folder on PYTHONPATH for the load (which needs
+the standard library only): `python openvino_genai_loop.py EXPORTED_MODEL --requests 48 --seed 0 --json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import openvino
 import openvino_genai as genai
-import workload
+
+from fastgen.load.results import Answer, Results, as_json
+from fastgen.load.workload import Ask, Workload
 
 
-class Client:
-    """One client of the loop and its request under way."""
+@dataclass
+class Sent:
+    """A request under way."""
 
-    def __init__(self, jobs: Any) -> None:
-        self.jobs = jobs
-        self.handle: Any = None
-        self.trace: workload.Trace | None = None
+    handle: Any
+    prompt_tokens: int
+    at: float
+    arrivals: list[float] = field(default_factory=list)
 
 
-def run(pipeline: Any, clients: list[Client]) -> list[workload.Trace]:
-    """The loop, to its end."""
-    traces: list[workload.Trace] = []
-    started = 0
+def run(pipeline: Any, workload: Workload) -> Results:
+    """The closed loop, to its end."""
+    tokenizer = pipeline.get_tokenizer()
+    asks = iter([(ask, tokenizer.encode(ask.text).input_ids) for ask in workload.asks()])
+    under_way: list[Sent] = []
+    answers: list[Answer] = []
 
-    def send(client: Client) -> None:
-        nonlocal started
-        job = next(client.jobs, None)
-        client.handle = None
-        if job is None:
-            return
+    def send(ask: Ask, tokens: Any) -> None:
         config = genai.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.do_sample = job.generate, True, False
-        client.trace = workload.Trace(len(job.prompt), time.perf_counter())
-        tokens = openvino.Tensor(np.array([job.prompt], np.int64))
-        client.handle = pipeline.add_request(started, tokens, config)
-        started += 1
+        config.max_new_tokens, config.ignore_eos, config.do_sample = ask.max_tokens, True, False
+        at = time.perf_counter()
+        handle = pipeline.add_request(len(answers) + len(under_way), tokens, config)
+        under_way.append(Sent(handle, tokens.shape[1], at))
 
-    for client in clients:
-        send(client)
-    while any(client.handle for client in clients):
+    begin = time.perf_counter()
+    for _ in range(workload.clients):
+        if (following := next(asks, None)) is not None:
+            send(*following)
+    while under_way:
         pipeline.step()
         now = time.perf_counter()
-        for client in clients:
-            if client.handle is None:
-                continue
-            while client.handle.can_read():
-                for output in client.handle.read().values():
-                    client.trace.tokens += [now] * len(output.generated_ids)
-            if client.handle.get_status() != genai.GenerationStatus.RUNNING:
-                traces.append(client.trace)
-                send(client)
-    return traces
+        for sent in under_way.copy():
+            while sent.handle.can_read():
+                for output in sent.handle.read().values():
+                    sent.arrivals += [now] * len(output.generated_ids)
+            if sent.handle.get_status() != genai.GenerationStatus.RUNNING:
+                under_way.remove(sent)
+                answers.append(Answer(sent.at, tuple(sent.arrivals), sent.prompt_tokens, len(sent.arrivals)))
+                if (following := next(asks, None)) is not None:
+                    send(*following)
+    return Results(time.perf_counter() - begin, tuple(answers), ())
 
 
 def main() -> None:
-    """Runs the workload and prints its summary."""
+    """Runs the load and prints what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder of the exported model")
     parser.add_argument("--token-budget", type=int, default=256)
-    workload.add_arguments(parser)
+    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--generation-tokens", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="as with fastgen bench; there is no other output")
     options = parser.parse_args()
-    load = workload.of_arguments(options)
+    workload = Workload(
+        options.requests, options.clients, options.prompt_tokens, options.generation_tokens, 0.3, options.seed
+    )
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_batched_tokens, scheduler.max_num_seqs = options.token_budget, 64
     scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, True
     scheduler.cache_size = 2  # GB
     exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     pipeline = genai.ContinuousBatchingPipeline(options.model, scheduler, "CPU", exact)
-    run(pipeline, [Client(iter([load.warm_up()]))])
-    traces = run(pipeline, [Client(load.client(number)) for number in range(load.clients)])
-    workload.report(f"OpenVINO GenAI, budget {options.token_budget}", traces)
+    run(pipeline, workload.warm_up())
+    print(json.dumps(as_json(workload, run(pipeline, workload))))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,7 +15,7 @@ from rich.table import Table
 
 from fastgen.commands.flags import Subcommands, add_command, add_knobs, engine_config
 from fastgen.config import KNOBS, ConfigError
-from fastgen.load.results import SHARES, Results
+from fastgen.load.results import SHARES, Results, as_json
 from fastgen.load.workload import Workload
 from fastgen.remote import Remote
 
@@ -97,30 +95,6 @@ def _answered(total: int) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
         task = progress.add_task("requests", total=total)
         yield lambda: progress.advance(task)
-
-
-def as_json(workload: Workload, results: Results) -> dict[str, Any]:
-    """The results as plain data; latencies in milliseconds."""
-    latencies = {
-        latency.name.replace(" ", "_").replace("-", "_") + "_ms": {
-            "mean": round(latency.mean * 1000, 3),
-            **{f"p{share * 100:g}": round(v * 1000, 3) for share, v in zip(SHARES, latency.percentiles, strict=True)},
-            "max": round(latency.most * 1000, 3),
-        }
-        for latency in results.latencies()
-    }
-    return {
-        "workload": asdict(workload),
-        "seconds": round(results.seconds, 3),
-        "answered": len(results.answers),
-        "failed": len(results.failures),
-        "prompt_tokens": results.prompt_tokens,
-        "generated_tokens": results.generated_tokens,
-        "requests_per_second": round(results.rate(len(results.answers)), 3),
-        "generated_tokens_per_second": round(results.rate(results.generated_tokens), 1),
-        "total_tokens_per_second": round(results.rate(results.prompt_tokens + results.generated_tokens), 1),
-        **latencies,
-    }
 
 
 def _print(results: Results) -> None:

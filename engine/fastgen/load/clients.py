@@ -13,7 +13,7 @@ from fastgen.remote import Remote, RemoteError
 
 
 def run_against(remote: Remote, workload: Workload, model: str | None, on_answer: Callable[[], None]) -> Results:
-    """Plays the workload against a server's /v1/completions, streamed.
+    """Plays the workload against a server's /v1/completions, streamed, after one request that does not count.
 
     Args:
         remote: the server.
@@ -25,6 +25,8 @@ def run_against(remote: Remote, workload: Workload, model: str | None, on_answer
         RemoteError: when the server cannot be asked at all.
     """
     name = model if model is not None else remote.model_names()[0]
+    for ask in workload.warm_up().asks():
+        _ask(remote, name, ask)
     asks: Iterator[Ask] = iter(workload.asks())
 
     def client() -> list[Answer | str]:

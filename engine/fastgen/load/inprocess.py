@@ -16,10 +16,18 @@ Encode = Callable[[str], list[int]]
 def run_in_process(
     engine: Engine, encode: Encode, workload: Workload, max_model_length: int, on_answer: Callable[[], None]
 ) -> Results:
-    """Plays the workload over an idle engine: a request is added when another has ended.
+    """Plays the workload over an idle engine, after one request that does not count.
 
     Prompts that leave no room are cut; so are generations.
     """
+    _run(engine, encode, workload.warm_up(), max_model_length, lambda: None)
+    return _run(engine, encode, workload, max_model_length, on_answer)
+
+
+def _run(
+    engine: Engine, encode: Encode, workload: Workload, max_model_length: int, on_answer: Callable[[], None]
+) -> Results:
+    """The loop: a request is added when another has ended."""
     todo = [
         (encode(ask.text)[: max(1, max_model_length - ask.max_tokens)], min(ask.max_tokens, max_model_length - 1))
         for ask in workload.asks()

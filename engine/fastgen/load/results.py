@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fastgen.load.workload import Workload
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
 
@@ -88,6 +91,30 @@ class Results:
         }
         found = (Latency.of(name, values) for name, values in kinds.items())
         return [latency for latency in found if latency is not None]
+
+
+def as_json(workload: Workload, results: Results) -> dict[str, Any]:
+    """The results as plain data; latencies in milliseconds."""
+    latencies = {
+        latency.name.replace(" ", "_").replace("-", "_") + "_ms": {
+            "mean": round(latency.mean * 1000, 3),
+            **{f"p{share * 100:g}": round(v * 1000, 3) for share, v in zip(SHARES, latency.percentiles, strict=True)},
+            "max": round(latency.most * 1000, 3),
+        }
+        for latency in results.latencies()
+    }
+    return {
+        "workload": asdict(workload),
+        "seconds": round(results.seconds, 3),
+        "answered": len(results.answers),
+        "failed": len(results.failures),
+        "prompt_tokens": results.prompt_tokens,
+        "generated_tokens": results.generated_tokens,
+        "requests_per_second": round(results.rate(len(results.answers)), 3),
+        "generated_tokens_per_second": round(results.rate(results.generated_tokens), 1),
+        "total_tokens_per_second": round(results.rate(results.prompt_tokens + results.generated_tokens), 1),
+        **latencies,
+    }
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

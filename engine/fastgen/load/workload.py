@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Common words: about one token each in most vocabularies.
 _WORDS = """
@@ -43,6 +43,10 @@ class Workload:
             )
             for _ in range(self.requests)
         ]
+
+    def warm_up(self) -> Workload:
+        """One short request for before the clock starts: the first pass of a process takes longer than any other."""
+        return replace(self, requests=1, clients=1, prompt_tokens=256, generation_tokens=8, seed=-1 - self.seed)
 
     def _length(self, draw: random.Random, mean: int) -> int:
         return max(1, round(draw.gauss(mean, self.deviation * mean)))

@@ -20,7 +20,7 @@ from transformers import (
 from fastgen.core.request import SamplingParams
 from fastgen.model import limits
 
-GRID = 4096
+GRID = 512
 
 
 def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
@@ -80,16 +80,26 @@ def test_each_limit_leaves_what_transformers_leaves(settings: dict[str, Any], si
     assert (probabilities(logits, sampling) - expected(logits, sampling)).abs().max() <= 2 / GRID
 
 
-def test_limits_wider_than_every_shortcut_are_exact_too() -> None:
-    logits = torch.randn(6000, generator=torch.Generator().manual_seed(0)) * 0.02
-    for settings in ({"top_p": 0.9}, {"min_p": 0.97}, {"top_k": 5000, "top_p": 0.99}):
+def test_limits_that_keep_thousands_are_exact_to_the_last_token() -> None:
+    logits = torch.randn(6000, generator=torch.Generator().manual_seed(0)) * 0.3
+    uniforms = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for settings in (
+        {},
+        {"top_p": 0.9},
+        {"min_p": 0.3},
+        {"top_k": 5000, "top_p": 0.99},
+        {"top_p": 0.95, "min_p": 0.1, "typical_p": 0.7, "temperature": 1.5},
+        {"typical_p": 0.3},
+    ):
         sampling = SamplingParams(**settings)
-        wanted = expected(logits, sampling)
-        uniforms = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        tokens = limits.draw_limited(logits.expand(64, -1), [sampling] * 64, uniforms)
-        assert (wanted[tokens] > 0).all()
-        ranks = logits.argsort(descending=True).argsort()[tokens]
-        assert (ranks - uniforms * (wanted > 0).sum()).abs().max() < 400, "flat logits: the rank follows the number"
+        draw = limits.draw_limited if limits.is_limited(sampling) else limits.draw_whole
+        tokens = draw(logits.expand(64, -1), [sampling] * 64, uniforms)
+        shares = expected(logits, sampling)
+        until = shares.cumsum(-1)
+        assert (shares[tokens] > 0).all()
+        # So many are drawn from in their own order: the number falls into its token's share.
+        assert (until[tokens] - shares[tokens] - 1e-5 <= uniforms).all()
+        assert (uniforms <= until[tokens] + 1e-5).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fastgen.core.request import SamplingParams
+from fastgen.model import limits
 from fastgen.model.sampler import Draw
 from fastgen.model.sampler import sample as sample_rows
 
@@ -90,3 +91,29 @@ def test_a_row_gets_the_same_token_whatever_stands_beside_it() -> None:
     together = sample(logits, rows)
     assert together == [sample(logits[row : row + 1], [rows[row]])[0] for row in range(40)]
     assert together[::-1] == sample(logits.flip(0), rows[::-1])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.5}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.7}, {"top_k": 1000}],
+    ids=str,
+)
+def test_drawn_tokens_pass_a_chi_square_test_of_their_probabilities(settings: dict[str, Any]) -> None:
+    logits = torch.randn(400, generator=torch.Generator().manual_seed(3)) * 2
+    sampling = SamplingParams(**settings)
+    # The exact probabilities are those of a fine grid of numbers: test_limits holds them to transformers' own.
+    draw = limits.draw_limited if limits.is_limited(sampling) else limits.draw_whole
+    grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    exact = torch.bincount(draw(logits.expand(4000, -1), [sampling] * 4000, grid), minlength=400) / 4000
+    count = 3000
+    seen = frequencies(logits, count, **settings) * count
+    # Rare tokens share a cell: the test wants some five expected in each.
+    common = exact * count >= 5
+    expected = torch.cat([exact[common], exact[~common].sum()[None]]).double() * count
+    observed = torch.cat([seen[common], seen[~common].sum()[None]]).double()
+    filled = expected > 0
+    assert (observed[~filled] == 0).all()
+    statistic = ((observed - expected)[filled] ** 2 / expected[filled]).sum()
+    freedom = int(filled.sum()) - 1
+    # Chi-square's 99.9th percentile by Wilson and Hilferty (1931).
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3

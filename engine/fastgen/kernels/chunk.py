@@ -105,7 +105,8 @@ def attend_chunk(
 
 def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     """[1, kv heads, pages * block size, head_dim], contiguous."""
-    pages = cache.transpose(0, 1).index_select(1, blocks)
+    # Pages first: of a cache seen transposed, torch would copy all of it before it selects.
+    pages = cache.index_select(0, blocks).transpose(0, 1)
     return pages.reshape(1, pages.shape[0], -1, pages.shape[-1])
 
 

@@ -95,7 +95,7 @@ def attend_chunk(
     if softcap is not None:
         result = _attend_capped(plan, q, k, v, scale, softcap)
     elif plan.mask is not None:
-        result = F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, scale=scale, enable_gqa=True)
+        result = _attend_masked(plan.mask, q, k, v, scale)
     elif plan.context == 0:
         result = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     else:
@@ -108,6 +108,17 @@ def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     # Pages first: of a cache seen transposed, torch would copy all of it before it selects.
     pages = cache.index_select(0, blocks).transpose(0, 1)
     return pages.reshape(1, pages.shape[0], -1, pages.shape[-1])
+
+
+def _attend_masked(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """One call over context and chunk; the heads of a group form its batch, as torch's own grouping copies the keys."""
+    _, heads, n, head_dim = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    by_group = q.reshape(kv_heads, group, n, head_dim).transpose(0, 1)
+    k, v = k.expand(group, -1, -1, -1), v.expand(group, -1, -1, -1)
+    result = F.scaled_dot_product_attention(by_group, k, v, attn_mask=mask, scale=scale)
+    return result.transpose(0, 1).reshape(1, heads, n, head_dim)
 
 
 def _attend_in_two(plan: ChunkPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json")
-# By device: see docs/decisions/009. Measuring takes a blink on a GPU, and what it finds differs from one to the next.
+# By device: see docs/decisions/007. Measuring takes a blink on a GPU, and what it finds differs from one to the next.
 DEFAULT_TOKEN_BUDGET: dict[str, int | str] = {"cpu": 256, "cuda": "auto"}
 # How far `--token-budget auto` looks for the knee.
 _MOST_TOKENS_MEASURED = {"cpu": 1024, "cuda": 8192}

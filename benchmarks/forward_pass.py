@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from timing import least_seconds
 
 from fastgen.kernels import environment
 
@@ -73,18 +74,6 @@ def make_pass(scenario: Scenario, vocabulary: int) -> tuple[Pass, int]:
         sequence.num_computed_tokens = start
         chunks.append(Chunk(sequence, start, count))
     return Pass(tuple(chunks)), sum(sizes)
-
-
-def least_seconds(run: Callable[[], object], budget: float) -> float:
-    """The least time of a call, repeated for `budget` seconds and three times at least."""
-    run()
-    times: list[float] = []
-    end = time.perf_counter() + budget
-    while len(times) < 3 or time.perf_counter() < end:
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return min(times)
 
 
 def products_only(weights: DecoderWeights, num_rows: int, num_sampled: int) -> Callable[[], None]:

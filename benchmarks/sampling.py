@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
-from collections.abc import Callable
 from typing import Any
+
+from timing import least_seconds
 
 from fastgen.kernels import environment
 
@@ -61,18 +61,6 @@ def make_chunks(rows: int, vocabulary: int, settings: dict[str, Any]) -> list[Ch
         sequence.num_computed_tokens = 999
         chunks.append(Chunk(sequence, 999, 1))
     return chunks
-
-
-def least_seconds(run: Callable[[], object], budget: float) -> float:
-    """The least time of a call, repeated for `budget` seconds and three times at least."""
-    run()
-    times: list[float] = []
-    end = time.perf_counter() + budget
-    while len(times) < 3 or time.perf_counter() < end:
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return min(times)
 
 
 def main() -> None:

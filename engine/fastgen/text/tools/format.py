@@ -58,3 +58,11 @@ def quoted(text: str) -> str:
 def repeated(item: str, separator: str, most: int | None) -> str:
     """A rule's body: `item` once, or several times with `separator` between."""
     return item if most == 1 else f"{item} ({separator} {item})*"
+
+
+def named_objects(tools: Sequence[OfferedTool], arguments: str = "arguments") -> str:
+    """A Lark rule's right side: a call of any of the tools as an object with its name and its `arguments`."""
+    return " | ".join(
+        f'{quoted(f"""{{"name": {quoted(tool.name)}, "{arguments}": """)} arguments_{i} "}}"'
+        for i, tool in enumerate(tools)
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastgen.text.tools.events import ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, long_id, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, long_id, named_objects, quoted, repeated
 from fastgen.text.tools.machine import Machine
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -25,13 +25,9 @@ class Hermes:
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Lark rules of which `calls` is one call or more."""
-        bodies = [
-            f'{quoted(f"""{{"name": {quoted(tool.name)}, "arguments": """)} arguments_{i} "}}"'
-            for i, tool in enumerate(tools)
-        ]
         return (
             f"calls: {repeated('call', quoted(chr(10)), most_calls)}\n"
-            f"call: {spell(_OPEN)} {quoted(chr(10))} ({' | '.join(bodies)}) {quoted(chr(10))} {spell(_CLOSE)}\n"
+            f"call: {spell(_OPEN)} {quoted(chr(10))} ({named_objects(tools)}) {quoted(chr(10))} {spell(_CLOSE)}\n"
         )
 
     def new_id(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fastgen.text.tools.call import JsonSpan, is_json_object
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, named_objects, quoted, repeated
 from fastgen.text.tools.machine import Machine, State
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -31,13 +31,9 @@ class Mistral:
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Lark rules of which `calls` is one call or more."""
-        bodies = [
-            f'{quoted(f"""{{"name": {quoted(tool.name)}, "arguments": """)} arguments_{i} "}}"'
-            for i, tool in enumerate(tools)
-        ]
         return (
             f'calls: {spell(_CALLS)} " "? "[" {repeated("call", quoted(", "), most_calls)} "]"\n'
-            f"call: {' | '.join(bodies)}\n"
+            f"call: {named_objects(tools)}\n"
         )
 
     def new_id(self) -> str:

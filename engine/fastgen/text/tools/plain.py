@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastgen.text.tools.events import ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, long_id, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, long_id, named_objects, quoted, repeated
 from fastgen.text.tools.machine import Machine
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -26,11 +26,8 @@ class PlainJson:
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Lark rules of which `calls` is one call or more."""
         del spell
-        bodies = [
-            f'{quoted(f"""{{"name": {quoted(tool.name)}, "{self._arguments}": """)} arguments_{i} "}}"'
-            for i, tool in enumerate(tools)
-        ]
-        return f"calls: {repeated('call', quoted('; '), most_calls)}\ncall: {' | '.join(bodies)}\n"
+        call = named_objects(tools, self._arguments)
+        return f"calls: {repeated('call', quoted('; '), most_calls)}\ncall: {call}\n"
 
     def new_id(self) -> str:
         """An id for a call."""

@@ -19,11 +19,13 @@ EVERYTHING: dict[str, Any] = {
     "engine": {
         "image": "engine:other",
         "device": "cpu",
+        "dtype": "float32",
         "tokenBudget": 128,
         "maxSequences": 64,
         "maxModelLength": 4096,
-        "kvCache": {"memoryPercent": 50, "blockSize": 32},
-        "extraArgs": ["--dtype", "float32"],
+        "maxQueuedRequests": 7,
+        "kvCache": {"memoryPercent": 50, "blockSize": 32, "swapSpace": "1024Mi", "prefixCaching": False},
+        "extraArgs": ["--chunking", "greedy"],
     },
     "resources": {
         "gpu": {"count": 1, "resourceName": "example.com/gpu"},

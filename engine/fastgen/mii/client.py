@@ -20,6 +20,7 @@ _MOST_AT_ONCE = 64
 _LOOK_SECONDS = 0.05
 # On top of the drain: the server's own limits for its last answers and for its engine's end.
 _END_SECONDS = 20.0
+_LAST_MOMENT_SECONDS = 1.0
 
 StreamingFunction = Callable[[list[Response]], Any]
 
@@ -132,6 +133,10 @@ class Client:
         return {"model": self.deployment.name, "prompt": text, **asked.body(counted)}
 
     def _what_became_of_it(self, error: RemoteError) -> str:
+        # A process that is killed closes its connections a moment before it is gone.
+        deadline = time.monotonic() + _LAST_MOMENT_SECONDS
+        while error.status is None and self._running() and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
         if self._running():
             return str(error)
         return f"deployment {self.deployment.name!r} has ended ({error}; its log: {self.deployment.log})"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREBUILT = "FASTGEN_KERNEL_CACHE"  # a folder of kernels compiled ahead, for example while an image is built
-_SPINS = "1000"
+_SPINS = "5000"
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 
@@ -46,7 +46,9 @@ def prepare() -> None:
       is told explicitly: where threads are bound to cores it would count one.
     * Waiting: a pass has hundreds of parallel steps. libgomp's threads spin for milliseconds at the end of each, and a
       spinning thread keeps the one it waits for off the core as soon as anything else runs: passes then take ten times
-      as long. A short spin keeps nearly all of its gain on an idle machine and gives way on a busy one.
+      as long. A short spin bridges what Python does between two steps and gives way soon on a busy machine. Measured
+      (two cores, 64 rows): 0.20 s at 5000 spins, 0.27 s at 1000; with another busy process 0.50, 0.43 and, at 20000,
+      0.79 s.
     * Vector width: LLVM prefers 256-bit vectors even where 512-bit ones are faster for these kernels.
     """
     threads = str(usable_cpus())

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 VOCABULARY = 157
 PROMPT_LENGTH = 83
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 80,
@@ -74,7 +74,7 @@ class Tiny:
     def build(self) -> PreTrainedModel:
         """transformers' model, the same at every call; attention step by step, which alone knows score caps."""
         torch.manual_seed(7)
-        config = self.config_class(**{**_SIZES, **self.settings})
+        config = self.config_class(**{**SIZES, **self.settings})
         config._attn_implementation = "eager"
         model: PreTrainedModel = self.model_class(config).eval()
         for name, parameter in model.named_parameters():

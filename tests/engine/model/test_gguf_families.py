@@ -13,23 +13,12 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from engine.model import families
 from engine.model.driving import load, run_in_chunks
 from engine.model.gguf_writing import ARCHITECTURES, write_gguf
 from fastgen.model import gguf_architecture
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 157,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+SIZES: dict[str, Any] = families.SIZES | {"intermediate_size": 96}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 GEMMA2 = {
     "head_dim": 32,

@@ -67,7 +67,8 @@ class Kube:
         """All objects of that kind with those labels; of every namespace where `namespace` is None."""
         query = [("labelSelector", selector)] if selector else []
         items: list[Object] = self._request("GET", kind.path(namespace), query)["items"]
-        return items
+        # The items of a list come without the two fields that every object read by itself has.
+        return [{"apiVersion": kind.api_version, "kind": kind.name, **item} for item in items]
 
     def apply(self, kind: Kind, manifest: Object) -> Object:
         """Server-side apply under the operator's field manager; returns the live object."""
@@ -81,6 +82,20 @@ class Kube:
         )
         self._metrics.writes.labels(kind.name).inc()
         return live
+
+    def delete(self, kind: Kind, child: Object) -> None:
+        """Deletes exactly this object, and in the background what it owns; harmless where it is gone."""
+        metadata = child["metadata"]
+        body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
+        path = kind.path(metadata["namespace"], metadata["name"])
+        try:
+            self._request("DELETE", path, body=body, content_type="application/json")
+        except KubeError as error:
+            # 409: another object has taken the name, which is none of ours.
+            if error.status not in (404, 409):
+                raise
+            return
+        self._metrics.writes.labels(kind.name).inc()
 
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
         """Replaces the status, if the resource is still the one that was read (else KubeError 409)."""

@@ -13,6 +13,7 @@ import kopf
 from kubernetes.config import ConfigException
 from prometheus_client import start_http_server
 
+from fastgen_operator.children import Platform
 from fastgen_operator.controller import Controller
 from fastgen_operator.heartbeat import Stalled
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, SERVICE
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words = str(error).rstrip(".")
         print(f"fastgen-operator: no cluster to work on: {words}: set KUBECONFIG or run it in a pod", file=sys.stderr)
         raise SystemExit(2) from None
-    reconciler = Reconciler(kube, metrics, settings.engine_image, lambda: datetime.now(UTC))
+    reconciler = Reconciler(kube, metrics, Platform(settings.engine_image), lambda: datetime.now(UTC))
     try:
         server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
     except OSError as error:

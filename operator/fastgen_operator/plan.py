@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from fastgen_operator.api import Spec
-from fastgen_operator.children.deployment import build_deployment
-from fastgen_operator.children.service import build_service
+from fastgen_operator.children import Platform, build_children
 from fastgen_operator.drift import fingerprint, first_difference
-from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, SERVICE, Kind, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, Kind, Object
 from fastgen_operator.world import World, is_controlled_by
 
 
@@ -33,10 +33,20 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class Delete:
+    """One child to delete, and why."""
+
+    kind: Kind
+    child: Object
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Writes in order, and what stands in their way. In the steady state both are empty."""
+    """Writes in order, and what stands in their way. In the steady state all are empty."""
 
     applies: tuple[Apply, ...] = ()
+    deletes: tuple[Delete, ...] = ()
     problem: Problem | None = None
 
 
@@ -50,32 +60,39 @@ def parse_spec(resource: Object) -> Spec | Problem:
         return Problem("InvalidSpec", f"{field}: {first['msg']}: apply the CRD that belongs to this operator")
 
 
-def make_plan(spec: Spec, world: World, engine_image: str) -> Plan:
+def make_plan(spec: Spec, world: World, platform: Platform) -> Plan:
     """Compares what should be with what is."""
-    wanted = (
-        # The Service first: its name resolves by the time that a pod is ready.
-        (SERVICE, build_service(world.resource)),
-        (DEPLOYMENT, build_deployment(world.resource, spec, engine_image)),
-    )
-    for kind, _ in wanted:
-        problem = _foreign_child(kind, world)
+    wanted = build_children(world.resource, spec, platform)
+    for kind, plain in wanted:
+        problem = _foreign_child(kind, plain["metadata"]["name"], world)
         if problem is not None:
             return Plan(problem=problem)
     applies = tuple(
         Apply(kind, manifest, why)
         for kind, plain in wanted
         for manifest in [_with_fingerprint(plain)]
-        if (why := _reason_to_write(manifest, world.child(kind))) is not None
+        if (why := _reason_to_write(manifest, world.child(kind, manifest["metadata"]["name"]))) is not None
     )
-    return Plan(applies)
+    return Plan(applies, _unwanted(wanted, world))
 
 
-def _foreign_child(kind: Kind, world: World) -> Problem | None:
+def _unwanted(wanted: Sequence[tuple[Kind, Object]], world: World) -> tuple[Delete, ...]:
+    """Children of ours that the spec does not ask for any more."""
+    keep = {(kind, manifest["metadata"]["name"]) for kind, manifest in wanted}
+    return tuple(
+        Delete(kind, child, "deleted: the spec does not ask for it any more")
+        for (kind, name), child in world.children.items()
+        if (kind, name) not in keep
+        and is_controlled_by(child, world.resource)
+        and not child["metadata"].get("deletionTimestamp")
+    )
+
+
+def _foreign_child(kind: Kind, name: str, world: World) -> Problem | None:
     """An object of that name that belongs to somebody else is never taken over."""
-    live = world.child(kind)
+    live = world.child(kind, name)
     if live is None or is_controlled_by(live, world.resource):
         return None
-    name = world.key[1]
     return Problem(
         "NameTaken",
         f"a {kind.name} named {name} exists and does not belong to this FastGenDeployment: delete that {kind.name}, "

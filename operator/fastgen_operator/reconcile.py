@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from fastgen_operator.kinds import DEPLOYMENT, Key, Kind, Object
+from fastgen_operator.children import Platform
+from fastgen_operator.kinds import Key, Kind, Object
 from fastgen_operator.kube import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan import Apply, Plan, Problem, make_plan, parse_spec
@@ -23,6 +24,10 @@ class Cluster(Reader, Protocol):
 
     def apply(self, kind: Kind, manifest: Object) -> Object:
         """Server-side apply; returns the live object."""
+        ...
+
+    def delete(self, kind: Kind, child: Object) -> None:
+        """Deletes exactly this object, if it is still there."""
         ...
 
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
@@ -43,7 +48,7 @@ class Reconciler:
 
     cluster: Cluster
     metrics: Metrics
-    engine_image: str
+    platform: Platform
     now: Callable[[], datetime]
 
     def reconcile(self, key: Key) -> Problem | None:
@@ -54,7 +59,7 @@ class Reconciler:
         Raises:
             KubeError: the API server failed, or somebody else wrote first; to be tried again.
         """
-        world = observe(self.cluster, key)
+        world = observe(self.cluster, key, self.platform.kinds)
         if world is None:
             self.metrics.forget(key)
             return None
@@ -62,7 +67,7 @@ class Reconciler:
         if isinstance(spec, Problem):
             self._report(world, build_status(None, world, spec, self.now()))
             return spec
-        plan = make_plan(spec, world, self.engine_image)
+        plan = make_plan(spec, world, self.platform)
         world, problem = self._carry_out(plan, world)
         status = build_status(spec, world, problem, self.now())
         self._report(world, status)
@@ -79,14 +84,21 @@ class Reconciler:
                     raise
                 return world, Problem("ApplyRefused", f"the {apply.kind.name} was refused: {error}")
             self._announce_apply(apply, world, live)
-            world = replace(world, deployment=live) if apply.kind == DEPLOYMENT else replace(world, service=live)
+            world = world.with_child(apply.kind, live)
+        for delete in plan.deletes:
+            self.cluster.delete(delete.kind, delete.child)
+            name = delete.child["metadata"]["name"]
+            self._announce(world, f"{delete.kind.name} {name} {delete.why}")
+            world = world.without_child(delete.kind, name)
         return world, plan.problem
 
     def _announce_apply(self, apply: Apply, world: World, live: Object) -> None:
-        before = world.child(apply.kind)
+        before = world.child(apply.kind, live["metadata"]["name"])
         if before is not None and before["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
             return
-        message = f"{apply.kind.name} {live['metadata']['name']} {apply.why}"
+        self._announce(world, f"{apply.kind.name} {live['metadata']['name']} {apply.why}")
+
+    def _announce(self, world: World, message: str) -> None:
         logger.info("%s/%s: %s", *world.key, message)
         self._notify(world.resource, Notice("Normal", "Applied", message))
 

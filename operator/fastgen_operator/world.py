@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, SERVICE, Key, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Key, Kind, Object
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The resource and its children as the API server gave them, at almost one moment."""
+    """The resource and its children as the API server gave them, at almost one moment.
+
+    Attributes:
+        resource: the FastGenDeployment.
+        children: what the operator applies, by kind and name; also objects of those names that belong to others.
+        replica_sets, pods: what the Deployment made.
+    """
 
     resource: Object
-    deployment: Object | None = None
-    service: Object | None = None
+    children: Mapping[tuple[Kind, str], Object] = field(default_factory=dict)
     replica_sets: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
 
@@ -28,9 +34,22 @@ class World:
         """The generation of the spec."""
         return int(self.resource["metadata"]["generation"])
 
-    def child(self, kind: Kind) -> Object | None:
-        """The child of that kind, or None."""
-        return {DEPLOYMENT: self.deployment, SERVICE: self.service}[kind]
+    @property
+    def deployment(self) -> Object | None:
+        """The Deployment, or None."""
+        return self.child(DEPLOYMENT)
+
+    def child(self, kind: Kind, name: str | None = None) -> Object | None:
+        """The child of that kind and name, which is the resource's own where not given; None where there is none."""
+        return self.children.get((kind, name or self.key[1]))
+
+    def with_child(self, kind: Kind, child: Object) -> World:
+        """The world after that child was written."""
+        return replace(self, children={**self.children, (kind, child["metadata"]["name"]): child})
+
+    def without_child(self, kind: Kind, name: str) -> World:
+        """The world after that child was deleted."""
+        return replace(self, children={key: child for key, child in self.children.items() if key != (kind, name)})
 
 
 class Reader(Protocol):
@@ -45,8 +64,8 @@ class Reader(Protocol):
         ...
 
 
-def observe(reader: Reader, key: Key) -> World | None:
-    """Reads the resource and its children; None where the resource is gone or on its way out.
+def observe(reader: Reader, key: Key, kinds: Iterable[Kind]) -> World | None:
+    """Reads the resource and its children of those kinds; None where the resource is gone or on its way out.
 
     A resource being deleted needs nothing done: the garbage collector follows the owner references.
     """
@@ -58,11 +77,23 @@ def observe(reader: Reader, key: Key) -> World | None:
     # Pods last: what is said about readiness is then the newest of all that was read.
     return World(
         resource=resource,
-        deployment=reader.get(DEPLOYMENT, namespace, name),
-        service=reader.get(SERVICE, namespace, name),
+        children=_children(reader, namespace, name, kinds),
         replica_sets=tuple(reader.find(REPLICA_SET, namespace, selector)),
         pods=tuple(reader.find(POD, namespace, selector)),
     )
+
+
+def _children(reader: Reader, namespace: str, name: str, kinds: Iterable[Kind]) -> dict[tuple[Kind, str], Object]:
+    """What bears the owner label, and what bears the resource's name without being ours."""
+    found = {
+        (kind, child["metadata"]["name"]): child
+        for kind in kinds
+        for child in reader.find(kind, namespace, pod_selector(name))
+    }
+    for kind in kinds:
+        if (kind, name) not in found and (other := reader.get(kind, namespace, name)) is not None:
+            found[kind, name] = other
+    return found
 
 
 def pod_selector(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.deployment import build_deployment
-from fastgen_operator.kinds import Object
+from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.world import World
 from harness.space import resource
 
@@ -71,7 +71,7 @@ def world(*pods: Object, owner: Object | None = None, **deployment_status: Any) 
     status = {"replicas": count, "updatedReplicas": count, **deployment_status}
     return World(
         resource=owner,
-        deployment=deployment(owner, revision=2, **status),
+        children={(DEPLOYMENT, owner["metadata"]["name"]): deployment(owner, revision=2, **status)},
         replica_sets=(replica_set("old", revision=1), replica_set("new", revision=2)),
         pods=pods,
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fastgen_operator.conditions import AVAILABLE, ORDER, PODS_SCHEDULED, PROGRESSING, READY, all_conditions, merge
-from fastgen_operator.kinds import Object
+from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan import Problem
 from fastgen_operator.world import World
 from harness.objects import container, pod, spec_of, stored, world
@@ -148,7 +147,7 @@ def test_a_deployment_whose_newest_spec_was_not_seen_yet_says_nothing_of_old_pod
     seen = world(pod(ready=True), **DONE)
     assert seen.deployment is not None
     status = {**seen.deployment["status"], "observedGeneration": 6}
-    seen = replace(seen, deployment={**seen.deployment, "status": status})
+    seen = seen.with_child(DEPLOYMENT, {**seen.deployment, "status": status})
     conditions = all_conditions(spec_of(seen.resource), seen, None)
     assert {c.type: c.status for c in conditions} == dict.fromkeys((READY, *ORDER), "Unknown")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fastgen_operator.children import Platform
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, SERVICE, Kind, Object
 from fastgen_operator.kube import KubeError
 from fastgen_operator.metrics import Metrics
@@ -37,8 +38,8 @@ class FakeCluster:
         return copy.deepcopy(self.objects.get((kind.name, name)))
 
     def find(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
-        del kind, namespace, selector
-        return []
+        del namespace, selector
+        return [copy.deepcopy(child) for (name, _), child in self.objects.items() if name == kind.name]
 
     def apply(self, kind: Kind, manifest: Object) -> Object:
         def commit() -> Object:
@@ -52,6 +53,12 @@ class FakeCluster:
             return copy.deepcopy(self.objects[place])
 
         return self._write(commit)
+
+    def delete(self, kind: Kind, child: Object) -> None:
+        def commit() -> Object:
+            return self.objects.pop((kind.name, child["metadata"]["name"]))
+
+        self._write(commit)
 
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
         def commit() -> Object:
@@ -91,7 +98,7 @@ def _same(now: datetime) -> datetime:
 def visit(cluster: FakeCluster, times: int) -> None:
     for minute in range(times):
         now = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
-        reconciler = Reconciler(cluster, Metrics(), "engine:test", partial(_same, now))
+        reconciler = Reconciler(cluster, Metrics(), Platform("engine:test"), partial(_same, now))
         with contextlib.suppress(KubeError):
             reconciler.reconcile(KEY)
 
@@ -142,7 +149,7 @@ def test_a_refused_event_does_not_stop_the_visit() -> None:
 
 def test_a_refused_deployment_is_in_the_status_and_the_visit_is_repeated() -> None:
     cluster = a_cluster(fault_at=3, fault=KubeError(403, "exceeded quota: tight"))
-    problem = Reconciler(cluster, Metrics(), "e", lambda: datetime.now(UTC)).reconcile(KEY)
+    problem = Reconciler(cluster, Metrics(), Platform("e"), lambda: datetime.now(UTC)).reconcile(KEY)
     assert problem is not None
     assert problem.message == "the Deployment was refused: exceeded quota: tight"
     ready = cluster.objects[FASTGEN.name, "chat"]["status"]["conditions"][0]

@@ -9,22 +9,24 @@ from typing import Any
 import pytest
 
 from fastgen_operator.api import Spec
+from fastgen_operator.children import Platform
 from fastgen_operator.drift import fingerprint, first_difference
-from fastgen_operator.kinds import Object
+from fastgen_operator.kinds import DEPLOYMENT, SERVICE, Kind, Object
 from fastgen_operator.plan import Plan, Problem, make_plan, parse_spec
 from fastgen_operator.world import World
 from harness.objects import spec_of, stored
 
 
 def plan_of(world: World) -> Plan:
-    return make_plan(spec_of(world.resource), world, "engine:test")
+    return make_plan(spec_of(world.resource), world, Platform("engine:test"))
 
 
 def applied(owner: Object) -> World:
     """The world right after the plan for the resource was carried out."""
-    empty = World(resource=owner)
-    service, deployment = (copy.deepcopy(apply.manifest) for apply in plan_of(empty).applies)
-    return World(resource=owner, service=service, deployment=deployment)
+    world = World(resource=owner)
+    for apply in plan_of(world).applies:
+        world = world.with_child(apply.kind, copy.deepcopy(apply.manifest))
+    return world
 
 
 def test_a_new_resource_gets_its_service_and_then_its_deployment() -> None:
@@ -49,7 +51,7 @@ def test_an_edit_writes_only_what_it_touches() -> None:
 
 def test_a_new_default_image_of_the_operator_is_rolled_out() -> None:
     world = applied(stored())
-    plan = make_plan(spec_of(world.resource), world, "engine:newer")
+    plan = make_plan(spec_of(world.resource), world, Platform("engine:newer"))
     assert [apply.kind.name for apply in plan.applies] == ["Deployment"]
 
 
@@ -61,15 +63,27 @@ def test_a_foreign_change_is_named_in_the_reason() -> None:
     assert apply.why == "restored: spec.template.spec.containers[engine].args[3] had been changed"
 
 
-@pytest.mark.parametrize("kind", ["service", "deployment"])
-def test_a_child_of_another_owner_stops_the_plan(kind: str) -> None:
+@pytest.mark.parametrize("kind", [SERVICE, DEPLOYMENT], ids=["service", "deployment"])
+def test_a_child_of_another_owner_stops_the_plan(kind: Kind) -> None:
     world = applied(stored())
-    foreign = copy.deepcopy(getattr(world, kind))
+    foreign = copy.deepcopy(world.child(kind))
+    assert foreign is not None
     foreign["metadata"]["ownerReferences"][0]["uid"] = "an earlier resource of that name"
-    plan = plan_of(replace(world, **{kind: foreign}))
+    plan = plan_of(world.with_child(kind, foreign))
     assert plan.applies == ()
     assert plan.problem is not None
     assert plan.problem.reason == "NameTaken"
+
+
+def test_a_child_that_the_spec_does_not_ask_for_any_more_is_deleted_and_only_if_it_is_ours() -> None:
+    world = applied(stored())
+    assert world.deployment is not None
+    left = copy.deepcopy(world.deployment)
+    left["metadata"]["name"] = "chat-left"
+    plan = plan_of(world.with_child(DEPLOYMENT, left))
+    assert [(delete.kind, delete.child["metadata"]["name"]) for delete in plan.deletes] == [(DEPLOYMENT, "chat-left")]
+    left["metadata"]["ownerReferences"][0]["uid"] = "an earlier resource of that name"
+    assert plan_of(world.with_child(DEPLOYMENT, left)) == Plan()
 
 
 def test_a_spec_of_another_version_is_a_problem_that_names_the_field() -> None:

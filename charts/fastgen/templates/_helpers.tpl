@@ -35,13 +35,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [fastgen.dev]
   resources: [fastgendeployments/finalizers]
   verbs: [update]
-# Children: server-side apply is a patch that may create. Deleting is the garbage collector's work.
+# Children: server-side apply is a patch that may create. What a spec does not ask for any more is deleted.
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 # Which pods are of the current template, and how they are.
 - apiGroups: [apps]
   resources: [replicasets]

@@ -39,8 +39,6 @@ def used_rights() -> set[Right]:
     # kube.py: apply (a patch that may create), delete, patch_status, create_event
     for kind in (DEPLOYMENT, SERVICE):
         used |= {(kind.group, kind.plural, verb) for verb in ("create", "patch", "delete")}
-        (kind.group, kind.plural, verb) for kind in (DEPLOYMENT, SERVICE) for verb in ("create", "patch", "delete")
-    }
     used |= {(FASTGEN.group, f"{FASTGEN.plural}/status", "patch"), (EVENT.group, EVENT.plural, "create")}
     # children/metadata.py sets blockOwnerDeletion, for which some clusters ask for this.
     used.add((FASTGEN.group, f"{FASTGEN.plural}/finalizers", "update"))

@@ -1,0 +1,23 @@
+"""The conditions of a FastGenDeployment: this package is their only writer. Pure.
+
+One module each, which documents who sets the condition, when, and its reasons; `table` says their order, `ready` sums
+them up. Each is set from the first visit, Unknown if need be, with the generation of the spec that it is about.
+"""
+
+from fastgen_operator.conditions.available import AVAILABLE
+from fastgen_operator.conditions.condition import Condition, merge
+from fastgen_operator.conditions.podsscheduled import PODS_SCHEDULED
+from fastgen_operator.conditions.progressing import PROGRESSING
+from fastgen_operator.conditions.ready import READY
+from fastgen_operator.conditions.table import ORDER, all_conditions
+
+__all__ = [
+    "AVAILABLE",
+    "ORDER",
+    "PODS_SCHEDULED",
+    "PROGRESSING",
+    "READY",
+    "Condition",
+    "all_conditions",
+    "merge",
+]

@@ -1,0 +1,28 @@
+"""Available."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastgen_operator.api import Spec
+from fastgen_operator.conditions.condition import Condition, not_observed
+from fastgen_operator.pods import is_ready
+from fastgen_operator.world import World, current_pods, is_rollout_observed
+
+AVAILABLE: Final = "Available"
+"""Whether every wanted replica of the current template passes its readiness probe now. From the pods.
+True: AllReplicasReady; ScaledToZero, because what was asked for is there. False: ReplicasNotReady.
+Unknown: NotObserved."""
+
+
+def available(spec: Spec, world: World) -> Condition:
+    """See `AVAILABLE`."""
+    if world.deployment is None or not is_rollout_observed(world.deployment):
+        return not_observed(AVAILABLE)
+    if spec.replicas == 0:
+        return Condition(AVAILABLE, "True", "ScaledToZero", "0 replicas are wanted: nothing is served")
+    count = sum(is_ready(pod) for pod in current_pods(world))
+    message = f"{count} of {spec.replicas} replicas ready"
+    if count >= spec.replicas:
+        return Condition(AVAILABLE, "True", "AllReplicasReady", message)
+    return Condition(AVAILABLE, "False", "ReplicasNotReady", message)

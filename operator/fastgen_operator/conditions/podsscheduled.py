@@ -1,0 +1,37 @@
+"""PodsScheduled."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastgen_operator.api import Spec
+from fastgen_operator.conditions.condition import Condition
+from fastgen_operator.pods import is_scheduled, name_of, unschedulable_message
+from fastgen_operator.world import World, current_pods
+
+PODS_SCHEDULED: Final = "PodsScheduled"
+"""Whether the pods of the current template have nodes. From the pods' own PodScheduled conditions.
+True: AllScheduled, ScaledToZero. False: InsufficientGPU (the scheduler's words name the GPU resource), Unschedulable
+(any other of its reasons). Unknown: NoPods (none made yet), WaitingForScheduler."""
+
+
+def pods_scheduled(spec: Spec, world: World) -> Condition:
+    """See `PODS_SCHEDULED`."""
+    pods = current_pods(world)
+    if spec.replicas == 0:
+        return Condition(PODS_SCHEDULED, "True", "ScaledToZero", "no pods are wanted")
+    if not pods:
+        return Condition(PODS_SCHEDULED, "Unknown", "NoPods", "no pod of the current template exists yet")
+    stuck = [(pod, words) for pod in pods if (words := unschedulable_message(pod)) is not None]
+    if stuck:
+        gpu = spec.resources.gpu
+        short = [(pod, words) for pod, words in stuck if gpu.count > 0 and gpu.resource_name in words]
+        pod, words = (short or stuck)[0]
+        reason = "InsufficientGPU" if short else "Unschedulable"
+        message = f"{len(stuck)} of {len(pods)} pods have no node; pod {name_of(pod)}: {words}"
+        return Condition(PODS_SCHEDULED, "False", reason, message)
+    waiting = [pod for pod in pods if not is_scheduled(pod)]
+    if waiting:
+        message = f"{len(waiting)} of {len(pods)} pods wait for the scheduler"
+        return Condition(PODS_SCHEDULED, "Unknown", "WaitingForScheduler", message)
+    return Condition(PODS_SCHEDULED, "True", "AllScheduled", f"{len(pods)} of {len(pods)} pods on nodes")

@@ -1,0 +1,55 @@
+"""All conditions in their order: what Ready sums up, and what stands beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from fastgen_operator.api import Spec
+from fastgen_operator.conditions.available import AVAILABLE, available
+from fastgen_operator.conditions.condition import Condition, Judge
+from fastgen_operator.conditions.podsscheduled import PODS_SCHEDULED, pods_scheduled
+from fastgen_operator.conditions.progressing import PROGRESSING, progressing
+from fastgen_operator.conditions.ready import ready
+from fastgen_operator.plan import Problem
+from fastgen_operator.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A condition's type, and who says what it is."""
+
+    type: str
+    judge: Judge
+
+
+SUMMED: Final = (
+    Row(PODS_SCHEDULED, pods_scheduled),
+    Row(PROGRESSING, progressing),
+    Row(AVAILABLE, available),
+)
+"""The first that does not hold is what Ready shows: a cause stands before what follows from it."""
+
+BESIDE: Final[tuple[Row, ...]] = ()
+"""What may fail while every wanted replica serves: Ready does not look at it."""
+
+ORDER: Final = tuple(row.type for row in (*SUMMED, *BESIDE))
+
+
+def all_conditions(spec: Spec | None, world: World, problem: Problem | None) -> tuple[Condition, ...]:
+    """Ready first, then the others. `spec` is None where it could not be read: `problem` then says why."""
+    parts = _judged(SUMMED, spec, world, problem)
+    return ready(parts), *parts, *_judged(BESIDE, spec, world, problem)
+
+
+def _judged(rows: tuple[Row, ...], spec: Spec | None, world: World, problem: Problem | None) -> tuple[Condition, ...]:
+    judged = (_judge(row, spec, world, problem) for row in rows)
+    return tuple(condition for condition in judged if condition is not None)
+
+
+def _judge(row: Row, spec: Spec | None, world: World, problem: Problem | None) -> Condition | None:
+    if row.type == PROGRESSING and problem is not None:
+        return Condition(PROGRESSING, "False", problem.reason, problem.message)
+    if spec is None:
+        return Condition(row.type, "Unknown", "NotObserved", "the spec could not be read")
+    return row.judge(spec, world)

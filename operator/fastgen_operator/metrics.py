@@ -1,16 +1,45 @@
-"""What the operator tells Prometheus about itself."""
+"""What the operator tells Prometheus about itself. Names and labels are the contract with dashboards and alerts."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fastgen_operator.kinds import Key
 
+# A condition as it is exposed: its type, status and reason.
+Shown = tuple[str, str, str]
+
+
+@dataclass(slots=True)
+class _Figures:
+    """What is known of one FastGenDeployment. What is None has not been seen yet, and is not exposed."""
+
+    desired: int | None = None
+    ready: int | None = None
+    conditions: tuple[Shown, ...] = ()
+    decisions: Tally[str] = field(default_factory=Tally)
+    last_reason: str | None = None
+    scraped_at: float | None = None
+
 
 class Metrics:
-    """The operator's metrics, in a registry of their own."""
+    """The operator's metrics, in a registry of their own; safe to use from several threads.
 
-    def __init__(self) -> None:
+    What is about one FastGenDeployment bears its namespace and name, and goes with it: see `forget`.
+
+    Args:
+        clock: monotonic seconds, for the age of scrapes.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
         self.reconcile_seconds = Histogram(
             "fastgen_operator_reconcile_seconds",
@@ -29,25 +58,107 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
-        self.desired = Gauge(
-            "fastgen_operator_desired_replicas",
-            "Replicas that the spec wants.",
-            ["namespace", "name"],
+        self.leader = Gauge(
+            "fastgen_operator_leader",
+            "1 where this operator is the one that acts, 0 where it stands by.",
             registry=self.registry,
         )
-        self.ready = Gauge(
-            "fastgen_operator_ready_replicas",
-            "Replicas of the current template that are ready.",
-            ["namespace", "name"],
-            registry=self.registry,
-        )
+        self._clock = clock
+        self._lock = Lock()
+        self._figures: dict[Key, _Figures] = {}
+        self.registry.register(_PerResource(self._snapshot, clock))
 
     def set_replicas(self, key: Key, desired: int, ready: int) -> None:
         """Shows a resource's replicas."""
-        self.desired.labels(*key).set(desired)
-        self.ready.labels(*key).set(ready)
+        with self._lock:
+            figures = self._of(key)
+            figures.desired, figures.ready = desired, ready
+
+    def set_conditions(self, key: Key, conditions: Sequence[Shown]) -> None:
+        """Shows a resource's conditions instead of those shown before."""
+        with self._lock:
+            self._of(key).conditions = tuple(conditions)
+
+    def count_decision(self, key: Key, reason: str) -> None:
+        """Counts a decision of the autoscaler, to hold included, and shows its reason as that of the last one."""
+        with self._lock:
+            figures = self._of(key)
+            figures.decisions[reason] += 1
+            figures.last_reason = reason
+
+    def mark_scraped(self, key: Key) -> None:
+        """A resource's engines have just been read."""
+        with self._lock:
+            self._of(key).scraped_at = self._clock()
 
     def forget(self, key: Key) -> None:
-        """Takes a deleted resource out of the exposition."""
-        for gauge in (self.desired, self.ready):
-            gauge.remove(*key)
+        """Takes a deleted resource out of the exposition; harmless where it is not in it."""
+        with self._lock:
+            self._figures.pop(key, None)
+
+    def _of(self, key: Key) -> _Figures:
+        return self._figures.setdefault(key, _Figures())
+
+    def _snapshot(self) -> list[tuple[Key, _Figures]]:
+        with self._lock:
+            return [
+                (
+                    key,
+                    _Figures(
+                        desired=figures.desired,
+                        ready=figures.ready,
+                        conditions=figures.conditions,
+                        decisions=figures.decisions.copy(),
+                        last_reason=figures.last_reason,
+                        scraped_at=figures.scraped_at,
+                    ),
+                )
+                for key, figures in self._figures.items()
+            ]
+
+
+class _PerResource(Collector):
+    """Exposes the figures as they are at the moment of the scrape, so that no label of the past stays behind."""
+
+    def __init__(self, snapshot: Callable[[], list[tuple[Key, _Figures]]], clock: Callable[[], float]) -> None:
+        self._snapshot, self._clock = snapshot, clock
+
+    def collect(self) -> Iterator[Metric]:
+        owner = ["namespace", "name"]
+        desired = GaugeMetricFamily("fastgen_operator_desired_replicas", "Replicas that are wanted.", labels=owner)
+        ready = GaugeMetricFamily(
+            "fastgen_operator_ready_replicas", "Replicas of the current template that are ready.", labels=owner
+        )
+        conditions = GaugeMetricFamily(
+            "fastgen_operator_condition",
+            "1 for the status and reason that each condition of a FastGenDeployment has now.",
+            labels=[*owner, "type", "status", "reason"],
+        )
+        decisions = CounterMetricFamily(
+            "fastgen_operator_scaling_decisions",
+            "Decisions of the autoscaler, to hold included, by reason.",
+            labels=[*owner, "reason"],
+        )
+        last = GaugeMetricFamily(
+            "fastgen_operator_scaling_reason",
+            "1 for the reason of the autoscaler's last decision.",
+            labels=[*owner, "reason"],
+        )
+        age = GaugeMetricFamily(
+            "fastgen_operator_scrape_age_seconds", "Seconds since the engines were last read.", labels=owner
+        )
+        now = self._clock()
+        for key, figures in self._snapshot():
+            if figures.desired is not None:
+                desired.add_metric(key, figures.desired)
+            if figures.ready is not None:
+                ready.add_metric(key, figures.ready)
+            for condition in figures.conditions:
+                conditions.add_metric([*key, *condition], 1)
+            for reason, count in figures.decisions.items():
+                decisions.add_metric([*key, reason], count)
+            if figures.last_reason is not None:
+                last.add_metric([*key, figures.last_reason], 1)
+            if figures.scraped_at is not None:
+                age.add_metric(key, now - figures.scraped_at)
+        yield from (desired, ready, conditions, decisions, last, age)

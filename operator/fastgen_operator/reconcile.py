@@ -65,14 +65,21 @@ class Reconciler:
             return None
         spec = parse_spec(world.resource)
         if isinstance(spec, Problem):
-            self._report(world, build_status(None, world, spec, self.now()))
+            status = build_status(None, world, spec, self.now())
+            self._show_conditions(key, status)
+            self._report(world, status)
             return spec
         plan = make_plan(spec, world, self.platform)
         world, problem = self._carry_out(plan, world)
         status = build_status(spec, world, problem, self.now())
+        self._show_conditions(key, status)
         self._report(world, status)
         self.metrics.set_replicas(key, spec.replicas, status["readyReplicas"])
         return problem
+
+    def _show_conditions(self, key: Key, status: dict[str, Any]) -> None:
+        shown = [(condition["type"], condition["status"], condition["reason"]) for condition in status["conditions"]]
+        self.metrics.set_conditions(key, shown)
 
     def _carry_out(self, plan: Plan, world: World) -> tuple[World, Problem | None]:
         """Writes the plan; returns the world as it is then, and why the rest could not be written."""

@@ -1,0 +1,73 @@
+"""What the operator tells Prometheus of each resource, and that nothing of a deleted one stays."""
+
+from __future__ import annotations
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastgen_operator.kinds import Key
+from fastgen_operator.metrics import Metrics
+
+KEY, OTHER = ("space", "chat"), ("space", "other")
+
+
+def series(metrics: Metrics, name: str, key: Key = KEY) -> list[tuple[dict[str, str], float]]:
+    """The samples of that name about the resource: the labels beside its namespace and name, and the value."""
+    text = generate_latest(metrics.registry).decode()
+    owner = dict(zip(("namespace", "name"), key, strict=True))
+    return [
+        ({label: text for label, text in sample.labels.items() if label not in owner}, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == f"fastgen_operator_{name}" and owner.items() <= sample.labels.items()
+    ]
+
+
+def test_a_condition_is_shown_with_what_it_is_now_and_nothing_of_what_it_was() -> None:
+    metrics = Metrics()
+    metrics.set_conditions(KEY, [("Ready", "False", "ReplicasNotReady")])
+    metrics.set_conditions(KEY, [("Ready", "True", "AllReplicasReady")])
+    assert series(metrics, "condition") == [({"type": "Ready", "status": "True", "reason": "AllReplicasReady"}, 1)]
+
+
+def test_decisions_are_counted_by_reason_and_the_last_reason_stands_alone() -> None:
+    metrics = Metrics()
+    for reason in ("Backlog", "Backlog", "Hold"):
+        metrics.count_decision(KEY, reason)
+    counted = {labels["reason"]: count for labels, count in series(metrics, "scaling_decisions_total")}
+    assert counted == {"Backlog": 2, "Hold": 1}
+    assert series(metrics, "scaling_reason") == [({"reason": "Hold"}, 1)]
+
+
+def test_the_age_of_a_scrape_grows_until_the_next_one() -> None:
+    now = 100.0
+    metrics = Metrics(clock=lambda: now)
+    assert series(metrics, "scrape_age_seconds") == []
+    metrics.mark_scraped(KEY)
+    now += 7
+    assert series(metrics, "scrape_age_seconds") == [({}, 7)]
+    metrics.mark_scraped(KEY)
+    assert series(metrics, "scrape_age_seconds") == [({}, 0)]
+
+
+NAMES = (
+    "desired_replicas",
+    "ready_replicas",
+    "condition",
+    "scaling_decisions_total",
+    "scaling_reason",
+    "scrape_age_seconds",
+)
+
+
+def test_a_deleted_resource_leaves_nothing_behind_and_the_others_stay() -> None:
+    metrics = Metrics()
+    for key in (KEY, OTHER):
+        metrics.set_replicas(key, 2, 1)
+        metrics.set_conditions(key, [("Ready", "False", "ReplicasNotReady")])
+        metrics.count_decision(key, "Backlog")
+        metrics.mark_scraped(key)
+    metrics.forget(KEY)
+    metrics.forget(("space", "never seen"))
+    assert [name for name in NAMES if series(metrics, name)] == []
+    assert [name for name in NAMES if not series(metrics, name, OTHER)] == []

@@ -8,9 +8,10 @@ import random
 import time
 
 from fastgen_operator.heartbeat import Heartbeat
-from fastgen_operator.kinds import FASTGEN, Key
+from fastgen_operator.kinds import Key
 from fastgen_operator.kube import KubeError
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.mirrored import MirroredCluster
 from fastgen_operator.reconcile import Reconciler
 from fastgen_operator.settings import Settings
 from fastgen_operator.workqueue import WorkQueue
@@ -22,11 +23,12 @@ class Controller:
     """Visits every resource that is woken, and all of them from time to time.
 
     Attributes:
-        listed: set once all resources have been listed: from then on the CRD is known to be there.
+        listed: set once everything has been listed: from then on the CRD is known to be there, and visits begin.
     """
 
-    def __init__(self, settings: Settings, reconciler: Reconciler, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, cluster: MirroredCluster, reconciler: Reconciler, metrics: Metrics) -> None:
         self._settings = settings
+        self._cluster = cluster
         self._reconciler = reconciler
         self._metrics = metrics
         self.queue = WorkQueue(
@@ -44,6 +46,8 @@ class Controller:
         return [*workers, asyncio.create_task(self._resync(), name="resync")]
 
     async def _work(self) -> None:
+        # A visit before the first list would take an empty memory for an empty cluster.
+        await self.listed.wait()
         while True:
             key = await self.queue.take()
             if await self._visit(key):
@@ -71,9 +75,14 @@ class Controller:
     async def _resync(self) -> None:
         interval, retry = self._settings.resync_seconds, self._settings.retry_seconds
         pause = retry
+        next_list = time.monotonic()
         while True:
             try:
-                await self._queue_all()
+                if time.monotonic() >= next_list:
+                    await self._relist()
+                    next_list = time.monotonic() + self._settings.relist_seconds
+                for key in self._cluster.resources():
+                    self.queue.add(key)
                 self.heartbeat.beat()
                 self.listed.set()
                 pause = retry
@@ -81,11 +90,14 @@ class Controller:
                 await asyncio.sleep(interval * random.uniform(0.9, 1.1))
             except KubeError as error:
                 # Missing beats make the liveness probe fail, which is the remedy if it does not get better.
-                logger.warning("listing %s: %s", FASTGEN.plural, error)
+                logger.warning("%s", error)
                 await asyncio.sleep(pause)
                 pause = min(interval, 2 * pause)
 
-    async def _queue_all(self) -> None:
-        for namespace in self._settings.scopes:
-            for resource in await asyncio.to_thread(self._reconciler.cluster.find, FASTGEN, namespace):
-                self.queue.add((resource["metadata"]["namespace"], resource["metadata"]["name"]))
+    async def _relist(self) -> None:
+        """Corrects the mirror, and visits what it was wrong about: also what is gone, which no other list names."""
+        wrong = await asyncio.to_thread(self._cluster.relist)
+        if self.listed.is_set() and wrong:
+            logger.info("the watches had missed something about %d resources", len(wrong))
+        for key in wrong:
+            self.queue.add(key)

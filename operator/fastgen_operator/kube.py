@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -15,8 +16,14 @@ from fastgen_operator.metrics import Metrics
 
 # Connecting and reading, seconds: a dead connection must not hold a worker for ever.
 _TIMEOUT = (5.0, 30.0)
+# Objects in one answer to a list: all pods of a large cluster at once would be a hundred megabytes.
+_PAGE = 500
 # Answers that the same request gets again until somebody changes the spec or the cluster's rules.
 _REFUSALS = (400, 403, 404, 405, 413, 422)
+
+
+# Parameters of a request, in order.
+Query = list[tuple[str, str]]
 
 
 class KubeError(Exception):
@@ -63,12 +70,24 @@ class Kube:
             raise
         return found
 
-    def find(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
-        """All objects of that kind with those labels; of every namespace where `namespace` is None."""
-        query = [("labelSelector", selector)] if selector else []
-        items: list[Object] = self._request("GET", kind.path(namespace), query)["items"]
-        # The items of a list come without the two fields that every object read by itself has.
-        return [{"apiVersion": kind.api_version, "kind": kind.name, **item} for item in items]
+    def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[str, Iterator[Object]]:
+        """All objects of that kind with those labels, as they were at the version that comes first.
+
+        Of every namespace where `namespace` is None. The objects are read as they are asked for, which may raise
+        KubeError too.
+        """
+        query = [("limit", str(_PAGE))] + ([("labelSelector", selector)] if selector else [])
+        first = self._request("GET", kind.path(namespace), query)
+        return str(first["metadata"]["resourceVersion"]), self._items(kind, kind.path(namespace), query, first)
+
+    def _items(self, kind: Kind, path: str, query: Query, page: Any) -> Iterator[Object]:
+        while True:
+            for item in page["items"]:
+                # The items of a list come without the two fields that every object read by itself has.
+                yield {"apiVersion": kind.api_version, "kind": kind.name, **item}
+            if not (more := page["metadata"].get("continue")):
+                return
+            page = self._request("GET", path, [*query, ("continue", more)])
 
     def apply(self, kind: Kind, manifest: Object) -> Object:
         """Server-side apply under the operator's field manager; returns the live object."""
@@ -136,7 +155,7 @@ class Kube:
         self,
         method: str,
         path: str,
-        query: list[tuple[str, str]] | None = None,
+        query: Query | None = None,
         body: Object | None = None,
         content_type: str | None = None,
     ) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,15 +16,20 @@ from prometheus_client import start_http_server
 from fastgen_operator.children import Platform
 from fastgen_operator.controller import Controller
 from fastgen_operator.heartbeat import Stalled
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, SERVICE
+from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind
 from fastgen_operator.kube import Kube, connect
 from fastgen_operator.logs import configure_logging
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.mirror import Mirror, owner_of
+from fastgen_operator.mirrored import MirroredCluster
 from fastgen_operator.reconcile import Reconciler
 from fastgen_operator.settings import Settings, parse_settings
 from fastgen_operator.workqueue import WorkQueue
 
-WATCHED_CHILDREN = (DEPLOYMENT, SERVICE, POD)
+
+def watched_kinds(platform: Platform) -> tuple[Kind, ...]:
+    """What is watched beside the FastGenDeployments: the children, and what the Deployment makes."""
+    return (*platform.kinds, REPLICA_SET, POD)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,26 +43,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words = str(error).rstrip(".")
         print(f"fastgen-operator: no cluster to work on: {words}: set KUBECONFIG or run it in a pod", file=sys.stderr)
         raise SystemExit(2) from None
-    reconciler = Reconciler(kube, metrics, Platform(settings.engine_image), lambda: datetime.now(UTC))
+    platform, mirror = Platform(settings.engine_image), Mirror()
+    kinds = watched_kinds(platform)
+    cluster = MirroredCluster(kube, mirror, kinds, settings.scopes)
+    reconciler = Reconciler(cluster, metrics, platform, lambda: datetime.now(UTC))
     try:
         server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
     except OSError as error:
         print(f"fastgen-operator: --metrics-port {settings.metrics_port}: {error.strerror}", file=sys.stderr)
         raise SystemExit(2) from None
     try:
-        asyncio.run(_run(settings, reconciler, metrics))
+        asyncio.run(_run(settings, Controller(settings, cluster, reconciler, metrics), mirror, kinds))
     finally:
         server.shutdown()
 
 
-async def _run(settings: Settings, reconciler: Reconciler, metrics: Metrics) -> None:
-    controller = Controller(settings, reconciler, metrics)
+async def _run(settings: Settings, controller: Controller, mirror: Mirror, kinds: Sequence[Kind]) -> None:
     tasks = controller.start()
     try:
         await _wait_for_crd(controller)
         await kopf.operator(
-            registry=build_registry(controller),
-            settings=kopf_settings(),
+            registry=build_registry(controller, mirror, kinds),
+            settings=kopf_settings(kinds),
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
@@ -84,23 +91,23 @@ async def _wait_for_crd(controller: Controller) -> None:
         raise SystemExit(0)
 
 
-def build_registry(controller: Controller) -> kopf.OperatorRegistry:
+def build_registry(controller: Controller, mirror: Mirror, kinds: Sequence[Kind]) -> kopf.OperatorRegistry:
     """kopf's handlers: raw events only, which leave no finalizer, annotation or progress on any object."""
     registry = kopf.OperatorRegistry()
     queue: WorkQueue = controller.queue
     kopf.on.login(registry=registry)(kopf.login_via_client)
 
-    @kopf.on.event(FASTGEN.group, FASTGEN.version, FASTGEN.plural, registry=registry)
-    async def wake_resource(*, namespace: str | None, name: str, **_: Any) -> None:
-        queue.add((str(namespace), name))
+    async def remember(*, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
+        obj: Any = event["object"]
+        if event["type"] == "DELETED":
+            mirror.remove(param, obj)
+        else:
+            mirror.put(param, obj)
+        if (owner := owner_of(param, obj)) is not None:
+            queue.add(owner)
 
-    async def wake_owner(*, namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
-        queue.add((str(namespace), labels[OWNER_LABEL]))
-
-    for kind in WATCHED_CHILDREN:
-        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, labels={OWNER_LABEL: kopf.PRESENT})(
-            wake_owner
-        )
+    for kind in (FASTGEN, *kinds):
+        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, param=kind)(remember)
 
     @kopf.on.probe(id="heartbeat", registry=registry)
     async def check_heartbeat(**_: Any) -> dict[str, float]:
@@ -113,7 +120,7 @@ def build_registry(controller: Controller) -> kopf.OperatorRegistry:
     return registry
 
 
-def kopf_settings() -> kopf.OperatorSettings:
+def kopf_settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     """kopf as a watcher only: our children by label, no Events, no scanning for which it would need more rights."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
@@ -127,7 +134,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 30)
     settings.process.ultimate_exiting_timeout = 20
-    for kind in WATCHED_CHILDREN:
+    for kind in kinds:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = OWNER_LABEL
     return settings
 

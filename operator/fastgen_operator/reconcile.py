@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 class Cluster(Reader, Protocol):
     """What a visit needs of the API server; `kube.Kube` is the real one."""
 
+    def look(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object as it is now, watched or not; None where there is none."""
+        ...
+
     def apply(self, kind: Kind, manifest: Object) -> Object:
         """Server-side apply; returns the live object."""
         ...
@@ -70,6 +74,9 @@ class Reconciler:
             self._report(world, status)
             return spec
         plan = make_plan(spec, world, self.platform)
+        if (full := self._with_strangers(plan, world)) is not world:
+            world = full
+            plan = make_plan(spec, world, self.platform)
         world, problem = self._carry_out(plan, world)
         status = build_status(spec, world, problem, self.now())
         self._show_conditions(key, status)
@@ -80,6 +87,18 @@ class Reconciler:
     def _show_conditions(self, key: Key, status: dict[str, Any]) -> None:
         shown = [(condition["type"], condition["status"], condition["reason"]) for condition in status["conditions"]]
         self.metrics.set_conditions(key, shown)
+
+    def _with_strangers(self, plan: Plan, world: World) -> World:
+        """The world with what already has a name that the plan would create, which only the API server can tell.
+
+        Somebody else's object bears no label of ours, and one of ours may have lost it: neither is watched.
+        """
+        for apply in plan.applies:
+            name = apply.manifest["metadata"]["name"]
+            if world.child(apply.kind, name) is None:
+                stranger = self.cluster.look(apply.kind, world.key[0], name)
+                world = world if stranger is None else world.with_child(apply.kind, stranger)
+        return world
 
     def _carry_out(self, plan: Plan, world: World) -> tuple[World, Problem | None]:
         """Writes the plan; returns the world as it is then, and why the rest could not be written."""

@@ -16,7 +16,8 @@ class Settings:
         engine_image: image of the engine where a resource names none.
         namespaces: the namespaces watched; empty for all.
         bind_address, metrics_port, health_port: where /metrics and /healthz are served.
-        resync_seconds: how often every resource is visited without any event.
+        resync_seconds: how often every resource is visited without any event, from memory.
+        relist_seconds: how often everything is read anew, in case that a watch has missed something.
         retry_seconds, retry_limit_seconds: first and longest wait after a failed visit; it doubles in between.
         workers: resources visited at the same time.
     """
@@ -27,6 +28,7 @@ class Settings:
     metrics_port: int = 8080
     health_port: int = 8081
     resync_seconds: float = 30.0
+    relist_seconds: float = 300.0
     retry_seconds: float = 1.0
     retry_limit_seconds: float = 60.0
     workers: int = 4
@@ -57,6 +59,12 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         type=_positive,
         default=default["resync_seconds"],
         help="visit every resource this often without any event",
+    )
+    parser.add_argument(
+        "--relist-seconds",
+        type=_positive,
+        default=default["relist_seconds"],
+        help="read everything anew this often, in case that a watch has missed something",
     )
     parser.add_argument(
         "--retry-seconds", type=_positive, default=default["retry_seconds"], help="first wait after a failed visit"

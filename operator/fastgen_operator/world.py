@@ -15,7 +15,7 @@ class World:
 
     Attributes:
         resource: the FastGenDeployment.
-        children: what the operator applies, by kind and name; also objects of those names that belong to others.
+        children: what bears the owner label, by kind and name; also what else was found under a name that is wanted.
         replica_sets, pods: what the Deployment made.
     """
 
@@ -44,7 +44,7 @@ class World:
         return self.children.get((kind, name or self.key[1]))
 
     def with_child(self, kind: Kind, child: Object) -> World:
-        """The world after that child was written."""
+        """The world with that child in it, just written or found."""
         return replace(self, children={**self.children, (kind, child["metadata"]["name"]): child})
 
     def without_child(self, kind: Kind, name: str) -> World:
@@ -53,14 +53,14 @@ class World:
 
 
 class Reader(Protocol):
-    """Reads objects of the API server."""
+    """Reads what is watched; what it gives is shared and never changed."""
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The object, or None where there is none."""
         ...
 
-    def find(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
-        """All objects with those labels."""
+    def owned(self, kind: Kind, key: Key) -> list[Object]:
+        """The objects of that kind with the owner label of one resource."""
         ...
 
 
@@ -73,27 +73,12 @@ def observe(reader: Reader, key: Key, kinds: Iterable[Kind]) -> World | None:
     resource = reader.get(FASTGEN, namespace, name)
     if resource is None or resource["metadata"].get("deletionTimestamp"):
         return None
-    selector = pod_selector(name)
-    # Pods last: what is said about readiness is then the newest of all that was read.
     return World(
         resource=resource,
-        children=_children(reader, namespace, name, kinds),
-        replica_sets=tuple(reader.find(REPLICA_SET, namespace, selector)),
-        pods=tuple(reader.find(POD, namespace, selector)),
+        children={(kind, child["metadata"]["name"]): child for kind in kinds for child in reader.owned(kind, key)},
+        replica_sets=tuple(reader.owned(REPLICA_SET, key)),
+        pods=tuple(reader.owned(POD, key)),
     )
-
-
-def _children(reader: Reader, namespace: str, name: str, kinds: Iterable[Kind]) -> dict[tuple[Kind, str], Object]:
-    """What bears the owner label, and what bears the resource's name without being ours."""
-    found = {
-        (kind, child["metadata"]["name"]): child
-        for kind in kinds
-        for child in reader.find(kind, namespace, pod_selector(name))
-    }
-    for kind in kinds:
-        if (kind, name) not in found and (other := reader.get(kind, namespace, name)) is not None:
-            found[kind, name] = other
-    return found
 
 
 def pod_selector(name: str) -> str:

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from cluster.commands import CommandError
+from fastgen_operator.children import Platform
 from fastgen_operator.crd import custom_resource_definition
-from fastgen_operator.kinds import DEPLOYMENT, EVENT, FASTGEN, POD, REPLICA_SET, SERVICE
-from fastgen_operator.main import WATCHED_CHILDREN
+from fastgen_operator.kinds import EVENT, FASTGEN
+from fastgen_operator.main import watched_kinds
 from fastgen_operator.settings import parse_settings
 from harness.chart import CHART, SYSTEM, Helm
 from harness.space import Object
@@ -32,13 +33,14 @@ def rights(role: Object) -> set[Right]:
 
 def used_rights() -> set[Right]:
     """What the code asks of the API server, room by room."""
-    used = {(kind.group, kind.plural, verb) for kind in (FASTGEN, *WATCHED_CHILDREN) for verb in ("list", "watch")}
-    # world.py: observe
-    used |= {(kind.group, kind.plural, "get") for kind in (FASTGEN, DEPLOYMENT, SERVICE)}
-    used |= {(kind.group, kind.plural, "list") for kind in (REPLICA_SET, POD)}
-    # kube.py: apply (a patch that may create), delete, patch_status, create_event
-    for kind in (DEPLOYMENT, SERVICE):
-        used |= {(kind.group, kind.plural, verb) for verb in ("create", "patch", "delete")}
+    platform = Platform("engine:test")
+    # mirrored.py, main.py: relist, and what kopf watches
+    watched = (FASTGEN, *watched_kinds(platform))
+    used = {(kind.group, kind.plural, verb) for kind in watched for verb in ("list", "watch")}
+    # reconcile.py: look, for a name that is taken; kube.py: apply (a patch that may create), delete
+    for kind in platform.kinds:
+        used |= {(kind.group, kind.plural, verb) for verb in ("get", "create", "patch", "delete")}
+    # kube.py: patch_status, create_event
     used |= {(FASTGEN.group, f"{FASTGEN.plural}/status", "patch"), (EVENT.group, EVENT.plural, "create")}
     # children/metadata.py sets blockOwnerDeletion, for which some clusters ask for this.
     used.add((FASTGEN.group, f"{FASTGEN.plural}/finalizers", "update"))
@@ -94,11 +96,12 @@ def test_the_binding_names_the_service_account_of_the_pod(helm: Helm, release: s
 def test_the_operators_command_line_is_one_that_it_takes(helm: Helm) -> None:
     container = helm.one(
         *("Deployment", "--set", "engine.image=registry.example/engine@sha256:1", "--set", "operator.verbose=true"),
-        *("--set", "operator.resyncSeconds=7", "--set", "watchNamespaces={a}"),
+        *("--set", "operator.resyncSeconds=7", "--set", "operator.relistSeconds=77", "--set", "watchNamespaces={a}"),
     )["spec"]["template"]["spec"]["containers"][0]
     settings = parse_settings(container["args"])
     assert settings.engine_image == "registry.example/engine@sha256:1"
-    assert (settings.resync_seconds, settings.namespaces, settings.verbose) == (7, ("a",), True)
+    assert (settings.resync_seconds, settings.relist_seconds) == (7, 77)
+    assert (settings.namespaces, settings.verbose) == (("a",), True)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"metrics": settings.metrics_port, "health": settings.health_port}
 

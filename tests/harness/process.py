@@ -42,6 +42,7 @@ class OperatorProcess:
             *("--engine-image", "engine:test", "--bind-address", "127.0.0.1", "--verbose"),
             *("--metrics-port", str(self.metrics_port), "--health-port", str(self.health_port)),
             *("--resync-seconds", str(RESYNC_SECONDS), "--retry-seconds", "0.2", "--retry-limit-seconds", "1"),
+            *("--relist-seconds", "5"),
             *self.arguments,
         ]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}

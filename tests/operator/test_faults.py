@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, SERVICE, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, SERVICE, Key, Kind, Object
 from fastgen_operator.kube import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.reconcile import Reconciler
@@ -37,8 +37,10 @@ class FakeCluster:
         del namespace
         return copy.deepcopy(self.objects.get((kind.name, name)))
 
-    def find(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
-        del namespace, selector
+    look = get
+
+    def owned(self, kind: Kind, key: Key) -> list[Object]:
+        del key
         return [copy.deepcopy(child) for (name, _), child in self.objects.items() if name == kind.name]
 
     def apply(self, kind: Kind, manifest: Object) -> Object:

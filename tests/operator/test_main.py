@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from cluster.controlplane import free_ports
+from fastgen_operator.children import Platform
 from fastgen_operator.kinds import OWNER_LABEL
-from fastgen_operator.main import WATCHED_CHILDREN, kopf_settings
+from fastgen_operator.main import kopf_settings, watched_kinds
 from harness.process import OperatorProcess
 from support.waiting import eventually
 
@@ -74,7 +75,8 @@ def test_an_operator_without_an_api_server_says_so_keeps_trying_and_stops_when_t
 
 
 def test_only_our_children_are_watched_and_kopf_writes_nothing() -> None:
-    settings = kopf_settings()
-    assert len(settings.watching.label_selectors) == len(WATCHED_CHILDREN) == 3
+    kinds = watched_kinds(Platform("engine:test"))
+    settings = kopf_settings(kinds)
+    assert len(settings.watching.label_selectors) == len(kinds)
     assert set(settings.watching.label_selectors.values()) == {OWNER_LABEL}
     assert not settings.posting.enabled

@@ -27,7 +27,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 # Watched and read; written only by people.
 - apiGroups: [fastgen.dev]
   resources: [fastgendeployments]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [fastgen.dev]
   resources: [fastgendeployments/status]
   verbs: [patch]
@@ -45,7 +45,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 # Which pods are of the current template, and how they are.
 - apiGroups: [apps]
   resources: [replicasets]
-  verbs: [list]
+  verbs: [list, watch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

@@ -1,0 +1,105 @@
+"""The cluster as a visit sees it: read from memory, written to the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
+from fastgen_operator.kube import KubeError
+from fastgen_operator.mirror import Mirror
+
+
+class Server(Protocol):
+    """The API server; `kube.Kube` is the real one."""
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, or None where there is none."""
+        ...
+
+    def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[str, Iterator[Object]]:
+        """The version of the list, and all objects with those labels."""
+        ...
+
+    def apply(self, kind: Kind, manifest: Object) -> Object:
+        """Server-side apply; returns the live object."""
+        ...
+
+    def delete(self, kind: Kind, child: Object) -> None:
+        """Deletes exactly this object, if it is still there."""
+        ...
+
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
+        """Replaces the resource's status."""
+        ...
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
+        """Records an Event."""
+        ...
+
+
+class MirroredCluster:
+    """Reads the mirror, writes the server, and shows its own writes to the next read at once.
+
+    Args:
+        kinds: all kinds that are read, but for the FastGenDeployments themselves.
+        scopes: the namespaces that are watched; (None,) for all.
+    """
+
+    def __init__(self, server: Server, mirror: Mirror, kinds: Iterable[Kind], scopes: Sequence[str | None]) -> None:
+        self._server, self._mirror = server, mirror
+        self._kinds, self._scopes = tuple(kinds), tuple(scopes)
+
+    def relist(self) -> set[Key]:
+        """Reads everything anew; returns the resources about which the mirror was wrong.
+
+        Raises:
+            KubeError: a list failed; the message says of what.
+        """
+        changed: set[Key] = set()
+        for kind in (FASTGEN, *self._kinds):
+            for namespace in self._scopes:
+                try:
+                    version, objects = self._server.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)
+                    changed |= self._mirror.replace(kind, namespace, objects, version)
+                except KubeError as error:
+                    raise KubeError(error.status, f"listing {kind.plural}: {error}") from error
+        return changed
+
+    def resources(self) -> list[Key]:
+        """Every FastGenDeployment."""
+        return self._mirror.resources()
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object as last seen, if it is one that is watched."""
+        return self._mirror.get(kind, namespace, name)
+
+    def owned(self, kind: Kind, key: Key) -> list[Object]:
+        """The objects of that kind with the owner label of the resource, as last seen."""
+        return self._mirror.owned(kind, key)
+
+    def look(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object as it is now, whoever it belongs to."""
+        return self._server.get(kind, namespace, name)
+
+    def apply(self, kind: Kind, manifest: Object) -> Object:
+        """Server-side apply; returns the live object."""
+        live = self._server.apply(kind, manifest)
+        self._mirror.put(kind, live)
+        return live
+
+    def delete(self, kind: Kind, child: Object) -> None:
+        """Deletes exactly this object, if it is still there."""
+        self._server.delete(kind, child)
+        # One that waits for a finalizer shows up again with its next, newer state.
+        self._mirror.remove(kind, child)
+
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
+        """Replaces the resource's status."""
+        live = self._server.patch_status(resource, status)
+        self._mirror.put(FASTGEN, live)
+        return live
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
+        """Records an Event."""
+        self._server.create_event(resource, event)

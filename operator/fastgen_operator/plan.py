@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.drift import fingerprint, first_difference
 from fastgen_operator.kinds import APPLIED_ANNOTATION, Kind, Object
@@ -62,7 +63,7 @@ def parse_spec(resource: Object) -> Spec | Problem:
 
 def make_plan(spec: Spec, world: World, platform: Platform) -> Plan:
     """Compares what should be with what is."""
-    wanted = build_children(world.resource, spec, platform)
+    wanted = build_children(world.resource, spec, platform, wanted_replicas(spec, world))
     for kind, plain in wanted:
         problem = _foreign_child(kind, plain["metadata"]["name"], world)
         if problem is not None:

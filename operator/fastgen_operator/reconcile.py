@@ -81,7 +81,7 @@ class Reconciler:
         status = build_status(spec, world, problem, self.now())
         self._show_conditions(key, status)
         self._report(world, status)
-        self.metrics.set_replicas(key, spec.replicas, status["readyReplicas"])
+        self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
         return problem
 
     def _show_conditions(self, key: Key, status: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.conditions import READY, all_conditions, merge
 from fastgen_operator.kinds import Object
@@ -33,6 +34,10 @@ def build_status(spec: Spec | None, world: World, problem: Problem | None, now: 
     conditions = all_conditions(spec, world, problem)
     return {
         "observedGeneration": world.generation,
+        # The number that the last readable spec asked for, where this one cannot be read.
+        "desiredReplicas": deployment.get("spec", {}).get("replicas", 0)
+        if spec is None
+        else wanted_replicas(spec, world),
         "replicas": deployment.get("status", {}).get("replicas", 0),
         "readyReplicas": sum(is_ready(pod) for pod in pods),
         "updatedReplicas": len(pods),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.world import World
@@ -26,7 +27,8 @@ def spec_of(obj: Object) -> Spec:
 
 def deployment(owner: Object, *, revision: int = 1, observed: bool = True, **status: Any) -> Object:
     """The Deployment of the resource; keywords are its status."""
-    built = build_deployment(owner, spec_of(owner), "engine:test")
+    spec = spec_of(owner)
+    built = build_deployment(owner, spec, "engine:test", wanted_replicas(spec, World(owner)))
     metadata = {
         **built["metadata"],
         "uid": "uid-of-deployment",

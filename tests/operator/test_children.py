@@ -101,12 +101,12 @@ def test_spread_constraints_count_this_deployments_pods_of_one_template() -> Non
 
 
 def test_the_rollout_needs_no_spare_pod_by_default() -> None:
-    deployment = build_deployment(stored(), spec_of(stored()), "e")["spec"]
+    deployment = build_deployment(stored(), spec_of(stored()), "e", 1)["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
 def test_children_belong_to_the_resource_and_select_by_nothing_that_changes() -> None:
-    deployment, service = build_deployment(stored(), spec_of(stored()), "e"), build_service(stored())
+    deployment, service = build_deployment(stored(), spec_of(stored()), "e", 1), build_service(stored())
     for child in (deployment, service):
         assert child["metadata"]["ownerReferences"][0]["uid"] == UID
         assert (child["metadata"]["name"], child["metadata"]["namespace"]) == ("chat", "space")
@@ -125,5 +125,5 @@ def test_nothing_empty_is_applied() -> None:
         ):
             check(child, f"{path}.{name}")
 
-    check(build_deployment(stored(), spec_of(stored()), "e"), "deployment")
+    check(build_deployment(stored(), spec_of(stored()), "e", 1), "deployment")
     assert without_empty({"a": 0, "b": None, "c": [], "d": {}, "e": False}) == {"a": 0, "e": False}

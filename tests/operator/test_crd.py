@@ -24,6 +24,8 @@ def engine(**fields: Any) -> Object:
     return resource(engine={"device": "cpu", **fields})
 
 
+HUB = {"source": "hf://owner/name"}
+
 # What is wrong, a resource that is so, and words of the message that it has to be rejected with.
 NONSENSE: dict[str, tuple[Object, str]] = {
     "no model": ({**resource(), "spec": {"engine": {"device": "cpu"}}}, "spec.model: Required value"),
@@ -35,9 +37,58 @@ NONSENSE: dict[str, tuple[Object, str]] = {
     "swap space of nothing known": (engine(kvCache={"swapSpace": "much"}), "spec.engine.kvCache.swapSpace"),
     "a hub name for a source": (
         resource(model={"source": "org/name"}),
-        "spec.model.source must be file:///absolute/path",
+        "spec.model.source must be hf://owner/name",
     ),
-    "a relative path for a source": (resource(model={"source": "file://models/a"}), "must be file:///absolute/path"),
+    "a relative path for a source": (resource(model={"source": "file://models/a"}), "or file:///absolute/path"),
+    "a hub's model without its owner": (resource(model={"source": "hf://gpt2"}), "must be hf://owner/name"),
+    "a file of a hub that is no model": (resource(model={"source": "hf://a/b/c.txt"}), "hf://owner/name/file.gguf"),
+    "a bucket without a prefix": (resource(model={"source": "s3://bucket"}), "s3://bucket/prefix"),
+    "a claim in capitals": (resource(model={"source": "pvc://Models/a"}), "pvc://claim/path"),
+    "a path that climbs": (resource(model={"source": "pvc://models/../a"}), "may not hold the path element .."),
+    "a revision of a file": (
+        resource(model={"source": "file:///a", "revision": "main"}),
+        "spec.model.revision is for sources on a hub",
+    ),
+    "a revision that is no name": (resource(model={**HUB, "revision": "-x y"}), "spec.model.revision"),
+    "a token for a claim": (
+        resource(model={"source": "pvc://models/a", "secretName": "token"}),
+        "spec.model.secretName is for sources that are downloaded",
+    ),
+    "a secret that no Secret is called": (resource(model={**HUB, "secretName": "My_Secret"}), "spec.model.secretName"),
+    "a cache of what is there already": (resource(cache={"size": "1Gi"}), "spec.cache holds what is downloaded"),
+    "a cache without a size": (resource(model=HUB, cache={}), "spec.cache.size: Required value"),
+    "a cache of no room": (resource(model=HUB, cache={"size": "0Gi"}), "spec.cache.size must be a size above nothing"),
+    "a cache of a size unknown": (resource(model=HUB, cache={"size": "big"}), "spec.cache.size"),
+    "two that set the replicas": (
+        resource(replicas=1, autoscaling={"maxReplicas": 2}),
+        "spec.replicas and spec.autoscaling exclude each other",
+    ),
+    "autoscaling without an end": (resource(autoscaling={}), "spec.autoscaling.maxReplicas: Required value"),
+    "autoscaling to nothing": (resource(autoscaling={"minReplicas": 0, "maxReplicas": 2}), "autoscaling.minReplicas"),
+    "more at least than at most": (
+        resource(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
+        "spec.autoscaling.minReplicas must be at most spec.autoscaling.maxReplicas",
+    ),
+    "a target in fractions": (
+        resource(autoscaling={"maxReplicas": 2, "targets": {"timeToFirstTokenMilliseconds": 0.5}}),
+        "timeToFirstTokenMilliseconds",
+    ),
+    "more than full": (
+        resource(autoscaling={"maxReplicas": 2, "targets": {"utilizationPercent": 101}}),
+        "utilizationPercent",
+    ),
+    "steps of nothing": (
+        resource(autoscaling={"maxReplicas": 2, "scaleDown": {"maxStepPercent": 0}}),
+        "maxStepPercent",
+    ),
+    "fewer than none to stay": (resource(disruption={"minAvailable": -1}), "spec.disruption.minAvailable"),
+    "a peer that is nobody": (resource(network={"allowFrom": [{}]}), "spec.network.allowFrom: each item is an ipBlock"),
+    "a peer that is two": (
+        resource(network={"allowFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
+        "spec.network.allowFrom: each item is an ipBlock, or a podSelector",
+    ),
+    "a range that is none": (resource(network={"allowFrom": [{"ipBlock": {"cidr": "everybody"}}]}), "ipBlock.cidr"),
+    "keys without a Secret": (resource(apiKeySecretName=""), "spec.apiKeySecretName"),
     "fewer tokens than sequences": (
         engine(tokenBudget=16, maxSequences=32),
         "spec.engine.tokenBudget must be at least spec.engine.maxSequences",
@@ -141,9 +192,10 @@ def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
         assert schema.get("type") != "number", path
         count = 1
         for name, child in schema.get("properties", {}).items():
-            assert child.get("description"), f"{path}.{name} has no description"
+            assert child.get("description", "").endswith("."), f"{path}.{name} has no description in sentences"
             bounded = {"maximum", "maxLength", "enum", "format"} & child.keys()
-            assert child.get("type") not in ("integer", "string") or bounded or path == "status", f"{path}.{name}"
+            free = child.get("type") not in ("integer", "string") or path.startswith("status")
+            assert bounded or free, f"{path}.{name} has no bound"
             count += check(f"{path}.{name}", child)
         return count
 
@@ -154,6 +206,7 @@ def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
 def test_the_flags_that_users_may_not_repeat_are_those_that_the_operator_passes() -> None:
     spec = copy.deepcopy(resource()["spec"])
     spec["engine"] |= {"tokenBudget": 64, "maxSequences": 8, "maxModelLength": 64}
+    spec["apiKeySecretName"] = "keys"
     words = engine_arguments("chat", Spec.model_validate(spec))
     spec["engine"]["kvCache"] = {"prefixCaching": False}
     words += engine_arguments("chat", Spec.model_validate(spec))

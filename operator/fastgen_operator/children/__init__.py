@@ -29,10 +29,10 @@ class Platform:
         return (SERVICE, DEPLOYMENT)
 
 
-def build_children(owner: Object, spec: Spec, platform: Platform) -> tuple[tuple[Kind, Object], ...]:
-    """All children that the spec asks for, in the order in which they are written."""
+def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int) -> tuple[tuple[Kind, Object], ...]:
+    """All children that the spec asks for, in the order in which they are written; `replicas` is the number wanted."""
     return (
         # The Service first: its name resolves by the time that a pod is ready.
         (SERVICE, build_service(owner)),
-        (DEPLOYMENT, build_deployment(owner, spec, platform.engine_image)),
+        (DEPLOYMENT, build_deployment(owner, spec, platform.engine_image, replicas)),
     )

@@ -8,14 +8,14 @@ from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.kinds import DEPLOYMENT, Object
 
 
-def build_deployment(owner: Object, spec: Spec, engine_image: str) -> Object:
-    """The Deployment of one resource; `engine_image` is used where the spec names none."""
+def build_deployment(owner: Object, spec: Spec, engine_image: str, replicas: int) -> Object:
+    """The Deployment of one resource with that many replicas; `engine_image` is used where the spec names none."""
     name = owner["metadata"]["name"]
     return child(
         DEPLOYMENT,
         owner,
         {
-            "replicas": spec.replicas,
+            "replicas": replicas,
             "selector": {"matchLabels": selector(name)},
             "strategy": {
                 "type": "RollingUpdate",

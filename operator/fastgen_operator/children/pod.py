@@ -15,6 +15,9 @@ ENDPOINT_SECONDS: Final = 15
 # After the drain deadline, for the last answers to be written and the process to end.
 SHUTDOWN_SECONDS: Final = 15
 PROBE_SECONDS: Final = 2
+# Where the API keys are mounted, and the key of the Secret that holds them.
+API_KEY_FOLDER: Final = "/etc/fastgen"
+API_KEY_FILE: Final = "api-keys"
 
 
 def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
@@ -35,6 +38,7 @@ def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
             {"name": "tmp", "emptyDir": {}},
             {"name": "cache", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}},
+            *_api_key_volume(spec),
         ],
         **_placement(name, spec.scheduling),
     }
@@ -66,8 +70,22 @@ def _container(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "cache", "mountPath": "/cache"},
             {"name": "shm", "mountPath": "/dev/shm"},
+            *_api_key_mount(spec),
         ],
     }
+
+
+def _api_key_volume(spec: Spec) -> list[dict[str, Any]]:
+    if spec.api_key_secret_name is None:
+        return []
+    items = [{"key": API_KEY_FILE, "path": API_KEY_FILE}]
+    return [{"name": "api-keys", "secret": {"secretName": spec.api_key_secret_name, "items": items}}]
+
+
+def _api_key_mount(spec: Spec) -> list[dict[str, Any]]:
+    # The whole folder: the kubelet brings a changed Secret only into folders, not into files mounted by subPath.
+    mount = {"name": "api-keys", "mountPath": API_KEY_FOLDER, "readOnly": True}
+    return [] if spec.api_key_secret_name is None else [mount]
 
 
 def engine_arguments(name: str, spec: Spec) -> list[str]:
@@ -87,6 +105,7 @@ def engine_arguments(name: str, spec: Spec) -> list[str]:
         "--swap-space": engine.kv_cache.swap_space,
         "--max-queued-requests": engine.max_queued_requests,
         "--drain-seconds": spec.drain_seconds,
+        "--api-key-file": f"{API_KEY_FOLDER}/{API_KEY_FILE}" if spec.api_key_secret_name else None,
     }
     given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     prefix_caching = "--prefix-caching" if engine.kv_cache.prefix_caching else "--no-prefix-caching"

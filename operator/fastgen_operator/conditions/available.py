@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.conditions.condition import Condition, not_observed
 from fastgen_operator.pods import is_ready
 from fastgen_operator.world import World, current_pods, is_rollout_observed
@@ -19,10 +20,11 @@ def available(spec: Spec, world: World) -> Condition:
     """See `AVAILABLE`."""
     if world.deployment is None or not is_rollout_observed(world.deployment):
         return not_observed(AVAILABLE)
-    if spec.replicas == 0:
+    wanted = wanted_replicas(spec, world)
+    if wanted == 0:
         return Condition(AVAILABLE, "True", "ScaledToZero", "0 replicas are wanted: nothing is served")
     count = sum(is_ready(pod) for pod in current_pods(world))
-    message = f"{count} of {spec.replicas} replicas ready"
-    if count >= spec.replicas:
+    message = f"{count} of {wanted} replicas ready"
+    if count >= wanted:
         return Condition(AVAILABLE, "True", "AllReplicasReady", message)
     return Condition(AVAILABLE, "False", "ReplicasNotReady", message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.conditions.condition import Condition
 from fastgen_operator.pods import is_scheduled, name_of, unschedulable_message
 from fastgen_operator.world import World, current_pods
@@ -18,7 +19,7 @@ True: AllScheduled, ScaledToZero. False: InsufficientGPU (the scheduler's words 
 def pods_scheduled(spec: Spec, world: World) -> Condition:
     """See `PODS_SCHEDULED`."""
     pods = current_pods(world)
-    if spec.replicas == 0:
+    if wanted_replicas(spec, world) == 0:
         return Condition(PODS_SCHEDULED, "True", "ScaledToZero", "no pods are wanted")
     if not pods:
         return Condition(PODS_SCHEDULED, "Unknown", "NoPods", "no pod of the current template exists yet")

@@ -1,0 +1,42 @@
+"""FastGenDeployment as typed models: the one source of the CRD (`crd.py`) and of what the operator reads.
+
+Engine settings take their default, bounds and help from `fastgen.config`. A field is here only if it does something.
+"""
+
+from fastgen_operator.api.autoscaling import Autoscaling, ScaleDown, ScaleUp, Targets
+from fastgen_operator.api.engine import OPERATOR_FLAGS, Engine, KVCache
+from fastgen_operator.api.model import Cache, Model
+from fastgen_operator.api.network import IPBlock, LabelSelector, Network, Peer, Requirement
+from fastgen_operator.api.resources import GPU, GPU_RESOURCE, Resources
+from fastgen_operator.api.rollout import Disruption, Rollout
+from fastgen_operator.api.scheduling import Scheduling, Toleration, TopologySpread
+from fastgen_operator.api.spec import NAME_LIMIT, PodTemplate, Spec, TemplateMetadata
+
+__all__ = [
+    "GPU",
+    "GPU_RESOURCE",
+    "NAME_LIMIT",
+    "OPERATOR_FLAGS",
+    "Autoscaling",
+    "Cache",
+    "Disruption",
+    "Engine",
+    "IPBlock",
+    "KVCache",
+    "LabelSelector",
+    "Model",
+    "Network",
+    "Peer",
+    "PodTemplate",
+    "Requirement",
+    "Resources",
+    "Rollout",
+    "ScaleDown",
+    "ScaleUp",
+    "Scheduling",
+    "Spec",
+    "Targets",
+    "TemplateMetadata",
+    "Toleration",
+    "TopologySpread",
+]

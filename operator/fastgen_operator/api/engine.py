@@ -1,0 +1,106 @@
+"""How the engine runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from fastgen.config import DEFAULT_TOKEN_BUDGET
+from fastgen_operator.api.fields import ApiModel, knob, number_or_word, rules, setting
+
+# What `children/pod.py` passes itself; extraArgs may not say it again.
+OPERATOR_FLAGS: tuple[str, ...] = (
+    "--host",
+    "--port",
+    "--served-model-name",
+    *(
+        setting(name).flag
+        for name in (
+            "device",
+            "dtype",
+            "token_budget",
+            "max_sequences",
+            "max_model_length",
+            "block_size",
+            "memory_percent",
+            "swap_space",
+            "prefix_caching",
+            "max_queued_requests",
+            "drain_seconds",
+            "api_key_file",
+        )
+    ),
+    "--no-prefix-caching",
+)
+
+_BLOCK_SIZE = setting("block_size")
+
+
+def _block_sizes() -> str:
+    assert _BLOCK_SIZE.minimum is not None, "the block size is bounded"
+    assert _BLOCK_SIZE.maximum is not None, "the block size is bounded"
+    powers = [str(1 << bit) for bit in range(32) if _BLOCK_SIZE.minimum <= 1 << bit <= _BLOCK_SIZE.maximum]
+    return ", ".join(powers)
+
+
+class KVCache(ApiModel):
+    """The paged KV cache."""
+
+    memory_percent: int = knob("memory_percent")
+    block_size: int = Field(
+        default=_BLOCK_SIZE.default,
+        ge=_BLOCK_SIZE.minimum,
+        le=_BLOCK_SIZE.maximum,
+        description=_BLOCK_SIZE.help,
+        json_schema_extra=rules(
+            (
+                f"self in [{_block_sizes()}]",
+                f"spec.engine.kvCache.blockSize must be a power of two: one of {_block_sizes()}",
+            )
+        ),
+    )
+    swap_space: str = Field(
+        default="0Gi",
+        max_length=16,
+        pattern=r"^[0-9]+([KMGT]i)?$",
+        description=setting("swap_space").help + " Counts towards the replica's memory.",
+    )
+    prefix_caching: bool = knob("prefix_caching")
+
+
+class Engine(ApiModel):
+    """How the engine runs."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.maxSequences) || (has(self.tokenBudget) "
+                "? type(self.tokenBudget) != int || self.tokenBudget >= self.maxSequences "
+                f": self.device != 'cpu' || self.maxSequences <= {DEFAULT_TOKEN_BUDGET['cpu']})",
+                "spec.engine.tokenBudget must be at least spec.engine.maxSequences, because each running sequence "
+                "takes one token of every pass: raise tokenBudget or lower maxSequences",
+            ),
+            (
+                # A prefix counts too: command-line parsers take an unambiguous one for the whole flag.
+                "!has(self.extraArgs) || self.extraArgs.all(a, !["
+                + ", ".join(f"'{flag}'" for flag in OPERATOR_FLAGS)
+                + "].exists(f, f.startsWith(a.split('=')[0])))",
+                "spec.engine.extraArgs may not repeat (or shorten) a flag that the operator sets: use the field of the "
+                f"spec instead of {', '.join(OPERATOR_FLAGS)}",
+            ),
+        )
+    )
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        default=None, description="The engine's image; the operator's default where not given."
+    )
+    device: Literal["cpu", "cuda"] = knob("device", required=True)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob("dtype")
+    token_budget: int | str | None = number_or_word("token_budget", "spec.engine.tokenBudget")
+    max_sequences: int | None = knob("max_sequences")
+    max_model_length: int | None = knob("max_model_length")
+    max_queued_requests: int = knob("max_queued_requests")
+    kv_cache: KVCache = Field(default=KVCache(), description="The paged KV cache.")
+    extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
+        default=[], max_length=64, description="More arguments of `fastgen serve`, after those that the operator sets."
+    )

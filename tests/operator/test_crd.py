@@ -15,7 +15,8 @@ from fastgen.config import KNOBS, SERVER_KNOBS
 from fastgen_operator.api import OPERATOR_FLAGS, Spec
 from fastgen_operator.children.pod import engine_arguments
 from fastgen_operator.crd import CHART_PATH, CRD_PATH, chart_yaml, crd_yaml, custom_resource_definition
-from harness.space import Object, Space, resource
+from harness.space import Space, resource
+from support.namespace import Object
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,1 +1,1 @@
-"""How many replicas there are to be."""
+"""How many replicas: from what the engines say of themselves to a decision. Pure but for `scrape` and `loop`."""

@@ -29,20 +29,28 @@ class Average:
         return self.total / self.weight if self.weight > 0 else 0.0
 
 
+# A window is remembered in this many parts: a load that falls all day leaves no more marks than that.
+_PARTS = 100
+
+
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """The largest value of a window of time that moves on.
 
     Attributes:
-        marks: (time, value), the newest last, each larger than all after it: no other can ever be the largest.
+        marks: (until when, value), the newest last, each larger than all after it: no other can ever be the largest.
     """
 
     marks: tuple[tuple[float, float], ...] = ()
 
     def add(self, time: float, value: float, window: float) -> Peaks:
-        """With a value of now, and without what is older than `window` seconds."""
-        kept = tuple(mark for mark in self.marks if mark[0] > time - window and mark[1] > value)
-        return Peaks((*kept, (time, value)))
+        """With a value of now, and without what is older than `window` seconds, or up to a hundredth more."""
+        part = window / _PARTS
+        until = time + window if part == 0 else (math.floor(time / part) + 1) * part + window
+        kept = tuple(mark for mark in self.marks if mark[0] > time and mark[1] > value)
+        if kept and kept[-1][0] == until:
+            return Peaks(kept)
+        return Peaks((*kept, (until, value)))
 
     @property
     def largest(self) -> float:

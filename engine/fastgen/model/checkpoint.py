@@ -20,6 +20,13 @@ from fastgen.model.errors import ModelError
 from fastgen.model.layout import pieces, stored_shapes
 
 
+class Table(Protocol):
+    """A matrix whose rows are looked up."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows [n] int64, each [columns]: a new [n, columns]."""
+
+
 class Stored(Protocol):
     """A tensor where it lies; it is read when its values are asked for."""
 
@@ -28,6 +35,9 @@ class Stored(Protocol):
 
     def int8(self) -> Int8Blocks:
         """A matrix as int8 blocks."""
+
+    def table(self) -> Table:
+        """A matrix whose rows are looked up in float32: held as it is stored, which takes less memory."""
 
 
 class Checkpoint:
@@ -89,7 +99,7 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
             raise ModelError(
                 f"{directory}: tensor {piece.name} is {values.dtype}: float32, bfloat16 and float16 are served"
             )
-        return values.to(torch.float32)
+        return values
 
     return Checkpoint(lambda name: FloatTensor(lambda: read(name)))
 
@@ -102,11 +112,17 @@ class FloatTensor:
 
     def float32(self) -> torch.Tensor:
         """The values."""
-        return self._read()
+        return self._read().to(torch.float32)
 
     def int8(self) -> Int8Blocks:
         """The nearest int8 blocks."""
-        return Int8Blocks.quantise(self._read().numpy())
+        return Int8Blocks.quantise(self.float32().numpy())
+
+    def table(self) -> Table:
+        """The matrix in its own format."""
+        # A copy: a file that is mapped may be put out of memory, and a pass must not wait for a disk.
+        values = self._read().clone()
+        return lambda rows: values.index_select(0, rows).to(torch.float32)
 
 
 def _is_derived(name: str) -> bool:

@@ -15,6 +15,7 @@ from fastgen.kernels.decode import attend_decodes
 from fastgen.kernels.items import DecodeItems
 from fastgen.model.architecture import Activation, ModelArchitecture
 from fastgen.model.batch import Batch
+from fastgen.model.checkpoint import Table
 from fastgen.model.kv_cache import KVCache
 from fastgen.model.rope import Rope
 
@@ -70,9 +71,9 @@ class CPUOperations:
         self._queries = torch.empty(batch.num_rows, a.num_heads, a.head_dim)
         self._attended = torch.empty(batch.num_rows, a.num_heads, a.head_dim)
 
-    def embed(self, table: torch.Tensor, scale: float) -> torch.Tensor:
+    def embed(self, table: Table, scale: float) -> torch.Tensor:
         """The embeddings of the pass's tokens."""
-        stream = table.index_select(0, torch.from_numpy(self._batch.token_ids))
+        stream = table(torch.from_numpy(self._batch.token_ids))
         return stream if scale == 1 else stream.mul_(scale)
 
     def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

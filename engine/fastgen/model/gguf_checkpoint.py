@@ -11,7 +11,7 @@ import torch
 
 from fastgen.model.architecture import ModelArchitecture
 from fastgen.model.blocks import Int8Blocks
-from fastgen.model.checkpoint import Checkpoint, check
+from fastgen.model.checkpoint import Checkpoint, Table, check
 from fastgen.model.dequantise import dequantise
 from fastgen.model.gguf import GGUFFile
 from fastgen.model.gguf_layout import Place, places, stored_shapes
@@ -49,19 +49,27 @@ class GGUFTensor:
         unit = self._kind.block_bytes
         start, count = first // self._kind.block * unit, math.prod(shape) // self._kind.block * unit
         self._raw = raw[start : start + count]
-        self._values: torch.Tensor | None = None
 
     def float32(self) -> torch.Tensor:
-        """The values, exactly; kept, as a tied embedding is asked for twice."""
-        if self._values is None:
-            values = _in_halves(dequantise(self._raw, self._kind).reshape(self._shape), self._heads)
-            self._values = torch.from_numpy(values if values.flags.writeable else values.copy())
-        return self._values
+        """The values, exactly."""
+        values = _in_halves(dequantise(self._raw, self._kind).reshape(self._shape), self._heads)
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
 
     def int8(self) -> Int8Blocks:
         """A matrix as int8 blocks: exactly where the file stores such blocks."""
         blocks = Int8Blocks.of_tensor(self._raw, self._kind, self._shape[-1])
         return Int8Blocks(_in_halves(blocks.values, self._heads), _in_halves(blocks.scales, self._heads))
+
+    def table(self) -> Table:
+        """The matrix in the file's blocks; rows are expanded as they are looked up."""
+        assert not self._heads, "only rows of projections are reordered"
+        # A copy: a file that is mapped may be put out of memory, and a pass must not wait for a disk.
+        stored, kind = self._raw.reshape(self._shape[0], -1).copy(), self._kind
+
+        def look_up(rows: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(dequantise(stored[rows.numpy()].reshape(-1), kind).reshape(len(rows), -1))
+
+        return look_up
 
 
 def _in_halves(values: npt.NDArray[Scalar], heads: int) -> npt.NDArray[Scalar]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from fastgen.kernels.int8_layout import BLOCK, LANES, in_groups
 from fastgen.model.blocks import Int8Blocks
-from fastgen.model.checkpoint import Stored
+from fastgen.model.checkpoint import Stored, Table
 from fastgen.model.linear import Linear, PackedPlacement
 
 
@@ -27,9 +27,9 @@ class Int8Placement:
         """The packed product in float32."""
         return self._packed.exact(part)
 
-    def table(self, part: Stored) -> torch.Tensor:
-        """As it is."""
-        return part.float32()
+    def table(self, part: Stored) -> Table:
+        """As it is stored."""
+        return part.table()
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """As it is."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from fastgen.model.checkpoint import Stored
+from fastgen.model.checkpoint import Stored, Table
 
 log = logging.getLogger("fastgen.model")
 
@@ -44,7 +44,7 @@ class Placement(Protocol):
     def exact(self, part: Stored) -> Linear:
         """The product with a small matrix that decides much, such as a router: no more rounded than it is stored."""
 
-    def table(self, part: Stored) -> torch.Tensor:
+    def table(self, part: Stored) -> Table:
         """A matrix whose rows are looked up."""
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
@@ -137,9 +137,9 @@ class PackedPlacement:
         """The packed product."""
         return self.linear([part])
 
-    def table(self, part: Stored) -> torch.Tensor:
-        """As it is."""
-        return part.float32()
+    def table(self, part: Stored) -> Table:
+        """As it is stored."""
+        return part.table()
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """As it is."""

@@ -11,14 +11,15 @@ from typing import Protocol
 import torch
 
 from fastgen.model.batch import Batch
+from fastgen.model.checkpoint import Table
 from fastgen.model.kv_cache import KVCache
 
 
 class Operations(Protocol):
     """The steps of one pass. A result may be overwritten by the next call of the same method."""
 
-    def embed(self, table: torch.Tensor, scale: float) -> torch.Tensor:
-        """Rows of `table` [vocabulary, hidden] for the pass's tokens, times `scale`: [T, hidden], the stream."""
+    def embed(self, table: Table, scale: float) -> torch.Tensor:
+        """Rows of `table`, each [hidden], for the pass's tokens, times `scale`: [T, hidden], the stream."""
 
     def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Adds `update` to `stream`, both [n, hidden], in place; returns the stream's RMS norm times `weight`."""

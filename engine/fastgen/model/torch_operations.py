@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from fastgen.model.architecture import ModelArchitecture
 from fastgen.model.batch import Batch
-from fastgen.model.checkpoint import Stored
+from fastgen.model.checkpoint import Stored, Table
 from fastgen.model.kv_cache import KVCache
 from fastgen.model.linear import Linear, PlainLinear, stacked
 from fastgen.model.rope import Rope
@@ -35,9 +35,10 @@ class TorchPlacement:
         """torch's own product."""
         return self.linear([part])
 
-    def table(self, part: Stored) -> torch.Tensor:
+    def table(self, part: Stored) -> Table:
         """The matrix over there."""
-        return part.float32().to(self.device, self.dtype)
+        matrix = part.float32().to(self.device, self.dtype)
+        return lambda rows: F.embedding(rows, matrix)
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """The weights over there, float32."""
@@ -74,10 +75,11 @@ class TorchOperations:
         positions = torch.from_numpy(batch.positions).to(backend.device)
         self._turns = [rope(positions) for rope in backend.ropes]
 
-    def embed(self, table: torch.Tensor, scale: float) -> torch.Tensor:
+    def embed(self, table: Table, scale: float) -> torch.Tensor:
         """The embeddings of the pass's tokens."""
         # The scale in the table's type, as transformers has it: in bfloat16 it is rounded.
-        return F.embedding(self._token_ids, table) * torch.tensor(scale, dtype=table.dtype, device=table.device)
+        stream = table(self._token_ids)
+        return stream * torch.tensor(scale, dtype=stream.dtype, device=stream.device)
 
     def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Adds in place and normalises."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fastgen.model.architecture import EMBEDDING, FINAL_NORM, HEAD, Experts, LayerKind, ModelArchitecture, layer_tensor
-from fastgen.model.checkpoint import Checkpoint
+from fastgen.model.checkpoint import Checkpoint, Table
 from fastgen.model.linear import BiasedLinear, Linear, Placement
 
 
@@ -64,7 +64,7 @@ class DecoderWeights:
     """All weights of a model."""
 
     architecture: ModelArchitecture
-    embedding: torch.Tensor  # [vocabulary, hidden]
+    embedding: Table  # a row [hidden] for each token of the vocabulary
     layers: tuple[Layer, ...]
     final_norm: torch.Tensor  # [hidden] float32
     head: Linear  # hidden -> vocabulary

@@ -1,0 +1,1 @@
+"""What was measured and how: each is a program that one command runs."""

@@ -1,0 +1,64 @@
+"""The engines that replicas simulate: what a pass takes, and how much fits."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An engine on a device whose pass takes base + token * tokens + kv_token * resident KV tokens seconds.
+
+    It is `fastgen.core.step_model.StepTimes` for who knows the device exactly; the real engine has to learn it.
+
+    Attributes:
+        token_budget, max_sequences: the engine's settings.
+        kv_tokens: tokens that the KV cache holds.
+    """
+
+    name: str
+    base: float
+    token: float
+    kv_token: float
+    token_budget: int
+    max_sequences: int
+    kv_tokens: int
+
+    def seconds(self, tokens: int, kv_tokens: int) -> float:
+        """Of one pass."""
+        return self.base + self.token * tokens + self.kv_token * kv_tokens
+
+    def tokens_within(self, seconds: float, kv_tokens: int) -> int:
+        """The most forward tokens of a pass that takes `seconds`."""
+        if self.token <= 0:
+            return sys.maxsize
+        return max(0, int((seconds - self.base - self.kv_token * kv_tokens) / self.token + 1e-9))
+
+
+# A roofline, not a measurement: a model of 8.03e9 parameters in bfloat16 with 32 layers of 8 KV heads of 128 (the shape
+# of Llama 3.1 8B), on one A100 80 GB SXM (NVIDIA's data sheet: 312 TFLOP/s, 2039 GB/s), of which 60 % and 80 % are
+# reached. base: 16.06 GB of weights read; token: 2 operations per parameter; kv_token: 131,072 bytes of keys and values
+# read. The KV cache has what 90 % of the memory leaves beside the weights and 3 GB of activations. The budget is the
+# power of two next to 95 % of the peak throughput, which is 19 * base / token tokens.
+A100_8B = Device(
+    name="8B on an A100 (roofline)",
+    base=0.00985,
+    token=0.0000858,
+    kv_token=8.04e-8,
+    token_budget=2048,
+    max_sequences=256,
+    kv_tokens=400_000,
+)
+
+# Passes of SmolLM2-135M in float32 on two cores, as `benchmarks/chunking.py` has them: least squares of relative
+# errors over its table, at most 6 % off. What resident tokens cost was not measured and is left out.
+CPU_135M = Device(
+    name="135M on two CPU cores (measured)",
+    base=0.0403,
+    token=0.00104,
+    kv_token=0.0,
+    token_budget=256,
+    max_sequences=256,
+    kv_tokens=64_000,
+)

@@ -1,0 +1,166 @@
+"""A replica that is the engine itself: its step loop and its scheduler, over a device that only takes time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.autoscaling.device import Device
+from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, Ledger, Reading
+from fastgen.config import EngineConfig
+from fastgen.core.output import PassResult, Sampled
+from fastgen.core.request import Request, SamplingParams
+from fastgen.core.scheduler import Pass
+from fastgen.engine import Engine as RealEngine
+from fastgen.messages import StepStats
+
+_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    vocab_size: int = 2
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+class _Runner:
+    """Passes that take what the device says and give the same token always."""
+
+    num_host_blocks = 0
+    seconds_per_block = 0.0
+    block_size = _BLOCK
+    architecture = _Shape()
+
+    def __init__(self, device: Device, now: float) -> None:
+        self._device = device
+        self.now = now
+        self.num_blocks = device.kv_tokens // _BLOCK
+        self.max_model_length = self.num_blocks * _BLOCK
+
+    def clock(self) -> float:
+        return self.now
+
+    def execute(self, pass_: Pass) -> PassResult:
+        self.now += self._device.seconds(pass_.num_tokens, pass_.kv_tokens)
+        return PassResult([Sampled(1) for chunk in pass_.chunks if chunk.samples])
+
+
+@dataclass(slots=True)
+class _Progress:
+    arrival: Arrival
+    first: float | None = None
+    last: float = 0.0
+    met: bool = True
+
+
+class ExactReplica:
+    """One engine: see `benchmarks.autoscaling.replica.Replica`."""
+
+    def __init__(self, engine: Engine, ledger: Ledger, now: float) -> None:
+        device = engine.device
+        config = EngineConfig(
+            model="simulated",
+            token_budget=device.token_budget,
+            max_sequences=device.max_sequences,
+            inter_token_target=round(engine.targets.gap * 1000),
+            prefix_caching=False,
+        )
+        self._device = device
+        self._runner = _Runner(device, now)
+        self._engine = RealEngine(self._runner, config, self._runner.clock)
+        self._ledger = ledger
+        self._limit = engine.targets.gap * TOLERANCE
+        self._max_queued = engine.max_queued
+        self._alive: dict[str, _Progress] = {}
+        self._num_added = 0
+        self._stats: StepStats = self._engine.idle_report([]).stats
+        self._steps = 0
+        self._step_seconds = 0.0
+        self._prefilled = self._decoded = 0
+        self._ended = self._ended_prompt = self._ended_generated = self._rejected = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not ended."""
+        return len(self._alive)
+
+    def add(self, arrival: Arrival) -> None:
+        """Queues a request, or refuses it."""
+        if self._stats.num_waiting >= self._max_queued:
+            self._ledger.lost.append(arrival.time)
+            self._rejected += 1
+            return
+        self._runner.now = max(self._runner.now, arrival.time)
+        self._num_added += 1
+        name = str(self._num_added)
+        self._alive[name] = _Progress(arrival)
+        sampling = SamplingParams(max_tokens=arrival.generate, temperature=0)
+        self._engine.add(Request(id=name, prompt_token_ids=[0] * arrival.prompt, sampling=sampling))
+        self._stats = self._engine.idle_report([]).stats
+
+    def run_until(self, now: float) -> None:
+        """Runs every pass that begins before `now`."""
+        while self._runner.now < now:
+            if self._engine.has_work:
+                self._step()
+            else:
+                self._runner.now = now
+
+    def drain(self, deadline: float) -> float:
+        """Runs to the end or to `deadline`."""
+        while self._engine.has_work and self._runner.now < deadline:
+            self._step()
+        self._ledger.lost += [progress.arrival.time for progress in self._alive.values()]
+        return min(self._runner.now, deadline)
+
+    def reading(self, pod: str, now: float) -> Reading:
+        """What a scrape says."""
+        stats = self._stats
+        return Reading(
+            pod=pod,
+            time=now,
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            kv_tokens=stats.kv_tokens,
+            kv_capacity_tokens=self._device.kv_tokens,
+            token_budget=self._device.token_budget,
+            max_sequences=self._device.max_sequences,
+            backlog_prompt_tokens=stats.backlog_prompt_tokens,
+            oldest_waiting_seconds=stats.oldest_waiting_seconds,
+            step_model=stats.step_model,
+            scheduled_prefill_tokens=self._prefilled,
+            scheduled_decode_tokens=self._decoded,
+            steps=self._steps,
+            step_seconds=self._step_seconds,
+            ended=self._ended,
+            ended_prompt_tokens=self._ended_prompt,
+            ended_generated_tokens=self._ended_generated,
+            rejected=self._rejected,
+        )
+
+    def _step(self) -> None:
+        report = self._engine.step()
+        now, stats = self._runner.now, report.stats
+        self._stats = stats
+        self._steps += 1
+        self._step_seconds += stats.step_seconds
+        self._prefilled += stats.prefill_tokens
+        self._decoded += stats.decode_tokens
+        for output in report.outputs:
+            progress = self._alive[output.request_id]
+            if progress.first is None:
+                progress.first = now
+            else:
+                self._gap(progress, now)
+            progress.last = now
+            if output.finish_reason is not None:
+                self._ended += 1
+                self._ended_prompt += progress.arrival.prompt
+                self._ended_generated += progress.arrival.generate
+                del self._alive[output.request_id]
+                self._ledger.served.append((progress.arrival.time, progress.first, now, progress.met))
+
+    def _gap(self, progress: _Progress, now: float) -> None:
+        late = now - progress.last > self._limit
+        self._ledger.gaps += 1
+        self._ledger.late_gaps += late
+        progress.met &= not late

@@ -1,0 +1,41 @@
+"""KubeAI's autoscaler (`internal/modelautoscaler`): the mean of active requests over ten minutes, by a target.
+
+Every 10 s; down only after as many lower readings in a row as `scaleDownDelaySeconds` (30) has intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from benchmarks.autoscaling.policies.windows import Window
+from benchmarks.autoscaling.simulation import View
+
+
+@dataclass(slots=True)
+class ActiveRequests:
+    """KubeAI; `target` is `targetRequests`, 100 unless set; `window` the mean's seconds."""
+
+    target: float = 100.0
+    window: float = 600.0
+    period: float = 10.0
+    _seen: Window = field(init=False)
+    _lower: int = 0
+
+    def __post_init__(self) -> None:
+        self._seen = Window(self.window)
+
+    def observe(self, view: View) -> int:
+        """ceil(mean / target), down with a delay. Its own proxy counts requests, so a lost scrape loses nothing."""
+        if not view.readings:
+            return view.wanted
+        self._seen.add(view.now, sum(r.in_flight for r in view.readings) * len(view.ready) / len(view.readings))
+        wanted = max(1, math.ceil(self._seen.mean() / self.target))
+        if wanted >= view.wanted:
+            self._lower = 0
+            return wanted
+        self._lower += 1
+        if self._lower < math.ceil(30.0 / self.period):
+            return view.wanted
+        self._lower = 0
+        return wanted

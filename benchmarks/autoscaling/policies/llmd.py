@@ -1,0 +1,99 @@
+"""llm-d's workload variant autoscaler: its saturation rules (V1) and its token capacity (V2).
+
+V1: a replica is saturated with 80 % of its KV cache in use or 5 requests waiting; one more replica when those that are
+not have on average less than 10 % of the cache or 3 requests to spare, one fewer when N - 1 would still have that; no
+decision while pods start or end. V2 (`internal/engines/analyzers/saturation_v2`): a replica's capacity in resident
+tokens is the lesser of 80 % of its cache and of what it held while requests waited, or what its batch would hold;
+up above 85 % of ready and starting capacity, down below 70 % of ready. An HPA carries either out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from benchmarks.autoscaling.policies.hpa import Behavior
+from benchmarks.autoscaling.replica import Reading
+from benchmarks.autoscaling.simulation import View
+
+_KV, _QUEUE, _SPARE_KV, _SPARE_QUEUE = 0.80, 5.0, 0.10, 3.0
+
+
+@dataclass(slots=True)
+class Saturation:
+    """V1."""
+
+    period: float = 30.0
+    behavior: Behavior = field(default_factory=lambda: Behavior(up=240.0, down=240.0))
+
+    def observe(self, view: View) -> int:
+        """One up, one down, or as it is."""
+        return self.behavior.limit(view.now, view.wanted, max(1, self._recommend(view)))
+
+    def _recommend(self, view: View) -> int:
+        readings, number = view.readings, len(view.readings)
+        if not readings or view.pending_ages or view.terminating:
+            return view.wanted
+        kv = [r.kv_tokens / r.kv_capacity_tokens for r in readings]
+        healthy = [(k, r.waiting) for k, r in zip(kv, readings, strict=True) if k < _KV and r.waiting < _QUEUE]
+        if not healthy:
+            return view.wanted + 1
+        spare_kv = sum(_KV - k for k, _ in healthy) / len(healthy)
+        spare_queue = sum(_QUEUE - w for _, w in healthy) / len(healthy)
+        if spare_kv < _SPARE_KV or spare_queue < _SPARE_QUEUE:
+            return view.wanted + 1
+        if number < 2 or len(healthy) < number:
+            return view.wanted
+        load_kv, load_queue = sum(k for k, _ in healthy) / (number - 1), sum(w for _, w in healthy) / (number - 1)
+        fits = _KV - load_kv >= _SPARE_KV and _QUEUE - load_queue >= _SPARE_QUEUE
+        return view.wanted - 1 if fits else view.wanted
+
+
+@dataclass(slots=True)
+class TokenCapacity:
+    """V2.
+
+    Attributes:
+        up, down: the shares of capacity that scaling up and down begin at.
+    """
+
+    period: float = 30.0
+    up: float = 0.85
+    down: float = 0.70
+    behavior: Behavior = field(default_factory=lambda: Behavior(up=240.0, down=240.0))
+    _saturated: deque[float] = field(default_factory=lambda: deque(maxlen=10))
+
+    def observe(self, view: View) -> int:
+        """What demand in tokens needs."""
+        return self.behavior.limit(view.now, view.wanted, max(1, self._recommend(view)))
+
+    def _recommend(self, view: View) -> int:
+        if not view.readings:
+            return view.wanted
+        ended = sum(r.ended for r in view.readings)
+        prompt = sum(r.ended_prompt_tokens for r in view.readings) / ended if ended else 0.0
+        generated = sum(r.ended_generated_tokens for r in view.readings) / ended if ended else 0.0
+        for reading in view.readings:
+            if reading.waiting >= _QUEUE:
+                self._saturated.append(float(reading.kv_tokens))
+        capacity = median(self._capacity(r, prompt, generated) for r in view.readings)
+        share = len(view.ready) / len(view.readings)
+        demand = share * sum(r.kv_tokens + r.waiting * prompt for r in view.readings)
+        missing = demand / self.up - view.alive * capacity
+        if missing > 0:
+            return view.alive + math.ceil(missing / capacity)
+        spare = len(view.ready) * capacity - demand / self.down
+        if spare > 0 and not view.pending_ages:
+            return len(view.ready) - math.floor(spare / capacity)
+        return view.wanted
+
+    def _capacity(self, reading: Reading, prompt: float, generated: float) -> float:
+        most = _KV * reading.kv_capacity_tokens
+        if self._saturated:
+            return max(1.0, min(most, sum(self._saturated) / len(self._saturated)))
+        if prompt + generated <= 0:
+            return most
+        sequences = min(reading.token_budget * generated / (prompt + generated), float(reading.max_sequences))
+        return max(1.0, min(most, sequences * (prompt + generated / 2)))

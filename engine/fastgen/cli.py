@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from fastgen.commands import bench, calibrate, generate, serve, top
+from fastgen.commands import bench, calibrate, fetch, generate, serve, top
 from fastgen.config import ConfigError
 from fastgen.core.request import RequestError
 from fastgen.remote import RemoteError
@@ -50,6 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="fastgen", description="Serve language models with Dynamic SplitFuse.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"fastgen {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (serve, generate, calibrate, bench, top):
+    for command in (serve, generate, fetch, calibrate, bench, top):
         command.add(commands)
     return parser

@@ -10,11 +10,10 @@ import re
 import sys
 from pathlib import Path
 
+from fastgen.fetch.remote import WANTED
 from fastgen.model.errors import ModelError
 
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
-# Weights and what describes them; never code, nor the same weights once more in another format.
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.*", "merges.txt"]
 _IN_FOLDERS = ["*/*"]
 
 
@@ -42,7 +41,7 @@ def download(model: str) -> Path:
         disable_progress_bars()
     try:
         folder = huggingface_hub.snapshot_download(
-            repository, revision=revision, allow_patterns=_WANTED, ignore_patterns=_IN_FOLDERS
+            repository, revision=revision, allow_patterns=list(WANTED), ignore_patterns=_IN_FOLDERS
         )
     except errors.GatedRepoError:
         raise ModelError(

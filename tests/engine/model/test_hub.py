@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.model.hub import COMMIT, TOKEN, Hub, serving
 from fastgen.model.hub import hub_repository
+from support.hub import COMMIT, TOKEN, Hub, serving
 
 CONFIG = {
     "model_type": "llama",

@@ -1,0 +1,84 @@
+"""A whole model: what its source lists, into its folder, whatever was there of it already."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fastgen.fetch.errors import FetchError, VolumeFull
+from fastgen.fetch.folder import ModelFolder
+from fastgen.fetch.progress import Progress, in_units, say
+from fastgen.fetch.remote import Listing, Remote
+from fastgen.fetch.source import Source
+from fastgen.fetch.transfer import Retries, transfer
+
+# Seconds without a byte after which a connection counts as cut.
+STALLED_SECONDS = 30.0
+
+
+def fetch(
+    source: Source,
+    to: Path,
+    *,
+    keep: Sequence[str] | None = None,
+    retries: Retries | None = None,
+    tell: Callable[[str], None] = say,
+) -> None:
+    """Fetches a model into the folder `to`; returns at once where it is complete.
+
+    `keep`, where given, names the model folders beside `to` that stay: all others are removed first.
+
+    Raises:
+        FetchError: what came so far is kept for the next time.
+    """
+    folder = ModelFolder(to)
+    with _disk_errors(to), folder.locked():
+        if keep is not None:
+            for name in folder.evict_siblings(keep):
+                tell(f"removed the model folder {name}, which nobody uses any more")
+        if folder.is_complete():
+            tell(f"{to} is complete")
+            return
+        attempts = retries or Retries()
+        remote = source.open(STALLED_SECONDS)
+        listing = attempts.run(remote.list, lambda: 0, tell)
+        folder.tidy(listing.files)
+        _fetch_files(remote, listing, folder, attempts, tell)
+        folder.finish(listing.files, source=source.text, revision=source.revision, version=listing.version)
+        tell(f"{to} is complete")
+
+
+def _fetch_files(
+    remote: Remote, listing: Listing, folder: ModelFolder, retries: Retries, tell: Callable[[str], None]
+) -> None:
+    total = sum(file.size for file in listing.files)
+    here = sum(folder.fetched(file) for file in listing.files)
+    free = shutil.disk_usage(folder.path).free
+    if total - here > free:
+        raise VolumeFull(
+            f"the volume of {folder.path} is too small: {in_units(total - here)} are still to be fetched, "
+            f"{in_units(free)} are free"
+        )
+    tell(f"{len(listing.files)} files, {in_units(total)}, of which {in_units(here)} are here")
+    progress = Progress(total, here, tell=tell)
+    for file in listing.files:
+        if not folder.holds(file):
+            retries.run(
+                lambda file=file: transfer(remote, file, folder.part(file), progress.count),  # type: ignore[misc]
+                lambda: progress.received,
+                tell,
+            )
+            folder.keep(file)
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise VolumeFull(f"the volume of {folder} is full") from None
+        raise FetchError(f"{error.filename or folder}: {error.strerror or error}") from None

@@ -1,0 +1,135 @@
+"""The folder of one model: its files, and beside them what is known about them.
+
+    FOLDER/config.json, ...           files, each renamed to its name when it was whole
+    FOLDER/.fastgen/NAME.TAG.part     a file on its way
+    FOLDER/.fastgen/files.json        size and tag of each file, written before it gets its name
+    FOLDER/.fastgen/complete.json     the marker, written last: without it the folder is not served
+    FOLDER/.fastgen/lock              held by whoever fetches
+
+A process that is killed at any point leaves a folder that the next one goes on with.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from fastgen.fetch.remote import RemoteFile
+
+MARKER: Final = "complete.json"
+_STATE: Final = ".fastgen"
+
+
+class ModelFolder:
+    """A model's folder, which need not be there yet. Any method may raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._state = path / _STATE
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder where it is missing, and keeps other processes out; waits for one that is in."""
+        self._state.mkdir(parents=True, exist_ok=True)
+        with (self._state / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def is_complete(self) -> bool:
+        """Whether there is a marker, and every file that it names has its size."""
+        sizes = _read(self._state / MARKER).get("files", {})
+        return bool(sizes) and all(_size(self.path / name) == size for name, size in sizes.items())
+
+    def holds(self, file: RemoteFile) -> bool:
+        """Whether this very file is there, whole."""
+        known = _read(self._state / "files.json").get(file.name)
+        return known == {"size": file.size, "tag": file.tag} and _size(self.path / file.name) == file.size
+
+    def part(self, file: RemoteFile) -> Path:
+        """Where the file grows; another content of that name has another place."""
+        return self._state / f"{file.name}.{hashlib.sha256(file.tag.encode()).hexdigest()[:12]}.part"
+
+    def fetched(self, file: RemoteFile) -> int:
+        """How many bytes of it are here."""
+        return file.size if self.holds(file) else min(file.size, _size(self.part(file)) or 0)
+
+    def tidy(self, files: Iterable[RemoteFile]) -> None:
+        """Removes the marker, and all but these files and what was fetched of them."""
+        wanted = tuple(files)
+        (self._state / MARKER).unlink(missing_ok=True)
+        kept = {self.path / file.name for file in wanted if self.holds(file)} | {self._state}
+        kept |= {self.part(file) for file in wanted} | {self._state / "lock", self._state / "files.json"}
+        for entry in [*self.path.iterdir(), *self._state.iterdir()]:
+            if entry not in kept:
+                _remove(entry)
+
+    def keep(self, file: RemoteFile) -> None:
+        """Gives a file, which is whole, its name."""
+        record = {**_read(self._state / "files.json"), file.name: {"size": file.size, "tag": file.tag}}
+        # First the record: where only that is written, the file is not at its name yet and so not held.
+        _write(self._state / "files.json", record)
+        self.part(file).replace(self.path / file.name)
+
+    def finish(self, files: Iterable[RemoteFile], **about: str) -> None:
+        """Writes the marker; keywords say where the files are from."""
+        _sync(self.path)
+        _write(self._state / MARKER, {**about, "files": {file.name: file.size for file in files}})
+
+    def evict_siblings(self, keep: Iterable[str]) -> list[str]:
+        """Removes the model folders beside this one, but those named; folders of others are left alone."""
+        names = {self.path.name, *keep}
+        siblings = [entry.parent for entry in self.path.parent.glob(f"*/{_STATE}") if entry.parent.name not in names]
+        for sibling in sorted(siblings):
+            # First the marker: a folder that is half removed is not served.
+            (sibling / _STATE / MARKER).unlink(missing_ok=True)
+            _remove(sibling)
+        return sorted(sibling.name for sibling in siblings)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} where there is none, or only a part of one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    """Writes a JSON file, so that at any time either the old or the new one is there."""
+    new = path.with_suffix(".new")
+    with new.open("w", encoding="utf-8") as out:
+        json.dump(values, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
+    new.replace(path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -1,0 +1,55 @@
+"""How far a download is, in lines for a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+
+def say(line: str) -> None:
+    """One line on standard error."""
+    print(f"fastgen: {line}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Counts bytes, and says now and then how far it is.
+
+    Args:
+        total, done: bytes of all files, and those that were here before.
+        every: seconds between two lines.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        done: int,
+        *,
+        every: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[str], None] = say,
+    ) -> None:
+        self._total, self._done, self._every, self._clock, self._tell = total, done, every, clock, tell
+        self.received = 0
+        self._told_at, self._told_received = clock(), 0
+
+    def count(self, size: int) -> None:
+        """Bytes that came."""
+        self.received += size
+        passed = self._clock() - self._told_at
+        if passed >= self._every:
+            speed = (self.received - self._told_received) / passed
+            here = self._done + self.received
+            percent = 100 * here // self._total if self._total else 100
+            self._tell(f"{in_units(here)} of {in_units(self._total)} ({percent} %), {in_units(speed)}/s")
+            self._told_at, self._told_received = self._clock(), self.received
+
+
+def in_units(size: float) -> str:
+    """Bytes for people: at most four digits and a unit of a thousand."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"

@@ -1,0 +1,91 @@
+"""What a source offers: files with sizes and tags, of which only those are fetched that serving needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Final, Protocol
+
+from fastgen.fetch.errors import SourceNotFound
+
+WANTED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.*", "merges.txt")
+"""Weights and what describes them; never code, nor the same weights once more in another format."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a source.
+
+    Attributes:
+        path: where the source has it.
+        size: bytes.
+        tag: differs where the content does.
+        sha256: of the content, in hexadecimal; None where the source does not say.
+    """
+
+    path: str
+    size: int
+    tag: str
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        assert self.name not in ("", ".", ".."), f"{self.path} names no file"
+
+    @property
+    def name(self) -> str:
+        """What it is called in the model's folder, which has no folders in it."""
+        return PurePosixPath(self.path).name
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What is to be fetched; `version` is the source's own name for exactly this state, where it has one."""
+
+    version: str
+    files: tuple[RemoteFile, ...]
+
+
+class Remote(Protocol):
+    """A model's source.
+
+    Every method raises Interrupted where the same may work in a moment, else another FetchError.
+    """
+
+    def list(self) -> Listing:
+        """What is to be fetched."""
+        ...
+
+    def read(self, file: RemoteFile, start: int) -> AbstractContextManager[Iterator[bytes]]:
+        """The file's bytes from `start` on. May end early without an error."""
+        ...
+
+
+def select_model(source: str, files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
+    """Those of a folder's own files that a model in Hugging Face's layout is served from.
+
+    Raises:
+        SourceNotFound: where they are no such model.
+    """
+    offered = tuple(files)
+    names = [file.name for file in offered]
+    # Some repositories have the weights twice: in the layout that is read here, and in their author's own.
+    usual = any(fnmatchcase(name, "model*.safetensors") for name in names)
+    skipped = "consolidated*" if usual else ""
+    found = tuple(
+        file
+        for file in offered
+        if any(fnmatchcase(file.name, pattern) for pattern in WANTED) and not fnmatchcase(file.name, skipped)
+    )
+    chosen = {file.name for file in found}
+    if "config.json" in chosen and any(name.endswith(".safetensors") for name in chosen):
+        return found
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    if ggufs:
+        raise SourceNotFound(
+            f"{source}: holds GGUF files: name one of them, for example {source.rstrip('/')}/{ggufs[0]}"
+        )
+    missing = "config.json" if "config.json" not in chosen else "*.safetensors"
+    raise SourceNotFound(f"{source}: holds no {missing}: name a model in Hugging Face's layout, or a GGUF file")

@@ -1,0 +1,123 @@
+"""Models in an object store: `s3://bucket/prefix`, or `s3://bucket/path/file.gguf` for one file.
+
+The environment decides, as everywhere with boto3: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the like. Without
+credentials the store is asked as anybody may ask it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import boto3
+import botocore
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionClosedError,
+    HTTPClientError,
+    IncompleteReadError,
+    PartialCredentialsError,
+    ResponseStreamingError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+
+from fastgen.fetch.errors import AccessDenied, FetchError, Interrupted, SourceNotFound
+from fastgen.fetch.remote import Listing, RemoteFile, select_model
+
+# What was collected of a chunk is lost when the connection is cut.
+_CHUNK = 1 << 16
+_CUTS: Final = (
+    BotoConnectionError,
+    ConnectionClosedError,
+    HTTPClientError,
+    IncompleteReadError,
+    ResponseStreamingError,
+)
+_MISSING: Final = ("NoSuchBucket", "NoSuchKey", "404", "NotFound")
+_REFUSED: Final = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
+_CHANGED: Final = "PreconditionFailed"
+
+
+class S3Remote:
+    """A prefix of a bucket, or one object in it.
+
+    Args:
+        timeout: seconds without a byte after which a connection counts as cut.
+    """
+
+    def __init__(self, bucket: str, key: str, timeout: float) -> None:
+        self._bucket, self._key = bucket, key.strip("/")
+        self._s3 = _client(timeout)
+
+    def list(self) -> Listing:
+        """See `Remote.list`."""
+        source = f"s3://{self._bucket}/{self._key}"
+        with _plain_errors(source):
+            if self._key.endswith(".gguf"):
+                found = self._s3.head_object(Bucket=self._bucket, Key=self._key)
+                return Listing("", (RemoteFile(self._key, found["ContentLength"], found["ETag"]),))
+            pages = self._s3.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=f"{self._key}/", Delimiter="/"
+            )
+            objects = [entry for page in pages for entry in page.get("Contents", ()) if not entry["Key"].endswith("/")]
+        if not objects:
+            raise SourceNotFound(f"{source}: no objects below it")
+        files = (RemoteFile(entry["Key"], entry["Size"], entry["ETag"]) for entry in objects)
+        return Listing("", select_model(source, files))
+
+    @contextmanager
+    def read(self, file: RemoteFile, start: int) -> Iterator[Iterator[bytes]]:
+        """See `Remote.read`."""
+        with _plain_errors(f"s3://{self._bucket}/{file.path}"):
+            answer = self._s3.get_object(Bucket=self._bucket, Key=file.path, Range=f"bytes={start}-", IfMatch=file.tag)
+            with answer["Body"] as body:
+                yield body.iter_chunks(_CHUNK)
+
+
+def _client(timeout: float) -> Any:
+    session = boto3.Session()
+    custom = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
+    settings: dict[str, Any] = {
+        "connect_timeout": min(timeout, 10.0),
+        "read_timeout": timeout,
+        # Retries are counted in one place, which knows what progress is.
+        "retries": {"total_max_attempts": 1},
+        # Stores that are not Amazon's have neither a name for each bucket nor its newest checksums.
+        "s3": {"addressing_style": "path" if custom else "auto"},
+        "response_checksum_validation": "when_required",
+    }
+    if session.get_credentials() is None:
+        settings["signature_version"] = botocore.UNSIGNED
+    region = session.region_name or os.environ.get("AWS_REGION") or "us-east-1"
+    return session.client("s3", region_name=region, config=Config(**settings))
+
+
+@contextmanager
+def _plain_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        raise _of_answer(what, error) from None
+    except _CUTS as error:
+        raise Interrupted(f"{what}: {error}") from None
+    except PartialCredentialsError as error:
+        raise AccessDenied(f"{what}: {error}") from None
+    except BotoCoreError as error:
+        raise FetchError(f"{what}: {error}") from None
+
+
+def _of_answer(what: str, error: ClientError) -> FetchError:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    message = f"{what}: {code}: {error.response.get('Error', {}).get('Message', 'no more was said')}"
+    if code in _MISSING or status == 404:
+        return SourceNotFound(f"{what}: {'no such bucket' if code == 'NoSuchBucket' else 'no such object'}")
+    if code in _REFUSED or status in (401, 403):
+        return AccessDenied(f"{message}: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    if code == _CHANGED:
+        return FetchError(f"{what}: changed while it was fetched")
+    return Interrupted(message) if status >= 500 or status in (408, 429) else FetchError(message)

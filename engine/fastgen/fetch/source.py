@@ -1,0 +1,52 @@
+"""SOURCE as a user writes it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from fastgen.fetch.errors import FetchError
+from fastgen.fetch.remote import Remote
+
+_HUB: Final = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>\S+\.gguf))?", re.ASCII)
+_S3: Final = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]+)/(?P<key>\S+)")
+DEFAULT_REVISION: Final = "main"
+
+
+class NotASource(FetchError):
+    """The text is no source that can be fetched."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model that can be fetched.
+
+    Attributes:
+        text: hf://owner/name, hf://owner/name/file.gguf, s3://bucket/prefix or s3://bucket/file.gguf.
+        revision: branch, tag or commit of a repository; has no meaning for s3://.
+    """
+
+    text: str
+    revision: str = DEFAULT_REVISION
+
+    def open(self, timeout: float) -> Remote:
+        """The source's own end; `timeout` is seconds without a byte.
+
+        Raises:
+            NotASource: where the text is none.
+        """
+        # Each brings a library of its own, which takes its time to import.
+        if (match := _HUB.fullmatch(self.text)) is not None:
+            from fastgen.fetch.hub import HubRemote
+
+            return HubRemote(match["repository"], match["file"], self.revision, timeout)
+        if (match := _S3.fullmatch(self.text)) is not None:
+            from fastgen.fetch.s3 import S3Remote
+
+            return S3Remote(match["bucket"], match["key"], timeout)
+        raise NotASource(
+            f"{self.text}: give hf://owner/name, hf://owner/name/file.gguf, s3://bucket/prefix or s3://bucket/file.gguf"
+        )

@@ -1,0 +1,76 @@
+"""`fastgen fetch` as a process of its own, as a container starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_EACH = """
+import contextlib, io, json, sys
+from fastgen.cli import main
+ended = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as output:
+        code = main(["fetch", *arguments])
+    ended.append((code, output.getvalue()))
+assert "torch" not in sys.modules
+print(json.dumps(ended))
+"""
+_OWN = ("HF_", "HUGGING", "AWS_")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended; `last` is its last line, as Kubernetes would quote it."""
+
+    code: int
+    output: str
+
+    @property
+    def last(self) -> str:
+        return self.output.strip().splitlines()[-1]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without what people have set for hubs and stores."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
+    return kept | {"NO_PROXY": "*", "HF_HUB_DISABLE_TELEMETRY": "1"} | more
+
+
+def start(*arguments: str | Path, **more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fastgen", "fetch", *map(str, arguments)]
+    return subprocess.Popen(command, env=environment(**more), stderr=subprocess.PIPE, text=True)
+
+
+def fetch(*arguments: str | Path, **more: str) -> Ended:
+    """Runs it to its end; keywords are environment variables."""
+    process = start(*arguments, **more)
+    _, output = process.communicate(timeout=100)
+    return Ended(process.returncode, output)
+
+
+def fetch_each(commands: Sequence[Sequence[str]], **more: str) -> list[Ended]:
+    """Runs several in one process, because importing what they need takes longer than they do."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EACH, json.dumps(commands)],
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return [Ended(code, output) for code, output in json.loads(done.stdout)]
+
+
+def marker(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / ".fastgen" / "complete.json").read_text())
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    """The model's own files."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != ".fastgen")

@@ -1,0 +1,166 @@
+"""Models from a hub: what is fetched, what is refused, and what a cut connection costs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.fetch.running import fetch, fetch_each, marker, names, start
+from support.hub import COMMIT, TOKEN, Hub, serving
+
+WEIGHTS = bytes(range(256)) * 20_000  # five megabytes
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    folder = tmp_path / "repository"
+    (folder / "onnx").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text('{"a": 1}')
+    (folder / "empty.json").write_text("")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (folder / "consolidated.safetensors").write_bytes(b"the same weights once more")
+    (folder / "pytorch_model.bin").write_bytes(b"and once more")
+    (folder / "modeling_tiny.py").write_text("raise SystemExit")
+    (folder / "onnx" / "model.json").write_text("{}")
+    (folder / "tiny.Q4.gguf").write_bytes(b"GGUF" + WEIGHTS[:1000])
+    with serving(folder) as running:
+        yield running
+
+
+def test_what_serving_needs_is_fetched_and_marked_at_the_commit(hub: Hub, tmp_path: Path) -> None:
+    to = tmp_path / "models" / "one"
+    ended = fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url)
+    assert ended.code == 0, ended.output
+    assert names(to) == ["config.json", "empty.json", "model.safetensors", "tokenizer.json"]
+    assert (to / "model.safetensors").read_bytes() == WEIGHTS
+    found = marker(to)
+    assert (found["source"], found["revision"], found["version"]) == ("hf://tests/tiny", "main", COMMIT)
+    assert found["files"] == {name: (to / name).stat().st_size for name in names(to)}
+
+
+def test_a_complete_folder_asks_the_hub_nothing(hub: Hub, tmp_path: Path) -> None:
+    to = tmp_path / "one"
+    assert fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url).code == 0
+    ended = fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT="http://127.0.0.1:1")
+    assert ended.code == 0
+    assert ended.last.endswith("is complete")
+
+
+def test_a_gguf_file_is_named_in_the_source(hub: Hub, tmp_path: Path) -> None:
+    ended = fetch("hf://tests/tiny/tiny.Q4.gguf", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
+    assert ended.code == 0, ended.output
+    assert names(tmp_path / "one") == ["tiny.Q4.gguf"]
+
+
+def test_a_cut_is_resumed_within_the_process_at_the_byte_it_came_to(hub: Hub, tmp_path: Path) -> None:
+    hub.cut_after = [2_000_000, 4_000_000]
+    ended = fetch("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
+    assert ended.code == 0, ended.output
+    assert (tmp_path / "one" / "model.safetensors").read_bytes() == WEIGHTS
+    assert sum("trying again" in line for line in ended.output.splitlines()) == 2
+    sizes = [(tmp_path / "one" / name).stat().st_size for name in names(tmp_path / "one")]
+    assert hub.served == sum(sizes), "bytes came twice"
+
+
+def test_a_killed_process_is_resumed_by_the_next_one(hub: Hub, tmp_path: Path) -> None:
+    to = tmp_path / "one"
+    hub.cut_after = [3_000_000]
+    process = start("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url)
+    assert process.stderr is not None
+    lines = iter(process.stderr)
+    assert any("trying again" in line for line in lines), "it was not cut"
+    hub.failures = [503] * 100
+    process.kill()
+    process.communicate()
+    hub.failures = []
+    assert "model.safetensors" not in names(to), "a file that is not whole has its name"
+    assert not (to / ".fastgen" / "complete.json").exists()
+    ended = fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url)
+    assert ended.code == 0, ended.output
+    assert (to / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.served < 1.2 * len(WEIGHTS), "the next process began again"
+
+
+def test_a_server_without_ranges_gives_the_right_file_too(hub: Hub, tmp_path: Path) -> None:
+    hub.ranges = False
+    hub.cut_after = [2_000_000]
+    ended = fetch("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
+    assert ended.code == 0, ended.output
+    assert (tmp_path / "one" / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+    hub.failures = [503, 429]
+    ended = fetch("hf://tests/tiny/tiny.Q4.gguf", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
+    assert ended.code == 0, ended.output
+
+
+def test_another_content_of_the_same_name_replaces_what_came_of_the_old_one(hub: Hub, tmp_path: Path) -> None:
+    to = tmp_path / "one"
+    assert fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url).code == 0
+    (to / ".fastgen" / "complete.json").unlink()
+    (hub.folder / "model.safetensors").write_bytes(WEIGHTS[::-1])
+    (hub.folder / "tokenizer.json").unlink()
+    hub.served = 0
+    assert fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url).code == 0
+    assert (to / "model.safetensors").read_bytes() == WEIGHTS[::-1]
+    assert names(to) == ["config.json", "empty.json", "model.safetensors"]
+    assert hub.served == len(WEIGHTS), "what had not changed was fetched again"
+
+
+REFUSED: list[tuple[list[str], int, str]] = [
+    (["hf://tests/none"], 3, "no such repository that may be read without HF_TOKEN"),
+    (["hf://tests/tiny", "--revision", "gone"], 3, "revision gone: no such revision"),
+    (["hf://tests/tiny/other.gguf"], 3, "has no file other.gguf"),
+    (["hf://tests/gated"], 4, "gated: accept its terms"),
+    (["tests/tiny"], 2, "give hf://owner/name"),
+]
+
+
+def test_what_cannot_be_fetched_ends_with_its_own_code_and_one_line(hub: Hub, tmp_path: Path) -> None:
+    commands = [[*arguments, "--to", str(tmp_path / "one")] for arguments, *_ in REFUSED]
+    for (arguments, code, words), ended in zip(REFUSED, fetch_each(commands, HF_ENDPOINT=hub.url), strict=True):
+        assert (ended.code, ended.last.startswith("fastgen: error: ")) == (code, True), (arguments, ended.output)
+        assert words in ended.last
+
+
+def test_a_token_that_the_hub_does_not_know_is_refused(hub: Hub, tmp_path: Path) -> None:
+    ended = fetch("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url, HF_TOKEN="hf_wrong")
+    assert ended.code == 4
+    assert "Invalid credentials" in ended.last
+
+
+def test_a_gated_model_is_fetched_with_its_token(hub: Hub, tmp_path: Path) -> None:
+    assert fetch("hf://tests/gated", "--to", tmp_path / "one", HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN).code == 0
+
+
+def test_a_repository_of_ggufs_asks_for_the_name_of_one(hub: Hub, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "consolidated.safetensors"):
+        (hub.folder / name).unlink()
+    ended = fetch("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
+    assert ended.code == 3
+    assert "name one of them, for example hf://tests/tiny/tiny.Q4.gguf" in ended.last
+
+
+def test_a_container_that_is_told_to_end_ends(hub: Hub, tmp_path: Path) -> None:
+    hub.failures = [503] * 100
+    process = start("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_models_that_nobody_uses_make_room(hub: Hub, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name in ("old", "previous"):
+        assert fetch("hf://tests/tiny/tiny.Q4.gguf", "--to", models / name, HF_ENDPOINT=hub.url).code == 0
+    (models / "lost+found").mkdir()
+    ended = fetch("hf://tests/tiny", "--to", models / "new", "--keep", "previous", HF_ENDPOINT=hub.url)
+    assert ended.code == 0, ended.output
+    assert sorted(entry.name for entry in models.iterdir()) == ["lost+found", "new", "previous"]

@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-CODE := engine operator tests benchmarks
+CODE := engine operator tests benchmarks charts
 # torch comes in large releases; it moves when somebody moves it here.
 TORCH := 2.13.0
 UPGRADE ?= --upgrade

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 
+from fastgen_operator.discovery import Discovery
 from fastgen_operator.heartbeat import Heartbeat
 from fastgen_operator.kinds import Key
 from fastgen_operator.kube import KubeError
@@ -26,10 +27,18 @@ class Controller:
         listed: set once everything has been listed: from then on the CRD is known to be there, and visits begin.
     """
 
-    def __init__(self, settings: Settings, cluster: MirroredCluster, reconciler: Reconciler, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: MirroredCluster,
+        reconciler: Reconciler,
+        discovery: Discovery,
+        metrics: Metrics,
+    ) -> None:
         self._settings = settings
         self._cluster = cluster
         self._reconciler = reconciler
+        self._discovery = discovery
         self._metrics = metrics
         self.queue = WorkQueue(
             first=settings.retry_seconds,
@@ -78,7 +87,9 @@ class Controller:
         next_list = time.monotonic()
         while True:
             try:
-                if time.monotonic() >= next_list:
+                # Before any visit: what the platform offers decides what a visit writes.
+                news = await asyncio.to_thread(self._discovery.refresh)
+                if news or time.monotonic() >= next_list:
                     await self._relist()
                     next_list = time.monotonic() + self._settings.relist_seconds
                 for key in self._cluster.resources():

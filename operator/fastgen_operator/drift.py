@@ -13,7 +13,10 @@ from fastgen_operator.kinds import Object
 # Fields under which numbers with units are held, which the API server may write in another way.
 _QUANTITY_PARENTS: Final = ("limits", "requests")
 # What tells the items of a list apart, in the order tried; a list of items with none is compared by position.
+# Beside our items there may then be others, which a webhook or a person has added.
 _ITEM_KEYS: Final = ("uid", "mountPath", "containerPort", "port", "topologyKey", "name")
+# What is ours as a whole: one more rule would be a hole, one more label another selection.
+_WHOLE: Final = ("spec.ingress", "spec.egress", "spec.selector", "spec.podSelector")
 
 
 def fingerprint(manifest: Object) -> str:
@@ -27,7 +30,7 @@ def first_difference(wanted: Any, live: Any, path: str = "") -> str | None:
     Fields that only the live object has are others' business: defaults, controllers, injected containers.
     """
     if isinstance(wanted, dict):
-        if not isinstance(live, dict):
+        if not isinstance(live, dict) or (_is_whole(path) and live.keys() - wanted.keys()):
             return path
         for name, value in wanted.items():
             difference = first_difference(value, live.get(name), f"{path}.{name}" if path else name)
@@ -42,9 +45,7 @@ def first_difference(wanted: Any, live: Any, path: str = "") -> str | None:
 def _list_difference(wanted: list[Any], live: Any, path: str) -> str | None:
     if not isinstance(live, list):
         return path
-    item_key = next(
-        (key for key in _ITEM_KEYS if wanted and all(isinstance(item, dict) and key in item for item in wanted)), None
-    )
+    item_key = None if _is_whole(path) else next((key for key in _ITEM_KEYS if _tells_apart(key, wanted)), None)
     if item_key is None:
         if len(wanted) != len(live):
             return path
@@ -58,6 +59,15 @@ def _list_difference(wanted: list[Any], live: Any, path: str) -> str | None:
         if difference is not None:
             return difference
     return None
+
+
+def _is_whole(path: str) -> bool:
+    return any(path == whole or path.startswith((f"{whole}.", f"{whole}[")) for whole in _WHOLE)
+
+
+def _tells_apart(key: str, items: list[Any]) -> bool:
+    values = {item[key] for item in items if isinstance(item, dict) and key in item}
+    return bool(items) and len(values) == len(items)
 
 
 def _same_scalar(wanted: Any, live: Any, path: str) -> bool:

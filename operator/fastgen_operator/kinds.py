@@ -48,5 +48,13 @@ FASTGEN: Final = Kind(GROUP, VERSION, "FastGenDeployment", "fastgendeployments")
 DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")
 REPLICA_SET: Final = Kind("apps", "v1", "ReplicaSet", "replicasets")
 SERVICE: Final = Kind("", "v1", "Service", "services")
+SERVICE_ACCOUNT: Final = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+POD_DISRUPTION_BUDGET: Final = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY: Final = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 POD: Final = Kind("", "v1", "Pod", "pods")
 EVENT: Final = Kind("", "v1", "Event", "events")
+
+# Kinds of other projects, which a cluster may have or not; their CRDs come and go without the operator.
+POD_MONITOR: Final = Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")
+INFERENCE_POOL: Final = Kind("inference.networking.k8s.io", "v1", "InferencePool", "inferencepools")
+OPTIONAL_KINDS: Final = (POD_MONITOR, INFERENCE_POOL)

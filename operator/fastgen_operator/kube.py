@@ -89,6 +89,16 @@ class Kube:
                 return
             page = self._request("GET", path, [*query, ("continue", more)])
 
+    def plurals(self, group: str, version: str) -> frozenset[str]:
+        """The resources of that group and version; none where the cluster does not have it."""
+        try:
+            answer = self._request("GET", f"/apis/{group}/{version}")
+        except KubeError as error:
+            if error.status == 404:
+                return frozenset()
+            raise
+        return frozenset(resource["name"] for resource in answer["resources"])
+
     def apply(self, kind: Kind, manifest: Object) -> Object:
         """Server-side apply under the operator's field manager; returns the live object."""
         metadata = manifest["metadata"]

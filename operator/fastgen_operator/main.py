@@ -15,6 +15,7 @@ from prometheus_client import start_http_server
 
 from fastgen_operator.children import Platform
 from fastgen_operator.controller import Controller
+from fastgen_operator.discovery import Discovery
 from fastgen_operator.heartbeat import Stalled
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind
 from fastgen_operator.kube import Kube, connect
@@ -27,8 +28,8 @@ from fastgen_operator.settings import Settings, parse_settings
 from fastgen_operator.workqueue import WorkQueue
 
 
-def watched_kinds(platform: Platform) -> tuple[Kind, ...]:
-    """What is watched beside the FastGenDeployments: the children, and what the Deployment makes."""
+def kinds_read(platform: Platform) -> tuple[Kind, ...]:
+    """What is read beside the FastGenDeployments: the children, and what the Deployment makes."""
     return (*platform.kinds, REPLICA_SET, POD)
 
 
@@ -43,17 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words = str(error).rstrip(".")
         print(f"fastgen-operator: no cluster to work on: {words}: set KUBECONFIG or run it in a pod", file=sys.stderr)
         raise SystemExit(2) from None
-    platform, mirror = Platform(settings.engine_image), Mirror()
-    kinds = watched_kinds(platform)
-    cluster = MirroredCluster(kube, mirror, kinds, settings.scopes)
-    reconciler = Reconciler(cluster, metrics, platform, lambda: datetime.now(UTC))
+    discovery, mirror = Discovery(kube, settings.platform), Mirror()
+    # Optional kinds are listed and not watched: a watch of a kind that the cluster lacks fails for ever.
+    kinds = kinds_read(settings.platform)
+    cluster = MirroredCluster(kube, mirror, lambda: kinds_read(discovery.platform()), settings.scopes)
+    reconciler = Reconciler(cluster, metrics, discovery.platform, lambda: datetime.now(UTC))
     try:
         server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
     except OSError as error:
         print(f"fastgen-operator: --metrics-port {settings.metrics_port}: {error.strerror}", file=sys.stderr)
         raise SystemExit(2) from None
     try:
-        asyncio.run(_run(settings, Controller(settings, cluster, reconciler, metrics), mirror, kinds))
+        asyncio.run(_run(settings, Controller(settings, cluster, reconciler, discovery, metrics), mirror, kinds))
     finally:
         server.shutdown()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.kube import KubeError
 from fastgen_operator.mirror import Mirror
+
+Kinds = Callable[[], Iterable[Kind]]
 
 
 class Server(Protocol):
@@ -42,13 +44,13 @@ class MirroredCluster:
     """Reads the mirror, writes the server, and shows its own writes to the next read at once.
 
     Args:
-        kinds: all kinds that are read, but for the FastGenDeployments themselves.
+        kinds: gives all kinds that are read now, but for the FastGenDeployments themselves.
         scopes: the namespaces that are watched; (None,) for all.
     """
 
-    def __init__(self, server: Server, mirror: Mirror, kinds: Iterable[Kind], scopes: Sequence[str | None]) -> None:
+    def __init__(self, server: Server, mirror: Mirror, kinds: Kinds, scopes: Sequence[str | None]) -> None:
         self._server, self._mirror = server, mirror
-        self._kinds, self._scopes = tuple(kinds), tuple(scopes)
+        self._kinds, self._scopes = kinds, tuple(scopes)
 
     def relist(self) -> set[Key]:
         """Reads everything anew; returns the resources about which the mirror was wrong.
@@ -57,7 +59,7 @@ class MirroredCluster:
             KubeError: a list failed; the message says of what.
         """
         changed: set[Key] = set()
-        for kind in (FASTGEN, *self._kinds):
+        for kind in (FASTGEN, *self._kinds()):
             for namespace in self._scopes:
                 try:
                     version, objects = self._server.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)

@@ -12,7 +12,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.drift import fingerprint, first_difference
-from fastgen_operator.kinds import APPLIED_ANNOTATION, Kind, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, OPTIONAL_KINDS, Kind, Object
 from fastgen_operator.world import World, is_controlled_by
 
 
@@ -62,8 +62,15 @@ def parse_spec(resource: Object) -> Spec | Problem:
 
 
 def make_plan(spec: Spec, world: World, platform: Platform) -> Plan:
-    """Compares what should be with what is."""
-    wanted = build_children(world.resource, spec, platform, wanted_replicas(spec, world))
+    """Compares what should be with what is.
+
+    Where somebody else has made an object of an optional kind by a child's name, that one does, and ours is not made.
+    """
+    wanted = [
+        (kind, plain)
+        for kind, plain in build_children(world.resource, spec, platform, wanted_replicas(spec, world))
+        if not (kind in OPTIONAL_KINDS and _is_foreign(kind, plain["metadata"]["name"], world))
+    ]
     for kind, plain in wanted:
         problem = _foreign_child(kind, plain["metadata"]["name"], world)
         if problem is not None:
@@ -91,14 +98,18 @@ def _unwanted(wanted: Sequence[tuple[Kind, Object]], world: World) -> tuple[Dele
 
 def _foreign_child(kind: Kind, name: str, world: World) -> Problem | None:
     """An object of that name that belongs to somebody else is never taken over."""
-    live = world.child(kind, name)
-    if live is None or is_controlled_by(live, world.resource):
+    if not _is_foreign(kind, name, world):
         return None
     return Problem(
         "NameTaken",
         f"a {kind.name} named {name} exists and does not belong to this FastGenDeployment: delete that {kind.name}, "
         "or create the FastGenDeployment under another name",
     )
+
+
+def _is_foreign(kind: Kind, name: str, world: World) -> bool:
+    live = world.child(kind, name)
+    return live is not None and not is_controlled_by(live, world.resource)
 
 
 def _with_fingerprint(manifest: Object) -> Object:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import Key, Kind, Object
+from fastgen_operator.kinds import OPTIONAL_KINDS, Key, Kind, Object
 from fastgen_operator.kube import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan import Apply, Plan, Problem, make_plan, parse_spec
@@ -47,12 +47,13 @@ class Cluster(Reader, Protocol):
 class Reconciler:
     """Visits resources; safe to use from several threads, one resource at a time each.
 
-    `now` gives the time for transition times and Events, with a time zone.
+    `platform` gives what the cluster offers at the time of a visit; `now` the time for transition times and Events,
+    with a time zone.
     """
 
     cluster: Cluster
     metrics: Metrics
-    platform: Platform
+    platform: Callable[[], Platform]
     now: Callable[[], datetime]
 
     def reconcile(self, key: Key) -> Problem | None:
@@ -63,7 +64,8 @@ class Reconciler:
         Raises:
             KubeError: the API server failed, or somebody else wrote first; to be tried again.
         """
-        world = observe(self.cluster, key, self.platform.kinds)
+        platform = self.platform()
+        world = observe(self.cluster, key, platform.kinds)
         if world is None:
             self.metrics.forget(key)
             return None
@@ -73,10 +75,10 @@ class Reconciler:
             self._show_conditions(key, status)
             self._report(world, status)
             return spec
-        plan = make_plan(spec, world, self.platform)
+        plan = make_plan(spec, world, platform)
         if (full := self._with_strangers(plan, world)) is not world:
             world = full
-            plan = make_plan(spec, world, self.platform)
+            plan = make_plan(spec, world, platform)
         world, problem = self._carry_out(plan, world)
         status = build_status(spec, world, problem, self.now())
         self._show_conditions(key, status)
@@ -106,6 +108,8 @@ class Reconciler:
             try:
                 live = self.cluster.apply(apply.kind, apply.manifest)
             except KubeError as error:
+                if error.status == 404 and apply.kind in OPTIONAL_KINDS:
+                    continue  # its CRD has just gone
                 if not error.is_refusal:
                     raise
                 return world, Problem("ApplyRefused", f"the {apply.kind.name} was refused: {error}")

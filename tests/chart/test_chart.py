@@ -11,8 +11,8 @@ import yaml
 from cluster.commands import CommandError
 from fastgen_operator.children import Platform
 from fastgen_operator.crd import custom_resource_definition
-from fastgen_operator.kinds import EVENT, FASTGEN
-from fastgen_operator.main import watched_kinds
+from fastgen_operator.kinds import EVENT, FASTGEN, OPTIONAL_KINDS
+from fastgen_operator.main import kinds_read
 from fastgen_operator.settings import parse_settings
 from harness.chart import CHART, SYSTEM, Helm
 from harness.space import Object
@@ -33,10 +33,12 @@ def rights(role: Object) -> set[Right]:
 
 def used_rights() -> set[Right]:
     """What the code asks of the API server, room by room."""
-    platform = Platform("engine:test")
+    platform = Platform("engine:test", optional_kinds=frozenset(OPTIONAL_KINDS))
     # mirrored.py, main.py: relist, and what kopf watches
-    watched = (FASTGEN, *watched_kinds(platform))
+    watched = (FASTGEN, *kinds_read(platform))
     used = {(kind.group, kind.plural, verb) for kind in watched for verb in ("list", "watch")}
+    # Optional kinds are only listed.
+    used -= {(kind.group, kind.plural, "watch") for kind in OPTIONAL_KINDS}
     # reconcile.py: look, for a name that is taken; kube.py: apply (a patch that may create), delete
     for kind in platform.kinds:
         used |= {(kind.group, kind.plural, verb) for verb in ("get", "create", "patch", "delete")}
@@ -56,6 +58,7 @@ def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
     assert kinds == [
         "ClusterRole",
         "ClusterRoleBinding",
+        "ConfigMap",
         "CustomResourceDefinition",
         "Deployment",
         "ServiceAccount",

@@ -68,7 +68,8 @@ class Space(Namespace[ControlPlane]):
 
     def versions(self, name: str = "chat") -> dict[str, str]:
         """The resource versions of the resource and its children."""
-        objects = [self.get(kind, name) for kind in ("fgd", "deployment", "service")]
+        kinds = ("fgd", "deployment", "service", "serviceaccount", "networkpolicy", "poddisruptionbudget")
+        objects = [self.get(kind, name) for kind in kinds]
         return {obj["kind"]: obj["metadata"]["resourceVersion"] for obj in objects}
 
     def settled(self, name: str = "chat") -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, SERVICE, Key, Kind, Object
+from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
 from fastgen_operator.kube import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.reconcile import Reconciler
@@ -93,6 +93,9 @@ class FakeCluster:
         return done
 
 
+CREATED = ["ServiceAccount", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
+
+
 def _same(now: datetime) -> datetime:
     return now
 
@@ -100,7 +103,7 @@ def _same(now: datetime) -> datetime:
 def visit(cluster: FakeCluster, times: int) -> None:
     for minute in range(times):
         now = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
-        reconciler = Reconciler(cluster, Metrics(), Platform("engine:test"), partial(_same, now))
+        reconciler = Reconciler(cluster, Metrics(), lambda: Platform("engine:test"), partial(_same, now))
         with contextlib.suppress(KubeError):
             reconciler.reconcile(KEY)
 
@@ -112,7 +115,7 @@ def a_cluster(**fields: Any) -> FakeCluster:
 def end_of(cluster: FakeCluster) -> dict[str, Any]:
     status = cluster.objects[FASTGEN.name, "chat"]["status"]
     conditions = [{**c, "lastTransitionTime": ""} for c in status["conditions"]]
-    children = {kind.name: cluster.objects[kind.name, "chat"]["spec"] for kind in (SERVICE, DEPLOYMENT)}
+    children = {kind: {**cluster.objects[kind, "chat"], "metadata": {}} for kind in CREATED}
     return {**children, "status": {**status, "conditions": conditions}}
 
 
@@ -136,7 +139,7 @@ def test_a_visit_that_dies_at_any_write_converges(fault_at: int, takes_it_first:
     visit(cluster, 4)
     assert cluster.writes >= fault_at
     assert end_of(cluster) == end_of(reference())
-    assert cluster.creations == ["Service", "Deployment"]
+    assert cluster.creations == CREATED
     writes = cluster.writes
     visit(cluster, 1)
     assert cluster.writes == writes
@@ -145,13 +148,14 @@ def test_a_visit_that_dies_at_any_write_converges(fault_at: int, takes_it_first:
 def test_a_refused_event_does_not_stop_the_visit() -> None:
     cluster = a_cluster(fault_at=2, fault=KubeError(403, "events is forbidden"))
     visit(cluster, 1)
-    assert cluster.creations == ["Service", "Deployment"]
+    assert cluster.creations == CREATED
     assert "status" in cluster.objects[FASTGEN.name, "chat"]
 
 
 def test_a_refused_deployment_is_in_the_status_and_the_visit_is_repeated() -> None:
-    cluster = a_cluster(fault_at=3, fault=KubeError(403, "exceeded quota: tight"))
-    problem = Reconciler(cluster, Metrics(), Platform("e"), lambda: datetime.now(UTC)).reconcile(KEY)
+    # Each child before it is a write and an Event.
+    cluster = a_cluster(fault_at=2 * CREATED.index("Deployment") + 1, fault=KubeError(403, "exceeded quota: tight"))
+    problem = Reconciler(cluster, Metrics(), lambda: Platform("e"), lambda: datetime.now(UTC)).reconcile(KEY)
     assert problem is not None
     assert problem.message == "the Deployment was refused: exceeded quota: tight"
     ready = cluster.objects[FASTGEN.name, "chat"]["status"]["conditions"][0]

@@ -245,7 +245,7 @@ class OneDeployment:
 
 def test_what_was_just_written_is_read_back_without_a_request() -> None:
     server = OneDeployment()
-    cluster = MirroredCluster(server, Mirror(), (DEPLOYMENT,), (None,))
+    cluster = MirroredCluster(server, Mirror(), lambda: (DEPLOYMENT,), (None,))
     cluster.relist()
     assert server.requests == ["LIST fastgendeployments", f"LIST deployments {OWNER_LABEL}"]
     manifest = {**pod("chat", 0), "kind": "Deployment"}
@@ -264,7 +264,7 @@ def test_a_list_that_fails_says_of_what() -> None:
     server = OneDeployment()
     server.failing = DEPLOYMENT
     with pytest.raises(KubeError, match="listing deployments: not for you"):
-        MirroredCluster(server, Mirror(), (DEPLOYMENT,), (None,)).relist()
+        MirroredCluster(server, Mirror(), lambda: (DEPLOYMENT,), (None,)).relist()
 
 
 def test_a_pod_is_kept_without_its_template_and_a_replica_set_too() -> None:

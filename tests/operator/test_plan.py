@@ -29,12 +29,16 @@ def applied(owner: Object) -> World:
     return world
 
 
-def test_a_new_resource_gets_its_service_and_then_its_deployment() -> None:
+def test_a_new_resource_gets_what_its_pods_begin_with_and_then_its_deployment() -> None:
     plan = plan_of(World(resource=stored()))
-    assert [(apply.kind.name, apply.why) for apply in plan.applies] == [
-        ("Service", "created"),
-        ("Deployment", "created"),
+    assert [apply.kind.name for apply in plan.applies] == [
+        "ServiceAccount",
+        "Service",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "Deployment",
     ]
+    assert {apply.why for apply in plan.applies} == {"created"}
     assert plan.problem is None
 
 
@@ -114,6 +118,10 @@ DIFFERENCES: list[tuple[Any, Any, str | None]] = [
     ({"requests": {"memory": "1Gi"}}, {"requests": {}}, "requests.memory"),
     ({"requests": {"memory": "1Gi"}}, {"requests": {"memory": "broken"}}, "requests.memory"),
     ({"replicas": "1"}, {"replicas": 1}, "replicas"),
+    ({"ports": [{"port": 53, "p": "U"}, {"port": 53, "p": "T"}]}, {"ports": [{"port": 53, "p": "U"}]}, "ports"),
+    ({"spec": {"ingress": [{"a": 1}]}}, {"spec": {"ingress": [{"a": 1}, {}]}}, "spec.ingress"),
+    ({"spec": {"ingress": [{"port": 1}]}}, {"spec": {"ingress": [{"port": 1, "b": 2}]}}, "spec.ingress[0]"),
+    ({"spec": {"selector": {"a": "b"}}}, {"spec": {"selector": {"a": "b", "c": "d"}}}, "spec.selector"),
 ]
 
 

@@ -34,6 +34,17 @@ EVERYTHING: dict[str, Any] = {
     },
     "replicas": 2,
     "rollout": {"maxSurge": 1, "maxUnavailable": 0, "progressDeadlineSeconds": 900},
+    "disruption": {"minAvailable": 1},
+    "network": {
+        "allowFrom": [
+            {"podSelector": {}},
+            {
+                "podSelector": {"matchLabels": {}},
+                "namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]},
+            },
+            {"ipBlock": {"cidr": "10.0.0.0/8", "except": []}},
+        ]
+    },
     "drainSeconds": 0,
     "startupDeadlineSeconds": 333,
     "scheduling": {

@@ -40,8 +40,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
-  resources: [services]
+  resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+# Only where the cluster has these kinds; not watched, because they come and go.
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, list, create, patch, delete]
 # Which pods are of the current template, and how they are.
 - apiGroups: [apps]
   resources: [replicasets]
@@ -52,4 +65,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- end -}}
+
+{{- /* Who is who in the cluster's network, for the engines' NetworkPolicies. */ -}}
+{{- define "fastgen.neighbours" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $pods := dict "matchLabels" (include "fastgen.selector" . | fromYaml) -}}
+{{- $network := .Values.engine.networkPolicy -}}
+{{- dict
+  "operator" (list (dict "namespaceSelector" $namespace "podSelector" $pods))
+  "prometheus" .Values.monitoring.prometheus
+  "dns" $network.dns
+  "modelSources" $network.modelSources
+  | toJson -}}
 {{- end -}}

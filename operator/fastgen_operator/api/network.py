@@ -70,5 +70,9 @@ class Network(ApiModel):
     """Who may reach the engines."""
 
     allow_from: list[Peer] = Field(
-        default=[], max_length=32, description="Who may reach the engines' port, as in a NetworkPolicy."
+        default=[],
+        max_length=32,
+        description="Who may reach the engines' port, as in a NetworkPolicy; the pods of the resource's own namespace "
+        "where none is given. The operator, and Prometheus where there is a PodMonitor, are always let in to read the "
+        "metrics.",
     )

@@ -37,6 +37,6 @@ class Disruption(ApiModel):
         default=None,
         ge=0,
         le=1000,
-        description="Replicas that must stay; where not given, one pod at a time may go. As many as there are replicas "
-        "keep a node from ever being drained.",
+        description="Replicas that must stay. Where not given, or not below the number of replicas, one pod at a time "
+        "may go, so that a node can always be drained.",
     )

@@ -25,7 +25,12 @@ def labels(name: str) -> dict[str, str]:
 
 
 def child(kind: Kind, owner: Object, spec: dict[str, Any]) -> Object:
-    """A child of that kind, named after its owner and deleted with it."""
+    """A child of that kind with that spec, named after its owner and deleted with it."""
+    return child_with(kind, owner, {"spec": spec})
+
+
+def child_with(kind: Kind, owner: Object, fields: dict[str, Any]) -> Object:
+    """A child of that kind with those fields beside its metadata, named after its owner and deleted with it."""
     metadata = owner["metadata"]
     return {
         "apiVersion": kind.api_version,
@@ -45,7 +50,7 @@ def child(kind: Kind, owner: Object, spec: dict[str, Any]) -> Object:
                 }
             ],
         },
-        "spec": spec,
+        **fields,
     }
 
 

@@ -23,6 +23,7 @@ API_KEY_FILE: Final = "api-keys"
 def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
     """The pod's spec for the replica of the resource `name`."""
     return {
+        "serviceAccountName": name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": ENDPOINT_SECONDS + spec.drain_seconds + SHUTDOWN_SECONDS,

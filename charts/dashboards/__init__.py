@@ -1,0 +1,1 @@
+"""The Grafana dashboards, written in Python; the chart holds what comes out."""

@@ -1,0 +1,83 @@
+"""The kinds of panel that the dashboards are made of, and the queries in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from string import ascii_uppercase
+from typing import Final
+
+from grafana_foundation_sdk.builders import common, prometheus, stat, statetimeline, timeseries
+from grafana_foundation_sdk.models.common import (
+    BigValueGraphMode,
+    BigValueTextMode,
+    LegendDisplayMode,
+    StackingMode,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import DataSourceRef
+
+DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
+# The series of one FastGenDeployment: those of its engines, and those of the operator about it.
+ENGINES: Final = '{namespace="$namespace",fastgen_dev_deployment="$deployment"}'
+OPERATOR: Final = '{namespace="$namespace",name="$deployment"}'
+QUANTILES: Final = {"half": 0.5, "95 of 100": 0.95, "99 of 100": 0.99}
+
+# Expressions of PromQL by the legend of what they give.
+Queries = Mapping[str, str]
+
+
+def rate(metric: str) -> str:
+    """The engines' counter as a rate per second, one series for each of them."""
+    return f"rate({metric}{ENGINES}[$__rate_interval])"
+
+
+def quantiles(histogram: str) -> Queries:
+    """Quantiles over all engines of a histogram."""
+    buckets = f"sum by (le) ({rate(f'{histogram}_bucket')})"
+    return {name: f"histogram_quantile({share}, {buckets})" for name, share in QUANTILES.items()}
+
+
+def lines(title: str, description: str, unit: str, queries: Queries) -> timeseries.Panel:
+    """Lines over time, from 0."""
+    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).show_legend(True)
+    panel = timeseries.Panel().title(title).description(description).unit(unit).min(0).datasource(DATASOURCE)
+    panel = panel.legend(legend).fill_opacity(10).height(8).span(12)
+    for query in _queries(queries):
+        panel = panel.with_target(query)
+    return panel
+
+
+def stacked(title: str, description: str, unit: str, queries: Queries) -> timeseries.Panel:
+    """Lines over time that add up."""
+    panel = lines(title, description, unit, queries).fill_opacity(40)
+    return panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+
+
+def number(title: str, description: str, unit: str, queries: Queries) -> stat.Panel:
+    """What is so now, as a number."""
+    panel = stat.Panel().title(title).description(description).unit(unit).datasource(DATASOURCE).height(4).span(4)
+    panel = panel.graph_mode(BigValueGraphMode.NONE).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    for query in _queries(queries):
+        panel = panel.with_target(query.instant())
+    return panel
+
+
+def word(title: str, description: str, queries: Queries) -> stat.Panel:
+    """What is so now, as the words of the legend."""
+    return number(title, description, "none", queries).text_mode(BigValueTextMode.NAME).no_value("none")
+
+
+def timeline(title: str, description: str, queries: Queries) -> statetimeline.Panel:
+    """When each of several things was so."""
+    panel = statetimeline.Panel().title(title).description(description).datasource(DATASOURCE).height(8).span(12)
+    panel = panel.show_value(VisibilityMode.NEVER)
+    for query in _queries(queries):
+        panel = panel.with_target(query)
+    return panel
+
+
+def _queries(queries: Queries) -> list[prometheus.Dataquery]:
+    return [
+        prometheus.Dataquery().ref_id(letter).expr(expression).legend_format(name)
+        for letter, (name, expression) in zip(ascii_uppercase, queries.items(), strict=False)
+    ]

@@ -1,0 +1,55 @@
+"""The CRDs of other projects, as those projects publish them in their Go modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from cluster.commands import run
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A CRD in a Go module; `digest` is the module's, as in a go.sum."""
+
+    module: str
+    version: str
+    digest: str
+    path: str
+
+    def fetch(self) -> dict[str, Any]:
+        """The CRD, downloaded into Go's own cache of modules where it is not there yet.
+
+        Raises CommandError where it cannot be had, RuntimeError where it is not the one that was pinned.
+        """
+        go = shutil.which("go")
+        if go is None:
+            raise RuntimeError("go: not found; install Go 1.24 or later")
+        with tempfile.TemporaryDirectory() as outside:  # of any module, whose go.mod would have a say
+            command = [go, "-C", outside, "mod", "download", "-json", f"{self.module}@{self.version}"]
+            found = json.loads(run(command, environment={**os.environ, "GOFLAGS": "-mod=mod"}))
+        if found["Sum"] != self.digest:
+            raise RuntimeError(f"{self.module} {self.version}: {found['Sum']} instead of {self.digest}")
+        crd: dict[str, Any] = yaml.safe_load((Path(found["Dir"]) / self.path).read_text())
+        return crd
+
+
+POD_MONITOR_CRD: Final = Definition(
+    "github.com/prometheus-operator/prometheus-operator",
+    "v0.85.0",
+    "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
+    "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+)
+INFERENCE_POOL_CRD: Final = Definition(
+    "sigs.k8s.io/gateway-api-inference-extension",
+    "v1.3.0",
+    "h1:Ng2Qs1Oum4WycuWyi3rOkAC7pZ2aDqgN2ku6Lr/mryQ=",
+    "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+)

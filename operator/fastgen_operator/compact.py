@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
+from fastgen_operator.drift import TEMPLATE_DIGEST, template_digest
 from fastgen_operator.kinds import POD, REPLICA_SET, Kind, Object
 
 # Who set which field: half of many an object, and read by the API server alone.
@@ -15,7 +16,7 @@ _METADATA: Final = ("managedFields", "selfLink")
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 # Of a pod's spec and of its containers this is kept; the rest is the template's, which the Deployment holds.
 _POD_SPEC: Final = ("nodeName", "containers", "initContainers", "terminationGracePeriodSeconds")
-_CONTAINER: Final = ("name", "image", "resources", "ports")
+_CONTAINER: Final = ("name", "image", "resources", "ports", "restartPolicy", "startupProbe", "readinessProbe")
 _REPLICA_SET_SPEC: Final = ("replicas",)
 
 
@@ -34,7 +35,8 @@ def compact(kind: Kind, obj: Object) -> Object:
             if part in spec
         }
     elif kind == REPLICA_SET and spec:
-        kept["spec"] = _only(spec, _REPLICA_SET_SPEC)
+        # The template itself is asked for one thing only: whether it is the Deployment's.
+        kept["spec"] = _only(spec, _REPLICA_SET_SPEC) | {TEMPLATE_DIGEST: template_digest(obj)}
     shared: Object = _intern(kept)
     return shared
 

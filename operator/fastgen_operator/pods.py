@@ -1,28 +1,12 @@
-"""What one pod's status says: ready, unschedulable, or failing and why. Pure."""
+"""What one pod's status says at a glance: ready, on a node, serving, on its way out. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fastgen_operator.kinds import Object
 
-# The engine's exit code for a setting or a model that it cannot serve: starting again cannot help.
-BAD_CONFIGURATION_EXIT: Final = 2
-# From the third restart on, the kubelet's back-off makes a pod look alive and dead by turns.
-CRASH_LOOP_RESTARTS: Final = 3
-
-_IMAGE_REASONS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-_CREATE_REASONS: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a pod does not come up: a reason for programs, a message for people."""
-
-    reason: str
-    message: str
+ENGINE_CONTAINER: Final = "engine"
 
 
 def name_of(pod: Object) -> str:
@@ -32,68 +16,55 @@ def name_of(pod: Object) -> str:
 
 def is_ready(pod: Object) -> bool:
     """Whether it passes its readiness probe now."""
-    condition = _condition(pod, "Ready")
+    condition = pod_condition(pod, "Ready")
     return condition is not None and condition["status"] == "True"
+
+
+def is_leaving(pod: Object) -> bool:
+    """Whether it is being deleted; it may still hold its node's GPUs until it is gone."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether only its record is left: evicted, refused by its node, or run to its end. It never runs again."""
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
 
 def is_scheduled(pod: Object) -> bool:
     """Whether it has a node."""
-    condition = _condition(pod, "PodScheduled")
-    return bool(pod.get("spec", {}).get("nodeName")) or (condition is not None and condition["status"] == "True")
+    condition = pod_condition(pod, "PodScheduled")
+    return bool(node_of(pod)) or (condition is not None and condition["status"] == "True")
+
+
+def node_of(pod: Object) -> str:
+    """The node's name; empty where it has none."""
+    return str(pod.get("spec", {}).get("nodeName") or "")
 
 
 def unschedulable_message(pod: Object) -> str | None:
     """The scheduler's words where it found no node; None otherwise."""
-    condition = _condition(pod, "PodScheduled")
+    condition = pod_condition(pod, "PodScheduled")
     if condition is None or condition["status"] != "False" or condition.get("reason") != "Unschedulable":
         return None
     return str(condition.get("message", ""))
 
 
-def failure_of(pod: Object) -> Failure | None:
-    """Why the pod's container does not come up; None while it starts, runs, or ended for the first times."""
+def has_started(pod: Object) -> bool:
+    """Whether its engine runs and has passed its startup probe: it may hold requests even where it is not ready now."""
+    status = engine_status(pod)
+    return bool(status.get("started")) and "running" in status.get("state", {})
+
+
+def engine_status(pod: Object) -> dict[str, Any]:
+    """The status of the engine's container; empty where the kubelet has not reported one."""
     for status in pod.get("status", {}).get("containerStatuses", ()):
-        if not status.get("ready"):
-            failure = _container_failure(name_of(pod), status)
-            if failure is not None:
-                return failure
-    return None
+        if status["name"] == ENGINE_CONTAINER:
+            return dict(status)
+    return {}
 
 
-def _container_failure(pod: str, status: dict[str, Any]) -> Failure | None:
-    waiting = status.get("state", {}).get("waiting", {})
-    reason, words = waiting.get("reason", ""), waiting.get("message", "")
-    if reason in _IMAGE_REASONS:
-        return Failure("ImagePullBackOff", f"pod {pod}: the image {status.get('image', '')} cannot be pulled: {words}")
-    if reason in _CREATE_REASONS:
-        return Failure("ContainerNotCreated", f"pod {pod}: {words or reason}")
-    ended = next(_terminations(status), None)
-    if ended is None:
-        return None
-    if ended.get("exitCode") == BAD_CONFIGURATION_EXIT:
-        words = _last_line(ended) or "the engine refused its configuration (exit code 2)"
-        return Failure("BadConfiguration", f"pod {pod}: {words}")
-    restarts = status.get("restartCount", 0)
-    if reason == "CrashLoopBackOff" or restarts >= CRASH_LOOP_RESTARTS:
-        ending = f"ended with exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
-        last = _last_line(ended)
-        tail = f", last words: {last}" if last else ""
-        return Failure("CrashLoopBackOff", f"pod {pod}: the engine {ending}, restarted {restarts} times{tail}")
-    return None
-
-
-def _terminations(status: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for state in (status.get("state", {}), status.get("lastState", {})):
-        if "terminated" in state:
-            yield state["terminated"]
-
-
-def _last_line(ended: dict[str, Any]) -> str:
-    lines = [line.strip() for line in ended.get("message", "").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
-def _condition(pod: Object, kind: str) -> dict[str, Any] | None:
+def pod_condition(pod: Object, kind: str) -> dict[str, Any] | None:
+    """The pod's condition of that type; None where it has none."""
     for condition in pod.get("status", {}).get("conditions", ()):
         if condition["type"] == kind:
             return dict(condition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -69,9 +69,11 @@ class Reconciler:
         if world is None:
             self.metrics.forget(key)
             return None
+        now = self.now()
+        world = replace(world, at=now)
         spec = parse_spec(world.resource)
         if isinstance(spec, Problem):
-            status = build_status(None, world, spec, self.now())
+            status = build_status(None, world, spec, now)
             self._show_conditions(key, status)
             self._report(world, status)
             return spec
@@ -80,7 +82,7 @@ class Reconciler:
             world = full
             plan = make_plan(spec, world, platform)
         world, problem = self._carry_out(plan, world)
-        status = build_status(spec, world, problem, self.now())
+        status = build_status(spec, world, problem, now)
         self._show_conditions(key, status)
         self._report(world, status)
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from datetime import datetime
+from typing import Protocol
 
+from fastgen_operator.drift import TEMPLATE_LABEL, template_digest
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Key, Kind, Object
+from fastgen_operator.pods import has_ended, is_leaving, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +20,14 @@ class World:
         resource: the FastGenDeployment.
         children: what bears the owner label, by kind and name; also what else was found under a name that is wanted.
         replica_sets, pods: what the Deployment made.
+        at: when it was seen; None where that does not matter.
     """
 
     resource: Object
     children: Mapping[tuple[Kind, str], Object] = field(default_factory=dict)
     replica_sets: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
+    at: datetime | None = None
 
     @property
     def key(self) -> Key:
@@ -99,34 +104,56 @@ def is_rollout_observed(deployment: Object) -> bool:
     return bool(deployment.get("status", {}).get("observedGeneration", 0) >= deployment["metadata"]["generation"])
 
 
+def is_paused(deployment: Object) -> bool:
+    """Whether somebody has paused the Deployment, so that its controller rolls nothing out."""
+    return bool(deployment["spec"].get("paused"))
+
+
 def current_pods(world: World) -> tuple[Object, ...]:
-    """Pods of the Deployment's newest template that are there to stay; none while that template is unknown.
+    """Pods of the Deployment's newest template that are there to stay, by name; none while that template is unknown.
 
     A pod that is being deleted, or was evicted and only keeps its record, is replaced by another one.
     """
-    template = _current_template(world)
-    if template is None:
-        return ()
-    return tuple(
-        pod
-        for pod in world.pods
-        if pod["metadata"].get("labels", {}).get("pod-template-hash") == template
-        and not pod["metadata"].get("deletionTimestamp")
-        and pod.get("status", {}).get("phase") not in ("Failed", "Succeeded")
+    return _by_name(
+        pod for pod in _pods_of(world, current_template(world)) if not is_leaving(pod) and not has_ended(pod)
     )
 
 
-def _current_template(world: World) -> str | None:
+def failed_pods(world: World) -> tuple[Object, ...]:
+    """Records of pods of the newest template that will never run again, by name."""
+    pods = _pods_of(world, current_template(world))
+    return _by_name(pod for pod in pods if not is_leaving(pod) and has_ended(pod))
+
+
+def older_pods(world: World) -> tuple[Object, ...]:
+    """Pods of earlier templates that are there to stay, by name; none while the newest template is unknown."""
+    template = current_template(world)
+    if template is None:
+        return ()
+    current = {name_of(pod) for pod in _pods_of(world, template)}
+    return _by_name(
+        pod for pod in world.pods if name_of(pod) not in current and not is_leaving(pod) and not has_ended(pod)
+    )
+
+
+def current_template(world: World) -> str | None:
+    """The label `pod-template-hash` of the Deployment's newest template; None before its ReplicaSet is made."""
     deployment = world.deployment
     if deployment is None or not is_rollout_observed(deployment):
         return None
-    revision = _revision(deployment)
     for replica_set in world.replica_sets:
-        if is_controlled_by(replica_set, deployment) and _revision(replica_set) == revision:
-            label: str | None = replica_set["metadata"].get("labels", {}).get("pod-template-hash")
+        # The templates are compared themselves: the revision of a paused Deployment stays that of an earlier one.
+        if is_controlled_by(replica_set, deployment) and template_digest(replica_set) == template_digest(deployment):
+            label: str | None = replica_set["metadata"].get("labels", {}).get(TEMPLATE_LABEL)
             return label
     return None
 
 
-def _revision(workload: Object) -> Any:
-    return workload["metadata"].get("annotations", {}).get("deployment.kubernetes.io/revision")
+def _pods_of(world: World, template: str | None) -> Iterable[Object]:
+    labelled = (pod for pod in world.pods if template is not None)
+    return (pod for pod in labelled if pod["metadata"].get("labels", {}).get(TEMPLATE_LABEL) == template)
+
+
+def _by_name(pods: Iterable[Object]) -> tuple[Object, ...]:
+    """Always in one order, so that what is said of the first does not change from visit to visit."""
+    return tuple(sorted(pods, key=name_of))

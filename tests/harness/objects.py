@@ -7,6 +7,7 @@ from typing import Any
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children.deployment import build_deployment
+from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.world import World
 from harness.space import resource
@@ -39,31 +40,41 @@ def deployment(owner: Object, *, revision: int = 1, observed: bool = True, **sta
     return {**built, "metadata": metadata, "status": {"observedGeneration": 7 if observed else 6, **status}}
 
 
-def replica_set(template: str, *, revision: int) -> Object:
+def replica_set(hash_: str, template: Object) -> Object:
+    """A ReplicaSet of the Deployment, as its controller makes it: the template, with the label of its own."""
     owner = {"uid": "uid-of-deployment", "controller": True}
-    metadata = {
-        "name": f"chat-{template}",
-        "labels": {"pod-template-hash": template},
-        "annotations": {"deployment.kubernetes.io/revision": str(revision)},
-        "ownerReferences": [owner],
+    labels = {**template["metadata"]["labels"], "pod-template-hash": hash_}
+    metadata = {"name": f"chat-{hash_}", "labels": labels, "ownerReferences": [owner]}
+    return {
+        "metadata": metadata,
+        "spec": {"template": {**template, "metadata": {**template["metadata"], "labels": labels}}},
     }
-    return {"metadata": metadata}
 
 
-def pod(template: str = "new", *, scheduled: str = "True", ready: bool = False, **status: Any) -> Object:
-    """A pod; `scheduled` is "True", "" for not yet, or the scheduler's words."""
+def pod(
+    template: str = "new", *, name: str = "x", scheduled: str = "True", ready: bool = False, **status: Any
+) -> Object:
+    """A pod of the resource; `scheduled` is "True", "" for not yet, or the scheduler's words."""
     conditions = [{"type": "Ready", "status": str(ready)}]
     if scheduled == "True":
         conditions.append({"type": "PodScheduled", "status": "True"})
     elif scheduled:
         conditions.append({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": scheduled})
-    metadata = {"name": f"chat-{template}-x", "labels": {"pod-template-hash": template}}
-    return {"metadata": metadata, "spec": {}, "status": {"conditions": conditions, **status}}
+    metadata = {"name": f"chat-{template}-{name}", "labels": {"pod-template-hash": template}}
+    spec = build_pod_spec("chat", spec_of(stored(resources={"limits": {"memory": "2Gi"}})), "engine:test")
+    node = {"nodeName": "n1"} if scheduled == "True" else {}
+    return {"metadata": metadata, "spec": {**spec, **node}, "status": {"conditions": conditions, **status}}
 
 
-def container(*, restarts: int = 0, **states: Any) -> Object:
-    """Status of a container that is not ready; keywords are `state` and `lastState`."""
-    return {"containerStatuses": [{"name": "engine", "image": "e", "ready": False, "restartCount": restarts, **states}]}
+def leaving(pod: Object, until: str = "2026-01-01T00:01:30Z") -> Object:
+    """The pod while it is being deleted."""
+    return {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": until}}
+
+
+def container(*, restarts: int = 0, ready: bool = False, started: bool = False, **states: Any) -> Object:
+    """The pod's status with that of the engine's container; keywords are `state` and `lastState`."""
+    status = {"name": "engine", "image": "e", "ready": ready, "started": started, "restartCount": restarts, **states}
+    return {"containerStatuses": [status]}
 
 
 def world(*pods: Object, owner: Object | None = None, **deployment_status: Any) -> World:
@@ -71,9 +82,12 @@ def world(*pods: Object, owner: Object | None = None, **deployment_status: Any) 
     owner = owner or stored()
     count = len(pods)
     status = {"replicas": count, "updatedReplicas": count, **deployment_status}
+    built = deployment(owner, revision=2, **status)
+    template = built["spec"]["template"]
+    older = {**template, "spec": {**template["spec"], "terminationGracePeriodSeconds": 1}}
     return World(
         resource=owner,
-        children={(DEPLOYMENT, owner["metadata"]["name"]): deployment(owner, revision=2, **status)},
-        replica_sets=(replica_set("old", revision=1), replica_set("new", revision=2)),
+        children={(DEPLOYMENT, owner["metadata"]["name"]): built},
+        replica_sets=(replica_set("old", older), replica_set("new", template)),
         pods=pods,
     )

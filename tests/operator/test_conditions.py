@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from fastgen_operator.conditions import AVAILABLE, ORDER, PODS_SCHEDULED, PROGRE
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan import Problem
 from fastgen_operator.world import World
-from harness.objects import container, pod, spec_of, stored, world
+from harness.objects import container, leaving, pod, spec_of, stored, world
 
 GPU = stored(resources={"gpu": {"count": 2}})
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
@@ -18,8 +20,8 @@ NO_MEMORY = "0/1 nodes are available: 1 Insufficient memory"
 DONE: Object = {"conditions": [{"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]}
 LATE: Object = {"conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]}
 REFUSED: Object = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}
-TERMINATING = {**pod(ready=True)}
-TERMINATING["metadata"] = {**TERMINATING["metadata"], "deletionTimestamp": "now"}
+TERMINATING = leaving(pod(ready=True))
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
 
 
 def ended(code: int, message: str = "") -> dict[str, Any]:
@@ -106,7 +108,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
         PROGRESSING,
         "False",
         "CrashLoopBackOff",
-        "exit code 139 (Error), restarted 1 times, last words: segfault",
+        "exit code 139 (Error); last words: segfault",
     ),
     (
         "between two crashes",
@@ -115,6 +117,74 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
         "False",
         "CrashLoopBackOff",
         "exit code 1",
+    ),
+    (
+        "evictions without an end",
+        world(*(pod(name=str(n), **EVICTED) for n in range(3)), pod(name="3")),
+        PROGRESSING,
+        "False",
+        "PodsFailed",
+        "3 pods were evicted or refused by their nodes; pod chat-new-2: Evicted: The node was low",
+    ),
+    (
+        "evictions that are over",
+        world(*(pod(name=str(n), **EVICTED) for n in range(3)), pod(name="3", ready=True), replicas=1),
+        PROGRESSING,
+        "True",
+        "RollingOut",
+        "",
+    ),
+    (
+        "the words of a late pod",
+        world(pod(**container(state={"running": {"startedAt": "T1"}})), **LATE),
+        PROGRESSING,
+        "False",
+        "ProgressDeadlineExceeded",
+        "no progress in 1800 s; pod chat-new-x: the engine loads since T1; /ready has not passed yet",
+    ),
+    (
+        "two that fail",
+        world(*(pod(name=n, **container(state=waiting("ErrImagePull", "denied"))) for n in "ba")),
+        PROGRESSING,
+        "False",
+        "ImagePullBackOff",
+        "pod chat-new-a: the image engine:test of the engine cannot be pulled: denied (1 more fails)",
+    ),
+    (
+        "a GPU that a leaving pod still holds",
+        world(leaving(pod("old", ready=True)), pod(scheduled=NO_GPU), owner=GPU),
+        PODS_SCHEDULED,
+        "False",
+        "InsufficientGPU",
+        "pod chat-old-x on node n1 still holds its place: it is to be gone by 2026-01-01T00:01:30Z",
+    ),
+    (
+        "a rollout that needs a spare GPU",
+        world(
+            pod("old", ready=True),
+            pod(scheduled=NO_GPU),
+            owner=stored(resources={"gpu": {"count": 1}}, rollout={"maxSurge": 1, "maxUnavailable": 0}),
+        ),
+        PODS_SCHEDULED,
+        "False",
+        "InsufficientGPU",
+        "set maxSurge to 0 and maxUnavailable to 1",
+    ),
+    (
+        "the one that is not ready",
+        world(pod(name="a", ready=True), pod(name="b", scheduled=""), owner=stored(replicas=2)),
+        AVAILABLE,
+        "False",
+        "ReplicasNotReady",
+        "1 of 2 replicas ready; pod chat-new-b: waits for the scheduler",
+    ),
+    (
+        "old ones that still serve",
+        world(pod("old", ready=True), pod(scheduled=NO_GPU), owner=stored(replicas=2)),
+        AVAILABLE,
+        "False",
+        "ReplicasNotReady",
+        "0 of 2 replicas ready (1 of an older revision still serve)",
     ),
     ("an unready pod", world(pod()), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
     ("a ready pod", world(pod(ready=True)), AVAILABLE, "True", "AllReplicasReady", "1 of 1"),
@@ -150,6 +220,34 @@ def test_a_deployment_whose_newest_spec_was_not_seen_yet_says_nothing_of_old_pod
     seen = seen.with_child(DEPLOYMENT, {**seen.deployment, "status": status})
     conditions = all_conditions(spec_of(seen.resource), seen, None)
     assert {c.type: c.status for c in conditions} == dict.fromkeys((READY, *ORDER), "Unknown")
+
+
+def paused(seen: World) -> World:
+    deployment = seen.deployment
+    assert deployment is not None
+    return seen.with_child(DEPLOYMENT, {**deployment, "spec": {**deployment["spec"], "paused": True}})
+
+
+def test_a_paused_deployment_never_passes_old_pods_off_as_current() -> None:
+    seen = paused(world(pod("old", ready=True)))
+    seen = replace(seen, replica_sets=seen.replica_sets[:1])  # the controller makes no ReplicaSet while it is paused
+    conditions = {c.type: c for c in all_conditions(spec_of(seen.resource), seen, None)}
+    assert conditions[AVAILABLE].status == "False"
+    assert (conditions[READY].status, conditions[PODS_SCHEDULED].status) == ("False", "Unknown")
+    assert conditions[PROGRESSING].reason == "DeploymentPaused"
+    assert "kubectl rollout resume deployment/chat" in conditions[PROGRESSING].message
+
+
+def test_a_deployment_paused_after_its_rollout_is_ready() -> None:
+    seen = paused(world(pod(ready=True)))
+    ready, *_ = all_conditions(spec_of(seen.resource), seen, None)
+    assert (ready.status, ready.reason) == ("True", "AllReplicasReady")
+
+
+def test_what_is_said_does_not_depend_on_the_order_in_which_pods_are_listed() -> None:
+    pods = [pod(name=n, **container(state=waiting("ErrImagePull", n))) for n in "abc"]
+    told = {all_conditions(spec_of(stored()), world(*order), None) for order in permutations(pods)}
+    assert len(told) == 1
 
 
 def test_ready_is_the_first_false_before_any_unknown() -> None:

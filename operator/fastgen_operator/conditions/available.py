@@ -7,8 +7,9 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.conditions.condition import Condition, not_observed
+from fastgen_operator.failures import state_of
 from fastgen_operator.pods import is_ready
-from fastgen_operator.world import World, current_pods, is_rollout_observed
+from fastgen_operator.world import World, current_pods, is_rollout_observed, older_pods
 
 AVAILABLE: Final = "Available"
 """Whether every wanted replica of the current template passes its readiness probe now. From the pods.
@@ -23,8 +24,13 @@ def available(spec: Spec, world: World) -> Condition:
     wanted = wanted_replicas(spec, world)
     if wanted == 0:
         return Condition(AVAILABLE, "True", "ScaledToZero", "0 replicas are wanted: nothing is served")
-    count = sum(is_ready(pod) for pod in current_pods(world))
+    pods = current_pods(world)
+    waiting = [pod for pod in pods if not is_ready(pod)]
+    count = len(pods) - len(waiting)
     message = f"{count} of {wanted} replicas ready"
     if count >= wanted:
         return Condition(AVAILABLE, "True", "AllReplicasReady", message)
-    return Condition(AVAILABLE, "False", "ReplicasNotReady", message)
+    older = sum(is_ready(pod) for pod in older_pods(world))
+    serving = f" ({older} of an older revision still serve)" if older else ""
+    first = f"; {state_of(waiting[0])}" if waiting else ""
+    return Condition(AVAILABLE, "False", "ReplicasNotReady", message + serving + first)

@@ -7,8 +7,8 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.conditions.condition import Condition
-from fastgen_operator.pods import is_scheduled, name_of, unschedulable_message
-from fastgen_operator.world import World, current_pods
+from fastgen_operator.pods import is_leaving, is_scheduled, name_of, node_of, unschedulable_message
+from fastgen_operator.world import World, current_pods, older_pods
 
 PODS_SCHEDULED: Final = "PodsScheduled"
 """Whether the pods of the current template have nodes. From the pods' own PodScheduled conditions.
@@ -30,9 +30,24 @@ def pods_scheduled(spec: Spec, world: World) -> Condition:
         pod, words = (short or stuck)[0]
         reason = "InsufficientGPU" if short else "Unschedulable"
         message = f"{len(stuck)} of {len(pods)} pods have no node; pod {name_of(pod)}: {words}"
-        return Condition(PODS_SCHEDULED, "False", reason, message)
+        return Condition(PODS_SCHEDULED, "False", reason, message + _hint(spec, world))
     waiting = [pod for pod in pods if not is_scheduled(pod)]
     if waiting:
         message = f"{len(waiting)} of {len(pods)} pods wait for the scheduler"
         return Condition(PODS_SCHEDULED, "Unknown", "WaitingForScheduler", message)
     return Condition(PODS_SCHEDULED, "True", "AllScheduled", f"{len(pods)} of {len(pods)} pods on nodes")
+
+
+def _hint(spec: Spec, world: World) -> str:
+    """What else of this resource takes the place that the pods wait for."""
+    leaving = sorted((pod for pod in world.pods if is_leaving(pod) and node_of(pod)), key=name_of)
+    if leaving:
+        pod = leaving[0]
+        due = pod["metadata"]["deletionTimestamp"]
+        return f"; pod {name_of(pod)} on node {node_of(pod)} still holds its place: it is to be gone by {due}"
+    if spec.rollout.max_unavailable == 0 and older_pods(world):
+        return (
+            "; spec.rollout.maxUnavailable is 0, so that the new pod needs room beside the old ones: "
+            "set maxSurge to 0 and maxUnavailable to 1 where there is none to spare"
+        )
+    return ""

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastgen_operator.compact import compact
+from fastgen_operator.drift import TEMPLATE_DIGEST, template_digest
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube import KubeError
 from fastgen_operator.mirror import Mirror
@@ -281,6 +282,8 @@ def test_a_pod_is_kept_without_its_template_and_a_replica_set_too() -> None:
     assert kept["status"] == {"phase": "Running"}
     assert "managedFields" in full["metadata"], "the original is somebody else's"
     replica_set = {**pod("a", 1), "spec": {"replicas": 2, "template": {}}, "status": {"replicas": 2}}
-    assert compact(REPLICA_SET, replica_set)["spec"] == {"replicas": 2}
+    kept = compact(REPLICA_SET, replica_set)
+    assert kept["spec"] == {"replicas": 2, TEMPLATE_DIGEST: template_digest(replica_set)}
+    assert template_digest(kept) == template_digest(replica_set)
     template = {**pod("a", 1), "spec": {"template": {"spec": {"volumes": []}}}}
     assert compact(DEPLOYMENT, template)["spec"] == template["spec"], "drift is looked for in the whole child"

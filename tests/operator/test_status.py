@@ -63,7 +63,7 @@ def test_ready_pods_of_an_older_template_do_not_count(space: Space) -> None:
     space.wait_condition("Ready", "True", "AllReplicasReady")
     space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
     condition = space.wait_condition("Ready", "False", "ReplicasNotReady")
-    assert condition["message"] == "0 of 2 replicas ready"
+    assert condition["message"].startswith("0 of 2 replicas ready (1 of an older revision still serve); pod ")
     assert space.condition("Progressing")["reason"] == "RollingOut"
     # Nothing was spare: one old pod made room, the other still serves.
     ready = [pod for pod in space.wait_pods(2) if "containerStatuses" in pod["status"]]

@@ -1,0 +1,257 @@
+"""A thousand FastGenDeployments: how long until all are ready, and what the operator costs when nothing happens.
+
+A real API server, etcd, controller-manager and scheduler run here; nodes and pods are kwok's, which only says that they
+run. The operator is the real one, with the rights of the chart and its default settings. Requests are counted by the
+API server, by user.
+
+    python benchmarks/operator_scale.py [--deployments 1000] [--replicas 5] [--steady-seconds 120] [--json FILE]
+
+Needs Go where kwok or the programs of Kubernetes have to be built first, and some 4 GiB of memory for the default size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("engine", "operator", "tests")]
+
+import httpx  # noqa: E402
+from fake_nodes import PODS_PER_NODE, create, fake_nodes  # noqa: E402
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
+
+from cluster.commands import print_to_stderr as say  # noqa: E402
+from cluster.controlplane import ControlPlane, free_ports  # noqa: E402
+from cluster.programs import ensure_programs  # noqa: E402
+from cluster.waiting import wait_for  # noqa: E402
+from harness.chart import SYSTEM, install, operator_kubeconfig  # noqa: E402
+from harness.space import resource  # noqa: E402
+
+NAMESPACES = 10
+READY, WRITES = "fastgen_operator_ready_replicas", "fastgen_operator_writes_total"
+TICKS = os.sysconf("SC_CLK_TCK")
+# Counts what one user asks of the API server, in the priority level that all service accounts have.
+FLOW_SCHEMA: dict[str, Any] = {
+    "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+    "kind": "FlowSchema",
+    "metadata": {"name": "fastgen-operator"},
+    "spec": {
+        "priorityLevelConfiguration": {"name": "workload-low"},
+        "matchingPrecedence": 500,
+        "distinguisherMethod": {"type": "ByUser"},
+        "rules": [
+            {
+                "subjects": [{"kind": "User", "user": {"name": f"system:serviceaccount:{SYSTEM}:fastgen-operator"}}],
+                "resourceRules": [
+                    {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"], "namespaces": ["*"], "clusterScope": True}
+                ],
+                "nonResourceRules": [{"nonResourceURLs": ["*"], "verbs": ["*"]}],
+            }
+        ],
+    },
+}
+
+
+@dataclass
+class Figures:
+    """What was measured. Seconds, MiB; CPU in percent of one core."""
+
+    deployments: int
+    pods: int
+    converged_seconds: float = 0.0
+    converged_cpu_seconds: float = 0.0
+    converged_requests: int = 0
+    restart_seconds: float = 0.0
+    restart_writes: int = 0
+    restart_cpu_seconds: float = 0.0
+    steady_seconds: float = 0.0
+    steady_cpu_percent: float = 0.0
+    steady_requests_per_minute: float = 0.0
+    steady_writes: int = 0
+    edit_seconds: float = 0.0
+    memory_mib: float = 0.0
+    peak_memory_mib: float = 0.0
+
+
+class Operator:
+    """The operator's process, and what it has used so far."""
+
+    def __init__(self, plane: ControlPlane, log: Path) -> None:
+        self.plane, self.log = plane, log
+        self.metrics_port, self.health_port = free_ports(2)
+        self._kubeconfig = operator_kubeconfig(plane)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it with its default settings."""
+        command = [
+            *(sys.executable, "-m", "fastgen_operator.main", "--engine-image", "engine:test"),
+            *("--bind-address", "127.0.0.1", "--metrics-port", str(self.metrics_port)),
+            *("--health-port", str(self.health_port)),
+        ]
+        environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig), "PYTHONPATH": os.pathsep.join(sys.path[:3])}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def stop(self) -> None:
+        """Ends it; harmless where it does not run."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(60)
+            self._process = None
+
+    def cpu_seconds(self) -> float:
+        """Of this process since its start."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def memory_mib(self, field: str) -> float:
+        """VmRSS, resident now, or VmHWM, the most there was."""
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
+        return int(lines[field].split()[0]) / 1024
+
+    def total(self, name: str) -> float:
+        """The sum of a metric's samples; 0 while it does not answer."""
+        try:
+            text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20).text
+        except httpx.TransportError:
+            if self._process is not None and self._process.poll() is not None:
+                raise RuntimeError(f"the operator has ended: {self.log.read_text()[-3000:]}") from None
+            return 0.0
+        families = text_string_to_metric_families(text)
+        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+    def requests(self) -> int:
+        """What the API server has been asked by this user."""
+        name, label = "apiserver_flowcontrol_dispatched_requests_total", 'flow_schema="fastgen-operator"'
+        lines = self.plane.kubectl("get", "--raw", "/metrics").splitlines()
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith(name) and label in line)
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None, "the operator is not started"
+        return self._process.pid
+
+
+def deployments(count: int, replicas: int) -> list[dict[str, Any]]:
+    """FastGenDeployments over some namespaces."""
+    found = []
+    for number in range(count):
+        obj = resource(f"chat-{number}", replicas=replicas, resources={"limits": {"cpu": 1, "memory": "2Gi"}})
+        obj["metadata"]["namespace"] = f"team-{number % NAMESPACES}"
+        found.append(obj)
+    return found
+
+
+def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: float) -> None:
+    """Fills in the figures: first convergence, restart, quiet, an edit."""
+    started = time.monotonic()
+    operator.start()
+    progress = [started]
+
+    def all_ready() -> bool:
+        ready, writes = (
+            operator.total("fastgen_operator_ready_replicas"),
+            operator.total(WRITES),
+        )
+        if time.monotonic() - progress[0] > 10:
+            progress[0] = time.monotonic()
+            say(f"  {time.monotonic() - started:.0f} s: {ready:.0f} of {figures.pods} pods ready, {writes:.0f} writes")
+        return ready >= figures.pods
+
+    wait_for("all pods ready", all_ready, seconds=1800, every=1)
+    figures.converged_seconds = time.monotonic() - started
+    wait_until_quiet(operator)
+    figures.converged_cpu_seconds, figures.converged_requests = operator.cpu_seconds(), operator.requests()
+    figures.peak_memory_mib = operator.memory_mib("VmHWM")
+    operator.stop()
+    say("restart")
+    started = time.monotonic()
+    operator.start()
+    wait_for("all resources visited", lambda: operator.total(READY) >= figures.pods, seconds=600)
+    figures.restart_seconds = time.monotonic() - started
+    wait_until_quiet(operator)
+    figures.restart_writes = int(operator.total(WRITES))
+    figures.restart_cpu_seconds = operator.cpu_seconds()
+    say(f"quiet for {steady:.0f} s")
+    cpu, requests, writes = operator.cpu_seconds(), operator.requests(), operator.total(WRITES)
+    started = time.monotonic()
+    time.sleep(steady)
+    figures.steady_seconds = elapsed = time.monotonic() - started
+    figures.steady_cpu_percent = 100 * (operator.cpu_seconds() - cpu) / elapsed
+    figures.steady_requests_per_minute = 60 * (operator.requests() - requests) / elapsed
+    figures.steady_writes = int(operator.total(WRITES) - writes)
+    figures.memory_mib = operator.memory_mib("VmRSS")
+    figures.edit_seconds = edit(plane)
+
+
+def wait_until_quiet(operator: Operator) -> None:
+    """Until no write has been made for five seconds."""
+    seen: list[float] = [-1.0]
+
+    def quiet() -> bool:
+        seen.append(operator.total(WRITES))
+        return seen[-1] == seen[-2]
+
+    wait_for("the end of writes", quiet, seconds=300, every=5)
+
+
+def edit(plane: ControlPlane) -> float:
+    """Seconds from the edit of one resource until its Deployment has it: the median of five, kubectl's time in it."""
+    seconds = []
+    for number in range(5):
+        place = ("--namespace", f"team-{number}")
+        started = time.monotonic()
+        patch = json.dumps({"spec": {"drainSeconds": 31}})
+        plane.kubectl("patch", "fgd", f"chat-{number}", *place, "--type=merge", "--patch", patch)
+        path = "jsonpath={.spec.template.spec.terminationGracePeriodSeconds}"
+
+        def done(name: str = f"chat-{number}", place: tuple[str, str] = place, path: str = path) -> bool:
+            return plane.kubectl("get", "deployment", name, *place, "--output", path) == "61"
+
+        wait_for("the edit", done, seconds=60, every=0.01)
+        seconds.append(time.monotonic() - started)
+    return sorted(seconds)[2]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--deployments", type=int, default=1000)
+    parser.add_argument("--replicas", type=int, default=5)
+    parser.add_argument("--steady-seconds", type=float, default=120)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    figures = Figures(options.deployments, options.deployments * options.replicas)
+    log = Path(f"/tmp/operator-scale-{os.getpid()}.log")
+    with ControlPlane(ensure_programs(), scheduler=True) as plane:
+        plane.kubectl("create", "namespace", SYSTEM)
+        install(plane)
+        plane.kubectl("apply", "--filename", "-", stdin=json.dumps(FLOW_SCHEMA))
+        for number in range(NAMESPACES):
+            plane.kubectl("create", "namespace", f"team-{number}")
+        plane.kubectl("wait", "--for=condition=Established", "crd/fastgendeployments.fastgen.dev", "--timeout=30s")
+        operator = Operator(plane, log)
+        with fake_nodes(plane, -(-figures.pods * 2 // PODS_PER_NODE)):
+            say(f"creating {figures.deployments} FastGenDeployments")
+            create(plane, deployments(options.deployments, options.replicas))
+            try:
+                measure(plane, operator, figures, options.steady_seconds)
+            finally:
+                operator.stop()
+    text = json.dumps(asdict(figures), indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A steady stream of streaming requests from inside the cluster, and what became of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.deployments import ServedNamespace
+from support.waiting import eventually
+
+CLIENT = Path(__file__).with_name("streaming_client.py")
+POD = "client"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests of one pod to one Service."""
+
+    namespace: ServedNamespace
+
+    def lines(self) -> list[str]:
+        """One for each request that has ended so far."""
+        return self.namespace.kubectl("logs", POD).splitlines()
+
+    def failures(self) -> list[str]:
+        return [line for line in self.lines() if not line.startswith("ok ")]
+
+    def flows_on(self, count: int = 3) -> None:
+        """Returns when so many more requests have ended."""
+        target = len(self.lines()) + count
+        eventually(lambda: len(self.lines()) >= target, within=60, what=f"{count} more requests", every=0.5)
+
+    def stop(self) -> None:
+        """Lets the streams under way end."""
+        self.namespace.kubectl("exec", POD, "--", "python", "-c", "open('/tmp/stop', 'w').close()")
+
+        def ended() -> bool:
+            return str(self.namespace.get("pod", POD)["status"]["phase"]) == "Succeeded"
+
+        eventually(ended, within=90, what="the end of the last streams", every=0.5)
+
+
+@contextmanager
+def traffic(namespace: ServedNamespace, image: str, service: str, model: str, clients: int) -> Iterator[Traffic]:
+    """So many clients, each with one request at a time; they have begun when this begins."""
+    restricted = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {
+        "name": "client",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python", "-c", CLIENT.read_text(), f"{service}.{namespace.name}.svc", "8000", model, str(clients)],
+        "securityContext": restricted,
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": POD},
+        "spec": {"containers": [container], "restartPolicy": "Never", "automountServiceAccountToken": False},
+    }
+    namespace.kubectl("create", "--filename", "-", stdin=json.dumps(pod))
+    namespace.kubectl("wait", "--for=condition=Ready", f"pod/{POD}", "--timeout=60s")
+    stream = Traffic(namespace)
+    stream.flows_on()
+    try:
+        yield stream
+    finally:
+        namespace.kubectl("delete", "pod", POD, "--wait=false", "--grace-period=1")

@@ -190,5 +190,7 @@ def test_the_notes_show_the_next_commands(helm: Helm) -> None:
         "kubectl wait fgd/smollm2",
         "in every namespace",
         "deployment/fastgen-operator",
+        "fastgen-operator-dashboards",
+        "spec.network.allowFrom",
     ):
         assert words in notes

@@ -1,0 +1,108 @@
+"""What the chart says of the cluster's network and of monitoring reaches the operator, and walls it in where asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster.commands import CommandError
+from fastgen_operator.children.network import CLUSTER_DNS, HTTPS_ANYWHERE
+from fastgen_operator.settings import Settings, parse_settings
+from harness.chart import SYSTEM, Helm
+
+
+def settings(helm: Helm, *args: str) -> Settings:
+    return parse_settings(container(helm, *args)["args"])
+
+
+def container(helm: Helm, *args: str) -> dict[str, Any]:
+    found: dict[str, Any] = helm.one("Deployment", *args)["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def test_engines_let_in_exactly_the_operators_own_pods(helm: Helm) -> None:
+    (peer,) = settings(helm).neighbours.operator
+    assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": SYSTEM}}
+    labels = helm.one("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+    assert peer["podSelector"] == {"matchLabels": helm.one("Deployment")["spec"]["selector"]["matchLabels"]}
+
+
+def test_the_charts_neighbours_are_those_that_the_operator_takes_by_itself(helm: Helm) -> None:
+    neighbours = settings(helm).neighbours
+    assert neighbours.dns == CLUSTER_DNS
+    assert neighbours.model_sources == HTTPS_ANYWHERE
+
+
+def test_every_kind_of_child_is_made_unless_it_is_switched_off(helm: Helm) -> None:
+    assert settings(helm).without == ()
+    off = ("--set", "engine.podMonitor.enabled=false", "--set", "engine.networkPolicy.enabled=false")
+    assert set(settings(helm, *off).without) == {"PodMonitor", "NetworkPolicy"}
+    assert settings(helm, "--set", "engine.inferencePool.enabled=false").without == ("InferencePool",)
+
+
+def test_prometheus_peers_and_labels_of_monitors_reach_the_operator(helm: Helm) -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"team": "sre"}}}]
+    chosen = settings(
+        helm,
+        *("--set-json", f"monitoring.prometheus={json.dumps(peers)}"),
+        *("--set", "monitoring.podMonitorLabels.release=kube-prometheus-stack"),
+    )
+    assert chosen.neighbours.prometheus == tuple(peers)
+    assert chosen.platform.pod_monitor_labels == (("release", "kube-prometheus-stack"),)
+
+
+def test_the_operators_own_monitor_and_wall_are_there_only_where_asked_for(helm: Helm) -> None:
+    assert not {obj["kind"] for obj in helm.render()} & {"PodMonitor", "NetworkPolicy"}
+    asked = ("--set", "operator.podMonitor.enabled=true", "--set", "operator.networkPolicy.enabled=true")
+    selector = helm.one("Deployment")["spec"]["selector"]["matchLabels"]
+    monitor = helm.one("PodMonitor", *asked, "--set", "monitoring.podMonitorLabels.release=mine")
+    assert monitor["metadata"]["labels"]["release"] == "mine"
+    assert monitor["spec"]["selector"]["matchLabels"] == selector
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in container(helm)["ports"]}
+    assert endpoint["honorLabels"] is True, "namespace and name are those of the FastGenDeployment"
+    wall = helm.one("NetworkPolicy", *asked)["spec"]
+    assert (wall["podSelector"]["matchLabels"], wall["policyTypes"]) == (selector, ["Ingress"])
+    assert [port["port"] for rule in wall["ingress"] for port in rule["ports"]] == ["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("engine.networkPolicy.dns=null", "/engine/networkPolicy"),
+        ("engine.networkPolicy.dns={}", "/engine/networkPolicy/dns"),
+        ("engine.podMonitor.enabled=perhaps", "/engine/podMonitor/enabled"),
+        ("monitoring.prometheus={monitoring}", "/monitoring/prometheus/0"),
+        ("dashboards.label=x", "additional properties 'label' not allowed"),
+    ],
+)
+def test_nonsense_is_refused_with_its_name(helm: Helm, value: str, words: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        helm.render("--set", value)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--neighbours", "{"), "--neighbours: not JSON"),
+        (
+            ("--neighbours", "[]"),
+            "--neighbours: give an object with lists named operator, prometheus, dns, modelSources",
+        ),
+        (("--neighbours", '{"grafana": []}'), "--neighbours: give an object with lists named"),
+        (("--neighbours", '{"dns": {}}'), "--neighbours: dns: give a list of objects"),
+        (("--pod-monitor-label", "release"), "--pod-monitor-label: release: give KEY=VALUE"),
+        (("--without", "Deployment"), "--without: invalid choice: 'Deployment'"),
+    ],
+)
+def test_a_wrong_flag_ends_with_its_name(
+    words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_settings(["--engine-image", "e", *words])
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err

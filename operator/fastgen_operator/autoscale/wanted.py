@@ -7,9 +7,12 @@ from fastgen_operator.world import World
 
 
 def wanted_replicas(spec: Spec, world: World) -> int:
-    """What the spec says; with autoscaling, what there is, within its bounds."""
+    """What the spec says; with autoscaling what was decided, or else what there is, within the spec's bounds."""
     if spec.autoscaling is None:
         return 1 if spec.replicas is None else spec.replicas
     bounds = spec.autoscaling
-    live: int = (world.deployment or {}).get("spec", {}).get("replicas", bounds.min_replicas)
-    return max(bounds.min_replicas, min(bounds.max_replicas, live))
+    if world.decision is not None:
+        wanted = world.decision.replicas
+    else:
+        wanted = (world.deployment or {}).get("spec", {}).get("replicas", bounds.min_replicas)
+    return max(bounds.min_replicas, min(bounds.max_replicas, wanted))

@@ -55,3 +55,14 @@ def merge(conditions: Sequence[Condition], old: Sequence[dict[str, Any]], genera
             }
         )
     return merged
+
+
+def as_before(kind: str, world: World, message: str) -> Condition:
+    """That condition as the status has it, while nothing newer is known; Unknown, with that message, where it has none.
+
+    For what the operator has to watch for a while before it knows: a restart of the operator changes nothing.
+    """
+    for condition in world.resource.get("status", {}).get("conditions", ()):
+        if condition["type"] == kind:
+            return Condition(kind, condition["status"], condition["reason"], condition["message"])
+    return Condition(kind, "Unknown", "NotObserved", message)

@@ -1,0 +1,127 @@
+"""The autoscaler's own loop: it scrapes, decides, and wakes those whose visit has something to do. It writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.recommend import recommend
+from fastgen_operator.autoscale.scrape import Scraper, Target, UnusableError
+from fastgen_operator.autoscale.watchlist import Record, Subject, Watchlist
+from fastgen_operator.children.metadata import HTTP_PORT
+from fastgen_operator.kinds import Key
+from fastgen_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+# Shown while nothing has been changed and nothing hinders a decision.
+STEADY: Final = "Steady"
+
+Answers = dict[Target, Sample | UnusableError]
+
+
+class Autoscaler:
+    """Sizes all fleets of a watchlist.
+
+    Args:
+        wake: asks for a visit to a resource.
+    """
+
+    def __init__(
+        self,
+        watchlist: Watchlist,
+        scraper: Scraper,
+        metrics: Metrics,
+        wake: Callable[[Key], None],
+        scrape_seconds: float,
+    ) -> None:
+        self._watchlist, self._scraper, self._metrics, self._wake = watchlist, scraper, metrics, wake
+        self._scrape_seconds = scrape_seconds
+
+    async def run(self) -> None:
+        """Looks at all fleets, again and again, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                await self.look()
+            except Exception:
+                # One odd answer may not end the sizing of all fleets for ever.
+                logger.exception("looking at the replicas' metrics")
+            await asyncio.sleep(max(0.0, began + self._scrape_seconds - loop.time()))
+
+    async def look(self) -> None:
+        """One look at every fleet."""
+        subjects = self._watchlist.subjects()
+        targets = {key: _targets(subject) for key, subject in subjects}
+        answers = await self._scraper.scrape(target for of_one in targets.values() for target in of_one)
+        for key, subject in subjects:
+            record = self._watchlist.record(key, subject.uid)
+            if record is not None:
+                self._take_in(key, record, [(target, answers[target]) for target in targets[key]])
+                self._decide(key, subject, record)
+            # Thousands of decisions are not made in one breath: the probes and watches share this loop.
+            await asyncio.sleep(0)
+
+    def _take_in(self, key: Key, record: Record, answers: list[tuple[Target, Sample | UnusableError]]) -> None:
+        usable = {target.pod: answer for target, answer in answers if isinstance(answer, Sample)}
+        pods = {target.pod for target, _ in answers}
+        kept = {pod: sample for pod, sample in record.samples.items() if pod in pods}
+        # Put in its place whole: a visit may be reading it in another thread.
+        record.samples = {**kept, **usable}
+        if usable:
+            self._metrics.mark_scraped(key)
+        failures = [(target, answer) for target, answer in answers if isinstance(answer, UnusableError)]
+        for reason, count in Counter(error.reason for _, error in failures).items():
+            self._metrics.count_scrape_failures(key, reason, count)
+        for target, error in failures:
+            logger.debug("%s/%s: metrics of pod %s: %s: %s", *key, target.pod, error.reason, error)
+
+    def _decide(self, key: Key, subject: Subject, record: Record) -> None:
+        fleet = subject.fleet(record.samples, time.time())
+        before = record.decision
+        decision, record.state = recommend(subject.policy, record.state, fleet, asyncio.get_running_loop().time())
+        record.decision = decision
+        self._metrics.set_load(key, decision.load)
+        self._count(key, record, before, decision)
+        if decision != before or (before is not None and (before.capacity is None) != (decision.capacity is None)):
+            self._wake(key)
+
+    def _count(self, key: Key, record: Record, before: Decision | None, decision: Decision) -> None:
+        """Counts a decision that is another one than before, so that the last reason stands until there is a new one."""
+        reason = _reason(decision)
+        changed = before is not None and before.replicas != decision.replicas
+        if reason == record.shown and not changed:
+            return
+        record.shown = reason
+        self._metrics.count_decision(key, reason)
+        if changed and before is not None and decision.change is not None:
+            words = (before.replicas, decision.replicas, decision.change.message)
+            logger.info("%s/%s: from %d to %d replicas: %s", *key, *words)
+        elif decision.hold is not None:
+            logger.info("%s/%s: held at %d replicas: %s", *key, decision.replicas, decision.hold.message)
+
+
+def _reason(decision: Decision) -> str:
+    if decision.hold is not None:
+        return decision.hold.reason
+    return STEADY if decision.change is None else decision.change.reason
+
+
+def _targets(subject: Subject) -> tuple[Target, ...]:
+    return tuple(
+        Target(pod.name, _url(pod.address), subject.model_name)
+        for pod in subject.pods
+        if pod.address and pod.ready_since is not None and not pod.terminating
+    )
+
+
+def _url(address: str) -> str:
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{HTTP_PORT}/metrics"

@@ -1,0 +1,180 @@
+"""Asks replicas for their metrics, and believes nothing that cannot be true.
+
+What is wrong with an answer has a name (see `REASONS`), under which it is counted; it never raises beyond this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastgen_operator.autoscale.observation import Sample
+
+UNREACHABLE: Final = "Unreachable"
+TIMED_OUT: Final = "TimedOut"
+BAD_STATUS: Final = "BadStatus"
+TOO_LARGE: Final = "TooLarge"
+NOT_METRICS: Final = "NotMetrics"
+INCOMPLETE: Final = "Incomplete"
+OTHER_MODEL: Final = "OtherModel"
+BAD_VALUE: Final = "BadValue"
+REASONS: Final = (
+    UNREACHABLE,
+    TIMED_OUT,
+    BAD_STATUS,
+    TOO_LARGE,
+    NOT_METRICS,
+    INCOMPLETE,
+    OTHER_MODEL,
+    BAD_VALUE,
+)
+
+# A replica's answer is about 30 KiB.
+_LIMIT_BYTES: Final = 1 << 20
+# No count of tokens or requests comes near this.
+_LARGEST: Final = 1e15
+_PREFIX: Final = "fastgen_"
+
+# The field of a Sample that each metric gives, and the label value that picks one of several.
+_FIELDS: Final[Mapping[tuple[str, str], str]] = {
+    ("scheduled_tokens_total", "prefill"): "prefill_tokens",
+    ("scheduled_tokens_total", "decode"): "decode_tokens",
+    ("prefix_cache_hit_tokens_total", ""): "cached_tokens",
+    ("request_prompt_tokens_count", ""): "ended_requests",
+    ("request_prompt_tokens_sum", ""): "ended_prompt_tokens",
+    ("request_generation_tokens_sum", ""): "ended_generated_tokens",
+    ("backlog_prompt_tokens", ""): "backlog_tokens",
+    ("num_requests_running", ""): "running",
+    ("num_requests_waiting", ""): "waiting",
+    ("kv_cache_usage_ratio", ""): "kv_used",
+    ("kv_cache_capacity_tokens", ""): "kv_capacity_tokens",
+    ("kv_cache_tokens", ""): "kv_tokens",
+    ("token_budget", ""): "token_budget",
+}
+_REJECTED: Final = ("request_rejected_total", "queue_full")
+_COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
+_NAMES: Final = frozenset(_PREFIX + name for name, _ in (*_FIELDS, _REJECTED, *_COEFFICIENTS))
+
+
+class UnusableError(Exception):
+    """An answer that says nothing; `reason` is one of `REASONS`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One replica to ask: its pod's name, the address of its metrics, and the model that it must say it serves."""
+
+    pod: str
+    url: str
+    model_name: str
+
+
+def parse_sample(text: str, model_name: str, time: float) -> Sample:
+    """What an answer of Prometheus' text format says.
+
+    Raises:
+        UnusableError: it is not the engine's metrics, not this model's, or no engine could say that.
+    """
+    values = _values(text, model_name)
+    missing = [name for name in (*_FIELDS, *_COEFFICIENTS) if name not in values]
+    if missing:
+        raise UnusableError(INCOMPLETE, f"no {_PREFIX}{missing[0][0]} in the answer")
+    fields = {field: values[key] for key, field in _FIELDS.items()}
+    if fields["kv_used"] > 1 + 1e-6:
+        raise UnusableError(BAD_VALUE, f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
+    base, token, kv_token = (values[key] for key in _COEFFICIENTS)
+    return Sample(
+        time=time, rejected_requests=values.get(_REJECTED, 0.0), step_model=(base, token, kv_token), **fields
+    )
+
+
+def _values(text: str, model_name: str) -> dict[tuple[str, str], float]:
+    """By metric and telling label. Only the lines that count are parsed: most are buckets of histograms."""
+    lines = [line for line in text.splitlines() if line.split("{", 1)[0] in _NAMES]
+    if not lines:
+        raise UnusableError(NOT_METRICS, "the answer holds no metrics of an engine")
+    values: dict[tuple[str, str], float] = {}
+    try:
+        samples = [
+            sample for family in text_string_to_metric_families("\n".join(lines) + "\n") for sample in family.samples
+        ]
+    except (ValueError, KeyError, IndexError) as error:
+        raise UnusableError(NOT_METRICS, f"not Prometheus' text format: {error}") from None
+    for sample in samples:
+        labels = dict(sample.labels)
+        name = labels.pop("model_name", "")
+        if name != model_name:
+            raise UnusableError(OTHER_MODEL, f"it serves {name!r}, not {model_name!r}")
+        if not 0 <= sample.value < _LARGEST or math.isnan(sample.value):
+            raise UnusableError(BAD_VALUE, f"{sample.name} is {sample.value}")
+        values[sample.name.removeprefix(_PREFIX), "".join(labels.values())] = sample.value
+    return values
+
+
+class Scraper:
+    """Asks many replicas at once, within bounds.
+
+    Args:
+        concurrency: replicas asked at the same time.
+        deadline: seconds for one replica, connecting included.
+    """
+
+    def __init__(self, *, concurrency: int = 100, deadline: float = 2.0) -> None:
+        self._concurrency, self._deadline = concurrency, deadline
+
+    async def scrape(self, targets: Iterable[Target]) -> dict[Target, Sample | UnusableError]:
+        """What each says. Takes at most (replicas / concurrency, rounded up) times the deadline."""
+        loop = asyncio.get_running_loop()
+        waiting = iter(tuple(targets))
+        found: dict[Target, Sample | UnusableError] = {}
+
+        async def work(session: aiohttp.ClientSession) -> None:
+            # All workers draw on one iterator: no more of them than are allowed to ask at the same time.
+            for target in waiting:
+                try:
+                    text = await self._fetch(session, target.url)
+                    found[target] = parse_sample(text, target.model_name, loop.time())
+                except UnusableError as error:
+                    found[target] = error
+
+        # Connections are not kept: an address may belong to another pod the next time.
+        connector = aiohttp.TCPConnector(limit=self._concurrency, force_close=True)
+        async with aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+        ) as session:
+            await asyncio.gather(*(work(session) for _ in range(self._concurrency)))
+        return found
+
+    async def _fetch(self, session: aiohttp.ClientSession, url: str) -> str:
+        headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
+        try:
+            async with asyncio.timeout(self._deadline), session.get(
+                url, headers=headers, allow_redirects=False
+            ) as response:
+                if response.status != 200:
+                    raise UnusableError(BAD_STATUS, f"HTTP {response.status}")
+                body = await _read(response)
+        except TimeoutError:
+            raise UnusableError(TIMED_OUT, f"no answer within {self._deadline:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise UnusableError(UNREACHABLE, str(error) or type(error).__name__) from None
+        return body.decode(errors="replace")
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for part in response.content.iter_any():
+        body += part
+        if len(body) > _LIMIT_BYTES:
+            raise UnusableError(TOO_LARGE, f"more than {_LIMIT_BYTES >> 10} KiB")
+    return bytes(body)

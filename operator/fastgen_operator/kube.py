@@ -129,8 +129,10 @@ class Kube:
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
         """Replaces the status, if the resource is still the one that was read (else KubeError 409)."""
         metadata = resource["metadata"]
-        # A merge patch replaces the list of conditions whole; the version says that nobody wrote in between.
-        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": status}
+        # A merge patch replaces the list of conditions whole, and keeps fields that it does not name; the version says
+        # that nobody wrote in between.
+        gone = {field: None for field in resource.get("status", {}) if field not in status}
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": {**gone, **status}}
         live: Object = self._request(
             "PATCH",
             FASTGEN.path(metadata["namespace"], metadata["name"], "status"),

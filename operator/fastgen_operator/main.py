@@ -13,6 +13,9 @@ import kopf
 from kubernetes.config import ConfigException
 from prometheus_client import start_http_server
 
+from fastgen_operator.autoscale.loop import Autoscaler
+from fastgen_operator.autoscale.scrape import Scraper
+from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.controller import Controller
 from fastgen_operator.discovery import Discovery
@@ -48,20 +51,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Optional kinds are listed and not watched: a watch of a kind that the cluster lacks fails for ever.
     kinds = kinds_read(settings.platform)
     cluster = MirroredCluster(kube, mirror, lambda: kinds_read(discovery.platform()), settings.scopes)
-    reconciler = Reconciler(cluster, metrics, discovery.platform, lambda: datetime.now(UTC))
+    watchlist = Watchlist(settings.scrape_seconds)
+    reconciler = Reconciler(cluster, metrics, discovery.platform, watchlist, lambda: datetime.now(UTC))
     try:
         server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
     except OSError as error:
         print(f"fastgen-operator: --metrics-port {settings.metrics_port}: {error.strerror}", file=sys.stderr)
         raise SystemExit(2) from None
     try:
-        asyncio.run(_run(settings, Controller(settings, cluster, reconciler, discovery, metrics), mirror, kinds))
+        controller = Controller(settings, cluster, reconciler, discovery, metrics)
+        autoscaler = Autoscaler(watchlist, Scraper(), metrics, controller.queue.add, settings.scrape_seconds)
+        asyncio.run(_run(settings, controller, autoscaler, mirror, kinds))
     finally:
         server.shutdown()
 
 
-async def _run(settings: Settings, controller: Controller, mirror: Mirror, kinds: Sequence[Kind]) -> None:
-    tasks = controller.start()
+async def _run(
+    settings: Settings, controller: Controller, autoscaler: Autoscaler, mirror: Mirror, kinds: Sequence[Kind]
+) -> None:
+    # It sizes only fleets that a visit has seen: an operator that does not visit decides nothing.
+    tasks = [*controller.start(), asyncio.create_task(autoscaler.run(), name="autoscaler")]
     try:
         await _wait_for_crd(controller)
         await kopf.operator(

@@ -28,6 +28,7 @@ class _Figures:
     decisions: Tally[str] = field(default_factory=Tally)
     last_reason: str | None = None
     scraped_at: float | None = None
+    load: float | None = None
 
 
 class Metrics:
@@ -63,6 +64,12 @@ class Metrics:
             "1 where this operator is the one that acts, 0 where it stands by.",
             registry=self.registry,
         )
+        self.scrape_failures = Counter(
+            "fastgen_operator_scrape_failures",
+            "Scrapes of engines that gave nothing usable, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
         self._clock = clock
         self._lock = Lock()
         self._figures: dict[Key, _Figures] = {}
@@ -91,6 +98,11 @@ class Metrics:
         with self._lock:
             self._of(key).scraped_at = self._clock()
 
+    def set_load(self, key: Key, load: float) -> None:
+        """Shows how many replicas a resource's demand would keep wholly busy."""
+        with self._lock:
+            self._of(key).load = load
+
     def forget(self, key: Key) -> None:
         """Takes a deleted resource out of the exposition; harmless where it is not in it."""
         with self._lock:
@@ -111,6 +123,7 @@ class Metrics:
                         decisions=figures.decisions.copy(),
                         last_reason=figures.last_reason,
                         scraped_at=figures.scraped_at,
+                        load=figures.load,
                     ),
                 )
                 for key, figures in self._figures.items()
@@ -147,6 +160,11 @@ class _PerResource(Collector):
         age = GaugeMetricFamily(
             "fastgen_operator_scrape_age_seconds", "Seconds since the engines were last read.", labels=owner
         )
+        load = GaugeMetricFamily(
+            "fastgen_operator_scaling_load_replicas",
+            "Replicas that the demand would keep wholly busy, smoothed.",
+            labels=owner,
+        )
         now = self._clock()
         for key, figures in self._snapshot():
             if figures.desired is not None:
@@ -161,4 +179,6 @@ class _PerResource(Collector):
                 last.add_metric([*key, figures.last_reason], 1)
             if figures.scraped_at is not None:
                 age.add_metric(key, now - figures.scraped_at)
-        yield from (desired, ready, conditions, decisions, last, age)
+            if figures.load is not None:
+                load.add_metric(key, figures.load)
+        yield from (desired, ready, conditions, decisions, last, age, load)

@@ -123,6 +123,15 @@ def _reason_to_write(manifest: Object, live: Object | None) -> str | None:
     applied = live["metadata"].get("annotations", {}).get(APPLIED_ANNOTATION)
     if applied != manifest["metadata"]["annotations"][APPLIED_ANNOTATION]:
         # Also where a field was taken out of the spec: what is not wanted any more shows only in the fingerprint.
-        return "updated to the new spec"
+        return _scaled(manifest, live) or "updated to the new spec"
     difference = first_difference(manifest, live)
     return None if difference is None else f"restored: {difference} had been changed"
+
+
+def _scaled(manifest: Object, live: Object) -> str | None:
+    """The words for a change of nothing but the replicas; None for any other."""
+    wanted, before = manifest["spec"].get("replicas"), live.get("spec", {}).get("replicas")
+    if wanted == before or wanted is None or before is None:
+        return None
+    rest = {name: value for name, value in manifest["spec"].items() if name != "replicas"}
+    return None if first_difference(rest, live["spec"]) else f"scaled from {before} to {wanted} replicas"

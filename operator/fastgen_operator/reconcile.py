@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
+from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import OPTIONAL_KINDS, Key, Kind, Object
 from fastgen_operator.kube import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan import Apply, Plan, Problem, make_plan, parse_spec
-from fastgen_operator.summary import Notice, build_status, transition_notice
+from fastgen_operator.summary import Notice, build_status, scaling_notice, transition_notice
 from fastgen_operator.world import Reader, World, observe
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Reconciler:
     cluster: Cluster
     metrics: Metrics
     platform: Callable[[], Platform]
+    watchlist: Watchlist
     now: Callable[[], datetime]
 
     def reconcile(self, key: Key) -> Problem | None:
@@ -67,6 +69,7 @@ class Reconciler:
         platform = self.platform()
         world = observe(self.cluster, key, platform.kinds)
         if world is None:
+            self.watchlist.forget(key)
             self.metrics.forget(key)
             return None
         now = self.now()
@@ -77,6 +80,7 @@ class Reconciler:
             self._show_conditions(key, status)
             self._report(world, status)
             return spec
+        world = self.watchlist.look_up(spec, world)
         plan = make_plan(spec, world, platform)
         if (full := self._with_strangers(plan, world)) is not world:
             world = full
@@ -138,9 +142,11 @@ class Reconciler:
         """Writes the status if it says anything new, and an Event if that is a transition."""
         if status == world.resource.get("status"):
             return
-        notice = transition_notice(world.resource, status)
+        notices = (scaling_notice(world.resource, status), transition_notice(world.resource, status))
         self.cluster.patch_status(world.resource, status)
-        if notice is not None:
+        for notice in notices:
+            if notice is None:
+                continue
             logger.info("%s/%s: %s: %s", *world.key, notice.reason, notice.message)
             self._notify(world.resource, notice)
 

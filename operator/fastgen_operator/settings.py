@@ -27,6 +27,7 @@ class Settings:
         without: kinds of children that are not made, by name.
         neighbours: who is who in the cluster's network, for the NetworkPolicies.
         pod_monitor_labels: labels of every PodMonitor, by which a Prometheus finds it.
+        scrape_seconds: how often the replicas of autoscaled resources are asked for their metrics.
     """
 
     engine_image: str
@@ -42,6 +43,7 @@ class Settings:
     without: tuple[str, ...] = ()
     neighbours: Neighbours = UNKNOWN_NEIGHBOURS
     pod_monitor_labels: tuple[tuple[str, str], ...] = ()
+    scrape_seconds: float = 5.0
     log_format: Literal["json", "text"] = "text"
     verbose: bool = False
 
@@ -118,6 +120,12 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         dest="pod_monitor_labels",
         metavar="KEY=VALUE",
         help="a label of every PodMonitor, by which a Prometheus finds it; repeatable",
+    )
+    parser.add_argument(
+        "--scrape-seconds",
+        type=_positive,
+        default=default["scrape_seconds"],
+        help="ask the replicas of autoscaled resources for their metrics this often",
     )
     parser.add_argument("--log-format", choices=("json", "text"), default=default["log_format"])
     parser.add_argument("--verbose", action="store_true", help="log every visit, and what kopf does")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.report import autoscaling_status, capacity_status
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.conditions import READY, all_conditions, merge
@@ -30,8 +31,13 @@ def build_status(spec: Spec | None, world: World, problem: Problem | None, now: 
     namespace, name = world.key
     deployment = world.deployment or {}
     pods = current_pods(world)
-    old = world.resource.get("status", {}).get("conditions", ())
+    old = world.resource.get("status", {})
     conditions = all_conditions(spec, world, problem)
+    time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    scaling = {
+        "capacity": old.get("capacity") if spec is None else capacity_status(spec, world),
+        "autoscaling": old.get("autoscaling") if spec is None else autoscaling_status(spec, world, time),
+    }
     return {
         "observedGeneration": world.generation,
         # The number that the last readable spec asked for, where this one cannot be read.
@@ -43,7 +49,8 @@ def build_status(spec: Spec | None, world: World, problem: Problem | None, now: 
         "updatedReplicas": len(pods),
         "selector": pod_selector(name),
         "url": endpoint_url(namespace, name),
-        "conditions": merge(conditions, old, world.generation, now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")),
+        **{name: value for name, value in scaling.items() if value is not None},
+        "conditions": merge(conditions, old.get("conditions", ()), world.generation, time),
     }
 
 
@@ -56,6 +63,17 @@ def transition_notice(resource: Object, status: dict[str, Any]) -> Notice | None
         return None
     passing = after["status"] == "True" or after["reason"] == "ReplicasNotReady"
     return Notice("Normal" if passing else "Warning", after["reason"], after["message"])
+
+
+def scaling_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
+    """The Event for a change of the replicas by the autoscaler."""
+    before, after = resource.get("status", {}).get("autoscaling", {}), status.get("autoscaling", {})
+    if not after.get("history") or before.get("history") == after["history"]:
+        return None
+    step = after["history"][0]
+    reason = "ScaledUp" if step["toReplicas"] > step["fromReplicas"] else "ScaledDown"
+    words = f"from {step['fromReplicas']} to {step['toReplicas']} replicas: {step['message']}"
+    return Notice("Normal", reason, words)
 
 
 def _ready(status: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
+from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.drift import TEMPLATE_LABEL, template_digest
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Key, Kind, Object
 from fastgen_operator.pods import has_ended, is_leaving, name_of
@@ -21,6 +22,8 @@ class World:
         children: what bears the owner label, by kind and name; also what else was found under a name that is wanted.
         replica_sets, pods: what the Deployment made.
         at: when it was seen; None where that does not matter.
+        decision: the autoscaler's last; None without autoscaling, and until the first one since the operator's start.
+        in_flight_tokens: by pod, tokens of requests that run or wait there, as last scraped; only with autoscaling.
     """
 
     resource: Object
@@ -28,6 +31,8 @@ class World:
     replica_sets: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
     at: datetime | None = None
+    decision: Decision | None = None
+    in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
@@ -51,6 +56,10 @@ class World:
     def with_child(self, kind: Kind, child: Object) -> World:
         """The world with that child in it, just written or found."""
         return replace(self, children={**self.children, (kind, child["metadata"]["name"]): child})
+
+    def with_decision(self, decision: Decision | None, in_flight_tokens: Mapping[str, float]) -> World:
+        """The world with what the autoscaler knows of it."""
+        return replace(self, decision=decision, in_flight_tokens=in_flight_tokens)
 
     def without_child(self, kind: Kind, name: str) -> World:
         """The world after that child was deleted."""

@@ -214,7 +214,7 @@ def test_conditions_say_what_is_seen(seen: World, kind: str, status: str, reason
 
 
 def test_a_deployment_whose_newest_spec_was_not_seen_yet_says_nothing_of_old_pods() -> None:
-    seen = world(pod(ready=True), **DONE)
+    seen = world(pod(ready=True), owner=stored(autoscaling={"maxReplicas": 2}), **DONE)
     assert seen.deployment is not None
     status = {**seen.deployment["status"], "observedGeneration": 6}
     seen = seen.with_child(DEPLOYMENT, {**seen.deployment, "status": status})

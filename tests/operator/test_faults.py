@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
 from fastgen_operator.kube import KubeError
@@ -103,7 +104,9 @@ def _same(now: datetime) -> datetime:
 def visit(cluster: FakeCluster, times: int) -> None:
     for minute in range(times):
         now = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
-        reconciler = Reconciler(cluster, Metrics(), lambda: Platform("engine:test"), partial(_same, now))
+        reconciler = Reconciler(
+            cluster, Metrics(), lambda: Platform("engine:test"), Watchlist(5.0), partial(_same, now)
+        )
         with contextlib.suppress(KubeError):
             reconciler.reconcile(KEY)
 
@@ -155,7 +158,8 @@ def test_a_refused_event_does_not_stop_the_visit() -> None:
 def test_a_refused_deployment_is_in_the_status_and_the_visit_is_repeated() -> None:
     # Each child before it is a write and an Event.
     cluster = a_cluster(fault_at=2 * CREATED.index("Deployment") + 1, fault=KubeError(403, "exceeded quota: tight"))
-    problem = Reconciler(cluster, Metrics(), lambda: Platform("e"), lambda: datetime.now(UTC)).reconcile(KEY)
+    reconciler = Reconciler(cluster, Metrics(), lambda: Platform("e"), Watchlist(5.0), lambda: datetime.now(UTC))
+    problem = reconciler.reconcile(KEY)
     assert problem is not None
     assert problem.message == "the Deployment was refused: exceeded quota: tight"
     ready = cluster.objects[FASTGEN.name, "chat"]["status"]["conditions"][0]

@@ -49,7 +49,7 @@ def test_what_was_applied_is_not_applied_again() -> None:
 def test_an_edit_writes_only_what_it_touches() -> None:
     world = replace(applied(stored()), resource=stored(replicas=3))
     assert [(apply.kind.name, apply.why) for apply in plan_of(world).applies] == [
-        ("Deployment", "updated to the new spec")
+        ("Deployment", "scaled from 1 to 3 replicas")
     ]
 
 

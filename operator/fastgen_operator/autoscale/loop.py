@@ -1,11 +1,10 @@
-"""The autoscaler's own loop: it scrapes, decides, and wakes those whose visit has something to do. It writes nothing."""
+"""The autoscaler's own loop: it scrapes, decides, and wakes those whose visit has something to do."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -78,9 +77,8 @@ class Autoscaler:
         if usable:
             self._metrics.mark_scraped(key)
         failures = [(target, answer) for target, answer in answers if isinstance(answer, UnusableError)]
-        for reason, count in Counter(error.reason for _, error in failures).items():
-            self._metrics.count_scrape_failures(key, reason, count)
         for target, error in failures:
+            self._metrics.scrape_failures.labels(error.reason).inc()
             logger.debug("%s/%s: metrics of pod %s: %s: %s", *key, target.pod, error.reason, error)
 
     def _decide(self, key: Key, subject: Subject, record: Record) -> None:
@@ -94,7 +92,7 @@ class Autoscaler:
             self._wake(key)
 
     def _count(self, key: Key, record: Record, before: Decision | None, decision: Decision) -> None:
-        """Counts a decision that is another one than before, so that the last reason stands until there is a new one."""
+        """Counts a decision that differs from the one before: the last reason stands until there is a new one."""
         reason = _reason(decision)
         changed = before is not None and before.replicas != decision.replicas
         if reason == record.shown and not changed:

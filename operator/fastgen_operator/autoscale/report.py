@@ -42,8 +42,10 @@ def autoscaling_status(spec: Spec, world: World, now: str) -> dict[str, Any] | N
     }
 
 
-def capacity_status(world: World) -> dict[str, Any] | None:
-    """`status.capacity`: what one replica can do, rounded; None while nothing is known."""
+def capacity_status(spec: Spec, world: World) -> dict[str, Any] | None:
+    """`status.capacity`: what one replica can do, rounded; None while nothing is known, and without autoscaling."""
+    if spec.autoscaling is None:
+        return None
     old: dict[str, Any] | None = world.resource.get("status", {}).get("capacity")
     found = None if world.decision is None else world.decision.capacity
     if found is None:

@@ -93,9 +93,7 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
     if fields["kv_used"] > 1 + 1e-6:
         raise UnusableError(BAD_VALUE, f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
     base, token, kv_token = (values[key] for key in _COEFFICIENTS)
-    return Sample(
-        time=time, rejected_requests=values.get(_REJECTED, 0.0), step_model=(base, token, kv_token), **fields
-    )
+    return Sample(time=time, rejected_requests=values.get(_REJECTED, 0.0), step_model=(base, token, kv_token), **fields)
 
 
 def _values(text: str, model_name: str) -> dict[tuple[str, str], float]:
@@ -158,9 +156,10 @@ class Scraper:
     async def _fetch(self, session: aiohttp.ClientSession, url: str) -> str:
         headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
         try:
-            async with asyncio.timeout(self._deadline), session.get(
-                url, headers=headers, allow_redirects=False
-            ) as response:
+            async with (
+                asyncio.timeout(self._deadline),
+                session.get(url, headers=headers, allow_redirects=False) as response,
+            ):
                 if response.status != 200:
                     raise UnusableError(BAD_STATUS, f"HTTP {response.status}")
                 body = await _read(response)

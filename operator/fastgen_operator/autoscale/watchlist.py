@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
@@ -20,6 +20,9 @@ from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.kinds import Key, Object
 from fastgen_operator.pods import is_ready, name_of
 from fastgen_operator.world import World
+
+# Pods that only keep their record.
+_ENDED: Final = ("Failed", "Succeeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ def subject_of(spec: Spec, world: World, scrape_seconds: float) -> Subject | Non
         policy=policy,
         model_name=spec.model.served_name or world.key[1],
         wanted=wanted_replicas(spec, world),
-        pods=tuple(_view(pod) for pod in world.pods if pod.get("status", {}).get("phase") not in ("Failed", "Succeeded")),
+        pods=tuple(_view(pod) for pod in world.pods if pod.get("status", {}).get("phase") not in _ENDED),
     )
 
 

@@ -9,6 +9,8 @@ from fastgen_operator.conditions.condition import Condition, merge
 from fastgen_operator.conditions.podsscheduled import PODS_SCHEDULED
 from fastgen_operator.conditions.progressing import PROGRESSING
 from fastgen_operator.conditions.ready import READY
+from fastgen_operator.conditions.scalingactive import SCALING_ACTIVE
+from fastgen_operator.conditions.scalinglimited import SCALING_LIMITED
 from fastgen_operator.conditions.table import ORDER, all_conditions
 
 __all__ = [
@@ -17,6 +19,8 @@ __all__ = [
     "PODS_SCHEDULED",
     "PROGRESSING",
     "READY",
+    "SCALING_ACTIVE",
+    "SCALING_LIMITED",
     "Condition",
     "all_conditions",
     "merge",

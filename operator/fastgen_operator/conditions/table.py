@@ -11,6 +11,8 @@ from fastgen_operator.conditions.condition import Condition, Judge
 from fastgen_operator.conditions.podsscheduled import PODS_SCHEDULED, pods_scheduled
 from fastgen_operator.conditions.progressing import PROGRESSING, progressing
 from fastgen_operator.conditions.ready import ready
+from fastgen_operator.conditions.scalingactive import SCALING_ACTIVE, scaling_active
+from fastgen_operator.conditions.scalinglimited import SCALING_LIMITED, scaling_limited
 from fastgen_operator.plan import Problem
 from fastgen_operator.world import World
 
@@ -30,7 +32,10 @@ SUMMED: Final = (
 )
 """The first that does not hold is what Ready shows: a cause stands before what follows from it."""
 
-BESIDE: Final[tuple[Row, ...]] = ()
+BESIDE: Final = (
+    Row(SCALING_ACTIVE, scaling_active),
+    Row(SCALING_LIMITED, scaling_limited),
+)
 """What may fail while every wanted replica serves: Ready does not look at it."""
 
 ORDER: Final = tuple(row.type for row in (*SUMMED, *BESIDE))
@@ -50,6 +55,8 @@ def _judged(rows: tuple[Row, ...], spec: Spec | None, world: World, problem: Pro
 def _judge(row: Row, spec: Spec | None, world: World, problem: Problem | None) -> Condition | None:
     if row.type == PROGRESSING and problem is not None:
         return Condition(PROGRESSING, "False", problem.reason, problem.message)
+    if spec is None and row in BESIDE:
+        return None
     if spec is None:
         return Condition(row.type, "Unknown", "NotObserved", "the spec could not be read")
     return row.judge(spec, world)

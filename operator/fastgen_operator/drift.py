@@ -46,6 +46,9 @@ def first_difference(wanted: Any, live: Any, path: str = "") -> str | None:
 
     Fields that only the live object has are others' business: defaults, controllers, injected containers.
     """
+    if wanted == live:
+        # Most of a child, at every visit: the rest is looked at name by name.
+        return None
     if isinstance(wanted, dict):
         if not isinstance(live, dict) or (_is_whole(path) and live.keys() - wanted.keys()):
             return path
@@ -88,8 +91,6 @@ def _tells_apart(key: str, items: list[Any]) -> bool:
 
 
 def _same_scalar(wanted: Any, live: Any, path: str) -> bool:
-    if wanted == live:
-        return True
     parents = path.split(".")
     if live is None or not any(parent in _QUANTITY_PARENTS for parent in parents):
         return False

@@ -54,7 +54,7 @@ def nothing_lost(stream: Traffic, during: str) -> None:
 def test_no_request_is_lost(bed: Bed, namespace: ServedNamespace) -> None:
     namespace.apply(manifest("chat", replicas=1, rollout={"maxSurge": 1, "maxUnavailable": 0}))
     namespace.wait_condition("Ready", "True", "AllReplicasReady")
-    with traffic(namespace, bed.engine_image, "chat", "smollm2", clients=3) as stream:
+    with traffic(namespace, bed.engine_image, "chat", "smollm2", clients=2) as stream:
         change(namespace, replicas=2)
         wait_settled(namespace, 2, set())
         nothing_lost(stream, "a scale-up")

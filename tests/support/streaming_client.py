@@ -17,7 +17,9 @@ import threading
 import time
 
 STOP = "/tmp/stop"
-TOKENS = 16
+TOKENS = 8
+# Between two requests of a client: on a small machine the engines that start need the processor too.
+PAUSE_SECONDS = 0.5
 
 
 def stream(host: str, port: int, model: str) -> str:
@@ -46,7 +48,10 @@ def stream(host: str, port: int, model: str) -> str:
 def client(host: str, port: int, model: str) -> None:
     """One request after the other."""
     while not os.path.exists(STOP):
-        print(stream(host, port, model), flush=True)
+        # One write for each line: threads may not come between a line and its end.
+        sys.stdout.write(f"{stream(host, port, model)}\n")
+        sys.stdout.flush()
+        time.sleep(PAUSE_SECONDS)
 
 
 def main() -> None:

@@ -1,0 +1,27 @@
+"""docs/monitoring.md names every metric that there is, in the program's own words, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from fastgen.server.metrics import Metrics as EngineMetrics
+from fastgen_operator.metrics import Metrics as OperatorMetrics
+
+PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+ENDINGS = {"counter": "_total", "info": "_info"}
+
+
+def described(registry: CollectorRegistry) -> set[tuple[str, str, str]]:
+    """Name, type and help of each metric, as a query spells it."""
+    return {
+        (f"{family.name}{ENDINGS.get(family.type, '')}", family.type, family.documentation)
+        for family in registry.collect()
+    }
+
+
+def test_the_page_describes_every_metric_and_no_other() -> None:
+    rows = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| `fastgen_")]
+    on_page = {(name.strip(" `"), kind.strip(), words.strip()) for name, kind, _, words in rows}
+    assert on_page == described(EngineMetrics("model").registry) | described(OperatorMetrics().registry)

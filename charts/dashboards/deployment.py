@@ -171,11 +171,12 @@ def _scaling(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Desired against ready replicas",
-                "What is wanted, and what of it answers.",
+                "What is wanted, what of it answers, and how many replicas the demand would keep wholly busy.",
                 "short",
                 {
                     "desired": f"max(fastgen_operator_desired_replicas{OPERATOR})",
                     "ready": f"max(fastgen_operator_ready_replicas{OPERATOR})",
+                    "busy": f"max(fastgen_operator_scaling_load_replicas{OPERATOR})",
                 },
             )
         )
@@ -189,11 +190,11 @@ def _scaling(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             stacked(
                 "Decisions by reason",
-                "Decisions of the autoscaler per second, to hold included.",
+                "Decisions that were another or had another reason than the one before. Many of them: it flaps.",
                 "short",
                 {
                     "{{reason}}": "sum by (reason) "
-                    f"(rate(fastgen_operator_scaling_decisions_total{OPERATOR}[$__rate_interval]))"
+                    f"(increase(fastgen_operator_scaling_decisions_total{OPERATOR}[$__rate_interval]))"
                 },
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -87,7 +87,7 @@ class Metrics:
             self._of(key).conditions = tuple(conditions)
 
     def count_decision(self, key: Key, reason: str) -> None:
-        """Counts a decision of the autoscaler, to hold included, and shows its reason as that of the last one."""
+        """Counts a decision of the autoscaler that is news, to hold included; its reason is shown as the last one's."""
         with self._lock:
             figures = self._of(key)
             figures.decisions[reason] += 1
@@ -114,19 +114,7 @@ class Metrics:
     def _snapshot(self) -> list[tuple[Key, _Figures]]:
         with self._lock:
             return [
-                (
-                    key,
-                    _Figures(
-                        desired=figures.desired,
-                        ready=figures.ready,
-                        conditions=figures.conditions,
-                        decisions=figures.decisions.copy(),
-                        last_reason=figures.last_reason,
-                        scraped_at=figures.scraped_at,
-                        load=figures.load,
-                    ),
-                )
-                for key, figures in self._figures.items()
+                (key, replace(figures, decisions=figures.decisions.copy())) for key, figures in self._figures.items()
             ]
 
 
@@ -149,7 +137,7 @@ class _PerResource(Collector):
         )
         decisions = CounterMetricFamily(
             "fastgen_operator_scaling_decisions",
-            "Decisions of the autoscaler, to hold included, by reason.",
+            "Decisions of the autoscaler that were another or had another reason than the one before, by reason.",
             labels=[*owner, "reason"],
         )
         last = GaugeMetricFamily(

@@ -23,11 +23,16 @@ pytestmark = pytest.mark.controlplane
 RATE_SECONDS = 8
 
 
+# The operator asks a pod for its metrics at the pod's address, on the engine's port.
+POD_ADDRESS, PORT = "127.83.1.1", 8000
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Serving]:
     """An engine whose passes take long enough to be seen."""
     options = ("--served-model-name", "chat", "--max-model-length", "512")
-    with serving(tmp_path, *options, environment={"SCRIPT_PASS_SECONDS": "0.01"}) as server:
+    slow = {"SCRIPT_PASS_SECONDS": "0.01"}
+    with serving(tmp_path, *options, environment=slow, host=POD_ADDRESS, port=PORT) as server:
         server.wait_status("/ready", 200)
         yield server
 
@@ -59,13 +64,16 @@ def without_data(source: Prometheus, space: str) -> list[str]:
 def test_every_query_of_the_dashboard_finds_data(
     space: Space, operator: OperatorProcess, engine: Serving, tmp_path: Path
 ) -> None:
-    space.apply(resource())
+    space.apply(resource(autoscaling={"minReplicas": 1, "maxReplicas": 3}))
     space.make_ready()
+    (pod,) = space.wait_pods(1)
+    address = {"podIP": POD_ADDRESS, "podIPs": [{"ip": POD_ADDRESS}]}
+    space.patch(f"pod/{pod['metadata']['name']}", {"status": address}, "--subresource=status")
     space.wait_condition("Ready", "True")
     # The labels that the PodMonitors of the operator and of the chart give.
-    pod = {"namespace": space.name, "pod": "chat-1", "fastgen_dev_deployment": "chat"}
+    labels = {"namespace": space.name, "pod": pod["metadata"]["name"], "fastgen_dev_deployment": "chat"}
     targets = [
-        Target(f"127.0.0.1:{engine.port}", pod),
+        Target(f"{POD_ADDRESS}:{PORT}", labels),
         Target(f"127.0.0.1:{operator.metrics_port}", {"namespace": "fastgen-system"}, honour=True),
     ]
     ask = {"model": "chat", "prompt": "one two three four", "max_tokens": 40}

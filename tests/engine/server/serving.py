@@ -42,10 +42,11 @@ class Serving:
     process: subprocess.Popen[bytes]
     log_path: Path
     port: int = 0
+    host: str = "127.0.0.1"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def log(self) -> str:
@@ -113,15 +114,17 @@ def serving(
     command: tuple[str, ...] = SCRIPTED,
     environment: Mapping[str, str] | None = None,
     model: str | None = None,
+    host: str = "127.0.0.1",
+    port: int | None = None,
 ) -> Iterator[Serving]:
     """Starts a server and, whatever happens, ends it. It may still be loading: `wait_status("/ready", 200)`."""
-    port, log_path = free_port(), folder / "server.log"
-    arguments = ["serve", model or smollm2(), "--host", "127.0.0.1", "--port", str(port)]
+    port, log_path = port or free_port(), folder / "server.log"
+    arguments = ["serve", model or smollm2(), "--host", host, "--port", str(port)]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             [*command, *arguments, *options], stdout=log, stderr=log, env={**os.environ, **(environment or {})}
         )
-    server = Serving(process, log_path, port)
+    server = Serving(process, log_path, port, host)
     try:
         yield server
     finally:

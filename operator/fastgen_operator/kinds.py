@@ -10,8 +10,15 @@ VERSION: Final = "v1alpha1"
 
 # The label that maps a child to its FastGenDeployment: the selector of pods, and the filter of the watches.
 OWNER_LABEL: Final = f"{GROUP}/deployment"
+# What the label's value ends with on the pods of the model's download, which no selector of serving pods may match. A
+# resource's name has no underscore.
+FETCH_SUFFIX: Final = "_fetch"
 # Hash of what was last applied to a child, so that the steady state is known without a write.
 APPLIED_ANNOTATION: Final = f"{GROUP}/applied"
+# The folder of a model in its volume: on pods the one they use, on a Job the one it fills.
+MODEL_ANNOTATION: Final = f"{GROUP}/model"
+# The uid of the volume that a Job fills: another one of the same name is empty.
+CLAIM_ANNOTATION: Final = f"{GROUP}/claim"
 FIELD_MANAGER: Final = "fastgen-operator"
 
 # An API object as the server gives it.
@@ -51,6 +58,8 @@ SERVICE: Final = Kind("", "v1", "Service", "services")
 SERVICE_ACCOUNT: Final = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 POD_DISRUPTION_BUDGET: Final = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY: Final = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+CLAIM: Final = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+JOB: Final = Kind("batch", "v1", "Job", "jobs")
 POD: Final = Kind("", "v1", "Pod", "pods")
 EVENT: Final = Kind("", "v1", "Event", "events")
 

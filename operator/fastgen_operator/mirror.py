@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from fastgen_operator.compact import compact
-from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
+from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, Key, Kind, Object
 
 # Namespace and name.
 _Place = tuple[str, str]
@@ -139,7 +139,7 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
     if kind == FASTGEN:
         return namespace, name
     label = obj["metadata"].get("labels", {}).get(OWNER_LABEL)
-    return None if label is None else (namespace, str(label))
+    return None if label is None else (namespace, str(label).removesuffix(FETCH_SUFFIX))
 
 
 def _place(obj: Object) -> _Place:

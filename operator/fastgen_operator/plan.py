@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.drift import fingerprint, first_difference
-from fastgen_operator.kinds import APPLIED_ANNOTATION, OPTIONAL_KINDS, Kind, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, JOB, OPTIONAL_KINDS, Kind, Object
+from fastgen_operator.modelcache import settle
 from fastgen_operator.world import World, is_controlled_by
 
 
@@ -66,9 +67,11 @@ def make_plan(spec: Spec, world: World, platform: Platform) -> Plan:
 
     Where somebody else has made an object of an optional kind by a child's name, that one does, and ours is not made.
     """
+    children = build_children(world.resource, spec, platform, wanted_replicas(spec, world))
+    settled = settle(children, spec, world)
     wanted = [
         (kind, plain)
-        for kind, plain in build_children(world.resource, spec, platform, wanted_replicas(spec, world))
+        for kind, plain in settled.children
         if not (kind in OPTIONAL_KINDS and _is_foreign(kind, plain["metadata"]["name"], world))
     ]
     for kind, plain in wanted:
@@ -81,12 +84,12 @@ def make_plan(spec: Spec, world: World, platform: Platform) -> Plan:
         for manifest in [_with_fingerprint(plain)]
         if (why := _reason_to_write(manifest, world.child(kind, manifest["metadata"]["name"]))) is not None
     )
-    return Plan(applies, _unwanted(wanted, world))
+    return Plan(applies, _unwanted(wanted, settled.kept_jobs, world))
 
 
-def _unwanted(wanted: Sequence[tuple[Kind, Object]], world: World) -> tuple[Delete, ...]:
-    """Children of ours that the spec does not ask for any more."""
-    keep = {(kind, manifest["metadata"]["name"]) for kind, manifest in wanted}
+def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], world: World) -> tuple[Delete, ...]:
+    """Children of ours that the spec does not ask for any more; of Jobs, those of these names stay."""
+    keep = {(kind, manifest["metadata"]["name"]) for kind, manifest in wanted} | {(JOB, name) for name in jobs}
     return tuple(
         Delete(kind, child, "deleted: the spec does not ask for it any more")
         for (kind, name), child in world.children.items()
@@ -113,7 +116,8 @@ def _is_foreign(kind: Kind, name: str, world: World) -> bool:
 
 
 def _with_fingerprint(manifest: Object) -> Object:
-    metadata: dict[str, Any] = {**manifest["metadata"], "annotations": {APPLIED_ANNOTATION: fingerprint(manifest)}}
+    annotations = {**manifest["metadata"].get("annotations", {}), APPLIED_ANNOTATION: fingerprint(manifest)}
+    metadata: dict[str, Any] = {**manifest["metadata"], "annotations": annotations}
     return {**manifest, "metadata": metadata}
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.drift import TEMPLATE_LABEL, template_digest
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Key, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, FETCH_SUFFIX, OWNER_LABEL, POD, REPLICA_SET, Key, Kind, Object
 from fastgen_operator.pods import has_ended, is_leaving, name_of
 
 
@@ -21,6 +21,7 @@ class World:
         resource: the FastGenDeployment.
         children: what bears the owner label, by kind and name; also what else was found under a name that is wanted.
         replica_sets, pods: what the Deployment made.
+        fetch_pods: what the download's Jobs made.
         at: when it was seen; None where that does not matter.
         decision: the autoscaler's last; None without autoscaling, and until the first one since the operator's start.
         in_flight_tokens: by pod, tokens of requests that run or wait there, as last scraped; only with autoscaling.
@@ -30,6 +31,7 @@ class World:
     children: Mapping[tuple[Kind, str], Object] = field(default_factory=dict)
     replica_sets: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
+    fetch_pods: tuple[Object, ...] = ()
     at: datetime | None = None
     decision: Decision | None = None
     in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
@@ -87,12 +89,18 @@ def observe(reader: Reader, key: Key, kinds: Iterable[Kind]) -> World | None:
     resource = reader.get(FASTGEN, namespace, name)
     if resource is None or resource["metadata"].get("deletionTimestamp"):
         return None
+    pods = reader.owned(POD, key)
     return World(
         resource=resource,
         children={(kind, child["metadata"]["name"]): child for kind in kinds for child in reader.owned(kind, key)},
         replica_sets=tuple(reader.owned(REPLICA_SET, key)),
-        pods=tuple(reader.owned(POD, key)),
+        pods=tuple(pod for pod in pods if not _is_download(pod)),
+        fetch_pods=tuple(pod for pod in pods if _is_download(pod)),
     )
+
+
+def _is_download(pod: Object) -> bool:
+    return str(pod["metadata"]["labels"][OWNER_LABEL]).endswith(FETCH_SUFFIX)
 
 
 def pod_selector(name: str) -> str:

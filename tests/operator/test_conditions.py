@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.conditions import AVAILABLE, ORDER, PODS_SCHEDULED, PROGRESSING, READY, all_conditions, merge
+from fastgen_operator.conditions import (
+    AVAILABLE,
+    MODEL_CACHED,
+    ORDER,
+    PODS_SCHEDULED,
+    PROGRESSING,
+    READY,
+    all_conditions,
+    merge,
+)
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan import Problem
 from fastgen_operator.world import World
@@ -219,7 +228,9 @@ def test_a_deployment_whose_newest_spec_was_not_seen_yet_says_nothing_of_old_pod
     status = {**seen.deployment["status"], "observedGeneration": 6}
     seen = seen.with_child(DEPLOYMENT, {**seen.deployment, "status": status})
     conditions = all_conditions(spec_of(seen.resource), seen, None)
-    assert {c.type: c.status for c in conditions} == dict.fromkeys((READY, *ORDER), "Unknown")
+    # Of the model in the image nothing is unknown.
+    expected = dict.fromkeys((READY, *ORDER), "Unknown") | {MODEL_CACHED: "True"}
+    assert {c.type: c.status for c in conditions} == expected
 
 
 def paused(seen: World) -> World:
@@ -261,6 +272,7 @@ def test_a_spec_that_cannot_be_read_is_said_in_every_condition() -> None:
     conditions = all_conditions(None, world(), Problem("InvalidSpec", "spec.engine: unknown"))
     assert [(c.type, c.status, c.reason) for c in conditions] == [
         ("Ready", "False", "InvalidSpec"),
+        ("ModelCached", "Unknown", "NotObserved"),
         ("PodsScheduled", "Unknown", "NotObserved"),
         ("Progressing", "False", "InvalidSpec"),
         ("Available", "Unknown", "NotObserved"),
@@ -275,6 +287,7 @@ def test_the_transition_time_moves_with_the_status_only() -> None:
     second = {c["type"]: c for c in merge(all_conditions(spec_of(seen.resource), seen, None), first, 2, "T2")}
     assert {kind: c["lastTransitionTime"] for kind, c in second.items()} == {
         "Ready": "T2",
+        "ModelCached": "T1",
         "PodsScheduled": "T1",
         "Progressing": "T1",  # its reason changed, its status did not
         "Available": "T2",

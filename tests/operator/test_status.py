@@ -33,7 +33,13 @@ def test_every_condition_is_there_from_the_first_visit(space: Space) -> None:
     space.apply(resource())
     eventually(lambda: space.condition("Ready"), within=20, what="a first status")
     conditions = space.get("fgd", "chat")["status"]["conditions"]
-    assert [condition["type"] for condition in conditions] == ["Ready", "PodsScheduled", "Progressing", "Available"]
+    assert [condition["type"] for condition in conditions] == [
+        "Ready",
+        "ModelCached",
+        "PodsScheduled",
+        "Progressing",
+        "Available",
+    ]
     assert all(condition["reason"] and condition["message"] for condition in conditions)
 
 

@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastgen_operator.api import Spec
+from fastgen_operator.children.cache import build_claim
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.disruption import build_disruption_budget
 from fastgen_operator.children.inference_pool import build_inference_pool
+from fastgen_operator.children.model import downloads_in_pods, is_downloaded
 from fastgen_operator.children.network import UNKNOWN_NEIGHBOURS, Neighbours, build_network_policy, dns_egress
 from fastgen_operator.children.pod_monitor import build_pod_monitor
 from fastgen_operator.children.service import build_service
 from fastgen_operator.children.service_account import build_service_account
 from fastgen_operator.kinds import (
+    CLAIM,
     DEPLOYMENT,
     INFERENCE_POOL,
+    JOB,
     NETWORK_POLICY,
     OPTIONAL_KINDS,
     POD_DISRUPTION_BUDGET,
@@ -55,7 +59,8 @@ class Platform:
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of children that may be here, those that are not made any more included."""
         optional = (kind for kind in OPTIONAL_KINDS if kind in self.optional_kinds)
-        return (SERVICE_ACCOUNT, SERVICE, NETWORK_POLICY, POD_DISRUPTION_BUDGET, DEPLOYMENT, *optional)
+        always = (SERVICE_ACCOUNT, SERVICE, NETWORK_POLICY, POD_DISRUPTION_BUDGET, DEPLOYMENT, CLAIM, JOB)
+        return (*always, *optional)
 
     def makes(self, kind: Kind) -> bool:
         """Whether children of that kind are made here."""
@@ -74,11 +79,15 @@ def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int)
         (POD_MONITOR, build_pod_monitor(owner, dict(platform.pod_monitor_labels))),
         (INFERENCE_POOL, build_inference_pool(owner)),
     )
-    return tuple((kind, manifest) for kind, manifest in children if platform.makes(kind))
+    # After the Deployment: a volume that cannot grow is no reason not to scale. `modelcache` adds the Job.
+    claims = () if spec.cache is None or not is_downloaded(spec) else ((CLAIM, build_claim(owner, spec.cache)),)
+    return tuple((kind, manifest) for kind, manifest in (*children, *claims) if platform.makes(kind))
 
 
 def _network_policy(owner: Object, spec: Spec, platform: Platform) -> Object:
     neighbours = platform.neighbours
     prometheus = neighbours.prometheus if platform.makes(POD_MONITOR) else ()
     clients = [peer.model_dump(by_alias=True, exclude_unset=True) for peer in spec.network.allow_from]
-    return build_network_policy(owner, clients, [*neighbours.operator, *prometheus], [dns_egress(neighbours)])
+    # A source has a name, and a policy knows only addresses: pods that download their model may go anywhere.
+    egress = [{}] if downloads_in_pods(spec) else [dns_egress(neighbours)]
+    return build_network_policy(owner, clients, [*neighbours.operator, *prometheus], egress)

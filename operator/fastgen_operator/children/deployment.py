@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fastgen_operator.api import Spec
-from fastgen_operator.children.metadata import child, labels, selector
+from fastgen_operator.children.metadata import child, labels, selector, without_empty
+from fastgen_operator.children.model import model_annotations
 from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.kinds import DEPLOYMENT, Object
 
@@ -26,7 +27,7 @@ def build_deployment(owner: Object, spec: Spec, engine_image: str, replicas: int
             },
             "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
             "template": {
-                "metadata": {"labels": labels(name)},
+                "metadata": {"labels": labels(name), **without_empty({"annotations": model_annotations(spec)})},
                 "spec": build_pod_spec(name, spec, engine_image),
             },
         },

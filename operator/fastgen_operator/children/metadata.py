@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Kind, Object
+from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, Kind, Object
 
 HTTP_PORT: Final = 8000
 
@@ -12,6 +12,11 @@ HTTP_PORT: Final = 8000
 def selector(name: str) -> dict[str, str]:
     """The labels that pods are found by. They never change: a Deployment's selector is immutable."""
     return {OWNER_LABEL: name}
+
+
+def fetch_labels(name: str) -> dict[str, str]:
+    """The labels of the pods that download the model: none by which serving pods are found."""
+    return {**labels(name), "app.kubernetes.io/name": "fastgen-fetch", OWNER_LABEL: f"{name}{FETCH_SUFFIX}"}
 
 
 def labels(name: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from fastgen_operator.api import Scheduling, Spec
 from fastgen_operator.children.metadata import HTTP_PORT, selector, without_empty
+from fastgen_operator.children.model import model_init_containers, model_mounts, model_path, model_volumes
 
 # The image's unprivileged user.
 USER_ID: Final = 65532
@@ -34,11 +35,13 @@ def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
             "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        **without_empty({"initContainers": model_init_containers(spec, spec.engine.image or engine_image)}),
         "containers": [_container(name, spec, engine_image)],
         "volumes": [
             {"name": "tmp", "emptyDir": {}},
             {"name": "cache", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}},
+            *model_volumes(name, spec),
             *_api_key_volume(spec),
         ],
         **_placement(name, spec.scheduling),
@@ -71,6 +74,7 @@ def _container(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "cache", "mountPath": "/cache"},
             {"name": "shm", "mountPath": "/dev/shm"},
+            *model_mounts(spec),
             *_api_key_mount(spec),
         ],
     }
@@ -110,7 +114,7 @@ def engine_arguments(name: str, spec: Spec) -> list[str]:
     }
     given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     prefix_caching = "--prefix-caching" if engine.kv_cache.prefix_caching else "--no-prefix-caching"
-    return ["serve", spec.model.source.removeprefix("file://"), *given, prefix_caching, *engine.extra_args]
+    return ["serve", model_path(spec), *given, prefix_caching, *engine.extra_args]
 
 
 def _resources(spec: Spec) -> dict[str, Any]:

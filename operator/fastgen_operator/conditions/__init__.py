@@ -6,6 +6,7 @@ them up. Each is set from the first visit, Unknown if need be, with the generati
 
 from fastgen_operator.conditions.available import AVAILABLE
 from fastgen_operator.conditions.condition import Condition, merge
+from fastgen_operator.conditions.modelcached import MODEL_CACHED
 from fastgen_operator.conditions.podsscheduled import PODS_SCHEDULED
 from fastgen_operator.conditions.progressing import PROGRESSING
 from fastgen_operator.conditions.ready import READY
@@ -15,6 +16,7 @@ from fastgen_operator.conditions.table import ORDER, all_conditions
 
 __all__ = [
     "AVAILABLE",
+    "MODEL_CACHED",
     "ORDER",
     "PODS_SCHEDULED",
     "PROGRESSING",

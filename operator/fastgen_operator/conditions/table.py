@@ -8,6 +8,7 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.conditions.available import AVAILABLE, available
 from fastgen_operator.conditions.condition import Condition, Judge
+from fastgen_operator.conditions.modelcached import MODEL_CACHED, model_cached
 from fastgen_operator.conditions.podsscheduled import PODS_SCHEDULED, pods_scheduled
 from fastgen_operator.conditions.progressing import PROGRESSING, progressing
 from fastgen_operator.conditions.ready import ready
@@ -26,6 +27,7 @@ class Row:
 
 
 SUMMED: Final = (
+    Row(MODEL_CACHED, model_cached),
     Row(PODS_SCHEDULED, pods_scheduled),
     Row(PROGRESSING, progressing),
     Row(AVAILABLE, available),

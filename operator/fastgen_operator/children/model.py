@@ -1,0 +1,118 @@
+"""Where the pods have their model from: what that adds to them, by the source's scheme and by `spec.cache`.
+
+    file://   in the image: nothing is added
+    pvc://    the claim is mounted
+    hf:// s3://, no spec.cache             an init container downloads into the pod's own emptyDir
+    hf:// s3://, spec.cache, no preload    an init container downloads into the volume, unless it is there
+    hf:// s3://, spec.cache                a Job downloads into the volume before pods are made: see `children/cache.py`
+
+The engine reads, and never writes, what is mounted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from fastgen_operator.api import Spec
+from fastgen_operator.children.metadata import without_empty
+from fastgen_operator.kinds import MODEL_ANNOTATION
+
+MODELS_PATH: Final = "/mnt/models"
+VOLUME: Final = "models"
+FETCH_CONTAINER: Final = "fetch"
+DEFAULT_REVISION: Final = "main"
+
+_DOWNLOADED: Final = ("hf", "s3")
+
+
+def is_downloaded(spec: Spec) -> bool:
+    """Whether the model comes over the network."""
+    return urlsplit(spec.model.source).scheme in _DOWNLOADED
+
+
+def is_preloaded(spec: Spec) -> bool:
+    """Whether a Job downloads it into a volume before pods are made for it."""
+    return is_downloaded(spec) and spec.cache is not None and spec.cache.preload
+
+
+def downloads_in_pods(spec: Spec) -> bool:
+    """Whether each pod downloads it before its engine starts."""
+    return is_downloaded(spec) and not is_preloaded(spec)
+
+
+def model_address(spec: Spec) -> str:
+    """The folder that holds exactly this source at this revision."""
+    revision = spec.model.revision or DEFAULT_REVISION
+    return hashlib.sha256(f"{spec.model.source}\n{revision}".encode()).hexdigest()[:16]
+
+
+def model_path(spec: Spec) -> str:
+    """What the engine is told to serve: a folder or a GGUF file as its container sees it."""
+    source = urlsplit(spec.model.source)
+    if source.scheme == "file":
+        return spec.model.source.removeprefix("file://")
+    if source.scheme == "pvc":
+        return f"{MODELS_PATH}{source.path.rstrip('/')}"
+    name = source.path.rpartition("/")[2]
+    folder = f"{MODELS_PATH}/{model_address(spec)}"
+    return f"{folder}/{name}" if name.endswith(".gguf") else folder
+
+
+def model_annotations(spec: Spec) -> dict[str, str]:
+    """Annotations of the pods: which folder they use, so that nobody removes it."""
+    return {MODEL_ANNOTATION: model_address(spec)} if is_downloaded(spec) else {}
+
+
+def model_volumes(name: str, spec: Spec) -> list[dict[str, Any]]:
+    """Volumes of the pods of the resource `name`."""
+    source = urlsplit(spec.model.source)
+    if source.scheme == "file":
+        return []
+    if source.scheme == "pvc":
+        return [{"name": VOLUME, "persistentVolumeClaim": {"claimName": source.netloc}}]
+    if spec.cache is None:
+        return [{"name": VOLUME, "emptyDir": {}}]
+    return [{"name": VOLUME, "persistentVolumeClaim": {"claimName": name}}]
+
+
+def model_mounts(spec: Spec) -> list[dict[str, Any]]:
+    """The engine container's mount of it."""
+    if urlsplit(spec.model.source).scheme == "file":
+        return []
+    return [{"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True}]
+
+
+def model_init_containers(spec: Spec, image: str) -> list[dict[str, Any]]:
+    """What runs in a pod before its engine."""
+    return [fetch_container(spec, image)] if downloads_in_pods(spec) else []
+
+
+def fetch_container(spec: Spec, image: str, keep: Sequence[str] | None = None) -> dict[str, Any]:
+    """The container that downloads. With `keep`, it first removes all other models of the volume but those.
+
+    The Secret's keys become its environment, and only its: the engine needs no token.
+    """
+    revision = spec.model.revision or DEFAULT_REVISION
+    kept = [word for address in keep or () for word in ("--keep", address)]
+    secret = spec.model.secret_name
+    return {
+        "name": FETCH_CONTAINER,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": [
+            *("fetch", spec.model.source, "--to", f"{MODELS_PATH}/{model_address(spec)}", "--revision", revision),
+            *kept,
+        ],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        **without_empty({"envFrom": [{"secretRef": {"name": secret}}] if secret else []}),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": VOLUME, "mountPath": MODELS_PATH}],
+    }

@@ -1,0 +1,212 @@
+"""A model's download, against a real API server with its Job and volume controllers; the test plays the pod."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster.commands import CommandError
+from harness.process import OperatorProcess
+from harness.space import NOW, Space, resource
+from support.namespace import Object
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
+
+HUB = "hf://tests/tiny"
+
+
+def cached(**spec: Any) -> Object:
+    model = {"source": HUB, "secretName": "token", **spec.pop("model", {})}
+    return resource(model=model, cache={"size": "1Gi", **spec.pop("cache", {})}, **spec)
+
+
+def download(space: Space) -> Object:
+    """The pod of the download that is there to stay."""
+
+    def look() -> Object | None:
+        pods = space.items("pods", "--selector", "fastgen.dev/deployment=chat_fetch")
+        found = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp") and not ended(pod)]
+        return found[0] if len(found) == 1 else None
+
+    pod = eventually(look, within=20, what="the download's pod", every=0.1)
+    assert pod is not None
+    return pod
+
+
+def ended(pod: Object) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def report(space: Space, pod: Object, state: Object, *, phase: str = "Running", last: Object | None = None) -> None:
+    """What a kubelet would say of the download's container."""
+    container = {
+        **{
+            "name": "fetch",
+            "image": "engine:test",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0 if last is None else 1,
+        },
+        "state": state,
+        "lastState": last or {},
+    }
+    status = {
+        "phase": phase,
+        "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW}],
+        "containerStatuses": [container],
+    }
+    space.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "--subresource=status")
+
+
+def terminated(code: int, words: str = "") -> Object:
+    return {
+        "terminated": {
+            **{"exitCode": code, "reason": "Error" if code else "Completed", "message": words},
+            **{"startedAt": NOW, "finishedAt": NOW},
+        }
+    }
+
+
+def succeed(space: Space) -> None:
+    report(space, download(space), terminated(0), phase="Succeeded")
+
+
+def test_a_refused_download_is_quoted_and_pods_follow_when_it_is_done(space: Space) -> None:
+    space.apply(cached())
+    pod = download(space)
+    uid = space.get("fgd", "chat")["metadata"]["uid"]
+    (job,) = space.items("jobs")
+    for child in (job, space.get("pvc", "chat")):
+        assert child["metadata"]["ownerReferences"][0]["uid"] == uid
+    assert pod["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "token"}}]
+    space.wait_condition("ModelCached", "Unknown", "Downloading")
+    words = "fastgen: error: hf://tests/tiny: gated: accept its terms with the account of HF_TOKEN\n"
+    back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+    report(space, pod, back_off, last=terminated(4, words))
+    condition = space.wait_condition("Ready", "False", "AccessDenied")
+    assert "gated: accept its terms" in condition["message"]
+    assert space.pods() == []
+    with pytest.raises(CommandError, match="not found"):
+        space.get("deployment", "chat")
+    report(space, pod, {"running": {"startedAt": NOW}}, last=terminated(4, words))
+    space.wait_condition("ModelCached", "Unknown", "Downloading")
+    succeed(space)
+    space.wait_condition("ModelCached", "True", "Cached")
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def test_a_change_of_the_model_takes_nothing_away_until_the_new_one_is_there(
+    space: Space, operator: OperatorProcess
+) -> None:
+    space.apply(cached())
+    succeed(space)
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    (old,), (first,) = space.pods(), space.items("jobs")
+    space.apply(cached(model={"revision": "v2"}, replicas=2))
+    space.wait_pods(2)
+    new = download(space)
+    assert new["spec"]["containers"][0]["args"].count("--keep") == 2
+    space.wait_condition("ModelCached", "Unknown", "Downloading")
+    operator.let_resyncs_pass(2)
+    writes = operator.writes()
+    operator.let_resyncs_pass(3)
+    assert operator.writes() == writes, "waiting is no reason to write"
+    assert len(space.items("replicasets")) == 1
+    assert old["metadata"]["name"] in [pod["metadata"]["name"] for pod in space.pods()]
+    assert [job["metadata"]["name"] for job in space.items("jobs")] != [first["metadata"]["name"]]
+    succeed(space)
+    eventually(lambda: len(space.items("replicasets")) == 2, within=20, what="the new template")
+    space.wait_condition("ModelCached", "True", "Cached")
+    address = new["spec"]["containers"][0]["args"][3]
+    args = space.get("deployment", "chat")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[1] == address
+
+
+def test_a_cut_download_keeps_its_one_pod(space: Space, operator: OperatorProcess) -> None:
+    space.apply(cached())
+    pod = download(space)
+    back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+    for _ in range(3):
+        report(space, pod, back_off, last=terminated(1, "fastgen: error: the answer ended after 1 of 2 bytes\n"))
+        space.wait_condition("ModelCached", "False", "DownloadFailed")
+        operator.let_resyncs_pass(1)
+        report(space, pod, {"running": {"startedAt": NOW}}, last=terminated(1))
+        space.wait_condition("ModelCached", "Unknown", "Downloading")
+    assert len(space.items("pods")) == 1
+    assert len(space.items("jobs")) == 1
+
+
+def test_a_corrected_secret_name_begins_anew(space: Space) -> None:
+    space.apply(cached())
+    pod = download(space)
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "token" not found'}}
+    report(space, pod, waiting, phase="Pending")
+    condition = space.wait_condition("ModelCached", "False", "SecretNotFound")
+    assert 'secret "token" not found' in condition["message"]
+    space.apply(cached(model={"secretName": "other"}))
+
+    def renewed() -> bool:
+        return bool(download(space)["spec"]["containers"][0]["envFrom"][0]["secretRef"]["name"] == "other")
+
+    eventually(renewed, within=30, what="a download with the other Secret")
+    eventually(lambda: len(space.items("jobs")) == 1, within=20, what="the end of the old Job")
+
+
+def test_a_volume_that_cannot_grow_is_said_and_pods_still_scale(space: Space) -> None:
+    space.apply(cached())
+    succeed(space)
+    space.wait_pods(1)
+    space.apply(cached(cache={"size": "2Gi"}, replicas=2))
+    condition = space.wait_condition("Progressing", "False", "ApplyRefused")
+    assert "PersistentVolumeClaim was refused" in condition["message"]
+    space.wait_pods(2)
+
+
+def test_a_volume_grows_with_its_size(space: Space) -> None:
+    name = f"{space.name}-volume"
+    storage_class = {
+        **{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name}},
+        **{"provisioner": "tests/none", "allowVolumeExpansion": True},
+    }
+    volume = {
+        **{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}},
+        "spec": {
+            **{"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": name},
+            **{"hostPath": {"path": "/nowhere"}, "persistentVolumeReclaimPolicy": "Retain"},
+        },
+    }
+    for obj in (storage_class, volume):
+        space.cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(obj))
+    try:
+        space.apply(cached(cache={"storageClassName": name}))
+        eventually(lambda: space.get("pvc", "chat")["status"]["phase"] == "Bound", within=30, what="the bound volume")
+        space.apply(cached(cache={"storageClassName": name, "size": "2Gi"}))
+
+        def asked() -> bool:
+            return bool(space.get("pvc", "chat")["spec"]["resources"]["requests"]["storage"] == "2Gi")
+
+        eventually(asked, within=20, what="the larger request")
+        assert len(space.items("jobs")) == 1
+    finally:
+        space.cluster.kubectl("delete", "pv", name, "--wait=false")
+        space.cluster.kubectl("delete", "storageclass", name)
+
+
+def test_nothing_is_written_when_the_model_is_there_and_all_goes_with_the_resource(
+    space: Space, operator: OperatorProcess
+) -> None:
+    space.apply(cached())
+    succeed(space)
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    settled = space.settled()
+    operator.let_resyncs_pass(4)
+    assert space.versions() == settled
+    space.kubectl("delete", "fgd", "chat")
+    eventually(lambda: space.items("jobs,pods,deployments") == [], within=30, what="an empty namespace")
+    eventually(lambda: space.items("pvc") == [], within=30, what="the end of the volume")

@@ -1,0 +1,137 @@
+"""A fleet whose replicas work at one steady rate, sized by the real decisions: time moves in scrapes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.observation import Fleet, Sample
+from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.recommend import State, recommend
+
+PROMPT, GENERATED, BUDGET = 500.0, 100.0, 512.0
+STEP = (0.02, 0.0001, 0.0)
+# Forward tokens, and the prompt tokens among them, that one replica takes in a second at full passes.
+RATE = BUDGET / (STEP[0] + STEP[1] * BUDGET)
+PROMPT_RATE = RATE / (1 + GENERATED / PROMPT)
+
+
+def policy(**changes: float | int) -> Policy:
+    """A policy that the inter-token target does not bound."""
+    plain = Policy(min_replicas=1, max_replicas=50, inter_token_seconds=0.2)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class Replica:
+    """One pod; `born` and `ready` in seconds."""
+
+    born: float
+    ready: float
+    prefill: float = 0.0
+    decode: float = 0.0
+    ended: float = 0.0
+    rejected: float = 0.0
+    backlog: float = 0.0
+
+    def sample(self, time: float, wobble: Callable[[], float]) -> Sample:
+        return Sample(
+            time=time,
+            prefill_tokens=self.prefill,
+            decode_tokens=self.decode,
+            ended_requests=self.ended,
+            ended_prompt_tokens=self.ended * PROMPT,
+            ended_generated_tokens=self.ended * GENERATED,
+            rejected_requests=self.rejected,
+            backlog_tokens=self.backlog,
+            kv_used=0.1,
+            kv_capacity_tokens=1e6,
+            token_budget=BUDGET,
+            step_model=(STEP[0] * wobble(), STEP[1] * wobble(), STEP[2]),
+        )
+
+
+@dataclass
+class FluidFleet:
+    """Replicas, the load that is spread evenly over them, and what was decided.
+
+    Attributes:
+        load: prompt tokens a second at a time, in units of what one replica can take.
+        start: seconds from a pod's creation to ready.
+        noise: share by which load and step model are off, either way.
+        silent: which ready pods give no sample at a time.
+    """
+
+    policy: Policy
+    load: Callable[[float], float]
+    start: float = 60.0
+    noise: float = 0.0
+    seed: int = 0
+    silent: Callable[[float, str], bool] = lambda *_: False
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    samples: dict[str, Sample] = field(default_factory=dict)
+    state: State = field(default_factory=State)
+    time: float = 0.0
+    sizes: list[int] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    worst_backlog: float = 0.0
+    made: int = 0
+
+    @classmethod
+    def of(cls, count: int, policy: Policy, load: Callable[[float], float], **options: object) -> FluidFleet:
+        """A fleet of so many ready replicas."""
+        fleet = cls(policy, load, **options)  # type: ignore[arg-type]
+        for _ in range(count):
+            fleet._add(-fleet.start)
+        return fleet
+
+    def run(self, seconds: float) -> FluidFleet:
+        """Lets time pass."""
+        wobbles = random.Random(self.seed)
+        end = self.time + seconds
+        while self.time < end:
+            self.time += self.policy.scrape_seconds
+            self._work(self.load(self.time) * wobbles.uniform(1 - self.noise, 1 + self.noise))
+            self._decide(lambda: wobbles.uniform(1 - self.noise, 1 + self.noise))
+        return self
+
+    def _work(self, load: float) -> None:
+        ready = [replica for replica in self.replicas.values() if replica.ready <= self.time]
+        for replica in ready:
+            replica.backlog += load * PROMPT_RATE * self.policy.scrape_seconds / len(ready)
+            done = min(replica.backlog, PROMPT_RATE * self.policy.scrape_seconds)
+            replica.backlog -= done
+            replica.prefill += done
+            replica.decode += done * GENERATED / PROMPT
+            replica.ended += done / PROMPT
+        self.worst_backlog = max(self.worst_backlog, sum(replica.backlog for replica in ready))
+
+    def observed(self) -> Fleet:
+        """The fleet as the operator sees it now."""
+        return Fleet(
+            wanted=len(self.replicas),
+            ready=frozenset(name for name, replica in self.replicas.items() if replica.ready <= self.time),
+            samples=dict(self.samples),
+            pending_ages=tuple(self.time - r.born for r in self.replicas.values() if r.ready > self.time),
+            start_seconds=self.start,
+        )
+
+    def _decide(self, wobble: Callable[[], float]) -> None:
+        for name, replica in self.replicas.items():
+            if replica.ready <= self.time and not self.silent(self.time, name):
+                self.samples[name] = replica.sample(self.time, wobble)
+        decision, self.state = recommend(self.policy, self.state, self.observed(), self.time)
+        self.decisions.append(decision)
+        self.sizes.append(decision.replicas)
+        while len(self.replicas) < decision.replicas:
+            self._add(self.time)
+        while len(self.replicas) > decision.replicas:
+            youngest = max(self.replicas, key=lambda name: self.replicas[name].ready)
+            del self.replicas[youngest]
+            self.samples.pop(youngest, None)
+
+    def _add(self, born: float) -> None:
+        self.made += 1
+        self.replicas[f"pod-{self.made}"] = Replica(born, born + self.start)

@@ -15,7 +15,7 @@ from fastgen_operator.kinds import EVENT, FASTGEN, OPTIONAL_KINDS
 from fastgen_operator.main import kinds_read
 from fastgen_operator.settings import parse_settings
 from harness.chart import CHART, SYSTEM, Helm
-from harness.space import Object
+from support.namespace import Object
 
 Right = tuple[str, str, str]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dashboards.files import rendered
-from engine.server.serving import Serving, serving
+from engine.server.serving import Serving, serving  # type: ignore[import-untyped]
 from harness.process import OperatorProcess
 from harness.prometheus import Prometheus, Target, prometheus
 from harness.space import Space, resource

@@ -70,13 +70,8 @@ class Prometheus:
     def series(self, expression: str, *, seconds: float) -> list[dict[str, Any]]:
         """The series of an expression over the last seconds, with a value for each of them."""
         now = time.time()
-        query: dict[str, str | float] = {
-            "query": expression,
-            "start": now - seconds,
-            "end": now,
-            "step": SCRAPE_SECONDS,
-        }
-        answer = httpx.get(f"{self.url}/api/v1/query_range", params=query).json()
+        span: dict[str, str | float] = {"start": now - seconds, "end": now, "step": SCRAPE_SECONDS}
+        answer = httpx.get(f"{self.url}/api/v1/query_range", params={"query": expression, **span}).json()
         assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result

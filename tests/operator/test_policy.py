@@ -103,6 +103,33 @@ def test_a_serving_pod_reaches_names_and_nothing_else() -> None:
     assert policy()["policyTypes"] == ["Ingress", "Egress"]
 
 
+HUB = {"source": "hf://owner/name"}
+ANYWHERE = {"ports": [{"port": 443, "protocol": "TCP"}]}
+
+
+def walls(**spec: Any) -> dict[str, Object]:
+    """The specs of the NetworkPolicies by name."""
+    made = build_children(stored(**spec), spec_of(stored(**spec)), ALL, 1)
+    return {manifest["metadata"]["name"]: manifest["spec"] for kind, manifest in made if kind == NETWORK_POLICY}
+
+
+def test_a_pod_that_downloads_its_model_reaches_its_source_too() -> None:
+    assert list(walls()) == ["chat"]
+    assert ANYWHERE not in walls()["chat"]["egress"]
+    (wall,) = walls(model=HUB).values()
+    assert wall["egress"] == [*policy()["egress"], ANYWHERE]
+
+
+def test_with_a_cache_only_the_pod_that_fills_it_reaches_the_source() -> None:
+    found = walls(model=HUB, cache={"size": "1Gi"})
+    assert found["chat"] == walls()["chat"]
+    assert found["chat.fetch"] == {
+        "podSelector": {"matchLabels": {"fastgen.dev/deployment": "chat_fetch"}},
+        "policyTypes": ["Ingress", "Egress"],
+        "egress": [*policy()["egress"], ANYWHERE],
+    }
+
+
 def test_rules_are_written_as_the_api_server_stores_them() -> None:
     dns: tuple[Object, ...] = ({"namespaceSelector": {}, "podSelector": {"matchLabels": {}}},)
     (rule,) = policy(Platform("e", neighbours=Neighbours(dns=dns)))["egress"]

@@ -13,8 +13,14 @@ from fastgen_operator.children.cache import build_claim
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.disruption import build_disruption_budget
 from fastgen_operator.children.inference_pool import build_inference_pool
-from fastgen_operator.children.model import downloads_in_pods, is_downloaded
-from fastgen_operator.children.network import UNKNOWN_NEIGHBOURS, Neighbours, build_network_policy, dns_egress
+from fastgen_operator.children.model import downloads_in_pods, is_downloaded, is_preloaded
+from fastgen_operator.children.network import (
+    UNKNOWN_NEIGHBOURS,
+    Neighbours,
+    build_fetch_policy,
+    build_network_policy,
+    dns_egress,
+)
 from fastgen_operator.children.pod_monitor import build_pod_monitor
 from fastgen_operator.children.service import build_service
 from fastgen_operator.children.service_account import build_service_account
@@ -73,7 +79,7 @@ def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int)
         # Before the Deployment is what its pods begin with: their account, their name, their walls.
         (SERVICE_ACCOUNT, build_service_account(owner)),
         (SERVICE, build_service(owner)),
-        (NETWORK_POLICY, _network_policy(owner, spec, platform)),
+        *((NETWORK_POLICY, policy) for policy in _network_policies(owner, spec, platform)),
         (POD_DISRUPTION_BUDGET, build_disruption_budget(owner, spec.disruption.min_available, replicas)),
         (DEPLOYMENT, build_deployment(owner, spec, platform.engine_image, replicas)),
         (POD_MONITOR, build_pod_monitor(owner, dict(platform.pod_monitor_labels))),
@@ -84,10 +90,12 @@ def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int)
     return tuple((kind, manifest) for kind, manifest in (*children, *claims) if platform.makes(kind))
 
 
-def _network_policy(owner: Object, spec: Spec, platform: Platform) -> Object:
+def _network_policies(owner: Object, spec: Spec, platform: Platform) -> tuple[Object, ...]:
     neighbours = platform.neighbours
     prometheus = neighbours.prometheus if platform.makes(POD_MONITOR) else ()
     clients = [peer.model_dump(by_alias=True, exclude_unset=True) for peer in spec.network.allow_from]
-    # A source has a name, and a policy knows only addresses: pods that download their model may go anywhere.
-    egress = [{}] if downloads_in_pods(spec) else [dns_egress(neighbours)]
-    return build_network_policy(owner, clients, [*neighbours.operator, *prometheus], egress)
+    names, download = [dns_egress(neighbours)], [dns_egress(neighbours), *neighbours.model_sources]
+    # A policy holds for a pod's whole life: one that downloads its model may reach the source afterwards too.
+    egress = download if downloads_in_pods(spec) else names
+    serving = build_network_policy(owner, clients, [*neighbours.operator, *prometheus], egress)
+    return (serving, build_fetch_policy(owner, download)) if is_preloaded(spec) else (serving,)

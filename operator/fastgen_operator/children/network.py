@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastgen_operator.children.metadata import HTTP_PORT, child, selector
-from fastgen_operator.kinds import NETWORK_POLICY, Object
+from fastgen_operator.children.metadata import HTTP_PORT, child, fetch_labels, selector
+from fastgen_operator.kinds import NETWORK_POLICY, OWNER_LABEL, Object
 
 # A NetworkPolicyPeer or NetworkPolicyEgressRule, as Kubernetes writes it.
 Rule = dict[str, Any]
@@ -65,6 +65,19 @@ def build_network_policy(
         "egress": [_as_stored(rule) for rule in egress],
     }
     return child(NETWORK_POLICY, owner, spec)
+
+
+def build_fetch_policy(owner: Object, egress: Sequence[Rule]) -> Object:
+    """The policy of the pod that downloads the model into the cache: nobody may reach it."""
+    name = owner["metadata"]["name"]
+    spec = {
+        "podSelector": {"matchLabels": {OWNER_LABEL: fetch_labels(name)[OWNER_LABEL]}},
+        "policyTypes": ["Ingress", "Egress"],
+        "egress": [_as_stored(rule) for rule in egress],
+    }
+    policy = child(NETWORK_POLICY, owner, spec)
+    # With a dot, so that it is no other FastGenDeployment's name.
+    return {**policy, "metadata": {**policy["metadata"], "name": f"{name}.fetch"}}
 
 
 def dns_egress(neighbours: Neighbours) -> Rule:

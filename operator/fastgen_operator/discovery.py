@@ -6,9 +6,9 @@ import logging
 from dataclasses import replace
 from typing import Protocol
 
+from fastgen_operator.apiserver import KubeError
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import OPTIONAL_KINDS, Kind
-from fastgen_operator.kube import KubeError
 
 logger = logging.getLogger(__name__)
 
@@ -52,4 +52,4 @@ class Discovery:
         try:
             return kind.plural in self._catalogue.plurals(kind.group, kind.version)
         except KubeError as error:
-            raise KubeError(error.status, f"looking up {kind.plural}: {error}") from error
+            raise KubeError(error.status, f"looking up {kind.plural}: {error}", error.retry_after) from error

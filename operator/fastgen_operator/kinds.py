@@ -62,6 +62,7 @@ CLAIM: Final = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 JOB: Final = Kind("batch", "v1", "Job", "jobs")
 POD: Final = Kind("", "v1", "Pod", "pods")
 EVENT: Final = Kind("", "v1", "Event", "events")
+LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 # Kinds of other projects, which a cluster may have or not; their CRDs come and go without the operator.
 POD_MONITOR: Final = Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")

@@ -1,69 +1,37 @@
-"""The operator's own reads and writes of the API server: plain objects in and out, over the official client."""
+"""The operator's own reads and writes of objects. No write leaves it while another operator may lead."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
-from kubernetes.client import ApiClient, ApiException, Configuration
-from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
-from urllib3.exceptions import HTTPError
-
+from fastgen_operator.apiserver import ApiServer, KubeError
 from fastgen_operator.kinds import EVENT, FASTGEN, FIELD_MANAGER, Kind, Object
 from fastgen_operator.metrics import Metrics
 
-# Connecting and reading, seconds: a dead connection must not hold a worker for ever.
-_TIMEOUT = (5.0, 30.0)
 # Objects in one answer to a list: all pods of a large cluster at once would be a hundred megabytes.
 _PAGE = 500
-# Answers that the same request gets again until somebody changes the spec or the cluster's rules.
-_REFUSALS = (400, 403, 404, 405, 413, 422)
-
 
 # Parameters of a request, in order.
 Query = list[tuple[str, str]]
 
 
-class KubeError(Exception):
-    """The API server's answer was an error: `status` is HTTP's, the message its words; 0 where there was no answer."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether the server understood and refused, rather than failed or was busy."""
-        return self.status in _REFUSALS
-
-
-def connect() -> ApiClient:
-    """A client with the pod's service account, or else with the kubeconfig.
-
-    Raises:
-        ConfigException: where there is neither; its message says which file was looked for.
-    """
-    configuration = Configuration()
-    try:
-        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except ConfigException:
-        load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    return ApiClient(configuration)
-
-
 class Kube:
-    """Reads and writes; safe to use from several threads. Every write that changed something is counted."""
+    """Reads and writes; safe to use from several threads. Every write that changed something is counted.
 
-    def __init__(self, client: ApiClient, metrics: Metrics) -> None:
-        self._client = client
+    `leads` says whether this operator may write at this moment; a write that may not leave raises KubeError.
+    """
+
+    def __init__(self, server: ApiServer, metrics: Metrics, leads: Callable[[], bool]) -> None:
+        self._server = server
         self._metrics = metrics
+        self._leads = leads
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The object, or None where there is none."""
         try:
-            found: Object = self._request("GET", kind.path(namespace, name))
+            found: Object = self._server.request("GET", kind.path(namespace, name))
         except KubeError as error:
             if error.status == 404:
                 return None
@@ -77,7 +45,7 @@ class Kube:
         KubeError too.
         """
         query = [("limit", str(_PAGE))] + ([("labelSelector", selector)] if selector else [])
-        first = self._request("GET", kind.path(namespace), query)
+        first = self._server.request("GET", kind.path(namespace), query)
         return str(first["metadata"]["resourceVersion"]), self._items(kind, kind.path(namespace), query, first)
 
     def _items(self, kind: Kind, path: str, query: Query, page: Any) -> Iterator[Object]:
@@ -87,12 +55,12 @@ class Kube:
                 yield {"apiVersion": kind.api_version, "kind": kind.name, **item}
             if not (more := page["metadata"].get("continue")):
                 return
-            page = self._request("GET", path, [*query, ("continue", more)])
+            page = self._server.request("GET", path, [*query, ("continue", more)])
 
     def plurals(self, group: str, version: str) -> frozenset[str]:
         """The resources of that group and version; none where the cluster does not have it."""
         try:
-            answer = self._request("GET", f"/apis/{group}/{version}")
+            answer = self._server.request("GET", f"/apis/{group}/{version}")
         except KubeError as error:
             if error.status == 404:
                 return frozenset()
@@ -102,7 +70,7 @@ class Kube:
     def apply(self, kind: Kind, manifest: Object) -> Object:
         """Server-side apply under the operator's field manager; returns the live object."""
         metadata = manifest["metadata"]
-        live: Object = self._request(
+        live: Object = self._write(
             "PATCH",
             kind.path(metadata["namespace"], metadata["name"]),
             [("fieldManager", FIELD_MANAGER), ("force", "true")],
@@ -118,7 +86,7 @@ class Kube:
         body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
         path = kind.path(metadata["namespace"], metadata["name"])
         try:
-            self._request("DELETE", path, body=body, content_type="application/json")
+            self._write("DELETE", path, body=body, content_type="application/json")
         except KubeError as error:
             # 409: another object has taken the name, which is none of ours.
             if error.status not in (404, 409):
@@ -133,7 +101,7 @@ class Kube:
         # that nobody wrote in between.
         gone = {field: None for field in resource.get("status", {}) if field not in status}
         body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": {**gone, **status}}
-        live: Object = self._request(
+        live: Object = self._write(
             "PATCH",
             FASTGEN.path(metadata["namespace"], metadata["name"], "status"),
             [("fieldManager", FIELD_MANAGER)],
@@ -160,10 +128,10 @@ class Kube:
             "count": 1,
             **event,
         }
-        self._request("POST", EVENT.path(metadata["namespace"]), body=body, content_type="application/json")
+        self._write("POST", EVENT.path(metadata["namespace"]), body=body, content_type="application/json")
         self._metrics.writes.labels(EVENT.name).inc()
 
-    def _request(
+    def _write(
         self,
         method: str,
         path: str,
@@ -171,23 +139,7 @@ class Kube:
         body: Object | None = None,
         content_type: str | None = None,
     ) -> Any:
-        headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if content_type else {})
-        request = self._client.param_serialize(
-            method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
-        )
-        try:
-            response = self._client.call_api(*request, _request_timeout=_TIMEOUT)
-            data: bytes = response.read()  # type: ignore[no-untyped-call]
-        except (HTTPError, ApiException) as error:
-            raise KubeError(0, f"reaching the API server: {error}") from error
-        if not 200 <= response.status < 300:
-            raise KubeError(response.status, _words(data) or f"{method} {path}: HTTP {response.status}")
-        return json.loads(data)
-
-
-def _words(data: bytes) -> str:
-    try:
-        answer = json.loads(data)
-    except ValueError:
-        return data.decode(errors="replace").strip()
-    return str(answer.get("message", "")) if isinstance(answer, dict) else str(answer)
+        # Asked as late as can be: a process that was stopped for longer than its lease goes on right here.
+        if not self._leads():
+            raise KubeError(0, "not written: this operator does not lead any more")
+        return self._server.request(method, path, query, body, content_type)

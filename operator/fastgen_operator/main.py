@@ -1,153 +1,188 @@
-"""The program: kopf watches, and every event becomes a key in the controller's queue. No decision is made here."""
+"""The program: puts the parts together, and ends them in order. No decision is made here."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import uuid4
 
 import kopf
+from kubernetes.client import ApiClient
 from kubernetes.config import ConfigException
 from prometheus_client import start_http_server
 
+from fastgen_operator.apiserver import ApiServer, connect
 from fastgen_operator.autoscale.loop import Autoscaler
 from fastgen_operator.autoscale.scrape import Scraper
 from fastgen_operator.autoscale.watchlist import Watchlist
-from fastgen_operator.children import Platform
 from fastgen_operator.controller import Controller
 from fastgen_operator.discovery import Discovery
-from fastgen_operator.heartbeat import Stalled
-from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind
-from fastgen_operator.kube import Kube, connect
+from fastgen_operator.health import HealthServer
+from fastgen_operator.kinds import FASTGEN
+from fastgen_operator.kube import Kube
+from fastgen_operator.leadership import Leadership, LeadershipLost, SoleLeadership
+from fastgen_operator.lease import Lease
 from fastgen_operator.logs import configure_logging
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.mirror import Mirror, owner_of
+from fastgen_operator.mirror import Mirror
 from fastgen_operator.mirrored import MirroredCluster
 from fastgen_operator.reconcile import Reconciler
 from fastgen_operator.settings import Settings, parse_settings
-from fastgen_operator.workqueue import WorkQueue
+from fastgen_operator.watches import Watches
+from fastgen_operator.watching import build_registry, kinds_read, kopf_settings
 
+# Where the kubelet writes the pod's namespace.
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
-def kinds_read(platform: Platform) -> tuple[Kind, ...]:
-    """What is read beside the FastGenDeployments: the children, and what the Deployment makes."""
-    return (*platform.kinds, REPLICA_SET, POD)
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the operator until SIGTERM. Exits with code 2 where the settings or the credentials are wrong."""
+    """Runs the operator until SIGTERM.
+
+    Exits with code 2 where the settings or the credentials are wrong, with 1 where it lost the lease or broke.
+    """
     settings = parse_settings(arguments)
     configure_logging(settings.log_format, verbose=settings.verbose)
     metrics = Metrics()
     try:
-        kube = Kube(connect(), metrics)
+        client = connect()
     except ConfigException as error:
         words = str(error).rstrip(".")
-        print(f"fastgen-operator: no cluster to work on: {words}: set KUBECONFIG or run it in a pod", file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(f"no cluster to work on: {words}: set KUBECONFIG or run it in a pod")
+    leadership = _leadership(settings, client, metrics)
+    kube = Kube(ApiServer(client, metrics, settings.request_seconds), metrics, leadership.holds)
     discovery, mirror = Discovery(kube, settings.platform), Mirror()
     # Optional kinds are listed and not watched: a watch of a kind that the cluster lacks fails for ever.
     kinds = kinds_read(settings.platform)
+    watches = Watches(time.monotonic, (FASTGEN, *kinds))
     cluster = MirroredCluster(kube, mirror, lambda: kinds_read(discovery.platform()), settings.scopes)
     watchlist = Watchlist(settings.scrape_seconds)
     reconciler = Reconciler(cluster, metrics, discovery.platform, watchlist, lambda: datetime.now(UTC))
+    controller = Controller(settings, cluster, reconciler, discovery, metrics, leadership, watches)
+    autoscaler = Autoscaler(watchlist, Scraper(), metrics, controller.queue.add, settings.scrape_seconds)
     try:
         server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
     except OSError as error:
-        print(f"fastgen-operator: --metrics-port {settings.metrics_port}: {error.strerror}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(f"--metrics-port {settings.metrics_port}: {error.strerror}")
+    checks = {"/healthz": controller.heartbeat.check, "/readyz": controller.check_ready}
     try:
-        controller = Controller(settings, cluster, reconciler, discovery, metrics)
-        autoscaler = Autoscaler(watchlist, Scraper(), metrics, controller.queue.add, settings.scrape_seconds)
-        asyncio.run(_run(settings, controller, autoscaler, mirror, kinds))
+        health = HealthServer(settings.bind_address, settings.health_port, checks)
+    except OSError as error:
+        _refuse(f"--health-port {settings.health_port}: {error.strerror}")
+    health.start()
+    registry = build_registry(controller.queue, mirror, watches, kinds)
+    try:
+        asyncio.run(_run(settings, controller, autoscaler, leadership, registry, kopf_settings(settings, kinds)))
     finally:
+        health.stop()
         server.shutdown()
 
 
+def _refuse(words: str) -> NoReturn:
+    print(f"fastgen-operator: {words}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _leadership(settings: Settings, client: ApiClient, metrics: Metrics) -> Leadership | SoleLeadership:
+    if not settings.leader_elect:
+        metrics.leader.set(1)
+        return SoleLeadership()
+    namespace = settings.lease_namespace
+    if namespace is None and NAMESPACE_FILE.exists():
+        namespace = NAMESPACE_FILE.read_text().strip()
+    if not namespace:
+        _refuse("outside of a pod it takes --lease-namespace, or --no-leader-elect where there is no other operator")
+    # Two tries fit into the time in which it has to be renewed.
+    server = ApiServer(client, metrics, settings.terms.renew / 2)
+    identity = f"{socket.gethostname()}_{uuid4().hex[:8]}"
+    lease = Lease(server, namespace, settings.lease_name)
+    return Leadership(lease, identity, settings.terms, _boot_seconds, metrics.leader.set)
+
+
+def _boot_seconds() -> float:
+    # Unlike monotonic(), it goes on while the machine sleeps: a lease does too.
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 async def _run(
-    settings: Settings, controller: Controller, autoscaler: Autoscaler, mirror: Mirror, kinds: Sequence[Kind]
+    settings: Settings,
+    controller: Controller,
+    autoscaler: Autoscaler,
+    leadership: Leadership | SoleLeadership,
+    registry: kopf.OperatorRegistry,
+    kopf_options: kopf.OperatorSettings,
 ) -> None:
-    # It sizes only fleets that a visit has seen: an operator that does not visit decides nothing.
-    tasks = [*controller.start(), asyncio.create_task(autoscaler.run(), name="autoscaler")]
+    # All that is to outlive kopf is started before it: it ends every task that came later.
+    background = [
+        *controller.start(),
+        asyncio.create_task(leadership.keep(), name="leadership"),
+        # It sizes only fleets that a visit has seen: an operator that stands by decides nothing.
+        asyncio.create_task(autoscaler.run(), name="autoscaler"),
+    ]
+    watching = asyncio.create_task(_watch(settings, controller, registry, kopf_options), name="watches")
     try:
-        await _wait_for_crd(controller)
-        await kopf.operator(
-            registry=build_registry(controller, mirror, kinds),
-            settings=kopf_settings(kinds),
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-            liveness_endpoint=f"http://{settings.bind_address}:{settings.health_port}/healthz",
-        )
+        await asyncio.wait({watching, *background}, return_when=asyncio.FIRST_COMPLETED)
+        for task in background:
+            if task.done():
+                _end_at_once(task)
+        await watching
+        if not await controller.finish(settings.stop_seconds):
+            # A visit that hangs may still write: the lease is left to run out.
+            _exit(1)
+        await leadership.release()
     finally:
-        for task in tasks:
+        for task in (watching, *background):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(watching, *background, return_exceptions=True)
 
 
-async def _wait_for_crd(controller: Controller) -> None:
-    """kopf looks once for what it is to watch: a CRD that came later would be missed for ever.
-
-    Ends the process with code 0 on SIGTERM, which kopf does not handle yet.
-    """
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+async def _watch(
+    settings: Settings, controller: Controller, registry: kopf.OperatorRegistry, kopf_options: kopf.OperatorSettings
+) -> None:
+    """Feeds the queue until SIGTERM."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    # kopf looks once for what it is to watch: a CRD that came later would be missed for ever.
     waits = [asyncio.ensure_future(event.wait()) for event in (controller.listed, stopped)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     if stopped.is_set():
-        raise SystemExit(0)
+        return
+    await kopf.operator(
+        registry=registry,
+        settings=kopf_options,
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        # For a signal that comes before kopf handles them itself.
+        stop_flag=stopped,
+    )
 
 
-def build_registry(controller: Controller, mirror: Mirror, kinds: Sequence[Kind]) -> kopf.OperatorRegistry:
-    """kopf's handlers: raw events only, which leave no finalizer, annotation or progress on any object."""
-    registry = kopf.OperatorRegistry()
-    queue: WorkQueue = controller.queue
-    kopf.on.login(registry=registry)(kopf.login_via_client)
-
-    async def remember(*, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-        obj: Any = event["object"]
-        if event["type"] == "DELETED":
-            mirror.remove(param, obj)
-        else:
-            mirror.put(param, obj)
-        if (owner := owner_of(param, obj)) is not None:
-            queue.add(owner)
-
-    for kind in (FASTGEN, *kinds):
-        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, param=kind)(remember)
-
-    @kopf.on.probe(id="heartbeat", registry=registry)
-    async def check_heartbeat(**_: Any) -> dict[str, float]:
-        try:
-            return controller.heartbeat.check()
-        except Stalled as error:
-            # kopf answers 500, and says the message without a traceback.
-            raise kopf.PermanentError(str(error)) from None
-
-    return registry
+def _end_at_once(task: asyncio.Task[Any]) -> NoReturn:
+    """For a loop that may never end and did. An orderly end would wait for visits that hang."""
+    error = task.exception()
+    if isinstance(error, LeadershipLost):
+        logger.critical("no longer the leader: %s; ending", error)
+    else:
+        logger.critical("the task %r ended", task.get_name(), exc_info=error)
+    _exit(1)
 
 
-def kopf_settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
-    """kopf as a watcher only: our children by label, no Events, no scanning for which it would need more rights."""
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    settings.posting.loggers = False
-    settings.scanning.disabled = True
-    settings.networking.request_timeout = 30
-    settings.networking.connect_timeout = 5
-    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 30, 60)
-    settings.networking.enforce_retry_after = True
-    settings.watching.connect_timeout = 5
-    settings.watching.server_timeout = 300
-    settings.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 30)
-    settings.process.ultimate_exiting_timeout = 20
-    for kind in kinds:
-        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = OWNER_LABEL
-    return settings
+def _exit(code: int) -> NoReturn:
+    logging.shutdown()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,12 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
+        self.api_requests = Counter(
+            "fastgen_operator_api_requests",
+            "Requests to the API server but for the watches, by method and HTTP status; none where no answer came.",
+            ["method", "code"],
+            registry=self.registry,
+        )
         self.leader = Gauge(
             "fastgen_operator_leader",
             "1 where this operator is the one that acts, 0 where it stands by.",

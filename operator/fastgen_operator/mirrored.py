@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from fastgen_operator.apiserver import KubeError
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
-from fastgen_operator.kube import KubeError
 from fastgen_operator.mirror import Mirror
+from fastgen_operator.watches import Watches, uid_of, version_of
 
 Kinds = Callable[[], Iterable[Kind]]
 
@@ -52,20 +53,23 @@ class MirroredCluster:
         self._server, self._mirror = server, mirror
         self._kinds, self._scopes = kinds, tuple(scopes)
 
-    def relist(self) -> set[Key]:
-        """Reads everything anew; returns the resources about which the mirror was wrong.
+    def relist(self, watches: Watches) -> set[Key]:
+        """Reads everything anew, and tells it to `watches`; returns the resources about which the mirror was wrong.
 
         Raises:
             KubeError: a list failed; the message says of what.
         """
         changed: set[Key] = set()
         for kind in (FASTGEN, *self._kinds()):
+            versions: dict[str, int] = {}
             for namespace in self._scopes:
                 try:
                     version, objects = self._server.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)
-                    changed |= self._mirror.replace(kind, namespace, objects, version)
+                    noted = _noting(versions, objects)
+                    changed |= self._mirror.replace(kind, namespace, noted, version)
                 except KubeError as error:
-                    raise KubeError(error.status, f"listing {kind.plural}: {error}") from error
+                    raise KubeError(error.status, f"listing {kind.plural}: {error}", error.retry_after) from error
+            watches.listed(kind, versions)
         return changed
 
     def resources(self) -> list[Key]:
@@ -105,3 +109,10 @@ class MirroredCluster:
     def create_event(self, resource: Object, event: dict[str, Any]) -> None:
         """Records an Event."""
         self._server.create_event(resource, event)
+
+
+def _noting(versions: dict[str, int], objects: Iterable[Object]) -> Iterator[Object]:
+    """The objects as they are read; the version of each goes into `versions`."""
+    for obj in objects:
+        versions[uid_of(obj)] = version_of(obj)
+        yield obj

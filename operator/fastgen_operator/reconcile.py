@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
+from fastgen_operator.apiserver import KubeError
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import OPTIONAL_KINDS, Key, Kind, Object
-from fastgen_operator.kube import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan import Apply, Plan, Problem, make_plan, parse_spec
 from fastgen_operator.summary import Notice, build_status, scaling_notice, transition_notice

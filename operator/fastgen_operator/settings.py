@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 from fastgen_operator.children import DISPENSABLE_KINDS, Platform
 from fastgen_operator.children.network import UNKNOWN_NEIGHBOURS, Neighbours
+from fastgen_operator.leadership import DEFAULT_TERMS, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,14 @@ class Settings:
         neighbours: who is who in the cluster's network, for the NetworkPolicies.
         pod_monitor_labels: labels of every PodMonitor, by which a Prometheus finds it.
         scrape_seconds: how often the replicas of autoscaled resources are asked for their metrics.
+        lease_name, lease_namespace: the Lease by which one of several operators is elected; the namespace is the
+            pod's own where not given.
+        leader_elect: False where there is only one operator, which then needs no Lease.
+        terms: the election's times.
+        request_seconds: a request that the API server does not answer for this long has failed.
+        silence_seconds: a watch that says nothing for this long, where a bookmark comes each minute, is opened again.
+        stall_seconds: work that makes no progress for this long makes the liveness probe fail.
+        stop_seconds: how long visits under way may take to end after SIGTERM.
     """
 
     engine_image: str
@@ -44,6 +53,14 @@ class Settings:
     neighbours: Neighbours = UNKNOWN_NEIGHBOURS
     pod_monitor_labels: tuple[tuple[str, str], ...] = ()
     scrape_seconds: float = 5.0
+    lease_name: str = "fastgen-operator"
+    lease_namespace: str | None = None
+    leader_elect: bool = True
+    terms: Terms = DEFAULT_TERMS
+    request_seconds: float = 30.0
+    silence_seconds: float = 70.0
+    stall_seconds: float = 90.0
+    stop_seconds: float = 15.0
     log_format: Literal["json", "text"] = "text"
     verbose: bool = False
 
@@ -65,50 +82,44 @@ class Settings:
 
 def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
     """Settings from a command line. Ends the process with code 2 and one line where it is wrong."""
-    default = {field.name: field.default for field in fields(Settings)}
     parser = argparse.ArgumentParser(
         prog="fastgen-operator", description="Turn FastGenDeployments into pods and keep them healthy."
     )
-    parser.add_argument(
-        "--namespace", action="append", default=[], dest="namespaces", help="watch this namespace; repeatable; all"
-    )
+    # A list in place of each tuple, for the flags that may be repeated.
+    defaults = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
+    parser.set_defaults(**{name: list(value) if value == () else value for name, value in defaults.items()})
+    parser.add_argument("--namespace", action="append", dest="namespaces", help="watch this namespace; repeatable; all")
     parser.add_argument("--engine-image", required=True, help="image of the engine where a resource names none")
-    parser.add_argument("--bind-address", default=default["bind_address"], help="address of metrics and health")
-    parser.add_argument("--metrics-port", type=int, default=default["metrics_port"], help="port of /metrics")
-    parser.add_argument("--health-port", type=int, default=default["health_port"], help="port of /healthz")
-    parser.add_argument(
-        "--resync-seconds",
-        type=_positive,
-        default=default["resync_seconds"],
-        help="visit every resource this often without any event",
-    )
-    parser.add_argument(
-        "--relist-seconds",
-        type=_positive,
-        default=default["relist_seconds"],
-        help="read everything anew this often, in case that a watch has missed something",
-    )
-    parser.add_argument(
-        "--retry-seconds", type=_positive, default=default["retry_seconds"], help="first wait after a failed visit"
-    )
-    parser.add_argument(
-        "--retry-limit-seconds",
-        type=_positive,
-        default=default["retry_limit_seconds"],
-        help="longest wait after failed visits",
-    )
-    parser.add_argument("--workers", type=int, default=default["workers"], choices=range(1, 65), metavar="N")
+    parser.add_argument("--bind-address", help="address of metrics and health")
+    parser.add_argument("--metrics-port", type=int, help="port of /metrics")
+    parser.add_argument("--health-port", type=int, help="port of /healthz and /readyz")
+    parser.add_argument("--workers", type=int, choices=range(1, 65), metavar="N", help="resources visited at once")
+    parser.add_argument("--log-format", choices=("json", "text"))
+    parser.add_argument("--verbose", action="store_true", help="log every visit, and what kopf does")
+    _add_children(parser)
+    _add_times(parser)
+    _add_election(parser)
+    chosen: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(parser.parse_args(arguments)).items()
+    }
+    try:
+        terms = Terms(chosen.pop("duration"), chosen.pop("renew"), chosen.pop("retry"))
+    except ValueError:
+        parser.error("--lease-retry-seconds must be below --lease-renew-seconds, and that below --lease-seconds")
+    return Settings(**{**chosen, "terms": terms})
+
+
+def _add_children(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without",
         action="append",
-        default=[],
         choices=[kind.name for kind in DISPENSABLE_KINDS],
         help="make no children of this kind, and take away those that are there; repeatable",
     )
     parser.add_argument(
         "--neighbours",
         type=_neighbours,
-        default=default["neighbours"],
         metavar="JSON",
         help="for the NetworkPolicies: lists of peers named operator, prometheus and dns, of egress rules modelSources",
     )
@@ -116,24 +127,38 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         "--pod-monitor-label",
         action="append",
         type=_label,
-        default=[],
         dest="pod_monitor_labels",
         metavar="KEY=VALUE",
         help="a label of every PodMonitor, by which a Prometheus finds it; repeatable",
     )
-    parser.add_argument(
-        "--scrape-seconds",
-        type=_positive,
-        default=default["scrape_seconds"],
-        help="ask the replicas of autoscaled resources for their metrics this often",
-    )
-    parser.add_argument("--log-format", choices=("json", "text"), default=default["log_format"])
-    parser.add_argument("--verbose", action="store_true", help="log every visit, and what kopf does")
-    chosen = vars(parser.parse_args(arguments))
-    settings: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()
-    }
-    return Settings(**settings)
+
+
+def _add_times(parser: argparse.ArgumentParser) -> None:
+    for flag, text in (
+        ("--resync-seconds", "visit every resource this often without any event"),
+        ("--relist-seconds", "read everything anew this often, in case that a watch has missed something"),
+        ("--retry-seconds", "first wait after a failed visit"),
+        ("--retry-limit-seconds", "longest wait after failed visits"),
+        ("--scrape-seconds", "ask the replicas of autoscaled resources for their metrics this often"),
+        ("--request-seconds", "a request that is not answered for this long has failed"),
+        ("--silence-seconds", "a watch that says nothing for this long is opened again; bookmarks come each minute"),
+        ("--stall-seconds", "no progress for this long makes the liveness probe fail"),
+        ("--stop-seconds", "how long visits under way may take to end after SIGTERM"),
+    ):
+        parser.add_argument(flag, type=_positive, metavar="S", help=text)
+
+
+def _add_election(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-leader-elect", action="store_false", dest="leader_elect", help="there is only this one")
+    parser.add_argument("--lease-name", help="the Lease by which one of several operators is elected")
+    parser.add_argument("--lease-namespace", help="its namespace; the pod's own where not given")
+    terms = DEFAULT_TERMS
+    for flag, name, kind, value, text in (
+        ("--lease-seconds", "duration", int, terms.duration, "others take the lease this long after its last renewal"),
+        ("--lease-renew-seconds", "renew", _positive, terms.renew, "a leader that cannot renew for this long ends"),
+        ("--lease-retry-seconds", "retry", _positive, terms.retry, "between two tries to take or renew the lease"),
+    ):
+        parser.add_argument(flag, dest=name, type=kind, default=value, metavar="S", help=text)
 
 
 def _positive(text: str) -> float:

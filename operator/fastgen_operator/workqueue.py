@@ -53,11 +53,15 @@ class WorkQueue:
         self._cancel_timer(key)
         self._leave(key)
 
-    def retry(self, key: Key) -> None:
-        """The visit failed: another one follows after a back-off, or at the next event, which may be the remedy."""
+    def retry(self, key: Key, *, after: float = 0.0) -> None:
+        """The visit failed: another one follows after a back-off, or at the next event, which may be the remedy.
+
+        `after`: seconds that the back-off takes at least.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = min(self._limit, self._first * 2 ** min(failures, 30)) * (0.5 + 0.5 * self._jitter())
+        delay = max(delay, after)
         self._cancel_timer(key)
         self._timers[key] = asyncio.get_running_loop().call_later(delay, self._fire, key)
         self._leave(key)

@@ -11,9 +11,9 @@ import yaml
 from cluster.commands import CommandError
 from fastgen_operator.children import Platform
 from fastgen_operator.crd import custom_resource_definition
-from fastgen_operator.kinds import EVENT, FASTGEN, OPTIONAL_KINDS
-from fastgen_operator.main import kinds_read
+from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, OPTIONAL_KINDS
 from fastgen_operator.settings import parse_settings
+from fastgen_operator.watching import kinds_read
 from harness.chart import CHART, SYSTEM, Helm
 from support.namespace import Object
 
@@ -61,10 +61,43 @@ def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
         "ConfigMap",
         "CustomResourceDefinition",
         "Deployment",
+        "Role",
+        "RoleBinding",
         "ServiceAccount",
     ]
     deployment = helm.one("Deployment")["spec"]
-    assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
+    assert deployment["replicas"] == 1
+    # A new one stands by before the old one, which leads, is stopped.
+    assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+
+
+@pytest.mark.parametrize("release", ["fastgen", "prod"])
+def test_the_election_needs_rights_on_one_lease_where_the_release_is_and_nowhere_else(helm: Helm, release: str) -> None:
+    text = helm.run("template", release, str(CHART), "--namespace", SYSTEM, "--set", "watchNamespaces={one}")
+    objects = [obj for obj in yaml.safe_load_all(text) if obj]
+    (role,) = [obj for obj in objects if obj["kind"] == "Role" and obj["metadata"]["name"].endswith("-election")]
+    (deployment,) = [obj for obj in objects if obj["kind"] == "Deployment"]
+    settings = parse_settings(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+    assert settings.leader_elect
+    assert role["metadata"]["namespace"] == settings.lease_namespace == SYSTEM
+    # lease.py: read and write
+    assert rights(role) == {(LEASE.group, LEASE.plural, verb) for verb in ("get", "create", "update")}
+    named = {verb: rule.get("resourceNames") for rule in role["rules"] for verb in rule["verbs"]}
+    assert named == {"create": None, "get": [settings.lease_name], "update": [settings.lease_name]}
+    others = [obj for obj in objects if obj["kind"] == "Role" and obj is not role]
+    assert not [right for other in others for right in rights(other) if right[1] == LEASE.plural]
+
+
+def test_several_operators_keep_apart_and_are_not_all_drained_at_once(helm: Helm) -> None:
+    assert not [obj for obj in helm.render() if obj["kind"] == "PodDisruptionBudget"]
+    budget = helm.one("PodDisruptionBudget", "--set", "operator.replicas=2")["spec"]
+    deployment = helm.one("Deployment", "--set", "operator.replicas=2")["spec"]
+    assert deployment["replicas"] == 2
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"] == deployment["selector"]
+    affinity = deployment["template"]["spec"]["affinity"]["podAntiAffinity"]
+    (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["podAffinityTerm"]["labelSelector"] == deployment["selector"]
 
 
 def test_the_operator_has_exactly_the_rights_that_it_uses(helm: Helm) -> None:
@@ -74,8 +107,9 @@ def test_the_operator_has_exactly_the_rights_that_it_uses(helm: Helm) -> None:
 def test_named_namespaces_get_the_same_rights_in_each_and_none_cluster_wide(helm: Helm) -> None:
     objects = helm.render("--set", "watchNamespaces={one,two}")
     assert not [obj for obj in objects if obj["kind"].startswith("ClusterRole")]
-    roles = [obj for obj in objects if obj["kind"] == "Role"]
-    bindings = [obj for obj in objects if obj["kind"] == "RoleBinding"]
+    everywhere = [obj for obj in objects if not obj["metadata"]["name"].endswith("-election")]
+    roles = [obj for obj in everywhere if obj["kind"] == "Role"]
+    bindings = [obj for obj in everywhere if obj["kind"] == "RoleBinding"]
     assert [obj["metadata"]["namespace"] for obj in roles] == ["one", "two"]
     assert [obj["metadata"]["namespace"] for obj in bindings] == ["one", "two"]
     assert all(rights(role) == used_rights() for role in roles)
@@ -160,7 +194,8 @@ def test_every_value_of_the_operators_pod_reaches_it(helm: Helm) -> None:
     ("value", "words"),
     [
         ("operater.image=x", "additional properties 'operater' not allowed"),
-        ("operator.replicas=2", "additional properties 'replicas' not allowed"),
+        ("operator.replica=2", "additional properties 'replica' not allowed"),
+        ("operator.replicas=0", "/operator/replicas"),
         ("operator.image=", "/operator/image"),
         ("engine.image=two words", "/engine/image"),
         ("operator.logFormat=xml", "/operator/logFormat"),

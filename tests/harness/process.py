@@ -25,14 +25,15 @@ class OperatorProcess:
     kubeconfig: Path
     log: Path
     arguments: Sequence[str] = ()
+    election: Sequence[str] = ("--no-leader-elect",)
     metrics_port: int = 0
     health_port: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Starts it and returns when it says that it is healthy."""
+        """Starts it and returns when it says that it is ready."""
         self.launch()
-        eventually(self.is_healthy, within=30, what=f"a healthy operator (log: {self.log})", every=0.1)
+        eventually(self.is_ready, within=30, what=f"a ready operator (log: {self.log})", every=0.1)
 
     def launch(self) -> None:
         """Starts it."""
@@ -43,6 +44,7 @@ class OperatorProcess:
             *("--metrics-port", str(self.metrics_port), "--health-port", str(self.health_port)),
             *("--resync-seconds", str(RESYNC_SECONDS), "--retry-seconds", "0.2", "--retry-limit-seconds", "1"),
             *("--relist-seconds", "5"),
+            *self.election,
             *self.arguments,
         ]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
@@ -73,11 +75,19 @@ class OperatorProcess:
         self.start()
 
     def is_healthy(self) -> bool:
-        """Whether it answers its liveness probe; RuntimeError where it has ended."""
+        """Whether it passes its liveness probe; RuntimeError where it has ended."""
+        return self.probe("healthz").status_code == 200
+
+    def is_ready(self) -> bool:
+        """Whether it passes its readiness probe; RuntimeError where it has ended."""
+        return self.probe("readyz").status_code == 200
+
+    def probe(self, path: str) -> httpx.Response:
+        """What a probe gets; RuntimeError where it has ended."""
         process = self._running()
         if process.poll() is not None:
             raise RuntimeError(f"the operator ended with {process.returncode}: {self.log.read_text()[-3000:]}")
-        return httpx.get(f"http://127.0.0.1:{self.health_port}/healthz").status_code == 200
+        return httpx.get(f"http://127.0.0.1:{self.health_port}/{path}", timeout=5)
 
     def metrics(self) -> dict[tuple[str, str], float]:
         """Values by sample name and the labels' values, joined by slashes."""

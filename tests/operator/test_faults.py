@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from fastgen_operator.apiserver import KubeError
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
-from fastgen_operator.kube import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.reconcile import Reconciler
 from harness.objects import stored

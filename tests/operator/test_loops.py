@@ -1,4 +1,4 @@
-"""The queue, the heartbeat and the settings, without a cluster."""
+"""The queue, the settings and the log lines, without a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from fastgen_operator.heartbeat import Heartbeat, Stalled
 from fastgen_operator.logs import JsonFormatter
 from fastgen_operator.settings import Settings, parse_settings
 from fastgen_operator.workqueue import WorkQueue
@@ -98,6 +97,16 @@ async def test_a_failed_visit_waits_twice_as_long_each_time_up_to_the_limit(monk
     assert delays[-1] == 60, "a visit that came to its end starts the back-off anew"
 
 
+async def test_a_retry_comes_no_sooner_than_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+    queue = queue_of(first=1.0)
+    queue.add(A)
+    await queue.take()
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay, *_: delays.append(delay))
+    queue.retry(A, after=17.0)
+    assert delays == [17.0]
+
+
 async def test_a_retry_comes_by_itself_and_an_event_does_not_wait_for_it() -> None:
     quick = queue_of(first=0.01, jitter=0.0)
     quick.add(A)
@@ -110,23 +119,6 @@ async def test_a_retry_comes_by_itself_and_an_event_does_not_wait_for_it() -> No
     slow.retry(A)
     slow.add(A)
     assert await take(slow) == A
-
-
-def test_the_heartbeat_fails_after_three_missed_resyncs() -> None:
-    clock = Clock()
-    heartbeat = Heartbeat(clock, 30, lambda: 0.0)
-    clock.now = 90
-    assert heartbeat.check() == {"resyncSeconds": 90.0, "queueSeconds": 0.0}
-    clock.now = 91
-    with pytest.raises(Stalled, match="resyncSeconds is 91"):
-        heartbeat.check()
-    heartbeat.beat()
-    assert heartbeat.check()["resyncSeconds"] == 0
-
-
-def test_the_heartbeat_fails_when_the_workers_hang() -> None:
-    with pytest.raises(Stalled, match="queueSeconds"):
-        Heartbeat(Clock(), 30, lambda: 91.0).check()
 
 
 def test_settings_come_from_the_command_line_with_the_documented_defaults() -> None:
@@ -146,6 +138,7 @@ def test_settings_come_from_the_command_line_with_the_documented_defaults() -> N
         (["--engine-image", "e", "--resync-seconds", "0"], "give a number of seconds above 0"),
         (["--engine-image", "e", "--retry-seconds", "nan"], "give a number of seconds above 0"),
         (["--engine-image", "e", "--workers", "0"], "--workers"),
+        (["--engine-image", "e", "--lease-seconds", "9"], "must be below --lease-renew-seconds, and that below"),
     ],
 )
 def test_wrong_settings_end_with_code_2_and_name_the_flag(

@@ -13,7 +13,8 @@ import pytest
 from cluster.controlplane import free_ports
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import OWNER_LABEL
-from fastgen_operator.main import kinds_read, kopf_settings
+from fastgen_operator.settings import Settings
+from fastgen_operator.watching import kinds_read, kopf_settings
 from harness.process import OperatorProcess
 from support.waiting import eventually
 
@@ -36,7 +37,7 @@ def unreachable(tmp_path: Path) -> Path:
 
 
 def run_operator(kubeconfig: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fastgen_operator.main", "--engine-image", "e", *args]
+    command = [sys.executable, "-m", "fastgen_operator.main", "--engine-image", "e", "--no-leader-elect", *args]
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -48,14 +49,26 @@ def test_no_credentials_end_with_code_2_and_one_line(tmp_path: Path) -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_a_port_in_use_ends_with_code_2_and_names_the_flag(unreachable: Path) -> None:
+@pytest.mark.parametrize("flag", ["--metrics-port", "--health-port"])
+def test_a_port_in_use_ends_with_code_2_and_names_the_flag(unreachable: Path, flag: str) -> None:
+    others = {"--metrics-port", "--health-port"} - {flag}
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        ended = run_operator(unreachable, "--bind-address", "127.0.0.1", "--metrics-port", port)
+        free = [argument for other in others for argument in (other, str(free_ports(1)[0]))]
+        ended = run_operator(unreachable, "--bind-address", "127.0.0.1", flag, port, *free)
     assert ended.returncode == 2
-    assert ended.stderr == f"fastgen-operator: --metrics-port {port}: Address already in use\n"
+    assert ended.stderr == f"fastgen-operator: {flag} {port}: Address already in use\n"
+
+
+def test_outside_of_a_pod_an_election_needs_to_be_told_where(unreachable: Path) -> None:
+    command = [sys.executable, "-m", "fastgen_operator.main", "--engine-image", "e"]
+    environment = {**os.environ, "KUBECONFIG": str(unreachable)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "--lease-namespace" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_an_operator_without_an_api_server_says_so_keeps_trying_and_stops_when_told(
@@ -76,7 +89,8 @@ def test_an_operator_without_an_api_server_says_so_keeps_trying_and_stops_when_t
 
 def test_only_our_children_are_watched_and_kopf_writes_nothing() -> None:
     kinds = kinds_read(Platform("engine:test"))
-    settings = kopf_settings(kinds)
+    settings = kopf_settings(Settings(engine_image="e", silence_seconds=12), kinds)
+    assert settings.watching.inactivity_timeout == 12
     assert len(settings.watching.label_selectors) == len(kinds)
     assert set(settings.watching.label_selectors.values()) == {OWNER_LABEL}
     assert not settings.posting.enabled

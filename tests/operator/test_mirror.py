@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastgen_operator.apiserver import KubeError
 from fastgen_operator.compact import compact
 from fastgen_operator.drift import TEMPLATE_DIGEST, template_digest
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
-from fastgen_operator.kube import KubeError
 from fastgen_operator.mirror import Mirror
 from fastgen_operator.mirrored import MirroredCluster
+from fastgen_operator.watches import Watches
 
 KEY = ("space", "chat")
 
@@ -247,7 +249,7 @@ class OneDeployment:
 def test_what_was_just_written_is_read_back_without_a_request() -> None:
     server = OneDeployment()
     cluster = MirroredCluster(server, Mirror(), lambda: (DEPLOYMENT,), (None,))
-    cluster.relist()
+    cluster.relist(Watches(time.monotonic, (FASTGEN, DEPLOYMENT)))
     assert server.requests == ["LIST fastgendeployments", f"LIST deployments {OWNER_LABEL}"]
     manifest = {**pod("chat", 0), "kind": "Deployment"}
     live = cluster.apply(DEPLOYMENT, manifest)
@@ -265,7 +267,9 @@ def test_a_list_that_fails_says_of_what() -> None:
     server = OneDeployment()
     server.failing = DEPLOYMENT
     with pytest.raises(KubeError, match="listing deployments: not for you"):
-        MirroredCluster(server, Mirror(), lambda: (DEPLOYMENT,), (None,)).relist()
+        MirroredCluster(server, Mirror(), lambda: (DEPLOYMENT,), (None,)).relist(
+            Watches(time.monotonic, (FASTGEN, DEPLOYMENT))
+        )
 
 
 def test_a_pod_is_kept_without_its_template_and_a_replica_set_too() -> None:

@@ -25,7 +25,7 @@ def test_an_operator_of_one_namespace_waits_for_its_crd_and_rights_and_then_need
         try:
             eventually(lambda: "listing fastgendeployments" in operator.log.read_text(), within=20, what="a complaint")
             install(plane, "--set", "watchNamespaces={mine}")
-            eventually(operator.is_healthy, within=30, what="a healthy operator")
+            eventually(operator.is_ready, within=30, what="a ready operator")
             complaints = len(operator.log.read_text())
             mine, theirs = Space(plane, "mine"), Space(plane, "theirs")
             theirs.apply(resource())

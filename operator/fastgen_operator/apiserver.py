@@ -1,0 +1,110 @@
+"""One request to the API server over the official client: plain objects in and out, errors with their status."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kubernetes.client import ApiClient, ApiException, Configuration
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from urllib3.exceptions import HTTPError
+
+from fastgen_operator.kinds import Object
+from fastgen_operator.metrics import Metrics
+
+_CONNECT_SECONDS = 5.0
+# Answers that the same request gets again until somebody changes the spec or the cluster's rules.
+_REFUSALS = (400, 403, 404, 405, 413, 422)
+
+
+class KubeError(Exception):
+    """The API server's answer was an error.
+
+    Attributes:
+        status: HTTP's; 0 where there was no answer.
+        retry_after: seconds that the server asks to be left alone for; 0 where it does not say.
+    """
+
+    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the server understood and refused, rather than failed or was busy."""
+        return self.status in _REFUSALS
+
+
+def connect() -> ApiClient:
+    """A client with the pod's service account, or else with the kubeconfig.
+
+    Raises:
+        ConfigException: where there is neither; its message says which file was looked for.
+    """
+    configuration = Configuration()
+    try:
+        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except ConfigException:
+        load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    # None but the work queue tries again: it knows of every other resource, and of what the server asked for. A worker
+    # that slept in here, as the client does when it is asked to come back later, would be lost to all of them.
+    configuration.retries = 0
+    return ApiClient(configuration)
+
+
+class ApiServer:
+    """Sends requests; safe to use from several threads. Each is counted by method and answer.
+
+    `timeout`: seconds without a byte after which a request has failed: a dead connection must not hold a worker.
+    """
+
+    def __init__(self, client: ApiClient, metrics: Metrics, timeout: float) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._timeout = (min(_CONNECT_SECONDS, timeout), timeout)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Object | None = None,
+        content_type: str | None = None,
+    ) -> Any:
+        """The answer's JSON.
+
+        Raises:
+            KubeError: any answer but success, or none.
+        """
+        headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if content_type else {})
+        request = self._client.param_serialize(
+            method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        try:
+            response = self._client.call_api(*request, _request_timeout=self._timeout)
+            data: bytes = response.read()  # type: ignore[no-untyped-call]
+        except (HTTPError, ApiException) as error:
+            self._metrics.api_requests.labels(method, "none").inc()
+            raise KubeError(0, f"reaching the API server: {error}") from error
+        self._metrics.api_requests.labels(method, str(response.status)).inc()
+        if not 200 <= response.status < 300:
+            words = _words(data) or f"{method} {path}: HTTP {response.status}"
+            raise KubeError(response.status, words, _seconds(response.headers.get("Retry-After")))
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise KubeError(0, f"reaching the API server: {method} {path} was answered by no JSON") from error
+
+
+def _words(data: bytes) -> str:
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return data.decode(errors="replace").strip()
+    return str(answer.get("message", "")) if isinstance(answer, dict) else str(answer)
+
+
+def _seconds(header: str | None) -> float:
+    """A Retry-After header in seconds; 0 for none, and for a date, which API servers do not send."""
+    return float(header) if header is not None and header.isdecimal() else 0.0

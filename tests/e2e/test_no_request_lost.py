@@ -12,7 +12,7 @@ from support.deployments import ServedNamespace, manifest
 from support.traffic import Traffic, traffic
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 def names(namespace: ServedNamespace) -> set[str]:

@@ -167,7 +167,7 @@ def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: f
             say(f"  {time.monotonic() - started:.0f} s: {ready:.0f} of {figures.pods} pods ready, {writes:.0f} writes")
         return ready >= figures.pods
 
-    wait_for("all pods ready", all_ready, seconds=1800, every=1)
+    wait_for("all pods ready", all_ready, seconds=1800, every=3)
     figures.converged_seconds = time.monotonic() - started
     wait_until_quiet(operator)
     figures.converged_cpu_seconds, figures.converged_requests = operator.cpu_seconds(), operator.requests()

@@ -8,6 +8,7 @@ from typing import Any
 import kopf
 
 from fastgen_operator.children import Platform
+from fastgen_operator.forgetful import NoDiffs, NoProgress
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind
 from fastgen_operator.mirror import Mirror, owner_of
 from fastgen_operator.settings import Settings
@@ -46,6 +47,8 @@ def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings
     settings.posting.enabled = False
     settings.posting.loggers = False
     settings.scanning.disabled = True
+    settings.persistence.diffbase_storage = NoDiffs()
+    settings.persistence.progress_storage = NoProgress()
     settings.networking.request_timeout = own.request_seconds
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 30, 60)

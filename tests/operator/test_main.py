@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kopf
 import pytest
 
 from cluster.controlplane import free_ports
@@ -94,3 +95,7 @@ def test_only_our_children_are_watched_and_kopf_writes_nothing() -> None:
     assert len(settings.watching.label_selectors) == len(kinds)
     assert set(settings.watching.label_selectors.values()) == {OWNER_LABEL}
     assert not settings.posting.enabled
+    body = kopf.Body({"metadata": {"name": "a"}, "spec": {"large": [1] * 100}})
+    storage = settings.persistence
+    assert storage.diffbase_storage.build(body=body) == {}, "each object of each event is copied"
+    assert storage.diffbase_storage.fetch(body=body) is None

@@ -93,7 +93,7 @@ class Operator:
         """Starts it with its default settings."""
         command = [
             *(sys.executable, "-m", "fastgen_operator.main", "--engine-image", "engine:test"),
-            *("--bind-address", "127.0.0.1", "--metrics-port", str(self.metrics_port)),
+            *("--bind-address", "127.0.0.1", "--metrics-port", str(self.metrics_port), "--lease-namespace", SYSTEM),
             *("--health-port", str(self.health_port)),
         ]
         environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig), "PYTHONPATH": os.pathsep.join(sys.path[:3])}

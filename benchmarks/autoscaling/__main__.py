@@ -1,0 +1,67 @@
+"""`python -m benchmarks.autoscaling`: the comparison of docs/benchmarks/autoscaling.md, in some minutes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.autoscaling.coarse import CoarseReplica
+from benchmarks.autoscaling.comparison import OURS, compare
+from benchmarks.autoscaling.device import A100_8B, CPU_135M
+from benchmarks.autoscaling.exact import ExactReplica
+from benchmarks.autoscaling.fleet import least_loaded, random_pod
+from benchmarks.autoscaling.replica import Engine, Targets
+from benchmarks.autoscaling.report import draw, line, lines
+from benchmarks.autoscaling.traces import traces
+
+_DEVICES = {"a100": Engine(A100_8B, Targets(1.0, 0.050)), "cpu": Engine(CPU_135M, Targets(10.0, 0.4))}
+# Requests a second that a fleet of about four takes, relative to the GPU's.
+_SCALES = {"a100": 1.0, "cpu": 0.02}
+
+
+def main() -> None:
+    """Prints a table for each trace."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscaling", description=__doc__)
+    parser.add_argument("--device", choices=sorted(_DEVICES), default="a100")
+    parser.add_argument("--seconds", type=float, default=2400.0, help="length of each trace beside its warm-up")
+    parser.add_argument("--scale", type=float, default=1.0, help="load, relative to a fleet of about four replicas")
+    parser.add_argument("--trace", action="append", default=[], help="only these")
+    parser.add_argument("--policy", action="append", default=[], help="only these, for example FastGen")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--exact", action="store_true", help="replicas with the real scheduler: forty times slower")
+    parser.add_argument("--least-loaded", action="store_true", help="a gateway in front instead of kube-proxy")
+    parser.add_argument("--plots", type=Path, help="a folder for the pictures")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--quick", action="store_true", help="one short trace, ours and one other")
+    given = parser.parse_args()
+    seconds, names, policies = given.seconds, given.trace, given.policy
+    if given.quick:
+        seconds, names, policies = 240.0, names or ["step"], policies or [OURS, "KubeAI"]
+    begun = time.perf_counter()
+    rows = []
+    for row in compare(
+        _DEVICES[given.device],
+        [t for t in traces(given.scale * _SCALES[given.device], seconds) if not names or t.name in names],
+        begin=max(1, round(2 * given.scale)),
+        seed=given.seed,
+        most=max(4, round(16 * given.scale)),
+        balancer=least_loaded if given.least_loaded else random_pod,
+        make=ExactReplica if given.exact else CoarseReplica,
+        families=policies,
+    ):
+        rows.append(row)
+        print(f"{row.trace.name:18} {line(row)}", flush=True)
+    print("\n".join(lines(rows)))
+    print(f"\n{len(rows)} runs in {time.perf_counter() - begun:.0f} s")
+    if given.plots is not None:
+        draw(rows, given.plots)
+    if given.json is not None:
+        table = [{"trace": r.trace.name, "policy": r.contestant.name, **asdict(r.figures)} for r in rows]
+        given.json.write_text(json.dumps(table, indent=1))
+
+
+if __name__ == "__main__":
+    main()

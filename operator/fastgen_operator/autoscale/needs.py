@@ -52,13 +52,17 @@ def assess(
     rate = capacity.tokens_per_second
     work = backlog * demand.shape.work_per_prompt_token
     load = demand.slow.value / rate
+    drain_seconds = work / (rate * len(fleet.ready))
+    # A backlog that breaks the target proves the overload: the fast average is not taken for noise then.
+    late = drain_seconds > policy.first_token_seconds
+    arriving = max(demand.slow.value, demand.fast.value) if late else demand.slow.value
     return Needs(
         load=load,
         jump=demand.fast.value / rate,
-        queue=load + _left_over(fleet, work, demand.slow.value, rate, policy) / rate,
+        queue=(arriving + _left_over(fleet, work, arriving, rate, policy)) / rate,
         kv=kv,
         backlog_tokens=backlog,
-        drain_seconds=work / (rate * len(fleet.ready)),
+        drain_seconds=drain_seconds,
     )
 
 

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     watchlist = Watchlist(settings.scrape_seconds)
     reconciler = Reconciler(cluster, metrics, discovery.platform, watchlist, lambda: datetime.now(UTC))
     controller = Controller(settings, cluster, reconciler, discovery, metrics, leadership, watches)
-    autoscaler = Autoscaler(watchlist, Scraper(), metrics, controller.queue.add, settings.scrape_seconds)
+    autoscaler = Autoscaler(watchlist, Scraper(settings.scrape_seconds), metrics, controller.queue.add)
     try:
         server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
     except OSError as error:

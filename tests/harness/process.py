@@ -16,6 +16,7 @@ from cluster.controlplane import free_ports
 from support.waiting import eventually
 
 RESYNC_SECONDS = 0.5
+SCRAPE_SECONDS = 0.5
 
 
 @dataclass
@@ -42,6 +43,7 @@ class OperatorProcess:
             *(sys.executable, "-m", "fastgen_operator.main"),
             *("--engine-image", "engine:test", "--bind-address", "127.0.0.1", "--verbose"),
             *("--metrics-port", str(self.metrics_port), "--health-port", str(self.health_port)),
+            *("--scrape-seconds", str(SCRAPE_SECONDS)),
             *("--resync-seconds", str(RESYNC_SECONDS), "--retry-seconds", "0.2", "--retry-limit-seconds", "1"),
             *("--relist-seconds", "5"),
             *self.election,

@@ -173,7 +173,7 @@ HOSTILE = [
 async def test_an_engine_that_answers_badly_costs_its_deadline_at_most(handler: Handler, reason: str) -> None:
     async with serving(handler) as bad, serving(answering("200 OK", exposed().encode())) as good:
         began = time.monotonic()
-        found = await Scraper(deadline=0.5).scrape([Target("bad", bad, "chat"), Target("good", good, "chat")])
+        found = await Scraper(0.5).scrape([Target("bad", bad, "chat"), Target("good", good, "chat")])
         assert time.monotonic() - began < 3
     answers = {target.pod: answer for target, answer in found.items()}
     assert isinstance(answers["good"], Sample), "one bad engine spoils the others' answers"
@@ -184,7 +184,7 @@ async def test_an_engine_that_answers_badly_costs_its_deadline_at_most(handler: 
 async def test_a_port_that_nobody_listens_on_is_unreachable() -> None:
     async with serving(hang) as address:
         pass
-    (answer,) = (await Scraper(deadline=0.5).scrape([Target("gone", address, "chat")])).values()
+    (answer,) = (await Scraper(0.5).scrape([Target("gone", address, "chat")])).values()
     assert isinstance(answer, UnusableError)
     assert answer.reason == "Unreachable"
 
@@ -202,7 +202,7 @@ async def test_no_more_engines_are_asked_at_once_than_allowed() -> None:
 
     async with serving(count) as address:
         targets = [Target(f"pod-{n}", address, "chat") for n in range(20)]
-        found = await Scraper(concurrency=4, deadline=5).scrape(targets)
+        found = await Scraper(5.0, concurrency=4).scrape(targets)
     assert len(found) == 20
     assert all(isinstance(answer, Sample) for answer in found.values())
     assert most <= 4

@@ -38,10 +38,8 @@ class Autoscaler:
         scraper: Scraper,
         metrics: Metrics,
         wake: Callable[[Key], None],
-        scrape_seconds: float,
     ) -> None:
         self._watchlist, self._scraper, self._metrics, self._wake = watchlist, scraper, metrics, wake
-        self._scrape_seconds = scrape_seconds
 
     async def run(self) -> None:
         """Looks at all fleets, again and again, until cancelled."""
@@ -53,7 +51,7 @@ class Autoscaler:
             except Exception:
                 # One odd answer may not end the sizing of all fleets for ever.
                 logger.exception("looking at the replicas' metrics")
-            await asyncio.sleep(max(0.0, began + self._scrape_seconds - loop.time()))
+            await asyncio.sleep(max(0.0, began + self._watchlist.scrape_seconds - loop.time()))
 
     async def look(self) -> None:
         """One look at every fleet."""

@@ -124,11 +124,12 @@ class Scraper:
 
     Args:
         concurrency: replicas asked at the same time.
-        deadline: seconds for one replica, connecting included.
+        period: seconds from one round to the next: no replica gets longer, or one that hangs makes all others stale.
+        deadline: seconds for one replica at most, connecting included.
     """
 
-    def __init__(self, *, concurrency: int = 100, deadline: float = 2.0) -> None:
-        self._concurrency, self._deadline = concurrency, deadline
+    def __init__(self, period: float, *, concurrency: int = 100, deadline: float = 2.0) -> None:
+        self._concurrency, self._deadline = concurrency, min(deadline, period)
 
     async def scrape(self, targets: Iterable[Target]) -> dict[Target, Sample | UnusableError]:
         """What each says. Takes at most (replicas / concurrency, rounded up) times the deadline."""

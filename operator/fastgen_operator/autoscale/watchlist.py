@@ -83,13 +83,13 @@ class Watchlist:
     """The fleets to size, by resource. `scrape_seconds`: how often they are looked at."""
 
     def __init__(self, scrape_seconds: float) -> None:
-        self._scrape_seconds = scrape_seconds
+        self.scrape_seconds = scrape_seconds
         self._subjects: dict[Key, Subject] = {}
         self._records: dict[Key, Record] = {}
 
     def look_up(self, spec: Spec, world: World) -> World:
         """Takes note of the fleet as this visit finds it; returns the world with what was decided about it."""
-        subject = subject_of(spec, world, self._scrape_seconds)
+        subject = subject_of(spec, world, self.scrape_seconds)
         if subject is None:
             self.forget(world.key)
             return world

@@ -1,0 +1,180 @@
+"""From the engines' metrics to the Deployment's replicas, the status and the Events, against the real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from harness.engines import FakeEngine
+from harness.fluid import PROMPT_RATE
+from harness.process import OperatorProcess
+from harness.space import Space, resource
+from support.namespace import Object
+from support.waiting import eventually
+
+pytestmark = pytest.mark.controlplane
+
+# An address for each engine of a test run; others on this machine may use the first ones.
+ADDRESSES = (f"127.77.{n // 250}.{n % 250 + 1}" for n in count())
+
+Engines = Callable[[Space, int], list[FakeEngine]]
+
+
+def autoscaled(**autoscaling: Any) -> Object:
+    """A FastGenDeployment that a test need not wait minutes for."""
+    fast = {
+        "maxReplicas": 4,
+        "targets": {"interTokenLatencyMilliseconds": 200},
+        "scaleDown": {"stabilizationSeconds": 3},
+    }
+    return resource(autoscaling={**fast, **autoscaling})
+
+
+@pytest.fixture
+def engines() -> Iterator[Engines]:
+    """Makes that many pods of `chat` ready, each with an engine of its own."""
+    made: list[FakeEngine] = []
+    behind: dict[str, FakeEngine] = {}
+
+    def make(space: Space, wanted: int) -> list[FakeEngine]:
+        for pod in space.wait_pods(wanted):
+            name = pod["metadata"]["name"]
+            if name in behind:
+                continue
+            engine = behind[name] = FakeEngine(next(ADDRESSES)).start()
+            made.append(engine)
+            space.set_pod(pod, ready=True)
+            address = {"podIP": engine.address, "podIPs": [{"ip": engine.address}]}
+            space.patch(f"pod/{name}", {"status": address}, "--subresource=status")
+        return [behind[pod["metadata"]["name"]] for pod in space.pods()]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def status(space: Space) -> Object:
+    found: Object = space.get("fgd", "chat").get("status", {})
+    return found
+
+
+def desired(space: Space) -> int:
+    """What status and Deployment agree on; 0 while they do not."""
+    replicas: int = space.get("deployment", "chat")["spec"]["replicas"]
+    return replicas if status(space)["autoscaling"]["desiredReplicas"] == replicas else 0
+
+
+def let_be_asked(engine: FakeEngine, times: int) -> None:
+    """Returns when it has been scraped so many times more."""
+    target = engine.asked + times
+    eventually(lambda: engine.asked >= target, within=30, what=f"{times} scrapes")
+
+
+def test_a_backlog_brings_replicas_and_its_end_takes_them_away_and_the_status_tells_the_story(
+    space: Space, operator: OperatorProcess, engines: Engines
+) -> None:
+    space.apply(autoscaled())
+    (engine,) = engines(space, 1)
+    engine.prompt_rate = 0.3 * PROMPT_RATE
+    space.wait_condition("ScalingActive", "True", "Active")
+    # The first look gives no rate: without one nothing is decided.
+    let_be_asked(engine, 6)
+    assert desired(space) == 1
+    capacity = eventually(lambda: status(space).get("capacity"), within=20, what="the capacity")
+    assert capacity is not None
+    assert (capacity["tokenBudget"], capacity["source"]) == (512, "StepModel")
+    assert "history" not in status(space)["autoscaling"]
+
+    engine.backlog = 60_000
+    eventually(lambda: desired(space) >= 2, within=20, what="more replicas")
+    told = status(space)["autoscaling"]
+    assert told["reason"] in ("BacklogTooLong", "DemandJumped")
+    assert (told["history"][-1]["fromReplicas"], told["history"][0]["toReplicas"]) == (1, told["desiredReplicas"])
+    many = told["desiredReplicas"]
+
+    engine.backlog, engine.prompt_rate = 0, 0
+    for other in engines(space, many):
+        other.prompt_rate = 0.1 * PROMPT_RATE
+    eventually(lambda: 0 < desired(space) < many, within=60, what="fewer replicas")
+    told = status(space)["autoscaling"]
+    assert (told["reason"], told["history"][0]["fromReplicas"]) == ("DemandFell", many)
+
+    events = {event["reason"]: event for event in space.items("events")}
+    assert f"to {many} replicas" in events["ScaledUp"]["message"] or many > 2
+    assert events["ScaledDown"]["message"].startswith(f"from {many} to ")
+    metrics = operator.metrics()
+    made = {labels for name, labels in metrics if name == "fastgen_operator_scaling_decisions_total"}
+    assert f"chat/{space.name}/DemandFell" in made
+    assert metrics["fastgen_operator_scrape_age_seconds", f"chat/{space.name}"] < 10
+    assert ("fastgen_operator_scaling_load_replicas", f"chat/{space.name}") in metrics
+
+
+def test_a_noisy_load_and_a_restart_write_nothing(space: Space, operator: OperatorProcess, engines: Engines) -> None:
+    space.apply(autoscaled(minReplicas=2))
+    for engine in engines(space, 2):
+        engine.prompt_rate = 0.5 * PROMPT_RATE
+    space.wait_condition("ScalingActive", "True", "Active")
+    eventually(lambda: status(space).get("capacity"), within=20, what="the capacity")
+    before = space.settled()
+    let_be_asked(engine, 10)
+    assert space.versions() == before, "noise is written down"
+    operator.restart()
+    let_be_asked(engine, 10)
+    assert space.versions() == before, "a restart is written down"
+
+
+def test_engines_that_lie_or_hang_hold_the_fleet_and_the_condition_says_so(
+    space: Space, operator: OperatorProcess, engines: Engines
+) -> None:
+    space.apply(autoscaled(minReplicas=2))
+    first, second = engines(space, 2)
+    space.wait_condition("ScalingActive", "True", "Active")
+
+    # One of two does not speak for itself, and the other's word still counts.
+    first.manner = "hangs"
+    let_be_asked(second, 8)
+    assert space.condition("ScalingActive")["status"] == "True"
+
+    second.manner = "huge"
+    condition = space.wait_condition("ScalingActive", "False", "MetricsStale")
+    assert "more than half of 2 ready replicas" in condition["message"]
+    second.manner = "nan"
+    let_be_asked(second, 3)
+    second.manner = "other model"
+    let_be_asked(second, 3)
+    assert desired(space) == 2
+    assert space.condition("ScalingActive")["reason"] == "MetricsStale"
+    counted = {labels for name, labels in operator.metrics() if name == "fastgen_operator_scrape_failures_total"}
+    assert {"TimedOut", "BadValue", "OtherModel"} <= counted
+
+    first.manner = second.manner = "honest"
+    space.wait_condition("ScalingActive", "True", "Active")
+
+
+@pytest.mark.usefixtures("operator")
+def test_bounds_hold_before_any_metrics_and_a_fixed_number_ends_autoscaling(space: Space) -> None:
+    space.apply(autoscaled(minReplicas=2))
+    space.wait_pods(2)
+    space.make_ready(count=2)
+    assert space.wait_condition("ScalingActive", "False")["reason"] in ("NoMetrics", "NoReadyReplicas")
+    space.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 3}}})
+    eventually(lambda: desired(space) == 3, within=20, what="the new minimum")
+    assert status(space)["autoscaling"]["reason"] == "BoundsChanged"
+
+    with pytest.raises(Exception, match=r"spec\.replicas and spec\.autoscaling exclude each other"):
+        space.kubectl("scale", "fgd/chat", "--replicas=1")
+    space.patch("fgd/chat", {"spec": {"autoscaling": None, "replicas": 1}})
+    space.wait_pods(1)
+
+    def is_plain() -> bool:
+        now = status(space)
+        types = {condition["type"] for condition in now["conditions"]}
+        return "autoscaling" not in now and not types & {"ScalingActive", "ScalingLimited"}
+
+    eventually(is_plain, within=20, what="a status without autoscaling")
+    # As an autoscaler from outside would.
+    space.kubectl("scale", "fgd/chat", "--replicas=2")
+    space.wait_pods(2)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from fastgen.commands import bench, calibrate, fetch, generate, serve, top
 from fastgen.config import ConfigError
 from fastgen.core.request import RequestError
 from fastgen.remote import RemoteError
 from fastgen.version import VERSION
 
 _MISUSE, _FAILURE = 2, 1
+_COMMANDS = ("serve", "generate", "fetch", "calibrate", "bench", "top")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
     try:
-        options = _parser().parse_args(arguments)
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        options = _parser(given).parse_args(given)
         command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
     except (ConfigError, RequestError) as error:
@@ -46,10 +48,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_MISUSE, f"fastgen: error: {message}\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Knows the command that is asked for, or all of them: what one imports takes time that others need not spend."""
     parser = _Parser(prog="fastgen", description="Serve language models with Dynamic SplitFuse.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"fastgen {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (serve, generate, fetch, calibrate, bench, top):
-        command.add(commands)
+    asked = [name for name in _COMMANDS if name in arguments[:1]]
+    for name in asked or _COMMANDS:
+        importlib.import_module(f"fastgen.commands.{name}").add(commands)
     return parser

@@ -7,11 +7,10 @@ imports torch.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-import sys
-import tempfile
-from collections.abc import AsyncGenerator, Callable, Sequence
-from pathlib import Path
+import subprocess
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -21,6 +20,7 @@ import zmq.asyncio
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Request
 from fastgen.inflight import InFlight
+from fastgen.launch import Launch
 from fastgen.messages import (
     Add,
     Cancel,
@@ -35,8 +35,6 @@ from fastgen.messages import (
     TokenOutput,
 )
 
-# What starts the engine process; the socket's address and the log format are added.
-WORKER = (sys.executable, "-m", "fastgen.worker")
 # How long a process that has ended may take to be heard out: its last words are on their way through the socket.
 _LAST_WORDS_SECONDS = 0.05
 # A pass takes far less; an engine that has not followed a Shutdown by then is killed.
@@ -74,8 +72,9 @@ class EngineProcess:
     info: EngineInfo
     in_flight: InFlight
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, recorder: Recorder | None):
-        self._process = process
+    def __init__(self, launch: Launch, socket: zmq.asyncio.Socket, recorder: Recorder | None):
+        self._launch = launch
+        self._process = launch.process
         self._socket = socket
         self._recorder = recorder
         self._encoder = msgspec.msgpack.Encoder()
@@ -85,48 +84,34 @@ class EngineProcess:
         self._listens = False  # while it loads, the engine does not
         self._dead = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
     async def start(
         cls,
+        launch: Launch,
         config: EngineConfig,
         on_loading: Callable[[str, float], None],
         *,
         recorder: Recorder | None = None,
-        command: Sequence[str] = WORKER,
-        log_format: str = "text",
     ) -> EngineProcess:
-        """Starts an engine and returns when it is ready for requests; `on_loading` hears of its progress meanwhile.
-
-        To be called in the main thread: the engine is told to end with the thread that started it.
+        """Returns when the engine is ready for requests; `on_loading` hears of its progress meanwhile.
 
         Raises:
             EngineStartError: when it cannot serve what `config` asks for, or fails on the way.
         """
-        folder = tempfile.TemporaryDirectory(prefix="fastgen-")
-        address = f"ipc://{Path(folder.name) / 'engine'}"
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         socket.set(zmq.LINGER, 0)
         # A report must never be lost, however long the loop is busy: the engine decides how much may be on its way.
         socket.set(zmq.RCVHWM, 0)
-        socket.bind(address)
-        process = await asyncio.create_subprocess_exec(*command, address, log_format, stdin=asyncio.subprocess.PIPE)
-        engine = cls(process, socket, recorder)
-        engine._folder = folder
+        socket.bind(launch.address)
+        engine = cls(launch, socket, recorder)
+        launch.hand_over(config)
         try:
-            await engine._hand_over(config)
             await engine._wait_ready(on_loading)
         except BaseException:
             await engine.stop()
             raise
         return engine
-
-    async def _hand_over(self, config: EngineConfig) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.write(msgspec.json.encode(config))
-        stdin.close()
 
     async def _wait_ready(self, on_loading: Callable[[str, float], None]) -> None:
         ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
@@ -202,15 +187,14 @@ class EngineProcess:
         """Ends the engine process and waits for its end. Requests under way get EngineDeadError."""
         if self.alive and self._listens:
             self._send(Shutdown())
-            await _first_of(asyncio.create_task(self._process.wait()), timeout=_STOP_SECONDS)
-        if self._process.returncode is None:
+            await _first_of(asyncio.create_task(_end_of(self._process)), timeout=_STOP_SECONDS)
+        if self._process.poll() is None:
             self._process.kill()
-        await self._process.wait()
+        await _end_of(self._process)
         if self._watcher is not None:
             await self._watcher
         self._socket.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._launch.end()
 
     def _send(self, command: Command) -> None:
         # The future that this gives is done at once but for a full queue, and sends keep their order either way.
@@ -219,7 +203,7 @@ class EngineProcess:
     async def _watch(self, ready: asyncio.Future[EngineInfo], on_loading: Callable[[str, float], None]) -> None:
         """Hears the engine until its process has ended and nothing is left to hear."""
         listener = asyncio.create_task(self._listen(ready, on_loading))
-        end = asyncio.create_task(self._process.wait())
+        end = asyncio.create_task(_end_of(self._process))
         await _first_of(end, listener)
         if not end.done():
             # An engine that cannot be understood is of no use.
@@ -250,6 +234,21 @@ class EngineProcess:
                     ready.set_result(info)
                 case Failed():
                     self._failure = event
+
+
+async def _end_of(process: subprocess.Popen[bytes]) -> None:
+    """Waits for the end of a process without a thread: a pidfd is readable from then on (pidfd_open(2))."""
+    if process.poll() is not None:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.pidfd_open(process.pid)
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    process.wait()
 
 
 async def _first_of(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:

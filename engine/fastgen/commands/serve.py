@@ -8,6 +8,7 @@ import sys
 from fastgen import logs
 from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config, given
 from fastgen.config import KNOBS, SERVER_KNOBS, ServerConfig
+from fastgen.launch import Launch
 
 
 def add(commands: Subcommands) -> None:
@@ -36,11 +37,16 @@ def run(options: argparse.Namespace) -> int:
         **given(options, SERVER_KNOBS),
     )
     logs.configure(server_config.log_format)
-    from fastgen.process import EngineStartError
-    from fastgen.server.main import run as serve
-
+    launch = Launch(server_config.log_format)
     try:
-        return serve(config, server_config)
-    except EngineStartError as error:
-        print(f"fastgen: error: {error}", file=sys.stderr)
-        return error.exit_code
+        # Imported only now, so that the engine process is on its way.
+        from fastgen.process import EngineStartError
+        from fastgen.server.main import run as serve
+
+        try:
+            return serve(config, server_config, launch)
+        except EngineStartError as error:
+            print(f"fastgen: error: {error}", file=sys.stderr)
+            return error.exit_code
+    finally:
+        launch.end()

@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,9 +18,10 @@ import uvicorn
 import uvloop
 
 from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
+from fastgen.launch import Launch
 from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
-from fastgen.process import WORKER, EngineProcess, EngineStartError
+from fastgen.process import EngineProcess, EngineStartError
 from fastgen.server.admission import Admission
 from fastgen.server.app import create_app
 from fastgen.server.connection import connection_class
@@ -46,10 +47,10 @@ _MOST_FILES = 65536
 _KEEP_ALIVE_SECONDS = 75  # above the usual 60 s of proxies, which must be the ones to close
 
 
-def run(engine_config: EngineConfig, server_config: ServerConfig, command: Sequence[str] = WORKER) -> int:
+def run(engine_config: EngineConfig, server_config: ServerConfig, launch: Launch) -> int:
     """Serves until told to stop; returns the exit code: 1 where the engine died, else 0.
 
-    `command` starts the engine process.
+    `launch` is the engine process, which has not heard yet what it is to serve.
 
     Raises:
         ConfigError: when what is asked for cannot be served.
@@ -66,7 +67,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, command: Seque
     _allow_many_connections()
     listener = _listen(server_config.host, server_config.port)
     try:
-        return uvloop.run(Server(engine_config, server_config, source, listener, keys, tracer, command, started).run())
+        return uvloop.run(Server(engine_config, server_config, source, listener, keys, tracer, launch, started).run())
     finally:
         listener.close()
 
@@ -110,14 +111,14 @@ class Server:
         listener: socket.socket,
         keys: KeyRing,
         tracer: Tracer | None,
-        command: Sequence[str],
+        launch: Launch,
         started: float,
     ) -> None:
         self._engine_config = engine_config
         self._server_config = server_config
         self._source = source
         self._listener = listener
-        self._command = command
+        self._launch = launch
         self._started = started
         own_name = hub_repository(engine_config.model) or default_model_name(engine_config.model)
         names = server_config.served_model_names or (own_name,)
@@ -184,13 +185,7 @@ class Server:
         config = replace(self._engine_config, model=str(self._source.path))
         log.info("fastgen %s: loading %s", VERSION, self._engine_config.model)
         engine = asyncio.create_task(
-            EngineProcess.start(
-                config,
-                self._lifecycle.note_loading,
-                recorder=self._metrics,
-                command=self._command,
-                log_format=self._server_config.log_format,
-            )
+            EngineProcess.start(self._launch, config, self._lifecycle.note_loading, recorder=self._metrics)
         )
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, self._source.tokenizer)

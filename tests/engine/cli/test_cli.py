@@ -151,7 +151,7 @@ from fastgen import cli
 def talk(options):
     while True:
         print("more")
-cli._parser = lambda: cli._Parser()
+cli._parser = lambda arguments: cli._Parser()
 cli._Parser.parse_args = lambda self, arguments: cli.argparse.Namespace(command=talk)
 sys.exit(cli.main([]))
 """

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-import fastgen.process
+import fastgen.launch
 
 if __name__ == "__main__":
-    fastgen.process.WORKER = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
+    fastgen.launch.WORKER = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
     from fastgen.cli import main
 
     sys.exit(main())

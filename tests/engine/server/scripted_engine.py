@@ -110,4 +110,4 @@ if __name__ == "__main__":
     sys.modules["fastgen.model.loader"] = stub
     from fastgen.worker import main
 
-    sys.exit(main())
+    sys.exit(main(lambda: None))

@@ -12,7 +12,7 @@ from fastgen_operator.children import Platform
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.model import model_address, model_path
 from fastgen_operator.conditions import MODEL_CACHED, all_conditions
-from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, OWNER_LABEL, Object
+from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
 from fastgen_operator.plan import Plan, make_plan
 from fastgen_operator.world import World
 from harness.objects import pod, spec_of, stored, world
@@ -266,6 +266,21 @@ def test_the_download_is_restricted_has_no_rights_and_is_not_found_as_a_serving_
     assert near["labelSelector"]["matchLabels"] == {OWNER_LABEL: "chat"}
     (shared,) = jobs(carried_out(World(resource=cached(cache={"accessMode": "ReadWriteMany"}))))
     assert "affinity" not in shared["spec"]["template"]["spec"]
+
+
+def test_what_downloads_reaches_names_and_sources_and_is_reached_by_nobody() -> None:
+    seen = carried_out(World(resource=cached()))
+    fetching = seen.child(NETWORK_POLICY, "chat.fetch")
+    serving = seen.child(NETWORK_POLICY)
+    assert fetching is not None
+    assert serving is not None
+    assert fetching["spec"]["podSelector"] == {"matchLabels": {OWNER_LABEL: "chat_fetch"}}
+    assert "ingress" not in fetching["spec"]
+    assert [rule["ports"][0]["port"] for rule in fetching["spec"]["egress"]] == [53, 443]
+    assert [rule["ports"][0]["port"] for rule in serving["spec"]["egress"]] == [53]
+    in_pods = carried_out(World(resource=stored(model={"source": HUB}))).child(NETWORK_POLICY)
+    assert in_pods is not None
+    assert in_pods["spec"]["egress"] == fetching["spec"]["egress"]
 
 
 def fetching(container: Object, *, where: str = "containerStatuses", **more: Any) -> Object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +28,8 @@ class Hub:
         served: bytes of files that were sent.
         cut_after: bytes of files after which the connection is cut, once for each number here.
         failures: status codes that the next requests are answered with.
+        ranges: whether it takes notice of asked ranges.
+        before_file: called with a file's path before it is sent.
     """
 
     folder: Path
@@ -38,6 +40,7 @@ class Hub:
     cut_after: list[int] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
     ranges: bool = True
+    before_file: Callable[[str], None] | None = None
 
     def answer(self, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of a GET."""
@@ -70,6 +73,8 @@ class Hub:
         name = path.split(f"/resolve/{COMMIT}/", 1)[1]
         body = (self.folder / name).read_bytes()
         self.downloads.append(name)
+        if self.before_file is not None:
+            self.before_file(name)
         return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(body).hexdigest()}"'}, body
 
     def _sibling(self, file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 import boto3
@@ -37,7 +37,7 @@ _CUTS: Final = (
     IncompleteReadError,
     ResponseStreamingError,
 )
-_MISSING: Final = ("NoSuchBucket", "NoSuchKey", "404", "NotFound")
+_MISSING: Final = ("NoSuchBucket", "NoSuchKey")
 _REFUSED: Final = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _CHANGED: Final = "PreconditionFailed"
 
@@ -58,8 +58,7 @@ class S3Remote:
         source = f"s3://{self._bucket}/{self._key}"
         with _plain_errors(source):
             if self._key.endswith(".gguf"):
-                found = self._s3.head_object(Bucket=self._bucket, Key=self._key)
-                return Listing("", (RemoteFile(self._key, found["ContentLength"], found["ETag"]),))
+                return Listing("", (self._look_at(self._key),))
             pages = self._s3.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=f"{self._key}/", Delimiter="/"
             )
@@ -69,12 +68,19 @@ class S3Remote:
         files = (RemoteFile(entry["Key"], entry["Size"], entry["ETag"]) for entry in objects)
         return Listing("", select_model(source, files))
 
+    def _look_at(self, key: str) -> RemoteFile:
+        # Not HEAD: its answer has no room for the reason of a refusal. No list either: that is another permission.
+        found = self._s3.get_object(Bucket=self._bucket, Key=key, Range="bytes=0-0")
+        found["Body"].close()
+        return RemoteFile(key, int(found["ContentRange"].rpartition("/")[2]), found["ETag"])
+
     @contextmanager
     def read(self, file: RemoteFile, start: int) -> Iterator[Iterator[bytes]]:
         """See `Remote.read`."""
         with _plain_errors(f"s3://{self._bucket}/{file.path}"):
             answer = self._s3.get_object(Bucket=self._bucket, Key=file.path, Range=f"bytes={start}-", IfMatch=file.tag)
-            with answer["Body"] as body:
+            # Its own context manager gives what it wraps, without the errors that can be told apart.
+            with closing(answer["Body"]) as body:
                 yield body.iter_chunks(_CHUNK)
 
 
@@ -114,9 +120,10 @@ def _of_answer(what: str, error: ClientError) -> FetchError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     message = f"{what}: {code}: {error.response.get('Error', {}).get('Message', 'no more was said')}"
-    if code in _MISSING or status == 404:
+    if code in _MISSING:
         return SourceNotFound(f"{what}: {'no such bucket' if code == 'NoSuchBucket' else 'no such object'}")
-    if code in _REFUSED or status in (401, 403):
+    # Some stores have not found the key's owner, where others refuse it.
+    if code in _REFUSED or status in (401, 403, 404):
         return AccessDenied(f"{message}: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     if code == _CHANGED:
         return FetchError(f"{what}: changed while it was fetched")

@@ -1,0 +1,65 @@
+"""Programs of single Go modules, at pinned versions, built once into the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.programs import Say
+
+
+@dataclass(frozen=True)
+class GoTool:
+    """A program: its name, the package of its main function, and the module's version."""
+
+    name: str
+    package: str
+    version: str
+
+
+# An S3 server over a folder, for models that come from an object store.
+VERSITYGW = GoTool("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
+
+
+def ensure_tool(tool: GoTool, say: Say) -> Path:
+    """The program's path; minutes where it has to be built.
+
+    Raises RuntimeError with the build's last words where it cannot be.
+    """
+    folder = tools_folder(os.environ)
+    target = folder / f"{tool.name}-{tool.version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            say(f"building {tool.name} {tool.version} from its Go module (minutes the first time)")
+            _build(tool, target)
+    return target
+
+
+def tools_folder(environment: Mapping[str, str]) -> Path:
+    """Where they are kept."""
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastgen" / "tools"
+
+
+def _build(tool: GoTool, target: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        raise RuntimeError(f"go: not found; install Go 1.24 or later, which {tool.name} is built with")
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        done = subprocess.run(
+            [go, "install", "-trimpath", f"{tool.package}@{tool.version}"],
+            env={**os.environ, "GOBIN": folder, "CGO_ENABLED": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{tool.name} could not be built: {done.stderr[-2000:]}")
+        (Path(folder) / tool.name).rename(target)

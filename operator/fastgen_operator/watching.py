@@ -56,6 +56,8 @@ def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings
     settings.watching.connect_timeout = 5
     settings.watching.server_timeout = 300
     settings.watching.inactivity_timeout = own.silence_seconds
+    # A task for each object lives this long after its last event: a list of thousands would be thousands of them.
+    settings.queueing.idle_timeout = 0.1
     settings.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 30)
     settings.process.ultimate_exiting_timeout = 20
     for kind in kinds:

@@ -23,17 +23,27 @@ class KubeError(Exception):
     Attributes:
         status: HTTP's; 0 where there was no answer.
         retry_after: seconds that the server asks to be left alone for; 0 where it does not say.
+        causes: why, in the server's words for programs.
     """
 
-    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
+    def __init__(self, status: int, message: str, retry_after: float = 0.0, causes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+        self.causes = causes
+
+    @property
+    def is_namespace_leaving(self) -> bool:
+        """Whether nothing can be made any more because the namespace is being deleted, and all in it too."""
+        return "NamespaceTerminating" in self.causes
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the server understood and refused, rather than failed or was busy."""
-        return self.status in _REFUSALS
+        """Whether the server understood and refused, rather than failed or was busy.
+
+        An admission webhook that nobody answers for is a refusal too: it stays until somebody mends or removes it.
+        """
+        return self.status in _REFUSALS or "failed calling webhook" in str(self)
 
 
 def connect() -> ApiClient:
@@ -89,20 +99,25 @@ class ApiServer:
             raise KubeError(0, f"reaching the API server: {error}") from error
         self._metrics.api_requests.labels(method, str(response.status)).inc()
         if not 200 <= response.status < 300:
-            words = _words(data) or f"{method} {path}: HTTP {response.status}"
-            raise KubeError(response.status, words, _seconds(response.headers.get("Retry-After")))
+            words, causes = _words(data)
+            words = words or f"{method} {path}: HTTP {response.status}"
+            raise KubeError(response.status, words, _seconds(response.headers.get("Retry-After")), causes)
         try:
             return json.loads(data)
         except ValueError as error:
             raise KubeError(0, f"reaching the API server: {method} {path} was answered by no JSON") from error
 
 
-def _words(data: bytes) -> str:
+def _words(data: bytes) -> tuple[str, tuple[str, ...]]:
+    """What an answer says to people, and its causes."""
     try:
         answer = json.loads(data)
     except ValueError:
-        return data.decode(errors="replace").strip()
-    return str(answer.get("message", "")) if isinstance(answer, dict) else str(answer)
+        return data.decode(errors="replace").strip(), ()
+    if not isinstance(answer, dict):
+        return str(answer), ()
+    causes = (answer.get("details") or {}).get("causes") or ()
+    return str(answer.get("message", "")), tuple(str(cause.get("reason", "")) for cause in causes)
 
 
 def _seconds(header: str | None) -> float:

@@ -8,7 +8,15 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.pods import ENGINE_CONTAINER, is_ready, name_of, node_of, pod_condition, unschedulable_message
+from fastgen_operator.pods import (
+    ENGINE_CONTAINER,
+    is_ready,
+    is_scheduled,
+    name_of,
+    node_of,
+    pod_condition,
+    unschedulable_message,
+)
 
 # The engine's exit code for a setting or a model that it cannot serve: starting again cannot help.
 BAD_CONFIGURATION_EXIT: Final = 2
@@ -101,7 +109,7 @@ def _state(pod: Object) -> str:
     words = unschedulable_message(pod)
     if words is not None:
         return words
-    if not node_of(pod):
+    if not is_scheduled(pod):
         return "waits for the scheduler"
     containers = [container for container in _containers(pod) if not container.is_done]
     for container in containers:

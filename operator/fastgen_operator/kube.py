@@ -111,11 +111,28 @@ class Kube:
         self._metrics.writes.labels(f"{FASTGEN.name}/status").inc()
         return live
 
-    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
-        """Records a Kubernetes Event about the resource."""
+    def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
+        """Sets annotations on exactly this object; returns it, or None where it is gone."""
+        metadata = obj["metadata"]
+        body = {"metadata": {"uid": metadata["uid"], "annotations": annotations}}
+        path = kind.path(metadata["namespace"], metadata["name"])
+        query = [("fieldManager", FIELD_MANAGER)]
+        try:
+            live: Object = self._write("PATCH", path, query, body, "application/merge-patch+json")
+        except KubeError as error:
+            # 409: another object has taken the name.
+            if error.status not in (404, 409):
+                raise
+            return None
+        self._metrics.writes.labels(kind.name).inc()
+        return live
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> str:
+        """Records a Kubernetes Event about the resource; returns the Event's name."""
         metadata = resource["metadata"]
+        name = f"{metadata['name']}.{uuid4().hex[:16]}"
         body = {
-            "metadata": {"name": f"{metadata['name']}.{uuid4().hex[:16]}", "namespace": metadata["namespace"]},
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
             "involvedObject": {
                 "apiVersion": FASTGEN.api_version,
                 "kind": FASTGEN.name,
@@ -129,6 +146,14 @@ class Kube:
             **event,
         }
         self._write("POST", EVENT.path(metadata["namespace"]), body=body, content_type="application/json")
+        self._metrics.writes.labels(EVENT.name).inc()
+        return name
+
+    def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
+        """Says that what the Event of that name tells has happened so many times, the last at `time`."""
+        path = EVENT.path(resource["metadata"]["namespace"], name)
+        body: Object = {"count": count, "lastTimestamp": time}
+        self._write("PATCH", path, body=body, content_type="application/merge-patch+json")
         self._metrics.writes.labels(EVENT.name).inc()
 
     def _write(

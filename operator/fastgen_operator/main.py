@@ -31,6 +31,7 @@ from fastgen_operator.kinds import FASTGEN
 from fastgen_operator.kube import Kube
 from fastgen_operator.leadership import Leadership, LeadershipLost, SoleLeadership
 from fastgen_operator.lease import Lease
+from fastgen_operator.loads import read_loads
 from fastgen_operator.logs import configure_logging
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.mirror import Mirror
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     watches = Watches(time.monotonic, (FASTGEN, *kinds))
     cluster = MirroredCluster(kube, mirror, lambda: kinds_read(discovery.platform()), settings.scopes)
     watchlist = Watchlist(settings.scrape_seconds)
-    reconciler = Reconciler(cluster, metrics, discovery.platform, watchlist, lambda: datetime.now(UTC))
+    reconciler = Reconciler(cluster, metrics, discovery.platform, watchlist, lambda: datetime.now(UTC), read_loads)
     controller = Controller(settings, cluster, reconciler, discovery, metrics, leadership, watches)
     autoscaler = Autoscaler(watchlist, Scraper(settings.scrape_seconds), metrics, controller.queue.add)
     try:

@@ -36,8 +36,16 @@ class Server(Protocol):
         """Replaces the resource's status."""
         ...
 
-    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
-        """Records an Event."""
+    def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
+        """Sets annotations on exactly this object; returns it, or None where it is gone."""
+        ...
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> str:
+        """Records an Event; returns its name."""
+        ...
+
+    def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
+        """Counts what an Event tells."""
         ...
 
 
@@ -106,9 +114,20 @@ class MirroredCluster:
         self._mirror.put(FASTGEN, live)
         return live
 
-    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
-        """Records an Event."""
-        self._server.create_event(resource, event)
+    def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
+        """Sets annotations on exactly this object; returns it, or None where it is gone."""
+        live = self._server.annotate(kind, obj, annotations)
+        if live is not None:
+            self._mirror.put(kind, live)
+        return live
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> str:
+        """Records an Event; returns its name."""
+        return self._server.create_event(resource, event)
+
+    def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
+        """Counts what an Event tells."""
+        self._server.count_event(resource, name, count, time)
 
 
 def _noting(versions: dict[str, int], objects: Iterable[Object]) -> Iterator[Object]:

@@ -12,8 +12,9 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.drift import fingerprint, first_difference
-from fastgen_operator.kinds import APPLIED_ANNOTATION, JOB, OPTIONAL_KINDS, Kind, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, Kind, Object
 from fastgen_operator.modelcache import settle
+from fastgen_operator.rollout import deletion_costs, loses_pods, room_reason, with_room
 from fastgen_operator.world import World, is_controlled_by
 
 
@@ -27,11 +28,23 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One server-side apply, and why it is needed, for the event and the log."""
+    """One server-side apply, and why it is needed, for the event and the log.
+
+    `drift` is the path of the first field that somebody else had changed; None where the spec is the reason.
+    """
 
     kind: Kind
     manifest: Object
     why: str
+    drift: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """The deletion cost to write on one pod."""
+
+    pod: Object
+    cost: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +58,17 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Writes in order, and what stands in their way. In the steady state all are empty."""
+    """Writes in order, and what stands in their way. In the steady state all are empty.
 
+    Attributes:
+        loses_pods: the applies make pods go, so that it matters which ones.
+    """
+
+    weighs: tuple[Weigh, ...] = ()
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     problem: Problem | None = None
+    loses_pods: bool = False
 
 
 def parse_spec(resource: Object) -> Spec | Problem:
@@ -67,7 +86,7 @@ def make_plan(spec: Spec, world: World, platform: Platform) -> Plan:
 
     Where somebody else has made an object of an optional kind by a child's name, that one does, and ours is not made.
     """
-    children = build_children(world.resource, spec, platform, wanted_replicas(spec, world))
+    children = build_children(world.resource, with_room(spec, world), platform, wanted_replicas(spec, world))
     settled = settle(children, spec, world)
     wanted = [
         (kind, plain)
@@ -79,12 +98,13 @@ def make_plan(spec: Spec, world: World, platform: Platform) -> Plan:
         if problem is not None:
             return Plan(problem=problem)
     applies = tuple(
-        Apply(kind, manifest, why)
+        apply
         for kind, plain in wanted
-        for manifest in [_with_fingerprint(plain)]
-        if (why := _reason_to_write(manifest, world.child(kind, manifest["metadata"]["name"]))) is not None
+        if (apply := _apply(kind, _with_fingerprint(plain), world.child(kind, plain["metadata"]["name"]))) is not None
     )
-    return Plan(applies, _unwanted(wanted, settled.kept_jobs, world))
+    loses = any(apply.kind == DEPLOYMENT and loses_pods(apply.manifest, world.deployment) for apply in applies)
+    weighs = tuple(Weigh(pod, cost) for pod, cost in deletion_costs(world)) if loses else ()
+    return Plan(weighs, applies, _unwanted(wanted, settled.kept_jobs, world), loses_pods=loses)
 
 
 def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], world: World) -> tuple[Delete, ...]:
@@ -121,15 +141,16 @@ def _with_fingerprint(manifest: Object) -> Object:
     return {**manifest, "metadata": metadata}
 
 
-def _reason_to_write(manifest: Object, live: Object | None) -> str | None:
+def _apply(kind: Kind, manifest: Object, live: Object | None) -> Apply | None:
     if live is None:
-        return "created"
+        return Apply(kind, manifest, "created")
     applied = live["metadata"].get("annotations", {}).get(APPLIED_ANNOTATION)
     if applied != manifest["metadata"]["annotations"][APPLIED_ANNOTATION]:
         # Also where a field was taken out of the spec: what is not wanted any more shows only in the fingerprint.
-        return _scaled(manifest, live) or "updated to the new spec"
-    difference = first_difference(manifest, live)
-    return None if difference is None else f"restored: {difference} had been changed"
+        why = _scaled(manifest, live) or (room_reason(manifest, live) if kind == DEPLOYMENT else None)
+        return Apply(kind, manifest, why or "updated to the new spec")
+    drift = first_difference(manifest, live)
+    return None if drift is None else Apply(kind, manifest, f"restored: {drift} had been changed", drift)
 
 
 def _scaled(manifest: Object, live: Object) -> str | None:

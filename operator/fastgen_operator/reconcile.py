@@ -3,53 +3,44 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
 from fastgen_operator.apiserver import KubeError
 from fastgen_operator.autoscale.watchlist import Watchlist
+from fastgen_operator.carryout import CarryOut, Writer
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import OPTIONAL_KINDS, Key, Kind, Object
+from fastgen_operator.events import EventWriter, Recorder
+from fastgen_operator.kinds import Key, Kind, Object
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.plan import Apply, Plan, Problem, make_plan, parse_spec
-from fastgen_operator.summary import Notice, build_status, scaling_notice, transition_notice
+from fastgen_operator.plan import Plan, Problem, make_plan, parse_spec
+from fastgen_operator.rollout import weighed_pods
+from fastgen_operator.summary import build_status, scaling_notice, transition_notice
 from fastgen_operator.world import Reader, World, observe
 
 logger = logging.getLogger(__name__)
 
 
-class Cluster(Reader, Protocol):
+class Cluster(Reader, Writer, EventWriter, Protocol):
     """What a visit needs of the API server; `kube.Kube` is the real one."""
 
     def look(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The object as it is now, watched or not; None where there is none."""
         ...
 
-    def apply(self, kind: Kind, manifest: Object) -> Object:
-        """Server-side apply; returns the live object."""
-        ...
-
-    def delete(self, kind: Kind, child: Object) -> None:
-        """Deletes exactly this object, if it is still there."""
-        ...
-
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
         """Replaces the resource's status."""
         ...
 
-    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
-        """Records an Event."""
-        ...
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reconciler:
     """Visits resources; safe to use from several threads, one resource at a time each.
 
     `platform` gives what the cluster offers at the time of a visit; `now` the time for transition times and Events,
-    with a time zone.
+    with a time zone; `read_loads` the tokens in flight by name of those pods that say so, if they serve that model.
     """
 
     cluster: Cluster
@@ -57,6 +48,13 @@ class Reconciler:
     platform: Callable[[], Platform]
     watchlist: Watchlist
     now: Callable[[], datetime]
+    read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
+    _recorder: Recorder = field(init=False)
+    _carry_out: CarryOut = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._recorder = Recorder(self.cluster)
+        self._carry_out = CarryOut(self.cluster, self._recorder, self.now)
 
     def reconcile(self, key: Key) -> Problem | None:
         """Brings the children to the spec and the status to the children.
@@ -71,6 +69,8 @@ class Reconciler:
         if world is None:
             self.watchlist.forget(key)
             self.metrics.forget(key)
+            self._recorder.forget(key)
+            self._carry_out.forget(key)
             return None
         now = self.now()
         world = replace(world, at=now)
@@ -85,7 +85,18 @@ class Reconciler:
         if (full := self._with_strangers(plan, world)) is not world:
             world = full
             plan = make_plan(spec, world, platform)
-        world, problem = self._carry_out(plan, world)
+        if plan.loses_pods and not world.in_flight_tokens:
+            # Without autoscaling nobody has asked them yet, and in the steady state nobody needs to know.
+            model_name = spec.model.served_name or key[1]
+            world = replace(world, in_flight_tokens=self.read_loads(weighed_pods(world), model_name))
+            plan = make_plan(spec, world, platform)
+        try:
+            world, problem = self._carry_out.run(plan, world)
+        except KubeError as error:
+            if not error.is_namespace_leaving:
+                raise
+            logger.debug("%s/%s: its namespace is being deleted, and the resource with it", *key)
+            return None
         status = build_status(spec, world, problem, now)
         self._show_conditions(key, status)
         self._report(world, status)
@@ -108,36 +119,6 @@ class Reconciler:
                 world = world if stranger is None else world.with_child(apply.kind, stranger)
         return world
 
-    def _carry_out(self, plan: Plan, world: World) -> tuple[World, Problem | None]:
-        """Writes the plan; returns the world as it is then, and why the rest could not be written."""
-        for apply in plan.applies:
-            try:
-                live = self.cluster.apply(apply.kind, apply.manifest)
-            except KubeError as error:
-                if error.status == 404 and apply.kind in OPTIONAL_KINDS:
-                    continue  # its CRD has just gone
-                if not error.is_refusal:
-                    raise
-                return world, Problem("ApplyRefused", f"the {apply.kind.name} was refused: {error}")
-            self._announce_apply(apply, world, live)
-            world = world.with_child(apply.kind, live)
-        for delete in plan.deletes:
-            self.cluster.delete(delete.kind, delete.child)
-            name = delete.child["metadata"]["name"]
-            self._announce(world, f"{delete.kind.name} {name} {delete.why}")
-            world = world.without_child(delete.kind, name)
-        return world, plan.problem
-
-    def _announce_apply(self, apply: Apply, world: World, live: Object) -> None:
-        before = world.child(apply.kind, live["metadata"]["name"])
-        if before is not None and before["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
-            return
-        self._announce(world, f"{apply.kind.name} {live['metadata']['name']} {apply.why}")
-
-    def _announce(self, world: World, message: str) -> None:
-        logger.info("%s/%s: %s", *world.key, message)
-        self._notify(world.resource, Notice("Normal", "Applied", message))
-
     def _report(self, world: World, status: dict[str, Any]) -> None:
         """Writes the status if it says anything new, and an Event if that is a transition."""
         if status == world.resource.get("status"):
@@ -148,19 +129,4 @@ class Reconciler:
             if notice is None:
                 continue
             logger.info("%s/%s: %s: %s", *world.key, notice.reason, notice.message)
-            self._notify(world.resource, notice)
-
-    def _notify(self, resource: Object, notice: Notice) -> None:
-        time = self.now().isoformat()
-        event = {
-            "type": notice.type,
-            "reason": notice.reason,
-            "message": notice.message[:1000],
-            "firstTimestamp": time,
-            "lastTimestamp": time,
-        }
-        try:
-            self.cluster.create_event(resource, event)
-        except KubeError as error:
-            # An Event is a courtesy: the state of the world does not hang on it.
-            logger.warning("%s: recording an Event: %s", resource["metadata"]["name"], error)
+            self._recorder.record(world.resource, notice, self.now())

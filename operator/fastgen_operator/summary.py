@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.report import autoscaling_status, capacity_status
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.conditions import READY, all_conditions, merge
+from fastgen_operator.events import Notice
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan import Problem
 from fastgen_operator.pods import is_ready
 from fastgen_operator.world import World, current_pods, pod_selector
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A Kubernetes Event to be."""
-
-    type: Literal["Normal", "Warning"]
-    reason: str
-    message: str
 
 
 def build_status(spec: Spec | None, world: World, problem: Problem | None, now: datetime) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class World:
         fetch_pods: what the download's Jobs made.
         at: when it was seen; None where that does not matter.
         decision: the autoscaler's last; None without autoscaling, and until the first one since the operator's start.
-        in_flight_tokens: by pod, tokens of requests that run or wait there, as last scraped; only with autoscaling.
+        in_flight_tokens: by pod, tokens of requests that run or wait there, as last scraped; empty where nobody asked.
     """
 
     resource: Object

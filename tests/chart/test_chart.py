@@ -11,7 +11,7 @@ import yaml
 from cluster.commands import CommandError
 from fastgen_operator.children import Platform
 from fastgen_operator.crd import custom_resource_definition
-from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, OPTIONAL_KINDS
+from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, OPTIONAL_KINDS, POD
 from fastgen_operator.settings import parse_settings
 from fastgen_operator.watching import kinds_read
 from harness.chart import CHART, SYSTEM, Helm
@@ -42,8 +42,9 @@ def used_rights() -> set[Right]:
     # reconcile.py: look, for a name that is taken; kube.py: apply (a patch that may create), delete
     for kind in platform.kinds:
         used |= {(kind.group, kind.plural, verb) for verb in ("get", "create", "patch", "delete")}
-    # kube.py: patch_status, create_event
-    used |= {(FASTGEN.group, f"{FASTGEN.plural}/status", "patch"), (EVENT.group, EVENT.plural, "create")}
+    # kube.py: patch_status; create_event, count_event; annotate, of pods
+    used |= {(FASTGEN.group, f"{FASTGEN.plural}/status", "patch"), (POD.group, POD.plural, "patch")}
+    used |= {(EVENT.group, EVENT.plural, verb) for verb in ("create", "patch")}
     # children/metadata.py sets blockOwnerDeletion, for which some clusters ask for this.
     used.add((FASTGEN.group, f"{FASTGEN.plural}/finalizers", "update"))
     return used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -75,12 +76,29 @@ class FakeCluster:
 
         return self._write(commit)
 
-    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
+    def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
+        def commit() -> Object:
+            live = self.objects[kind.name, obj["metadata"]["name"]]
+            live["metadata"].setdefault("annotations", {}).update(annotations)
+            return copy.deepcopy(live)
+
+        return self._write(commit)
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> str:
         del resource
 
         def commit() -> Object:
             self.events.append(event["reason"])
             return event
+
+        self._write(commit)
+        return f"event-{len(self.events)}"
+
+    def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
+        del resource
+
+        def commit() -> Object:
+            return {"name": name, "count": count, "lastTimestamp": time}
 
         self._write(commit)
 
@@ -97,6 +115,11 @@ class FakeCluster:
 CREATED = ["ServiceAccount", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
 
 
+def no_loads(pods: Sequence[Object], model_name: str) -> dict[str, float]:
+    del pods, model_name
+    return {}
+
+
 def _same(now: datetime) -> datetime:
     return now
 
@@ -105,7 +128,7 @@ def visit(cluster: FakeCluster, times: int) -> None:
     for minute in range(times):
         now = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
         reconciler = Reconciler(
-            cluster, Metrics(), lambda: Platform("engine:test"), Watchlist(5.0), partial(_same, now)
+            cluster, Metrics(), lambda: Platform("engine:test"), Watchlist(5.0), partial(_same, now), no_loads
         )
         with contextlib.suppress(KubeError):
             reconciler.reconcile(KEY)
@@ -158,7 +181,9 @@ def test_a_refused_event_does_not_stop_the_visit() -> None:
 def test_a_refused_deployment_is_in_the_status_and_the_visit_is_repeated() -> None:
     # Each child before it is a write and an Event.
     cluster = a_cluster(fault_at=2 * CREATED.index("Deployment") + 1, fault=KubeError(403, "exceeded quota: tight"))
-    reconciler = Reconciler(cluster, Metrics(), lambda: Platform("e"), Watchlist(5.0), lambda: datetime.now(UTC))
+    reconciler = Reconciler(
+        cluster, Metrics(), lambda: Platform("e"), Watchlist(5.0), lambda: datetime.now(UTC), no_loads
+    )
     problem = reconciler.reconcile(KEY)
     assert problem is not None
     assert problem.message == "the Deployment was refused: exceeded quota: tight"

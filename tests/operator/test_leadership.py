@@ -253,7 +253,9 @@ def test_no_write_leaves_an_operator_that_does_not_lead() -> None:
         lambda: kube.apply(DEPLOYMENT, some),
         lambda: kube.delete(DEPLOYMENT, some),
         lambda: kube.patch_status(some, {}),
+        lambda: kube.annotate(DEPLOYMENT, some, {}),
         lambda: kube.create_event(some, {}),
+        lambda: kube.count_event(some, "x", 2, ""),
     ):
         with pytest.raises(KubeError, match="does not lead"):
             write()

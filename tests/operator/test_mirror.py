@@ -242,7 +242,14 @@ class OneDeployment:
         metadata = {**resource["metadata"], "resourceVersion": "12"}
         return {**resource, "metadata": metadata, "status": status}
 
-    def create_event(self, resource: Object, event: dict[str, Any]) -> None:
+    def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
+        metadata = {**obj["metadata"], "annotations": annotations, "resourceVersion": "13"}
+        return {"apiVersion": kind.api_version, "kind": kind.name, **obj, "metadata": metadata}
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> str:
+        raise NotImplementedError
+
+    def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
         raise NotImplementedError
 
 
@@ -258,6 +265,8 @@ def test_what_was_just_written_is_read_back_without_a_request() -> None:
     status = cluster.get(FASTGEN, *KEY)
     assert status is not None
     assert status["status"] == {"url": "x"}
+    cluster.annotate(DEPLOYMENT, live, {"a": "b"})
+    assert cluster.owned(DEPLOYMENT, KEY)[0]["metadata"]["annotations"] == {"a": "b"}
     cluster.delete(DEPLOYMENT, live)
     assert cluster.owned(DEPLOYMENT, KEY) == []
     assert server.requests[2:] == ["PATCH deployments", "DELETE deployments"]

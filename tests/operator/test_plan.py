@@ -25,7 +25,9 @@ def applied(owner: Object) -> World:
     """The world right after the plan for the resource was carried out."""
     world = World(resource=owner)
     for apply in plan_of(world).applies:
-        world = world.with_child(apply.kind, copy.deepcopy(apply.manifest))
+        live = copy.deepcopy(apply.manifest)
+        live["metadata"]["generation"] = 1
+        world = world.with_child(apply.kind, live)
     return world
 
 

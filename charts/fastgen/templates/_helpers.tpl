@@ -68,10 +68,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  # patch: what it costs to delete each of them, before some are.
+  verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  # patch: what an Event tells has happened again.
+  verbs: [create, patch]
 {{- end -}}
 
 {{- /* Who is who in the cluster's network, for the engines' NetworkPolicies. */ -}}

@@ -11,9 +11,8 @@ from typing import Final
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.recommend import recommend
-from fastgen_operator.autoscale.scrape import Scraper, Target, UnusableError
+from fastgen_operator.autoscale.scrape import Scraper, Target, UnusableError, metrics_url
 from fastgen_operator.autoscale.watchlist import Record, Subject, Watchlist
-from fastgen_operator.children.metadata import HTTP_PORT
 from fastgen_operator.kinds import Key
 from fastgen_operator.metrics import Metrics
 
@@ -112,12 +111,7 @@ def _reason(decision: Decision) -> str:
 
 def _targets(subject: Subject) -> tuple[Target, ...]:
     return tuple(
-        Target(pod.name, _url(pod.address), subject.model_name)
+        Target(pod.name, metrics_url(pod.address), subject.model_name)
         for pod in subject.pods
         if pod.address and pod.ready_since is not None and not pod.terminating
     )
-
-
-def _url(address: str) -> str:
-    host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{HTTP_PORT}/metrics"

@@ -15,6 +15,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.children.metadata import HTTP_PORT
 
 UNREACHABLE: Final = "Unreachable"
 TIMED_OUT: Final = "TimedOut"
@@ -77,6 +78,12 @@ class Target:
     pod: str
     url: str
     model_name: str
+
+
+def metrics_url(address: str) -> str:
+    """Where the engine of the pod with that address shows its metrics."""
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{HTTP_PORT}/metrics"
 
 
 def parse_sample(text: str, model_name: str, time: float) -> Sample:

@@ -1,0 +1,248 @@
+"""Worlds in which things fail, hang, fight or vanish: the status names the cause, few pods are made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from cluster.controlplane import ControlPlane
+from harness.engines import FakeEngine
+from harness.hostile import (
+    TOLERANT,
+    bury,
+    crashed,
+    dead_webhook,
+    node_with_gpus,
+    pods_made,
+)
+from harness.process import OperatorProcess
+from harness.space import NOW, Space, resource
+from support.namespace import Object
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
+
+ONE_GPU: Object = {"gpu": {"count": 1}}
+
+
+@pytest.fixture
+def bystander(space: Space) -> Iterator[None]:
+    """Another resource in the namespace, which is well before and exactly as it was after the test."""
+    space.apply(resource("other"))
+    space.make_ready("other")
+    space.wait_condition("Ready", "True", "AllReplicasReady", "other")
+    before = space.settled("other")
+    yield
+    assert space.versions("other") == before
+
+
+def event_messages(space: Space) -> list[str]:
+    return [event["message"] for event in space.items("events", "--field-selector", "involvedObject.name=chat")]
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_model_that_crashes_after_loading_is_quoted_and_makes_no_more_pods(
+    space: Space, operator: OperatorProcess
+) -> None:
+    space.apply(resource())
+    pod = space.wait_pods(1)[0]
+    for restarts in range(1, 8):
+        space.set_pod(pod, ready=False, container=crashed(restarts, f"step {restarts}\nCUDA error: illegal access\n"))
+    condition = space.wait_condition("Ready", "False", "CrashLoopBackOff")
+    assert "the engine ended with exit code 1 (Error); last words: CUDA error: illegal access" in condition["message"]
+    operator.let_resyncs_pass(2)
+    assert pods_made(space) == 2, "one of each resource"
+
+
+def test_a_model_that_crashes_after_its_first_token_is_not_called_ready_between_two_crashes(space: Space) -> None:
+    space.apply(resource())
+    pod = space.wait_pods(1)[0]
+    just_now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    alive = {"state": {"running": {"startedAt": NOW}}, "started": True}
+    space.set_pod(pod, ready=True, container={**crashed(4, "bang", finished=just_now), **alive})
+    condition = space.wait_condition("Ready", "False", "CrashLoopBackOff")
+    assert condition["message"].endswith("last words: bang; restarted 4 times")
+    assert space.condition("Available")["status"] == "True", "what passes its probe now is counted"
+    assert pods_made(space) == 1
+
+
+def test_a_rollout_without_progress_has_the_pods_own_words_and_is_replaced_by_the_next(space: Space) -> None:
+    deadline = {"startupDeadlineSeconds": 10, "rollout": {"progressDeadlineSeconds": 10}}
+    space.apply(resource(**deadline))
+    stuck = space.wait_pods(1)[0]
+    space.set_pod(stuck, ready=False)
+    condition = eventually(
+        lambda: (c := space.condition("Progressing"))["reason"] == "ProgressDeadlineExceeded" and c,
+        within=40,
+        what="the deadline",
+    )
+    assert condition
+    assert f"no progress in 10 s; pod {stuck['metadata']['name']}: the engine loads since {NOW}" in condition["message"]
+    space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
+    eventually(
+        lambda: [pod["metadata"]["name"] for pod in space.pods()] not in ([], [stuck["metadata"]["name"]]),
+        within=20,
+        what="the next revision in the place of the stuck one",
+    )
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    assert pods_made(space) == 2
+
+
+def test_a_newer_revision_gets_the_gpu_of_a_pod_that_only_crashes(space: Space, plane: ControlPlane) -> None:
+    """One GPU for two replicas: the controller alone deletes the old pod that waits, and then waits for ever itself."""
+    with node_with_gpus(plane, "scarce", gpus=1):
+        space.apply(resource(replicas=2, resources=ONE_GPU, scheduling=TOLERANT))
+
+        def holder() -> Object | None:
+            return next((pod for pod in space.wait_pods(2) if pod["spec"].get("nodeName")), None)
+
+        first = eventually(holder, within=20, what="a pod with the GPU")
+        assert first is not None
+        space.set_pod(first, ready=False, container=crashed(6, "bang"))
+        space.wait_condition("PodsScheduled", "False", "InsufficientGPU")
+        space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
+
+        def successor() -> bool:
+            bury(space)
+            found = holder()
+            return found is not None and found["metadata"]["name"] != first["metadata"]["name"]
+
+        eventually(successor, within=40, what="a pod of the newer revision with the GPU", every=0.5)
+        assert any("may have 2 pods unavailable from now on (1 before)" in words for words in event_messages(space))
+
+        def as_asked() -> bool:
+            strategy = space.get("deployment", "chat")["spec"]["strategy"]
+            return bool(strategy["rollingUpdate"]["maxUnavailable"] == 1)
+
+        eventually(as_asked, within=20, what="the spec's maxUnavailable again")
+        assert pods_made(space) <= 4
+
+
+def test_a_pod_on_a_vanished_node_is_replaced_once_and_does_not_count(space: Space, plane: ControlPlane) -> None:
+    with node_with_gpus(plane, "vanishing", gpus=1):
+        space.apply(resource(resources=ONE_GPU, scheduling=TOLERANT))
+        lost = space.wait_pods(1)[0]
+        eventually(lambda: space.pods()[0]["spec"].get("nodeName"), within=20, what="a node")
+        space.set_pod(lost, ready=True)
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+        unreachable = {"type": "Ready", "status": "False", "reason": "NodeStatusUnknown", "lastTransitionTime": NOW}
+        status = space.pods()[0]["status"]
+        others = [condition for condition in status["conditions"] if condition["type"] != "Ready"]
+        patch = {"status": {"conditions": [*others, unreachable]}}
+        space.patch(f"pod/{lost['metadata']['name']}", patch, "--subresource=status")
+        condition = space.wait_condition("Ready", "False", "ReplicasNotReady")
+        assert "its node vanishing does not answer" in condition["message"]
+        space.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=false")  # as the eviction would
+        condition = space.wait_condition("PodsScheduled", "False", "InsufficientGPU")
+        assert f"pod {lost['metadata']['name']} on node vanishing still holds its place" in condition["message"]
+        space.make_ready()
+        space.wait_condition("Available", "True", "AllReplicasReady")
+        assert pods_made(space) == 2
+        bury(space)
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_second_writer_is_fought_more_and_more_seldom_and_said_to_be_there(space: Space) -> None:
+    space.apply(resource())
+    space.wait_pods(1)
+
+    def contended() -> bool:
+        space.patch("deployment/chat", {"spec": {"progressDeadlineSeconds": 77}})
+        return space.condition("Progressing").get("reason") == "Contended"
+
+    eventually(contended, within=40, what="the fight in the status", every=0.5)
+    condition = space.wait_condition("Ready", "False", "Contended")
+    assert "somebody keeps changing spec.progressDeadlineSeconds of Deployment chat" in condition["message"]
+    restores = [words for words in event_messages(space) if "restored" in words]
+    assert len(restores) == 1, "what repeats itself is counted"
+
+    def restored() -> bool:
+        return bool(space.get("deployment", "chat")["spec"]["progressDeadlineSeconds"] == 1800)
+
+    eventually(restored, within=40, what="the last word")
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def test_a_paused_deployment_is_left_to_who_paused_it_and_said_to_be_paused(space: Space) -> None:
+    space.apply(resource())
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    space.kubectl("rollout", "pause", "deployment/chat")
+    space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
+    condition = space.wait_condition("Ready", "False", "DeploymentPaused")
+    assert "kubectl rollout resume deployment/chat" in condition["message"]
+    assert space.get("fgd", "chat")["status"]["readyReplicas"] == 0, "the pod that serves is an old one"
+    space.kubectl("rollout", "resume", "deployment/chat")
+    space.wait_condition("Progressing", "True", "RollingOut")
+    eventually(lambda: pods_made(space) == 2, within=20, what="a pod of the newest revision")
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def test_pods_that_a_dead_webhook_refuses_are_explained_and_come_when_it_is_gone(space: Space) -> None:
+    with dead_webhook(space, "", "pods"):
+        space.apply(resource())
+        condition = space.wait_condition("Ready", "False", "ReplicaFailure")
+        assert "failed calling webhook" in condition["message"]
+        assert pods_made(space) == 0
+    eventually(lambda: len(space.pods()) == 1, within=40, what="the pod")
+
+
+def test_a_child_that_a_dead_webhook_refuses_is_explained_and_comes_when_it_is_gone(
+    space: Space, operator: OperatorProcess
+) -> None:
+    errors = operator.metrics()["fastgen_operator_reconcile_errors_total", ""]
+    with dead_webhook(space, "apps", "deployments"):
+        space.apply(resource())
+        condition = space.wait_condition("Ready", "False", "ApplyRefused")
+        assert "the Deployment was refused: " in condition["message"]
+        assert "failed calling webhook" in condition["message"]
+    space.wait_pods(1)
+    assert operator.metrics()["fastgen_operator_reconcile_errors_total", ""] == errors
+
+
+def test_a_namespace_being_deleted_is_left_alone(space: Space, operator: OperatorProcess) -> None:
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "held", "finalizers": ["fastgen.test/held"]}}
+    space.apply(held)
+    for number in range(3):
+        space.apply(resource(f"chat{number}"))
+    for number in range(3):
+        space.wait_pods(1, f"chat{number}")
+    errors = operator.metrics()["fastgen_operator_reconcile_errors_total", ""]
+    space.cluster.kubectl("delete", "namespace", space.name, "--wait=false")
+    eventually(
+        lambda: space.items("fgd,deployments,services,replicasets") == [], within=40, what="the end of all but one"
+    )
+    operator.let_resyncs_pass(2)
+    try:
+        assert space.items("fgd,deployments,services,replicasets,pods") == []
+        assert operator.metrics()["fastgen_operator_reconcile_errors_total", ""] == errors
+        assert f"{space.name}/" not in "".join(
+            line for line in operator.log.read_text().splitlines() if "WARNING" in line
+        )
+    finally:
+        space.patch("configmap/held", {"metadata": {"finalizers": None}})
+
+
+def test_a_scale_down_takes_the_pods_with_the_fewest_tokens_in_flight(space: Space) -> None:
+    backlogs = {"127.66.0.1": 700.0, "127.66.0.2": 20.0, "127.66.0.3": 0.0}
+    space.apply(resource(replicas=3))
+    pods = sorted(space.wait_pods(3), key=lambda pod: str(pod["metadata"]["name"]))
+    with contextlib.ExitStack() as stack:
+        for pod, (address, backlog) in zip(pods, backlogs.items(), strict=True):
+            engine = FakeEngine(address, backlog=backlog).start()
+            stack.callback(engine.close)
+            space.set_pod(pod, ready=True)
+            body: Object = {"status": {"podIP": address, "podIPs": [{"ip": address}]}}
+            space.patch(f"pod/{pod['metadata']['name']}", body, "--subresource=status")
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+        assert all("annotations" not in pod["metadata"] for pod in space.pods()), "nothing is written before it matters"
+        space.kubectl("scale", "fgd/chat", "--replicas=1")
+        (left,) = space.wait_pods(1)
+    assert left["metadata"]["name"] == pods[0]["metadata"]["name"]
+    assert left["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"] == "1700"

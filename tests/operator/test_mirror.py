@@ -265,7 +265,7 @@ def test_what_was_just_written_is_read_back_without_a_request() -> None:
     status = cluster.get(FASTGEN, *KEY)
     assert status is not None
     assert status["status"] == {"url": "x"}
-    cluster.annotate(DEPLOYMENT, live, {"a": "b"})
+    live = cluster.annotate(DEPLOYMENT, live, {"a": "b"}) or live
     assert cluster.owned(DEPLOYMENT, KEY)[0]["metadata"]["annotations"] == {"a": "b"}
     cluster.delete(DEPLOYMENT, live)
     assert cluster.owned(DEPLOYMENT, KEY) == []

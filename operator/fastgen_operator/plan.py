@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children import Platform, build_children
+from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.drift import fingerprint, first_difference
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, Kind, Object
 from fastgen_operator.modelcache import settle
@@ -86,7 +87,10 @@ def make_plan(spec: Spec, world: World, platform: Platform) -> Plan:
 
     Where somebody else has made an object of an optional kind by a child's name, that one does, and ours is not made.
     """
-    children = build_children(world.resource, with_room(spec, world), platform, wanted_replicas(spec, world))
+    try:
+        children = build_children(world.resource, with_room(spec, world), platform, wanted_replicas(spec, world))
+    except TemplateRefused as refusal:
+        return Plan(problem=Problem("PodTemplateRefused", str(refusal)))
     settled = settle(children, spec, world)
     wanted = [
         (kind, plain)

@@ -22,9 +22,20 @@ class TemplateMetadata(ApiModel):
     """What is added to the pods' metadata."""
 
     labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
-        default={}, max_length=64, description="More labels; those that the operator sets stay as they are."
+        default={},
+        max_length=32,
+        description="More labels, none of those that pods are found by.",
+        json_schema_extra=rules(
+            (
+                "!('fastgen.dev/deployment' in self) && !('pod-template-hash' in self)",
+                "spec.podTemplate.metadata.labels may not hold fastgen.dev/deployment or pod-template-hash, because "
+                "pods are found by them: choose another label",
+            )
+        ),
     )
-    annotations: dict[str, str] = Field(default={}, max_length=64, description="More annotations.")
+    annotations: dict[str, str] = Field(
+        default={}, max_length=64, description="More annotations; those of the operator stay as they are."
+    )
 
 
 class PodTemplate(ApiModel):
@@ -35,8 +46,8 @@ class PodTemplate(ApiModel):
         default=None,
         description="Part of a pod's spec, merged over what the operator builds as `kubectl patch` does "
         "(strategically): items of lists are found by their names, the engine's container is called engine, and "
-        "$patch: delete takes an item out. A change that the restricted Pod Security standard forbids is reported in "
-        "the condition Progressing.",
+        "$patch: delete takes an item out. The engine's command, arguments and port cannot be changed so. What the "
+        "restricted Pod Security standard forbids is done, and said in the condition PodsRestricted.",
     )
 
 

@@ -74,7 +74,11 @@ class Platform:
 
 
 def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int) -> tuple[tuple[Kind, Object], ...]:
-    """All children that the spec asks for, in the order in which they are written; `replicas` is the number wanted."""
+    """All children that the spec asks for, in the order in which they are written; `replicas` is the number wanted.
+
+    Raises:
+        TemplateRefused: where spec.podTemplate cannot be obeyed.
+    """
     children = (
         # Before the Deployment is what its pods begin with: their account, their name, their walls.
         (SERVICE_ACCOUNT, build_service_account(owner)),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from fastgen_operator.api import Spec
-from fastgen_operator.children.metadata import child, labels, selector, without_empty
-from fastgen_operator.children.model import model_annotations
-from fastgen_operator.children.pod import build_pod_spec
+from fastgen_operator.children.metadata import child, selector
+from fastgen_operator.children.template import build_template
 from fastgen_operator.kinds import DEPLOYMENT, Object
 
 
 def build_deployment(owner: Object, spec: Spec, engine_image: str, replicas: int) -> Object:
-    """The Deployment of one resource with that many replicas; `engine_image` is used where the spec names none."""
+    """The Deployment of one resource with that many replicas; `engine_image` is used where the spec names none.
+
+    Raises:
+        TemplateRefused: where spec.podTemplate cannot be obeyed.
+    """
     name = owner["metadata"]["name"]
     return child(
         DEPLOYMENT,
@@ -26,9 +29,6 @@ def build_deployment(owner: Object, spec: Spec, engine_image: str, replicas: int
                 },
             },
             "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
-            "template": {
-                "metadata": {"labels": labels(name), **without_empty({"annotations": model_annotations(spec)})},
-                "spec": build_pod_spec(name, spec, engine_image),
-            },
+            "template": build_template(name, spec, engine_image),
         },
     )

@@ -9,6 +9,7 @@ from fastgen_operator.api import Scheduling, Spec
 from fastgen_operator.children.metadata import HTTP_PORT, selector, without_empty
 from fastgen_operator.children.model import model_init_containers, model_mounts, model_path, model_volumes
 
+ENGINE_CONTAINER: Final = "engine"
 # The image's unprivileged user.
 USER_ID: Final = 65532
 # Endpoints learn of a leaving pod within this time; until then it still answers new requests.
@@ -50,7 +51,7 @@ def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
 
 def _container(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
     return {
-        "name": "engine",
+        "name": ENGINE_CONTAINER,
         "image": spec.engine.image or engine_image,
         "imagePullPolicy": "IfNotPresent",
         "args": engine_arguments(name, spec),

@@ -7,6 +7,7 @@ them up. Each is set from the first visit, Unknown if need be, with the generati
 from fastgen_operator.conditions.available import AVAILABLE
 from fastgen_operator.conditions.condition import Condition, merge
 from fastgen_operator.conditions.modelcached import MODEL_CACHED
+from fastgen_operator.conditions.podsrestricted import PODS_RESTRICTED
 from fastgen_operator.conditions.podsscheduled import PODS_SCHEDULED
 from fastgen_operator.conditions.progressing import PROGRESSING
 from fastgen_operator.conditions.ready import READY
@@ -18,6 +19,7 @@ __all__ = [
     "AVAILABLE",
     "MODEL_CACHED",
     "ORDER",
+    "PODS_RESTRICTED",
     "PODS_SCHEDULED",
     "PROGRESSING",
     "READY",

@@ -24,7 +24,8 @@ writes, the Deployment and the pods' containers; the first of these that holds.
 
 Unknown: NotObserved (the Deployment controller has not yet seen the newest spec).
 False, of the operator's own writes: InvalidSpec (the CRD and the operator are of two versions), NameTaken (a child's
-name belongs to somebody else), ApplyRefused (with the API server's words), Contended (somebody keeps changing a child).
+name belongs to somebody else), PodTemplateRefused (spec.podTemplate would leave no engine to serve; the pods stay as
+they were), ApplyRefused (with the API server's words), Contended (somebody keeps changing a child).
 False, of the rollout: DeploymentPaused (somebody paused the Deployment before it was rolled out).
 False, of a pod of the current template, in its own last words: ImagePullBackOff, ContainerNotCreated, OutOfMemory (with
 the limit that it had), BadConfiguration (exit code 2), StartupDeadlineExceeded, CrashLoopBackOff; the last stays for

@@ -9,6 +9,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.conditions.available import AVAILABLE, available
 from fastgen_operator.conditions.condition import Condition, Judge
 from fastgen_operator.conditions.modelcached import MODEL_CACHED, model_cached
+from fastgen_operator.conditions.podsrestricted import PODS_RESTRICTED, pods_restricted
 from fastgen_operator.conditions.podsscheduled import PODS_SCHEDULED, pods_scheduled
 from fastgen_operator.conditions.progressing import PROGRESSING, progressing
 from fastgen_operator.conditions.ready import ready
@@ -35,6 +36,7 @@ SUMMED: Final = (
 """The first that does not hold is what Ready shows: a cause stands before what follows from it."""
 
 BESIDE: Final = (
+    Row(PODS_RESTRICTED, pods_restricted),
     Row(SCALING_ACTIVE, scaling_active),
     Row(SCALING_LIMITED, scaling_limited),
 )

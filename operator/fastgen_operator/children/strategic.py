@@ -1,0 +1,116 @@
+"""Strategic merge of a part of a pod's spec over a whole one, as `kubectl patch --type strategic` does it. Pure.
+
+Maps are merged, scalars replaced. Lists are replaced too, but for those in `_MERGE_KEYS`, whose items are merged with
+the item of the same key, or appended. The directives that are understood:
+
+- null takes a field out; `$patch: delete` in a map or in an item takes that out.
+- `$patch: replace` in a map, or as an item of its own in a list, drops what was there before.
+- `$retainKeys: [...]` in a map drops the fields of what was there that are not named.
+
+Source: kubernetes.io, "Update API objects in place using kubectl patch", and the patchStrategy and patchMergeKey tags
+of k8s.io/api/core/v1, PodSpec and Container.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastgen_operator.kinds import Object
+
+_MERGE_KEYS: Final = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "schedulingGates": "name",
+    "resourceClaims": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "env": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+}
+# Items that are one of several sources (upstream's strategy retainKeys): another source takes the old one's place.
+_ONE_OF: Final = ("volumes", "resourceClaims")
+_DIRECTIVES: Final = ("$patch", "$retainKeys")
+
+
+class MergeError(ValueError):
+    """A patch that cannot be merged; the message is one line that names the field and the remedy."""
+
+
+def merge(base: Object, patch: Object, path: str) -> Object:
+    """`patch` over `base`, neither of which is changed; `path` is the patch's own, for messages.
+
+    Merging the same patch again changes nothing.
+
+    Raises:
+        MergeError: where the patch holds a directive that is not understood, or an item without its key.
+    """
+    _check_directives(patch, path)
+    action = patch.get("$patch")
+    kept = {} if action == "replace" else dict(base)
+    if "$retainKeys" in patch:
+        kept = {name: value for name, value in kept.items() if name in patch["$retainKeys"]}
+    for name, value in patch.items():
+        if name in _DIRECTIVES:
+            continue
+        if value is None or _is_deletion(value):
+            kept.pop(name, None)
+        else:
+            kept[name] = _merged_value(name, kept.get(name), value, f"{path}.{name}")
+    return kept
+
+
+def _merged_value(name: str, base: Any, patch: Any, path: str) -> Any:
+    if name in _MERGE_KEYS:
+        if not isinstance(patch, list):
+            raise MergeError(f"{path}: must be a list")
+        return _merged_list(name, base or [], patch, path)
+    if isinstance(base, dict) and not isinstance(patch, dict):
+        raise MergeError(f"{path}: must be a map")
+    if isinstance(patch, dict):
+        return merge(base if isinstance(base, dict) else {}, patch, path)
+    if isinstance(patch, list):
+        return [
+            merge({}, item, f"{path}[{index}]") if isinstance(item, dict) else item for index, item in enumerate(patch)
+        ]
+    return patch
+
+
+def _merged_list(name: str, base: list[Any], patch: list[Any], path: str) -> list[Any]:
+    key = _MERGE_KEYS[name]
+    for index, item in enumerate(patch):
+        if item != {"$patch": "replace"} and not (isinstance(item, dict) and key in item):
+            raise MergeError(f"{path}[{index}]: each item needs {key}, by which it is found")
+        if item.get("$patch") == "replace" and key in item:
+            raise MergeError(f"{path}[{index}]: in a list, $patch: replace is an item of its own: split it in two")
+    # All deletions come first, wherever they stand, so that one list can take an item out and put another in.
+    deleted = [item[key] for item in patch if _is_deletion(item)]
+    merged = [] if {"$patch": "replace"} in patch else [item for item in base if item.get(key) not in deleted]
+    for item in patch:
+        if key not in item or _is_deletion(item):
+            continue
+        index = next((at for at, old in enumerate(merged) if old.get(key) == item[key]), len(merged))
+        before = merged[index] if index < len(merged) else {}
+        sources = [field for field in item if field != key and not field.startswith("$")]
+        if name in _ONE_OF and sources and not any(source in before for source in sources):
+            before = {}
+        merged[index : index + 1] = [merge(before, item, f"{path}[{item[key]}]")]
+    return merged
+
+
+def _is_deletion(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("$patch") == "delete"
+
+
+def _check_directives(patch: Object, path: str) -> None:
+    for name in patch:
+        if name.startswith("$") and name not in _DIRECTIVES:
+            raise MergeError(f"{path}.{name}: this directive is not understood: use one of {', '.join(_DIRECTIVES)}")
+    if patch.get("$patch", "merge") not in ("replace", "delete", "merge"):
+        raise MergeError(f"{path}.$patch: must be replace, delete or merge")
+    if not isinstance(patch.get("$retainKeys", []), list):
+        raise MergeError(f"{path}.$retainKeys: must be a list of the fields to keep")

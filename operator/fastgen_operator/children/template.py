@@ -1,0 +1,60 @@
+"""The pod template: what the operator builds, with the resource's own podTemplate merged over it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastgen_operator.api import PodTemplate, Spec
+from fastgen_operator.children.metadata import labels, without_empty
+from fastgen_operator.children.model import model_annotations
+from fastgen_operator.children.pod import ENGINE_CONTAINER, build_pod_spec
+from fastgen_operator.children.strategic import MergeError, merge
+from fastgen_operator.kinds import Object
+
+_PATH: Final = "spec.podTemplate.spec"
+
+
+class TemplateRefused(ValueError):
+    """A podTemplate that would not leave an engine to serve; the message names the field and the remedy."""
+
+
+def build_template(name: str, spec: Spec, engine_image: str) -> Object:
+    """The template of the replicas of the resource `name`.
+
+    Raises:
+        TemplateRefused: where podTemplate cannot be merged, or changes what the operator relies on.
+    """
+    built, wanted = build_pod_spec(name, spec, engine_image), spec.pod_template or PodTemplate()
+    try:
+        merged = merge(built, wanted.spec or {}, _PATH)
+    except MergeError as error:
+        raise TemplateRefused(str(error)) from error
+    _check_engine(built, merged)
+    metadata = {
+        "labels": {**labels(name), **wanted.metadata.labels},
+        # Ours last: by them it is told which model a pod serves.
+        "annotations": {**wanted.metadata.annotations, **model_annotations(spec)},
+    }
+    return {"metadata": without_empty(metadata), "spec": merged}
+
+
+def _check_engine(built: Object, merged: Object) -> None:
+    before, after = _engine(built), _engine(merged)
+    if before is None or after is None:
+        raise TemplateRefused(
+            f"{_PATH}.containers: the container {ENGINE_CONTAINER} may not be taken out: leave it, and add others"
+        )
+    for field in ("command", "args"):
+        if after.get(field) != before.get(field):
+            raise TemplateRefused(
+                f"{_PATH}.containers[{ENGINE_CONTAINER}].{field}: is the operator's: use spec.engine.extraArgs instead"
+            )
+    if not all(port in after.get("ports", ()) for port in before["ports"]):
+        raise TemplateRefused(
+            f"{_PATH}.containers[{ENGINE_CONTAINER}].ports: the port http may not change, because the Service and the "
+            "probes use it: add other ports only"
+        )
+
+
+def _engine(pod: Object) -> dict[str, Any] | None:
+    return next((item for item in pod.get("containers", ()) if item["name"] == ENGINE_CONTAINER), None)

@@ -14,7 +14,12 @@ TEMPLATE_LABEL: Final = "pod-template-hash"
 TEMPLATE_DIGEST: Final = "templateDigest"
 
 # Fields under which numbers with units are held, which the API server may write in another way.
-_QUANTITY_PARENTS: Final = ("limits", "requests")
+_QUANTITY_PARENTS: Final = ("limits", "requests", "sizeLimit", "divisor")
+# What a podTemplate may say though it says nothing: the API server drops these fields where they are false or 0.
+_DROPPED_WHERE_ZERO: Final = (
+    *("hostNetwork", "hostPID", "hostIPC", "hostPort", "initialDelaySeconds"),
+    *("readOnly", "stdin", "stdinOnce", "tty"),
+)
 # What tells the items of a list apart, in the order tried; a list of items with none is compared by position.
 # Beside our items there may then be others, which a webhook or a person has added.
 _ITEM_KEYS: Final = ("uid", "mountPath", "containerPort", "port", "topologyKey", "name")
@@ -49,6 +54,8 @@ def first_difference(wanted: Any, live: Any, path: str = "") -> str | None:
     if wanted == live:
         # Most of a child, at every visit: the rest is looked at name by name.
         return None
+    if live is None and _says_nothing(wanted, path):
+        return None
     if isinstance(wanted, dict):
         if not isinstance(live, dict) or (_is_whole(path) and live.keys() - wanted.keys()):
             return path
@@ -79,6 +86,15 @@ def _list_difference(wanted: list[Any], live: Any, path: str) -> str | None:
         if difference is not None:
             return difference
     return None
+
+
+def _says_nothing(wanted: Any, path: str) -> bool:
+    """Whether a field of a pod template is one that the API server drops. Elsewhere even an empty one may mean much."""
+    if not path.startswith("spec.template."):
+        return False
+    if isinstance(wanted, (bool, int)):
+        return not wanted and path.rpartition(".")[2] in _DROPPED_WHERE_ZERO
+    return wanted in (None, "", [], {})
 
 
 def _is_whole(path: str) -> bool:

@@ -100,6 +100,10 @@ def test_a_spec_of_another_version_is_a_problem_that_names_the_field() -> None:
     assert isinstance(parse_spec(stored()), Spec)
 
 
+def _in_template(spec: Object) -> Object:
+    return {"spec": {"template": {"spec": spec}}}
+
+
 DIFFERENCES: list[tuple[Any, Any, str | None]] = [
     ({"a": 1}, {"a": 1, "b": 2}, None),
     ({"a": 1}, {"a": 2}, "a"),
@@ -120,6 +124,11 @@ DIFFERENCES: list[tuple[Any, Any, str | None]] = [
     ({"requests": {"memory": "1Gi"}}, {"requests": {}}, "requests.memory"),
     ({"requests": {"memory": "1Gi"}}, {"requests": {"memory": "broken"}}, "requests.memory"),
     ({"replicas": "1"}, {"replicas": 1}, "replicas"),
+    (_in_template({"tty": False, "nodeSelector": {}, "tolerations": [], "subPath": ""}), _in_template({}), None),
+    (_in_template({"tty": False}), _in_template({"tty": True}), "spec.template.spec.tty"),
+    (_in_template({"tty": True}), _in_template({}), "spec.template.spec.tty"),
+    (_in_template({"privileged": False}), _in_template({}), "spec.template.spec.privileged"),
+    ({"podSelector": {}}, {}, "podSelector"),
     ({"ports": [{"port": 53, "p": "U"}, {"port": 53, "p": "T"}]}, {"ports": [{"port": 53, "p": "U"}]}, "ports"),
     ({"spec": {"ingress": [{"a": 1}]}}, {"spec": {"ingress": [{"a": 1}, {}]}}, "spec.ingress"),
     ({"spec": {"ingress": [{"port": 1}]}}, {"spec": {"ingress": [{"port": 1, "b": 2}]}}, "spec.ingress[0]"),

@@ -33,6 +33,31 @@ EVERYTHING: dict[str, Any] = {
         "limits": {"cpu": 2, "memory": "2048Mi"},
     },
     "replicas": 2,
+    "apiKeySecretName": "keys",
+    "podTemplate": {
+        "metadata": {"labels": {"team": "search"}, "annotations": {"note": "yes"}},
+        # Much of it says nothing, or is written otherwise than the API server writes it.
+        "spec": {
+            "hostNetwork": False,
+            "nodeSelector": {},
+            "tolerations": [],
+            "imagePullSecrets": [{"name": "registry"}],
+            "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1024Mi"}}],
+            "containers": [
+                {
+                    "name": "proxy",
+                    "image": "proxy:1",
+                    "tty": False,
+                    "command": [],
+                    "env": [{"name": "EMPTY", "value": ""}],
+                    "resources": {"requests": {"cpu": "0.1"}},
+                    "readinessProbe": {"tcpSocket": {"port": 1}, "initialDelaySeconds": 0},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "volumeMounts": [{"name": "scratch", "mountPath": "/scratch", "readOnly": False, "subPath": ""}],
+                }
+            ],
+        },
+    },
     "rollout": {"maxSurge": 1, "maxUnavailable": 0, "progressDeadlineSeconds": 900},
     "disruption": {"minAvailable": 1},
     "network": {

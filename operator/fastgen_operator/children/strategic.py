@@ -44,7 +44,7 @@ class MergeError(ValueError):
 def merge(base: Object, patch: Object, path: str) -> Object:
     """`patch` over `base`, neither of which is changed; `path` is the patch's own, for messages.
 
-    Merging the same patch again changes nothing.
+    Merging the same patch again changes nothing, but for the order of items that it takes out and puts in again.
 
     Raises:
         MergeError: where the patch holds a directive that is not understood, or an item without its key.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.controlplane import ControlPlane
+from harness.chart import Helm
 from harness.definitions import INFERENCE_POOL_CRD, POD_MONITOR_CRD
 from harness.process import OperatorProcess
 from harness.space import Space, resource
@@ -61,6 +62,10 @@ def test_children_of_optional_kinds_come_and_go_with_their_crds(
     space.make_ready()
     space.wait_condition("Ready", "True", "AllReplicasReady")
     install(bare)
+    asked = ("--set", "operator.podMonitor.enabled=true", "--set", "operator.networkPolicy.enabled=true")
+    for kind in ("PodMonitor", "NetworkPolicy"):
+        obj = Helm(bare.programs / "helm").one(kind, *asked)
+        bare.kubectl("apply", "--dry-run=server", "--filename", "-", stdin=json.dumps(obj))
     assert made(space, OPTIONAL[0])["spec"]["podTargetLabels"] == ["fastgen.dev/deployment"]
     assert made(space, OPTIONAL[1])["spec"]["endpointPickerRef"]["failureMode"] == "FailOpen"
     space.settled()

@@ -94,16 +94,18 @@ def reasons_on_the_page() -> set[str]:
     return {match for line in PAGE.read_text().splitlines() for match in re.findall(r"^\| `([A-Z]\w+)` \|", line)}
 
 
-def test_every_reason_stands_on_the_page() -> None:
+def test_every_reason_stands_on_the_page_and_no_other() -> None:
     code, page = reasons_in_code(), reasons_on_the_page()
     assert len(code) > 20, "the search finds nothing any more"
     assert sorted(code - page) == [], "not on the page"
+    assert sorted(page - code) == [], "no longer in the code"
 
 
 def test_every_condition_has_a_section() -> None:
     page = PAGE.read_text()
     assert [kind for kind in ORDER if f"\n### {kind}\n" not in page] == []
     assert f"`{READY}`" in page
+    assert sorted(re.findall(r"^### (\w+)$", page, flags=re.MULTILINE)) == sorted(ORDER)
 
 
 def test_every_reason_of_a_condition_is_documented_beside_it() -> None:

@@ -258,6 +258,7 @@ def test_capacity_is_bounded_by_sequences_and_by_the_kv_cache() -> None:
 
 def test_a_model_of_passes_of_one_size_is_not_believed() -> None:
     assert modelled(sample(step_model=(0.0, 0.01, 0.0)), SHAPE, 1.0, 100) is None
+    assert modelled(sample(step_model=(0.0, 0.01, 1e-6)), SHAPE, 1.0, 100) is not None, "a fit of several sizes"
     found = fleet_capacity([sample(step_model=(0.0, 0.0, 0.0))], SHAPE, 700.0, 1.0, 100)
     assert found is not None
     assert (found.tokens_per_second, found.source) == (700.0, "Throughput")

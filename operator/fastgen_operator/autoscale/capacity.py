@@ -58,8 +58,8 @@ def modelled(sample: Sample, shape: RequestShape, inter_token_seconds: float, ma
     Where no pass at all would meet the inter-token target, more replicas would not help: the target bounds nothing.
     """
     a, b, c = sample.step_model
-    # Passes of one size do not tell a from b: the engine then says a = 0, which underrates larger passes.
-    if a <= 0 or b <= 0 or sample.token_budget < 1:
+    # Passes of one size do not tell a from b: the engine then says a = c = 0, which underrates larger passes.
+    if b <= 0 or a + c <= 0 or sample.token_budget < 1:
         return None
     generated = max(1.0, shape.generated)
     tokens = 1 + shape.computed / generated

@@ -22,7 +22,8 @@ class Targets(ApiModel):
         ge=1,
         le=60_000,
         description="Milliseconds between two tokens of a running generation: a replica counts for as many tokens per "
-        "second as it computes in passes no longer than this.",
+        "second as it computes in passes no longer than this, and its engine is told to keep to it (a change replaces "
+        "the pods).",
     )
     utilization_percent: int = Field(
         default=85,

@@ -29,9 +29,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2400.0, help="length of each trace beside its warm-up")
     parser.add_argument("--scale", type=float, default=1.0, help="load, relative to a fleet of about four replicas")
     parser.add_argument("--trace", action="append", default=[], help="only these")
-    parser.add_argument("--policy", action="append", default=[], help="only these, for example FastGen")
+    parser.add_argument(
+        "--policy", action="append", default=[], help="only those whose names begin so, for example FastGen"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--exact", action="store_true", help="replicas with the real scheduler: forty times slower")
+    parser.add_argument("--exact", action="store_true", help="replicas with the real scheduler: thirty times slower or more")
     parser.add_argument("--least-loaded", action="store_true", help="a gateway in front instead of kube-proxy")
     parser.add_argument("--plots", type=Path, help="a folder for the pictures")
     parser.add_argument("--json", type=Path, help="a file for the figures")
@@ -50,7 +52,7 @@ def main() -> None:
         most=max(4, round(16 * given.scale)),
         balancer=least_loaded if given.least_loaded else random_pod,
         make=ExactReplica if given.exact else CoarseReplica,
-        families=policies,
+        only=policies,
     ):
         rows.append(row)
         print(f"{row.trace.name:18} {line(row)}", flush=True)

@@ -37,15 +37,15 @@ def compare(
     most: int = MOST_REPLICAS,
     balancer: Balancer = random_pod,
     make: MakeReplica = CoarseReplica,
-    families: Sequence[str] = (),
+    only: Sequence[str] = (),
 ) -> Iterator[Row]:
-    """Every contestant, or those of `families`, on every trace: the same requests for all."""
+    """Every contestant, or those whose name begins with one of `only`, on every trace: the same requests for all."""
     for trace in traces:
         scenario = Scenario(
             trace=trace, engine=engine, cluster=Cluster(), begin=begin, most=most, seed=seed, balancer=balancer
         )
         for contestant in contestants(engine, trace.mix, most):
-            if not families or contestant.family in families:
+            if not only or contestant.name.startswith(tuple(only)):
                 run = simulate(scenario, contestant.make(), make)
                 yield Row(trace, contestant, figures(run), run.looks)
 
@@ -69,15 +69,15 @@ def level_with(ours: Sequence[Row], other: Row) -> bool:
 
 
 def verdicts(rows: Sequence[Row]) -> Iterator[tuple[Trace, list[Row]]]:
-    """Of each trace, the runs of others that none of ours equals: more attainment for the same GPU-hours or fewer.
+    """Of each trace, the runs of others that attain more than ours do for as many GPU-hours.
 
-    A run that costs less than the cheapest of ours is not compared: its attainment is bought with lost requests, or it
-    is named here when it attains as much as that one.
+    Those that cost less than the cheapest of ours are left out unless they attain as much as it does.
     """
     for trace in dict.fromkeys(row.trace for row in rows):
         here = [row for row in rows if row.trace is trace]
         ours = [row for row in here if row.contestant.family == OURS]
         if not ours:
+            yield trace, []
             continue
         cheapest = min(ours, key=lambda row: row.figures.gpu_hours)
         ahead = []

@@ -37,18 +37,24 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
     for trace, ahead in verdicts(rows):
         yield f"\n### {trace.name}\n\n{trace.what[0].upper()}{trace.what[1:]}.\n\n{HEAD}"
         yield from (line(row) for row in rows if row.trace is trace)
-        if ahead:
-            names = "; ".join(
-                f"{row.contestant.name} ({100 * row.figures.attainment:.1f} % at {row.figures.gpu_hours:.2f})"
-                for row in ahead
-            )
-            yield f"\nAhead of FastGen here: {names}."
-        else:
-            yield "\nNobody attains more at the same GPU-hours or fewer."
+        ours = [row.figures.gpu_hours for row in rows if row.trace is trace and row.contestant.family == OURS]
+        if not ours:
+            continue
+        within = [row for row in ahead if row.figures.gpu_hours <= max(ours)]
+        dearer = [row for row in ahead if row.figures.gpu_hours > max(ours)]
+        yield f"\nAhead of FastGen: {_named(within)}." if within else "\nNobody is ahead of FastGen at the same cost."
+        if dearer:
+            yield f"\nBetter than any of FastGen's settings, and dearer: {_named(dearer)}."
+
+
+def _named(rows: Sequence[Row]) -> str:
+    return "; ".join(
+        f"{row.contestant.name} ({100 * row.figures.attainment:.1f} % at {row.figures.gpu_hours:.2f})" for row in rows
+    )
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """Two pictures: attainment against cost on every trace, and the fleets over time on two of them."""
+    """Two pictures: attainment against cost on every trace, and on two of them each family at its best over time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -83,8 +89,8 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
     for (axis,), trace in zip(grid, shown, strict=True):
         for family, color in _COLORS.items():
             found = [row for row in rows if row.trace is trace and row.contestant.family == family]
-            best = next((row for row in reversed(found) if row.contestant.tuned), found[0] if found else None)
-            if best is not None:
+            if found:
+                best = max(found, key=lambda row: row.figures.attainment)
                 looks = [look for look in best.looks if look.time >= WARM_UP]
                 times = [(look.time - WARM_UP) / 60 for look in looks]
                 axis.step(times, [look.ready for look in looks], color=color, linewidth=1.2, label=best.contestant.name)

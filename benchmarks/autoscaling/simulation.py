@@ -124,16 +124,16 @@ def simulate(scenario: Scenario, policy: Policy, make: MakeReplica = CoarseRepli
     fleet.begin(scenario.begin)
     later(policy.period, decide)
     later(_LOOK, look)
-    arrivals = scenario.trace.arrivals(scenario.seed)
-    end = scenario.trace.seconds
-    for arrival in arrivals:
+    end, num_arrivals = scenario.trace.seconds, 0
+    for arrival in scenario.trace.make(scenario.seed):
+        num_arrivals += 1
         while events[0][0] <= arrival.time:
             _happen(events)
         fleet.send(arrival)
     while events[0][0] <= end:
         _happen(events)
     fleet.close(end)
-    return Run(scenario, ledger, tuple(fleet.gpu_intervals), tuple(fleet.changes), tuple(looks), len(arrivals))
+    return Run(scenario, ledger, tuple(fleet.gpu_intervals), tuple(fleet.changes), tuple(looks), num_arrivals)
 
 
 def _happen(events: list[tuple[float, int, Callable[[float], None]]]) -> None:

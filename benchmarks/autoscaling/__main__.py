@@ -33,7 +33,7 @@ def main() -> None:
         "--policy", action="append", default=[], help="only those whose names begin so, for example FastGen"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--exact", action="store_true", help="replicas with the real scheduler: thirty times slower or more")
+    parser.add_argument("--exact", action="store_true", help="replicas with the real scheduler: thirty times slower")
     parser.add_argument("--least-loaded", action="store_true", help="a gateway in front instead of kube-proxy")
     parser.add_argument("--plots", type=Path, help="a folder for the pictures")
     parser.add_argument("--json", type=Path, help="a file for the figures")

@@ -11,28 +11,43 @@ from cluster.controlplane import ControlPlane
 from harness.space import NOW, Space
 from support.namespace import Object
 
-# Nothing is scheduled on it but what tolerates everything.
-TOLERANT: Object = {"nodeSelector": {"hostile": "yes"}, "tolerations": [{"operator": "Exists"}]}
+NO_GPU: str = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 
 
 @contextlib.contextmanager
-def node_with_gpus(plane: ControlPlane, name: str, gpus: int) -> Iterator[None]:
+def node(plane: ControlPlane, name: str) -> Iterator[None]:
     """A node that says it is well and runs nothing: pods on it are what the test says, and end only by `bury`."""
-    has = {"cpu": "8", "memory": "32Gi", "pods": "20", "nvidia.com/gpu": str(gpus)}
+    has = {"cpu": "8", "memory": "32Gi", "pods": "20", "nvidia.com/gpu": "1"}
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {"type": "Ready", "status": "True", "reason": "Test", "lastHeartbeatTime": now, "lastTransitionTime": now}
-    node = {
+    made = {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": {"hostile": "yes"}},
-        "spec": {"taints": [{"key": "hostile", "effect": "NoSchedule"}]},
+        "metadata": {"name": name},
         "status": {"capacity": has, "allocatable": has, "conditions": [ready]},
     }
-    plane.kubectl("create", "--filename", "-", stdin=json.dumps(node))
+    plane.kubectl("create", "--filename", "-", stdin=json.dumps(made))
     try:
         yield
     finally:
         plane.kubectl("delete", "node", name)
+
+
+def schedule(space: Space, name: str) -> None:
+    """What the scheduler would do with one GPU on the node: it is given away as soon as nobody holds it."""
+    pods = space.items("pods")
+    taken = any(pod["spec"].get("nodeName") for pod in pods)
+    for pod in pods:
+        if pod["spec"].get("nodeName") or pod["metadata"].get("deletionTimestamp"):
+            continue
+        if taken:
+            space.set_unschedulable(pod, NO_GPU)
+            continue
+        taken = True
+        target = {"apiVersion": "v1", "kind": "Node", "name": name}
+        binding = {"metadata": {"name": pod["metadata"]["name"]}, "target": target}
+        path = f"/api/v1/namespaces/{space.name}/pods/{pod['metadata']['name']}/binding"
+        space.cluster.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(binding))
 
 
 def bury(space: Space) -> None:

@@ -8,6 +8,8 @@ from harness.process import OperatorProcess
 from harness.space import NOW, Space, resource
 from support.waiting import eventually
 
+CHILDREN = ("serviceaccounts", "services", "networkpolicies", "poddisruptionbudgets", "deployments")
+
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
 
 
@@ -112,7 +114,7 @@ def test_an_image_that_cannot_be_pulled_is_named(space: Space) -> None:
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     space.set_pod(space.wait_pods(1)[0], ready=False, container={"state": waiting, "lastState": {}})
     condition = space.wait_condition("Ready", "False", "ImagePullBackOff")
-    assert "engine:test cannot be pulled: not found" in condition["message"]
+    assert "the image engine:test of the engine cannot be pulled: not found" in condition["message"]
 
 
 def test_pods_that_admission_refuses_are_explained(space: Space) -> None:
@@ -131,7 +133,8 @@ def test_events_are_recorded_on_transitions_only(space: Space, operator: Operato
     space.apply(resource())
     space.make_ready()
     space.wait_condition("Ready", "True", "AllReplicasReady")
-    expected = ["AllReplicasReady", "Applied", "Applied", "ReplicasNotReady"]
+    made = sum(len(space.items(kind, "--selector", "fastgen.dev/deployment=chat")) for kind in CHILDREN)
+    expected = ["AllReplicasReady", *["Applied"] * made, "ReplicasNotReady"]
     eventually(lambda: reasons() == expected, within=20, what="the events of a first start")
     operator.let_resyncs_pass(3)
     assert reasons() == expected

@@ -3,94 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
+from harness.everything import EVERYTHING
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.waiting import eventually
 
 pytestmark = pytest.mark.controlplane
-
-# A value in every field, most of them written otherwise than the API server writes them.
-EVERYTHING: dict[str, Any] = {
-    "model": {"source": "file:///models/tiny.gguf", "servedName": "tiny"},
-    "engine": {
-        "image": "engine:other",
-        "device": "cpu",
-        "dtype": "float32",
-        "tokenBudget": 128,
-        "maxSequences": 64,
-        "maxModelLength": 4096,
-        "maxQueuedRequests": 7,
-        "kvCache": {"memoryPercent": 50, "blockSize": 32, "swapSpace": "1024Mi", "prefixCaching": False},
-        "extraArgs": ["--chunking", "greedy"],
-    },
-    "resources": {
-        "gpu": {"count": 1, "resourceName": "example.com/gpu"},
-        "requests": {"cpu": "0.5", "memory": "1024Mi", "ephemeral-storage": 1000000000},
-        "limits": {"cpu": 2, "memory": "2048Mi"},
-    },
-    "replicas": 2,
-    "apiKeySecretName": "keys",
-    "podTemplate": {
-        "metadata": {"labels": {"team": "search"}, "annotations": {"note": "yes"}},
-        # Much of it says nothing, or is written otherwise than the API server writes it.
-        "spec": {
-            "hostNetwork": False,
-            "nodeSelector": {},
-            "tolerations": [],
-            "imagePullSecrets": [{"name": "registry"}],
-            "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1024Mi"}}],
-            "containers": [
-                {
-                    "name": "proxy",
-                    "image": "proxy:1",
-                    "tty": False,
-                    "command": [],
-                    "env": [{"name": "EMPTY", "value": ""}],
-                    "resources": {"requests": {"cpu": "0.1"}},
-                    "readinessProbe": {"tcpSocket": {"port": 1}, "initialDelaySeconds": 0},
-                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                    "volumeMounts": [{"name": "scratch", "mountPath": "/scratch", "readOnly": False, "subPath": ""}],
-                }
-            ],
-        },
-    },
-    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "progressDeadlineSeconds": 900},
-    "disruption": {"minAvailable": 1},
-    "network": {
-        "allowFrom": [
-            {"podSelector": {}},
-            {
-                "podSelector": {"matchLabels": {}},
-                "namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]},
-            },
-            {"ipBlock": {"cidr": "10.0.0.0/8", "except": []}},
-        ]
-    },
-    "drainSeconds": 0,
-    "startupDeadlineSeconds": 333,
-    "scheduling": {
-        "nodeSelector": {"disk": "fast"},
-        "tolerations": [
-            {"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5},
-            {"key": "a"},
-        ],
-        "affinity": {
-            "nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {
-                    "nodeSelectorTerms": [
-                        {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}
-                    ]
-                }
-            }
-        },
-        "priorityClassName": "system-cluster-critical",
-        "topologySpreadConstraints": [{"topologyKey": "zone"}, {"topologyKey": "host", "maxSkew": 2}],
-    },
-}
 
 
 @pytest.fixture

@@ -94,7 +94,10 @@ class Spec(ApiModel):
     rollout: Rollout = Field(default=Rollout(), description="How a change of the pods is rolled out.")
     drain_seconds: int = knob("drain_seconds")
     startup_deadline_seconds: int = Field(
-        default=1800, ge=10, le=86400, description="A pod that is not ready this long after its start is started again."
+        default=1800,
+        ge=10,
+        le=86400,
+        description="A pod that is not ready this long after its start is started again; in steps of two seconds.",
     )
     scheduling: Scheduling = Field(default=Scheduling(), description="Where the pods may run.")
 

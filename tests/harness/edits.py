@@ -1,0 +1,133 @@
+"""Every edit of every field: a walk over the CRD's schema along a spec that has a value in each of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastgen_operator.crd import custom_resource_definition
+from fastgen_operator.kinds import Object
+
+Path = tuple[str | int, ...]
+
+# Other values of fields that take only some words, by the field's name.
+_OTHERS: Object = {
+    "tokenBudget": "auto",
+    "swapSpace": "2Gi",
+    "size": "20Gi",
+    "cidr": "10.0.0.0/7",
+    "blockSize": 128,
+    # Probed every two seconds: one more is none more.
+    "startupDeadlineSeconds": 400,
+    "requests": {"example.com/disk": 1},
+    "limits": {"example.com/disk": 1},
+    "spec": {"nodeSelector": {"extra": "yes"}},
+    "affinity": {"podAntiAffinity": {}},
+}
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One field set otherwise: `spec` is the whole edited spec, `what` was done with the field at `path`."""
+
+    path: Path
+    what: str
+    spec: Object
+
+    @property
+    def field(self) -> str:
+        """The field's own name."""
+        return next(str(part) for part in reversed(self.path) if isinstance(part, str))
+
+    def __str__(self) -> str:
+        return f"{dotted(self.path)} {self.what}"
+
+
+def dotted(path: Path) -> str:
+    """As a person writes it: spec.network.allowFrom[0].ipBlock."""
+    return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+
+
+def spec_schema() -> Object:
+    """The schema of the spec as the API server has it."""
+    version = custom_resource_definition()["spec"]["versions"][0]
+    schema: Object = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return schema
+
+
+def fields(schema: Object, path: Path = ()) -> Iterator[Path]:
+    """The path of every field of the schema; items of lists have the index 0."""
+    for name, child in schema.get("properties", {}).items():
+        yield (*path, name)
+        yield from fields(child, (*path, name))
+        yield from fields(child.get("items", {}), (*path, name, 0))
+
+
+def edits_of(base: Object) -> Iterator[Edit]:
+    """Every field of the spec removed, emptied, set to its bounds and beyond them, and changed."""
+    yield from _edits(base, spec_schema(), base, ())
+
+
+def _edits(base: Object, schema: Object, value: Any, path: Path) -> Iterator[Edit]:
+    for name, child in schema.get("properties", {}).items():
+        if name not in value:
+            continue
+        here, held = (*path, name), value[name]
+        yield Edit(here, "removed", _with(base, here, None))
+        for what, other in _values(name, child, held):
+            yield Edit(here, what, _with(base, here, other))
+        yield from _edits(base, child, held, here) if isinstance(held, dict) else ()
+        for index, item in enumerate(held) if isinstance(held, list) and isinstance(held[:1], list) else ():
+            if isinstance(item, dict):
+                yield from _edits(base, child["items"], item, (*here, index))
+
+
+def _values(name: str, schema: Object, held: Any) -> Iterator[tuple[str, Any]]:
+    """Other values of a field, and what they are."""
+    kind = schema.get("type", "integer")
+    yield "empty", {"string": "", "integer": 0, "boolean": False, "array": [], "object": {}}[kind]
+    if "minimum" in schema:
+        yield "at its minimum", schema["minimum"]
+        yield "below its minimum", schema["minimum"] - 1
+    if "maximum" in schema:
+        yield "at its maximum", schema["maximum"]
+        yield "above its maximum", schema["maximum"] + 1
+    if "maxLength" in schema:
+        yield "too long", "x" * (schema["maxLength"] + 1)
+    if "maxItems" in schema and held:
+        yield "with too many items", [held[0]] * (schema["maxItems"] + 1)
+    if "maxProperties" in schema:
+        yield "with too many entries", {f"example.com/{number}": "1" for number in range(schema["maxProperties"] + 1)}
+    if kind != "object" or "properties" not in schema:
+        yield "changed", _other(name, schema, held)
+
+
+def _other(name: str, schema: Object, held: Any) -> Any:
+    if name in _OTHERS:
+        return _OTHERS[name]
+    if "enum" in schema:
+        return next(word for word in schema["enum"] if word != held)
+    if isinstance(held, bool):
+        return not held
+    if isinstance(held, int):
+        return held + 1
+    if isinstance(held, str):
+        return f"{held}x"
+    if isinstance(held, list):
+        return [*held, *held[:1]] if held else [{}]
+    return {**held, "extra": "yes"}
+
+
+def _with(base: Object, path: Path, value: Any) -> Object:
+    """A copy with that field set, or taken out where `value` is None."""
+    spec = copy.deepcopy(base)
+    place: Any = spec
+    for part in path[:-1]:
+        place = place[part]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = copy.deepcopy(value)
+    return spec

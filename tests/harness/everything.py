@@ -1,0 +1,118 @@
+"""A spec with a value in every field, for tests that go through all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SOME_ZONES = {"key": "zone", "operator": "In", "values": ["a", "b"]}
+
+# Most values are other than the defaults, and many are written otherwise than the API server writes them.
+EVERYTHING: dict[str, Any] = {
+    "model": {
+        "source": "hf://owner/tiny",
+        "revision": "v1",
+        "servedName": "tiny",
+        "secretName": "hub-token",
+    },
+    "engine": {
+        "image": "engine:other",
+        "device": "cpu",
+        "dtype": "float32",
+        "tokenBudget": 128,
+        "maxSequences": 64,
+        "maxModelLength": 4096,
+        "maxQueuedRequests": 7,
+        "kvCache": {"memoryPercent": 50, "blockSize": 32, "swapSpace": "1024Mi", "prefixCaching": False},
+        "extraArgs": ["--chunking", "greedy"],
+    },
+    "resources": {
+        "gpu": {"count": 1, "resourceName": "example.com/gpu"},
+        "requests": {"cpu": "0.5", "memory": "1024Mi", "ephemeral-storage": 1000000000},
+        "limits": {"cpu": 2, "memory": "2048Mi"},
+    },
+    "replicas": 2,
+    "apiKeySecretName": "keys",
+    "podTemplate": {
+        "metadata": {"labels": {"team": "search"}, "annotations": {"note": "yes"}},
+        # Much of it says nothing, or is written otherwise than the API server writes it.
+        "spec": {
+            "hostNetwork": False,
+            "nodeSelector": {},
+            "hostAliases": [],
+            "imagePullSecrets": [{"name": "registry"}],
+            "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1024Mi"}}],
+            "containers": [
+                {
+                    "name": "proxy",
+                    "image": "proxy:1",
+                    "tty": False,
+                    "command": [],
+                    "env": [{"name": "EMPTY", "value": ""}],
+                    "resources": {"requests": {"cpu": "0.1"}},
+                    "readinessProbe": {"tcpSocket": {"port": 1}, "initialDelaySeconds": 0},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "volumeMounts": [{"name": "scratch", "mountPath": "/scratch", "readOnly": False, "subPath": ""}],
+                }
+            ],
+        },
+    },
+    # The pods download it: so they are there at once.
+    "cache": {"size": "10240Mi", "storageClassName": "fast", "accessMode": "ReadWriteMany", "preload": False},
+    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "progressDeadlineSeconds": 900},
+    "disruption": {"minAvailable": 1},
+    "network": {
+        "allowFrom": [
+            {"podSelector": {}},
+            {
+                "podSelector": {"matchLabels": {"app": "web"}, "matchExpressions": [SOME_ZONES]},
+                "namespaceSelector": {
+                    "matchLabels": {"team": "search"},
+                    "matchExpressions": [{"key": "a", "operator": "Exists"}, SOME_ZONES],
+                },
+            },
+            {"podSelector": {"matchLabels": {}}},
+            {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+            {"ipBlock": {"cidr": "192.168.0.0/16", "except": []}},
+        ]
+    },
+    "drainSeconds": 30,
+    "startupDeadlineSeconds": 333,
+    "scheduling": {
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [
+            {"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoExecute", "tolerationSeconds": 5},
+            {"key": "a"},
+        ],
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}
+                    ]
+                }
+            }
+        },
+        "priorityClassName": "system-cluster-critical",
+        "runtimeClassName": "confined",
+        "topologySpreadConstraints": [
+            {"topologyKey": "zone"},
+            {"topologyKey": "host", "maxSkew": 2, "whenUnsatisfiable": "ScheduleAnyway"},
+        ],
+    },
+}
+
+# The same with the replicas' other master.
+AUTOSCALED: dict[str, Any] = {
+    **{name: value for name, value in EVERYTHING.items() if name != "replicas"},
+    "autoscaling": {
+        "minReplicas": 2,
+        "maxReplicas": 5,
+        "targets": {
+            "timeToFirstTokenMilliseconds": 500,
+            "interTokenLatencyMilliseconds": 100,
+            "utilizationPercent": 70,
+        },
+        "scaleUp": {"stabilizationSeconds": 10},
+        "scaleDown": {"stabilizationSeconds": 100, "maxStepPercent": 50},
+    },
+}

@@ -31,7 +31,7 @@ DONE: Object = {"conditions": [{"type": "Progressing", "status": "True", "reason
 LATE: Object = {"conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]}
 REFUSED: Object = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}
 TERMINATING = leaving(pod(ready=True))
-EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+EVICTED: dict[str, Any] = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
 
 
 def ended(code: int, message: str = "") -> dict[str, Any]:

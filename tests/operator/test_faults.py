@@ -191,6 +191,16 @@ def test_a_refused_deployment_is_in_the_status_and_the_visit_is_repeated() -> No
     assert (ready["status"], ready["reason"], ready["message"]) == ("False", "ApplyRefused", problem.message)
 
 
+def test_in_a_namespace_that_is_being_deleted_nothing_is_tried_again_and_nothing_said() -> None:
+    refusal = KubeError(403, "it is being terminated", causes=("NamespaceTerminating",))
+    cluster = a_cluster(fault_at=1, fault=refusal)
+    now = datetime.now(UTC)
+    reconciler = Reconciler(cluster, Metrics(), lambda: Platform("e"), Watchlist(5.0), partial(_same, now), no_loads)
+    assert reconciler.reconcile(KEY) is None
+    assert (cluster.writes, cluster.creations, cluster.events) == (1, [], [])
+    assert "status" not in cluster.objects[FASTGEN.name, "chat"]
+
+
 def test_a_resource_that_is_gone_or_leaving_needs_nothing() -> None:
     gone, leaving = FakeCluster(), a_cluster()
     leaving.objects[FASTGEN.name, "chat"]["metadata"]["deletionTimestamp"] = "now"

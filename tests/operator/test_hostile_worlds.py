@@ -72,7 +72,7 @@ def test_a_model_that_crashes_after_its_first_token_is_not_called_ready_between_
 
 
 def test_a_rollout_without_progress_has_the_pods_own_words_and_is_replaced_by_the_next(space: Space) -> None:
-    deadline = {"startupDeadlineSeconds": 10, "rollout": {"progressDeadlineSeconds": 10}}
+    deadline: Object = {"startupDeadlineSeconds": 10, "rollout": {"progressDeadlineSeconds": 10}}
     space.apply(resource(**deadline))
     stuck = space.wait_pods(1)[0]
     space.set_pod(stuck, ready=False)
@@ -121,7 +121,12 @@ def test_a_newer_revision_gets_the_gpu_of_a_pod_that_only_crashes(space: Space, 
         eventually(as_asked, within=20, what="the spec's maxUnavailable again")
         assert pods_made(space) == 4, "two of each revision"
         space.kubectl("delete", "fgd", "chat")
-        eventually(lambda: bury(space) or not space.items("pods"), within=20, what="an empty node", every=0.5)
+
+        def is_empty() -> bool:
+            bury(space)
+            return space.items("pods") == []
+
+        eventually(is_empty, within=20, what="an empty node", every=0.5)
 
 
 def test_a_pod_on_a_vanished_node_is_replaced_once_and_does_not_count(space: Space, plane: ControlPlane) -> None:

@@ -286,7 +286,8 @@ def test_what_downloads_reaches_names_and_sources_and_is_reached_by_nobody() -> 
 def fetching(container: Object, *, where: str = "containerStatuses", **more: Any) -> Object:
     """A pod whose download is in that state."""
     status = {"name": "fetch", "image": "e", "ready": False, "restartCount": 0, **container}
-    return pod(**{where: [status]}, **more)
+    statuses: Object = {where: [status]}
+    return pod(**statuses, **more)
 
 
 def ended(code: int, words: str) -> Object:

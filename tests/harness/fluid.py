@@ -76,7 +76,7 @@ class FluidFleet:
     time: float = 0.0
     sizes: list[int] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
-    worst_backlog: float = 0.0
+    backlogs: list[float] = field(default_factory=list)
     made: int = 0
 
     @classmethod
@@ -106,7 +106,7 @@ class FluidFleet:
             replica.prefill += done
             replica.decode += done * GENERATED / PROMPT
             replica.ended += done / PROMPT
-        self.worst_backlog = max(self.worst_backlog, sum(replica.backlog for replica in ready))
+        self.backlogs.append(sum(replica.backlog for replica in ready))
 
     def observed(self) -> Fleet:
         """The fleet as the operator sees it now."""

@@ -17,7 +17,7 @@ from fastgen_operator.autoscale.capacity import RequestShape, fleet_capacity, mo
 from fastgen_operator.autoscale.demand import flow_between
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.recommend import DOWN_SECONDS, UP_SECONDS, State, recommend
-from harness.fluid import BUDGET, GENERATED, PROMPT, RATE, FluidFleet, policy
+from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, FluidFleet, policy
 
 SHAPE = RequestShape(PROMPT, PROMPT, GENERATED)
 
@@ -159,6 +159,17 @@ def test_a_scale_down_leaves_what_holds_the_load(loads: list[float], seed: int) 
         if fleet.sizes[i] < fleet.sizes[i - 1]:
             window = [decision.load for decision in fleet.decisions[max(0, i - 60) : i + 1]]
             assert fleet.sizes[i] >= max(window) / 0.70 - 1e-6
+
+
+def test_nothing_is_taken_away_from_a_backlog() -> None:
+    """Who stays drains within a second what waits, though the window has long forgotten what came."""
+    hasty = policy(down_window=5.0)
+    fleet = FluidFleet.of(4, hasty, lambda time: 0.3 if time < 600 or time >= 605 else 60.0, start=120.0).run(600)
+    fleet.run(400)
+    for before, after, made in zip(fleet.sizes, fleet.sizes[1:], fleet.backlogs[1:], strict=False):
+        assert after >= before or made <= after * PROMPT_RATE, fleet.sizes
+    assert max(fleet.backlogs) > 30 * PROMPT_RATE
+    assert fleet.sizes[-1] < max(fleet.sizes)
 
 
 # --- silence

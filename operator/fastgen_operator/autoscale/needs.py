@@ -22,6 +22,8 @@ class Needs:
     Attributes:
         load: what the demand would keep wholly busy; `jump`: the same of the last seconds alone.
         queue: what it takes to have the backlog drained in time; at least `load`.
+        stay: what it takes to have the backlog of this moment drained within the first-token target. Nothing is added
+            for it, which would come too late, but nothing is taken away from it either.
         kv: what holds the resident tokens with room to spare.
         backlog_tokens: prompt tokens that wait in the whole fleet.
         drain_seconds: how long the ready replicas would take for them if nothing more came.
@@ -30,6 +32,7 @@ class Needs:
     load: float
     jump: float
     queue: float
+    stay: float
     kv: float
     backlog_tokens: float
     drain_seconds: float
@@ -48,7 +51,7 @@ def assess(
     kv = sum(sample.kv_used for sample in samples) * filled / KV_SHARE
     backlog = sum(sample.backlog_tokens for sample in samples) * filled
     if capacity is None:
-        return Needs(0.0, 0.0, 0.0, kv, backlog, 0.0)
+        return Needs(0.0, 0.0, 0.0, 0.0, kv, backlog, 0.0)
     rate = capacity.tokens_per_second
     work = backlog * demand.shape.work_per_prompt_token
     load = demand.slow.value / rate
@@ -60,6 +63,7 @@ def assess(
         load=load,
         jump=demand.fast.value / rate,
         queue=(arriving + _left_over(fleet, work, arriving, rate, policy)) / rate,
+        stay=load + work / policy.first_token_seconds / rate,
         kv=kv,
         backlog_tokens=backlog,
         drain_seconds=drain_seconds,

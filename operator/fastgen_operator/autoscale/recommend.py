@@ -165,7 +165,7 @@ def _grow_or_shrink(
         if allowed > current:
             state = replace(state, replicas=allowed, change=_growth(policy, fleet, needs, panic))
         return state, None, limit
-    down = policy.within_bounds(_whole(state.peaks.largest))
+    down = policy.within_bounds(_whole(max(state.peaks.largest, needs.stay)))
     # Pods that are not ready yet hold nothing: what stays must be ready now.
     if down >= current or down > len(fleet.ready):
         return state, None, None

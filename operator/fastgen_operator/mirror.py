@@ -83,15 +83,16 @@ class _Shelf:
         self._kind = kind
         self.objects: dict[_Place, Object] = {}
         self.by_owner: dict[Key, dict[str, Object]] = {}
-        # When something ended, by place: what still comes of it is older. Forgotten two lists later.
+        # When something ended, by place: what still comes of it is older. Forgotten once a list has the same to say.
         self._ends: dict[_Place, int] = {}
+        # The version of the last list, by namespace: what is older, and not here, is gone.
         self._listed: dict[str | None, int] = {}
 
     def put(self, obj: Object) -> bool:
         """Whether it was news."""
         place, version = _place(obj), _version(obj)
         before = self.objects.get(place)
-        if version <= self._ends.get(place, 0) or (before is not None and version <= _version(before)):
+        if version <= (self._end_of(place) if before is None else _version(before)):
             return False
         self._drop(place)
         self.objects[place] = obj
@@ -108,6 +109,8 @@ class _Shelf:
 
     def replace(self, namespace: str | None, listed: list[Object], version: int) -> list[Object]:
         """The objects that were news: new, newer or gone."""
+        if version < self._listed.get(namespace, 0):
+            self._forget(namespace)
         present = {_place(obj) for obj in listed}
         gone = [
             obj
@@ -117,12 +120,22 @@ class _Shelf:
         for obj in gone:
             self.remove(_place(obj), version)
         news = [obj for obj in listed if self.put(obj)]
-        previous = self._listed.get(namespace, 0)
         self._listed[namespace] = version
         self._ends = {
-            place: end for place, end in self._ends.items() if end > previous or namespace not in (None, place[0])
+            place: end for place, end in self._ends.items() if end > version or namespace not in (None, place[0])
         }
         return gone + news
+
+    def _end_of(self, place: _Place) -> int:
+        """Up to this version nothing is left of what may have been in that place."""
+        return max(self._ends.get(place, 0), self._listed.get(None, 0), self._listed.get(place[0], 0))
+
+    def _forget(self, namespace: str | None) -> None:
+        """The server went back in time, as after a restored backup: what was known is of another future."""
+        for place in [place for place in self.objects if namespace in (None, place[0])]:
+            self._drop(place)
+        self._ends = {place: end for place, end in self._ends.items() if namespace not in (None, place[0])}
+        del self._listed[namespace]
 
     def _drop(self, place: _Place) -> None:
         before = self.objects.pop(place, None)

@@ -114,13 +114,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             if is_file:
                 self.hub.starts.append(start)
-                self._send_file(body[start:])
+                # A view: a slice of a model for every piece of it would be a copy each.
+                self._send_file(memoryview(body)[start:])
             else:
                 self.wfile.write(body)
 
     do_HEAD = do_GET
 
-    def _send_file(self, body: bytes) -> None:
+    def _send_file(self, body: memoryview) -> None:
         while body:
             sendable = self.hub.sendable()
             piece = body[: PIECE if sendable is None else min(PIECE, sendable)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -14,6 +15,16 @@ from fastgen_operator.mirror import Mirror, owner_of
 from fastgen_operator.settings import Settings
 from fastgen_operator.watches import Watches
 from fastgen_operator.workqueue import WorkQueue
+
+
+class _Backoffs:
+    """Seconds between tries of a request of kopf's, without end: after the last of a list it would end the operator.
+
+    Whether that is the remedy is for the liveness probe to say, which also knows of what still works.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return chain((1, 1, 2, 3, 5), repeat(10))
 
 
 def kinds_read(platform: Platform) -> tuple[Kind, ...]:
@@ -51,7 +62,7 @@ def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings
     settings.persistence.progress_storage = NoProgress()
     settings.networking.request_timeout = own.request_seconds
     settings.networking.connect_timeout = 5
-    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 30, 60)
+    settings.networking.error_backoffs = _Backoffs()
     settings.networking.enforce_retry_after = True
     settings.watching.connect_timeout = 5
     settings.watching.server_timeout = 300

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,29 @@ class OperatorProcess:
         process.kill()
         process.wait()
         self._process = None
+
+    def pause(self) -> None:
+        """Stops it as a machine does that swaps, or is moved to another host."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on after a pause."""
+        self._running().send_signal(signal.SIGCONT)
+
+    def ending(self, within: float) -> int:
+        """The exit status, as soon as it has ended by itself."""
+        status = self._running().wait(within)
+        self._process = None
+        return status
+
+    def leads(self) -> bool:
+        """Whether it says that it leads."""
+        return self.metrics()["fastgen_operator_leader", ""] == 1
+
+    def abandon(self) -> None:
+        """Ends it in whatever state it is. Harmless where it does not run."""
+        if self._process is not None:
+            self.kill()
 
     def stop(self) -> int:
         """Ends it as the kubelet would; returns the exit status. Harmless where it does not run."""

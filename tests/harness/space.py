@@ -21,6 +21,26 @@ def resource(name: str = "chat", **spec: Any) -> Object:
     }
 
 
+def running(*, ready: bool, container: Object | None = None) -> Object:
+    """The status of a pod that has a node and runs; `container` overrides its container's status."""
+    conditions = [("PodScheduled", True), ("Initialized", True), ("ContainersReady", ready), ("Ready", ready)]
+    return {
+        "phase": "Running",
+        "conditions": [{"type": kind, "status": str(holds), "lastTransitionTime": NOW} for kind, holds in conditions],
+        "containerStatuses": [
+            {
+                "name": "engine",
+                "image": "engine:test",
+                "imageID": "",
+                "ready": ready,
+                "restartCount": 0,
+                "state": {"running": {"startedAt": NOW}},
+                **(container or {}),
+            }
+        ],
+    }
+
+
 class Space(Namespace[ControlPlane]):
     """One namespace."""
 
@@ -35,25 +55,11 @@ class Space(Namespace[ControlPlane]):
 
     def set_pod(self, pod: Object, *, ready: bool, container: Object | None = None) -> None:
         """What a kubelet would report: the pod has a node and runs; `container` overrides its container's status."""
-        conditions = [("PodScheduled", True), ("Initialized", True), ("ContainersReady", ready), ("Ready", ready)]
-        status = {
-            "phase": "Running",
-            "conditions": [
-                {"type": kind, "status": str(holds), "lastTransitionTime": NOW} for kind, holds in conditions
-            ],
-            "containerStatuses": [
-                {
-                    "name": "engine",
-                    "image": "engine:test",
-                    "imageID": "",
-                    "ready": ready,
-                    "restartCount": 0,
-                    "state": {"running": {"startedAt": NOW}},
-                    **(container or {}),
-                }
-            ],
-        }
-        self.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "--subresource=status")
+        self.patch(
+            f"pod/{pod['metadata']['name']}",
+            {"status": running(ready=ready, container=container)},
+            "--subresource=status",
+        )
 
     def make_ready(self, name: str = "chat", *, count: int = 1) -> None:
         """All pods of the resource pass their readiness probe."""

@@ -46,6 +46,12 @@ def operator(_operator: OperatorProcess) -> OperatorProcess:
     return _operator
 
 
+@pytest.fixture(scope="module")
+def unattended(_operator: OperatorProcess) -> None:
+    """No operator runs but those that the tests of the module start themselves."""
+    assert _operator.stop() == 0
+
+
 @pytest.fixture
 def space(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Space]:
     """A fresh namespace that admits only pods of the restricted Pod Security standard."""

@@ -1,0 +1,226 @@
+"""A proxy in front of an API server that records what passes and does to it what a bad day would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+from kubernetes.client import Configuration
+from kubernetes.config import load_kube_config
+
+_HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    query: str
+
+    @property
+    def is_write(self) -> bool:
+        return self.method not in ("GET", "HEAD")
+
+    @property
+    def is_watch(self) -> bool:
+        return "watch=true" in self.query
+
+    @property
+    def is_list(self) -> bool:
+        return self.method == "GET" and not self.is_watch
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Fault: the proxy answers in the API server's place, which does not hear of it."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Fault: the API server has done it, and no byte of its answer ever arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Fault: the API server has done it, and its answer takes so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Fault: the API server has done it, and the connection ends before its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mute:
+    """Fault: a watch that is opened and says nothing, not even a bookmark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Fault: a watch whose version the API server has forgotten."""
+
+
+Fault = Answer | Hang | Slow | Cut | Mute | Gone
+
+
+class Proxy:
+    """Speaks HTTP on 127.0.0.1, and TLS to the API server of a kubeconfig, with its credentials.
+
+    Attributes:
+        rule: asked about each request: the fault it meets, or None. It runs in the proxy's thread.
+        before_answer, after_answer: told of each request that the API server has answered, with the answer's status,
+            while the client waits for it, and when the client has it.
+        arrivals: each request that the client has sent, with the time in monotonic seconds.
+        exchanges: each request but watches that the API server has answered, with the answer's status.
+    """
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._upstream = Configuration()
+        load_kube_config(str(kubeconfig), client_configuration=self._upstream)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._watches: dict[int, web.Request] = {}
+        self._port = 0
+        self.rule: Callable[[Request], Fault | None] = lambda _: None
+        self.before_answer: Callable[[Request, int], None] = lambda *_: None
+        self.after_answer: Callable[[Request, int], None] = lambda *_: None
+        self.exchanges: list[tuple[Request, int]] = []
+        self.arrivals: list[tuple[Request, float]] = []
+
+    def kubeconfig(self, path: Path) -> Path:
+        """Writes a kubeconfig that points to the proxy."""
+        named = {"cluster": "proxy", "user": "proxy"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "proxy",
+            "clusters": [{"name": "proxy", "cluster": {"server": f"http://127.0.0.1:{self._port}"}}],
+            "contexts": [{"name": "proxy", "context": named}],
+            "users": [{"name": "proxy", "user": {}}],
+        }
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def cut_watches(self) -> None:
+        """Ends every open watch without a word, as a balancer does that is restarted."""
+        asyncio.run_coroutine_threadsafe(self._cut_watches(), self._loop).result(10)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _start(self) -> None:
+        context = ssl.create_default_context(cafile=self._upstream.ssl_ca_cert)
+        context.load_cert_chain(self._upstream.cert_file, self._upstream.key_file)
+        self._session = ClientSession(
+            connector=TCPConnector(ssl=context, limit=0), timeout=ClientTimeout(total=None), auto_decompress=False
+        )
+        application = web.Application(client_max_size=2**24)
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        await self._cut_watches()
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _cut_watches(self) -> None:
+        for request in list(self._watches.values()):
+            _abort(request)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        seen = Request(request.method, request.path, request.query_string)
+        self.arrivals.append((seen, time.monotonic()))
+        fault = self.rule(seen)
+        if isinstance(fault, Answer):
+            return web.Response(status=fault.status, headers=fault.headers, text=_status(fault.status))
+        if isinstance(fault, Mute | Gone):
+            return await self._watch_falsely(request, fault)
+        body = await request.read()
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        url = f"{self._upstream.host}{request.path_qs}"
+        async with self._session.request(
+            request.method, url, data=body or None, headers=headers, skip_auto_headers=("Content-Type",)
+        ) as upstream:
+            kept = {name: value for name, value in upstream.headers.items() if name.lower() not in _HOP_BY_HOP}
+            if seen.is_watch:
+                return await self._stream(request, upstream.status, kept, upstream.content)
+            data = await upstream.read()
+            self.exchanges.append((seen, upstream.status))
+        self.before_answer(seen, upstream.status)
+        if isinstance(fault, Cut):
+            _abort(request)
+        if isinstance(fault, Hang | Slow):
+            await asyncio.sleep(3600 if isinstance(fault, Hang) else fault.seconds)
+        answer = web.Response(status=upstream.status, headers=kept, body=data)
+        await answer.prepare(request)
+        await answer.write_eof()
+        self.after_answer(seen, upstream.status)
+        return answer
+
+    async def _stream(self, request: web.Request, status: int, headers: Any, content: Any) -> web.StreamResponse:
+        answer = web.StreamResponse(status=status, headers=headers)
+        self._watches[id(request)] = request
+        try:
+            await answer.prepare(request)
+            async for chunk in content.iter_any():
+                await answer.write(chunk)
+            await answer.write_eof()
+        finally:
+            del self._watches[id(request)]
+        return answer
+
+    async def _watch_falsely(self, request: web.Request, fault: Mute | Gone) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        if isinstance(fault, Mute):
+            self._watches[id(request)] = request
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                del self._watches[id(request)]
+        await answer.write(b'{"type":"ERROR","object":' + _status(410).encode() + b"}\n")
+        await answer.write_eof()
+        return answer
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _status(code: int) -> str:
+    """What an API server answers with an error."""
+    return json.dumps(
+        {"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code, "message": f"injected {code}"}
+    )

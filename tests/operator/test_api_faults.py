@@ -1,0 +1,202 @@
+"""An API server that refuses, forgets, answers late or not at all: the operator converges, waits and says so."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.controlplane import ControlPlane
+from harness.chart import operator_kubeconfig
+from harness.process import OperatorProcess
+from harness.proxy import Answer, Cut, Fault, Gone, Hang, Mute, Proxy, Request
+from harness.space import Space, resource
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
+
+Start = Callable[..., OperatorProcess]
+
+
+@pytest.fixture
+def proxy(plane: ControlPlane) -> Iterator[Proxy]:
+    with Proxy(operator_kubeconfig(plane)) as started:
+        yield started
+
+
+@pytest.fixture
+def start(proxy: Proxy, space: Space, tmp_path: Path) -> Iterator[Start]:
+    """Starts an operator behind the proxy, in the test's own namespace. It lists again only after minutes."""
+    started: list[OperatorProcess] = []
+
+    def start(*arguments: str) -> OperatorProcess:
+        defaults = ("--namespace", space.name, "--request-seconds", "1.5", "--relist-seconds", "300")
+        kubeconfig = proxy.kubeconfig(tmp_path / "kubeconfig")
+        operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", (*defaults, *arguments))
+        started.append(operator)
+        operator.start()
+        return operator
+
+    yield start
+    for operator in started:
+        operator.abandon()
+
+
+def wait_served(space: Space, count: int = 1) -> None:
+    space.make_ready(count=count)
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def once_each(fault: Fault) -> Callable[[Request], Fault | None]:
+    """The first try of each write meets the fault; Events, which nobody repeats, do not."""
+    met: set[tuple[str, str]] = set()
+
+    def rule(request: Request) -> Fault | None:
+        place = request.method, request.path
+        if not request.is_write or request.path.endswith("/events") or place in met:
+            return None
+        met.add(place)
+        return fault
+
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Answer(409), "injected 409"),
+        (Answer(429, {"Retry-After": "1"}), "injected 429"),
+        (Answer(500), "injected 500"),
+        (Cut(), "reaching the API server"),
+        (Hang(), "reaching the API server"),
+    ],
+    ids=["conflict", "too-many-requests", "server-error", "cut-after-commit", "timeout-after-commit"],
+)
+def test_writes_that_fail_at_first_are_tried_again_and_nothing_is_made_twice(
+    fault: Fault, words: str, proxy: Proxy, space: Space, start: Start
+) -> None:
+    operator = start()
+    proxy.rule = once_each(fault)
+    space.apply(resource())
+    wait_served(space)
+    made = Counter(request.path for request, status in proxy.exchanges if status == 201 and request.method == "PATCH")
+    assert max(made.values()) == 1
+    assert len(space.items("replicasets")) == 1
+    assert words in operator.log.read_text()
+    assert operator.metrics()["fastgen_operator_reconcile_errors_total", ""] >= 5
+    assert "Traceback" not in operator.log.read_text()
+
+
+def test_an_api_server_that_asks_to_be_left_alone_is_left_alone(proxy: Proxy, space: Space, start: Start) -> None:
+    start()
+    asked: list[float] = []
+
+    def rule(request: Request) -> Fault | None:
+        if request.is_write and not asked:
+            asked.append(time.monotonic())
+            return Answer(429, {"Retry-After": "4"})
+        return None
+
+    proxy.rule = rule
+    space.apply(resource())
+    space.apply(resource("other"))
+    wait_served(space)
+    space.make_ready("other")
+    space.wait_condition("Ready", "True", "AllReplicasReady", "other")
+    # Four visits at most were under way when it asked, each of which notices at its own next request.
+    early = [request for request, at in proxy.arrivals if request.is_write and asked[0] + 0.5 < at < asked[0] + 3.9]
+    assert early == []
+
+
+def test_an_api_server_that_fails_for_a_while_is_not_hammered_and_all_is_well_when_it_is_back(
+    proxy: Proxy, space: Space, start: Start
+) -> None:
+    operator = start("--retry-seconds", "0.5", "--retry-limit-seconds", "10", "--resync-seconds", "5")
+    for number in range(5):
+        space.apply(resource(f"chat{number}"))
+        space.make_ready(f"chat{number}")
+        space.wait_condition("Ready", "True", "AllReplicasReady", f"chat{number}")
+    before = len(proxy.arrivals)
+    proxy.rule = lambda _: Answer(503)
+    proxy.cut_watches()
+    for number in range(5):
+        space.patch(f"fgd/chat{number}", {"spec": {"replicas": 2}})
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() > began + 12, within=20, what="an outage of 12 seconds")
+    watches = sum(request.is_watch or request.is_list for request, _ in proxy.arrivals[before:])
+    writes = len(proxy.arrivals) - before - watches
+    kinds = len({request.path for request, _ in proxy.arrivals if request.is_watch})
+    # Each watch 1, 2, 4, 7, 12 seconds after it broke; each visit by its own back-off, each resync once in 5 seconds.
+    assert watches <= kinds * 7 + 10
+    assert writes <= 5 * 8
+    proxy.rule = lambda _: None
+    for number in range(5):
+        space.make_ready(f"chat{number}", count=2)
+        space.wait_condition("Ready", "True", "AllReplicasReady", f"chat{number}")
+    assert operator.is_healthy()
+
+
+@pytest.mark.parametrize("fault", [None, Gone()], ids=["dropped", "gone"])
+def test_watches_that_end_are_opened_again_and_nothing_between_is_missed(
+    fault: Fault | None, proxy: Proxy, space: Space, start: Start
+) -> None:
+    operator = start()
+    space.apply(resource())
+    wait_served(space)
+    broken: set[str] = set()
+
+    def rule(request: Request) -> Fault | None:
+        if not request.is_watch or request.path in broken:
+            return None
+        broken.add(request.path)
+        return fault
+
+    proxy.rule = rule
+    for replicas in (2, 3):
+        proxy.cut_watches()
+        space.patch("fgd/chat", {"spec": {"replicas": replicas}})
+        wait_served(space, replicas)
+    assert operator.is_healthy()
+    assert "Traceback" not in operator.log.read_text()
+
+
+def test_watches_that_fall_silent_are_noticed_and_opened_again(proxy: Proxy, space: Space, start: Start) -> None:
+    """As behind a balancer that forgot a connection: open on this side, and nobody there."""
+    operator = start("--silence-seconds", "4")
+    space.apply(resource())
+    wait_served(space)
+    mute: Counter[str] = Counter()
+
+    def rule(request: Request) -> Fault | None:
+        if not request.is_watch or mute[request.path] > 0:
+            return None
+        mute[request.path] += 1
+        return Mute()
+
+    proxy.rule = rule
+    proxy.cut_watches()
+    eventually(lambda: any("fastgendeployments" in path for path in mute), within=10, what="a silent watch")
+    space.patch("fgd/chat", {"spec": {"replicas": 2}})
+    wait_served(space, 2)
+    assert operator.is_healthy()
+
+
+def test_watches_that_stay_silent_fail_the_probe_while_lists_keep_the_work_going(
+    proxy: Proxy, space: Space, start: Start
+) -> None:
+    operator = start("--relist-seconds", "1", "--stall-seconds", "3")
+    space.apply(resource())
+    wait_served(space)
+    proxy.rule = lambda request: Mute() if request.is_watch else None
+    proxy.cut_watches()
+    space.patch("fgd/chat", {"spec": {"replicas": 2}})
+    wait_served(space, 2)
+
+    def complaint() -> str:
+        answer = operator.probe("healthz")
+        return str(answer.json()["error"]) if answer.status_code == 500 else ""
+
+    assert eventually(complaint, within=20, what="a failing probe").startswith("watchSeconds is ")

@@ -1,0 +1,165 @@
+"""Two operators against a real API server: one works, the other takes over, and never do both write."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.controlplane import ControlPlane
+from harness.chart import SYSTEM, operator_kubeconfig
+from harness.process import OperatorProcess
+from harness.proxy import Proxy, Request, Slow
+from harness.space import Space, resource
+from support.namespace import Object
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
+
+PLACE = ("--lease-namespace", SYSTEM)
+# Seconds after which a lease that is not renewed is free; the default of 15 would make the tests long.
+LEASE = 4
+SHORT = ("--lease-seconds", str(LEASE), "--lease-renew-seconds", "2.5", "--lease-retry-seconds", "0.5")
+
+Start = Callable[..., OperatorProcess]
+
+
+@pytest.fixture
+def start(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[Start]:
+    """Starts operators that are elected, in the test's own namespace; the last ends when the test does."""
+    plane.kubectl("delete", "leases", "--all", "--namespace", SYSTEM)
+    started: list[OperatorProcess] = []
+    credentials = operator_kubeconfig(plane)
+
+    def start(*terms: str, kubeconfig: Path | None = None) -> OperatorProcess:
+        log = tmp_path / f"operator{len(started)}.log"
+        operator = OperatorProcess(
+            kubeconfig or credentials, log, ("--namespace", space.name), election=(*PLACE, *terms)
+        )
+        started.append(operator)
+        operator.start()
+        return operator
+
+    yield start
+    for operator in started:
+        operator.abandon()
+
+
+def lease(space: Space) -> Object:
+    found: Object = json.loads(
+        space.cluster.kubectl("get", "lease", "fastgen-operator", "--namespace", SYSTEM, "--output", "json")
+    )["spec"]
+    return found
+
+
+def wait_leads(operator: OperatorProcess, within: float) -> float:
+    """Seconds until it leads and has visited everything."""
+    began = time.monotonic()
+    eventually(operator.leads, within=within, what=f"leadership (log: {operator.log})", every=0.05)
+    operator.let_resyncs_pass(1)
+    return time.monotonic() - began
+
+
+def test_a_leader_that_is_stopped_in_order_hands_over_within_five_seconds(space: Space, start: Start) -> None:
+    """With the times that are the default."""
+    first = start()
+    wait_leads(first, within=10)
+    second = start()
+    assert second.probe("healthz").status_code == 200
+    assert not second.leads(), "one that stands by is ready, and does not lead"
+    space.apply(resource())
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    assert second.writes() == {}
+    began = time.monotonic()
+    assert first.stop() == 0
+    wait_leads(second, within=10)
+    assert time.monotonic() - began < 5, "from the signal to the end of the new leader's first round"
+    assert lease(space)["leaseTransitions"] == 1
+    assert second.writes() == {}, "a hand-over changes nothing"
+    space.patch("fgd/chat", {"spec": {"replicas": 2}})
+    space.wait_pods(2)
+
+
+def test_a_leader_that_is_killed_is_replaced_within_the_lease_time_and_not_before(space: Space, start: Start) -> None:
+    first, second = start(*SHORT), start(*SHORT)
+    wait_leads(first, within=10)
+    space.apply(resource())
+    space.wait_pods(1)
+    first.kill()
+    began = time.monotonic()
+    space.patch("fgd/chat", {"spec": {"replicas": 3}})
+    wait_leads(second, within=30)
+    # The last renewal was up to a try before the kill, and is seen up to a try later.
+    assert LEASE - 1 < time.monotonic() - began < LEASE + 3
+    space.wait_pods(3)
+
+
+def test_a_leader_that_was_frozen_beyond_its_lease_writes_nothing_when_it_goes_on(
+    plane: ControlPlane, space: Space, start: Start, tmp_path: Path
+) -> None:
+    with Proxy(operator_kubeconfig(plane)) as proxy:
+        first = start(*SHORT, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
+        wait_leads(first, within=10)
+        second = start(*SHORT)
+        names = [f"chat{number}" for number in range(12)]
+        for name in names:
+            space.apply(resource(name))
+            if name == names[-2]:
+                first.pause()
+        wait_leads(second, within=30)
+        for name in names:
+            space.make_ready(name)
+            space.wait_condition("Ready", "True", "AllReplicasReady", name)
+        versions = [space.settled(name) for name in names]
+        paused = len(proxy.arrivals)
+        first.resume()
+        assert first.ending(within=10) == 1
+        late = [request for request, _ in proxy.arrivals[paused:]]
+        assert [request.path for request in late if request.is_write and "/leases/" not in request.path] == []
+    assert [space.versions(name) for name in names] == versions
+    assert "no longer the leader" in first.log.read_text()
+    assert second.leads()
+
+
+def test_a_leader_that_cannot_reach_the_api_server_ends_before_its_lease_does(
+    plane: ControlPlane, start: Start, tmp_path: Path
+) -> None:
+    with Proxy(operator_kubeconfig(plane)) as proxy:
+        first = start(*SHORT, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
+        wait_leads(first, within=10)
+        proxy.rule = lambda _: Slow(60)
+        began = time.monotonic()
+        assert first.ending(within=LEASE + 5) == 1
+        assert time.monotonic() - began < LEASE
+
+
+def test_a_stop_lets_the_visits_under_way_end_and_then_gives_the_lease_back(
+    plane: ControlPlane, space: Space, start: Start, tmp_path: Path
+) -> None:
+    def slow_deployments(request: Request) -> Slow | None:
+        return Slow(2) if request.method == "PATCH" and "/deployments/" in request.path else None
+
+    with Proxy(operator_kubeconfig(plane)) as proxy:
+        operator = start(kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
+        wait_leads(operator, within=10)
+        proxy.rule = slow_deployments
+        space.apply(resource())
+
+        def visiting() -> bool:
+            return any("/deployments/" in request.path and request.is_write for request, _ in proxy.exchanges)
+
+        eventually(visiting, within=20, what="a visit at its slow write", every=0.02)
+        began = time.monotonic()
+        assert operator.stop() == 0
+        assert time.monotonic() - began < 15
+        written = [request.path for request, status in proxy.exchanges if request.is_write and status < 300]
+    at = next(index for index, path in enumerate(written) if "/deployments/" in path)
+    status = next(index for index, path in enumerate(written) if path.endswith("/chat/status"))
+    given_back = max(index for index, path in enumerate(written) if "/leases/" in path)
+    assert at < status < given_back == len(written) - 1, "the visit's status first, the lease as the very last"
+    assert lease(space)["holderIdentity"] == ""
+    assert "Traceback" not in operator.log.read_text()

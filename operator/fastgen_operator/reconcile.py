@@ -13,7 +13,7 @@ from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.carryout import CarryOut, Writer
 from fastgen_operator.children import Platform
 from fastgen_operator.events import EventWriter, Recorder
-from fastgen_operator.kinds import Key, Kind, Object
+from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan import Plan, Problem, make_plan, parse_spec
 from fastgen_operator.rollout import weighed_pods
@@ -82,6 +82,9 @@ class Reconciler:
             return spec
         world = self.watchlist.look_up(spec, world)
         plan = make_plan(spec, world, platform)
+        if _creates(plan, world) and not self._is_there(world):
+            # Its children are being collected, which is the first that is heard of its end; the rest will follow.
+            return None
         if (full := self._with_strangers(plan, world)) is not world:
             world = full
             plan = make_plan(spec, world, platform)
@@ -107,6 +110,13 @@ class Reconciler:
         shown = [(condition["type"], condition["status"], condition["reason"]) for condition in status["conditions"]]
         self.metrics.set_conditions(key, shown)
 
+    def _is_there(self, world: World) -> bool:
+        """Whether the API server, too, has this very resource, and not on its way out."""
+        live = self.cluster.look(FASTGEN, *world.key)
+        if live is None or live["metadata"].get("deletionTimestamp"):
+            return False
+        return bool(live["metadata"]["uid"] == world.resource["metadata"]["uid"])
+
     def _with_strangers(self, plan: Plan, world: World) -> World:
         """The world with what already has a name that the plan would create, which only the API server can tell.
 
@@ -130,3 +140,8 @@ class Reconciler:
                 continue
             logger.info("%s/%s: %s: %s", *world.key, notice.reason, notice.message)
             self._recorder.record(world.resource, notice, self.now())
+
+
+def _creates(plan: Plan, world: World) -> bool:
+    """Whether the plan has a child that does not exist yet."""
+    return any(world.child(apply.kind, apply.manifest["metadata"]["name"]) is None for apply in plan.applies)

@@ -43,6 +43,8 @@ def used_rights() -> set[Right]:
     for kind in platform.kinds:
         used |= {(kind.group, kind.plural, verb) for verb in ("get", "create", "patch", "delete")}
     # kube.py: patch_status; create_event, count_event; annotate, of pods
+    # reconcile.py: whether the resource is still there, before children are made
+    used.add((FASTGEN.group, FASTGEN.plural, "get"))
     used |= {(FASTGEN.group, f"{FASTGEN.plural}/status", "patch"), (POD.group, POD.plural, "patch")}
     used |= {(EVENT.group, EVENT.plural, verb) for verb in ("create", "patch")}
     # children/metadata.py sets blockOwnerDeletion, for which some clusters ask for this.

@@ -93,7 +93,7 @@ class Proxy:
 
     def __init__(self, kubeconfig: Path) -> None:
         self._upstream = Configuration()
-        load_kube_config(str(kubeconfig), client_configuration=self._upstream)
+        load_kube_config(str(kubeconfig), client_configuration=self._upstream)  # type: ignore[no-untyped-call]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._watches: dict[int, web.Request] = {}
@@ -137,13 +137,14 @@ class Proxy:
 
     async def _start(self) -> None:
         context = ssl.create_default_context(cafile=self._upstream.ssl_ca_cert)
+        assert self._upstream.cert_file is not None
         context.load_cert_chain(self._upstream.cert_file, self._upstream.key_file)
         self._session = ClientSession(
             connector=TCPConnector(ssl=context, limit=0), timeout=ClientTimeout(total=None), auto_decompress=False
         )
         application = web.Application(client_max_size=2**24)
         application.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -153,6 +154,10 @@ class Proxy:
         await self._cut_watches()
         await self._runner.cleanup()
         await self._session.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _cut_watches(self) -> None:
         for request in list(self._watches.values()):

@@ -27,6 +27,7 @@ def plane() -> Iterator[ControlPlane]:
 @pytest.fixture(scope="session")
 def _operator(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
     process = OperatorProcess(operator_kubeconfig(plane), tmp_path_factory.mktemp("operator") / "log")
+    process.log.touch()
     try:
         yield process
     finally:

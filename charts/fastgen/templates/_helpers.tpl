@@ -27,7 +27,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 # Watched and read; written only by people.
 - apiGroups: [fastgen.dev]
   resources: [fastgendeployments]
-  verbs: [list, watch]
+  verbs: [get, list, watch]
 - apiGroups: [fastgen.dev]
   resources: [fastgendeployments/status]
   verbs: [patch]

@@ -130,6 +130,10 @@ class OperatorProcess:
             kind: count for (name, kind), count in self.metrics().items() if name == "fastgen_operator_writes_total"
         }
 
+    def visits(self) -> float:
+        """Visits to resources since it was started."""
+        return self.metrics()["fastgen_operator_reconcile_seconds_count", ""]
+
     def let_resyncs_pass(self, count: int) -> None:
         """Returns when every resource has been visited without cause at least so many times."""
         name = ("fastgen_operator_reconcile_seconds_count", "")

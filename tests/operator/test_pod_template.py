@@ -269,9 +269,13 @@ def test_the_api_server_refuses_the_same_pods(space: Space) -> None:
     patches = [*VALID.values(), {}, {"containers": [SIDECAR]}]
     templates = {f"pod{number}": template(spec=patch) for number, patch in enumerate(patches)}
     pods = [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": made["spec"]}
+        {
+            **{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}},
+            "spec": {**made["spec"], "serviceAccountName": "default"},
+        }
         for name, made in templates.items()
     ]
+    eventually(lambda: space.items("serviceaccounts"), within=20, what="the namespace's own account")
     with pytest.raises(CommandError) as refused:
         space.apply({"apiVersion": "v1", "kind": "List", "items": pods}, "--dry-run=server", "--validate=false")
     theirs = {

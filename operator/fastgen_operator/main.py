@@ -123,6 +123,8 @@ async def _run(
     registry: kopf.OperatorRegistry,
     kopf_options: kopf.OperatorSettings,
 ) -> None:
+    stopped, watches_open = asyncio.Event(), asyncio.Event()
+    _stop_on_signals(stopped)
     # All that is to outlive kopf is started before it: it ends every task that came later.
     background = [
         *controller.start(),
@@ -130,44 +132,56 @@ async def _run(
         # It sizes only fleets that a visit has seen: an operator that stands by decides nothing.
         asyncio.create_task(autoscaler.run(), name="autoscaler"),
     ]
-    watching = asyncio.create_task(_watch(settings, controller, registry, kopf_options), name="watches")
+    stopping = asyncio.create_task(stopped.wait(), name="stop")
+    signals = asyncio.create_task(_take_signals_back(watches_open, stopped), name="signals")
+    watching = asyncio.create_task(_watch(settings, controller, registry, kopf_options, watches_open), name="watches")
     try:
-        await asyncio.wait({watching, *background}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopping, watching, *background}, return_when=asyncio.FIRST_COMPLETED)
         for task in background:
             if task.done():
                 _end_at_once(task)
-        await watching
+        if watching.done():
+            await watching
+        # The watches last: kopf takes seconds to end, in which another operator can be at work already.
         if not await controller.finish(settings.stop_seconds):
             # A visit that hangs may still write: the lease is left to run out.
             _exit(1)
         await leadership.release()
     finally:
-        for task in (watching, *background):
+        tasks: tuple[asyncio.Task[Any], ...] = (stopping, signals, watching, *background)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(watching, *background, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _stop_on_signals(stopped: asyncio.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+
+
+async def _take_signals_back(watches_open: asyncio.Event, stopped: asyncio.Event) -> None:
+    """kopf puts handlers of its own in place when it starts."""
+    await watches_open.wait()
+    _stop_on_signals(stopped)
 
 
 async def _watch(
-    settings: Settings, controller: Controller, registry: kopf.OperatorRegistry, kopf_options: kopf.OperatorSettings
+    settings: Settings,
+    controller: Controller,
+    registry: kopf.OperatorRegistry,
+    kopf_options: kopf.OperatorSettings,
+    watches_open: asyncio.Event,
 ) -> None:
-    """Feeds the queue until SIGTERM."""
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    """Feeds the mirror and the queue."""
     # kopf looks once for what it is to watch: a CRD that came later would be missed for ever.
-    waits = [asyncio.ensure_future(event.wait()) for event in (controller.listed, stopped)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
-    if stopped.is_set():
-        return
+    await controller.listed.wait()
     await kopf.operator(
         registry=registry,
         settings=kopf_options,
         standalone=True,
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
-        # For a signal that comes before kopf handles them itself.
-        stop_flag=stopped,
+        ready_flag=watches_open,
     )
 
 

@@ -92,7 +92,7 @@ def test_a_leader_that_is_killed_is_replaced_within_the_lease_time_and_not_befor
     space.patch("fgd/chat", {"spec": {"replicas": 3}})
     wait_leads(second, within=30)
     # The last renewal was up to a try before the kill, and is seen up to a try later.
-    assert LEASE - 1 < time.monotonic() - began < LEASE + 3
+    assert LEASE - 1 < time.monotonic() - began < LEASE + 5
     space.wait_pods(3)
 
 
@@ -103,7 +103,7 @@ def test_a_leader_that_was_frozen_beyond_its_lease_writes_nothing_when_it_goes_o
         first = start(*SHORT, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
         wait_leads(first, within=10)
         second = start(*SHORT)
-        names = [f"chat{number}" for number in range(12)]
+        names = [f"chat{number}" for number in range(5)]
         for name in names:
             space.apply(resource(name))
             if name == names[-2]:
@@ -112,7 +112,8 @@ def test_a_leader_that_was_frozen_beyond_its_lease_writes_nothing_when_it_goes_o
         for name in names:
             space.make_ready(name)
             space.wait_condition("Ready", "True", "AllReplicasReady", name)
-        versions = [space.settled(name) for name in names]
+        second.let_resyncs_pass(2)
+        versions = [space.versions(name) for name in names]
         paused = len(proxy.arrivals)
         first.resume()
         assert first.ending(within=10) == 1

@@ -13,6 +13,8 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.metrics import Metrics
 
 _CONNECT_SECONDS = 5.0
+# The longest that a server is left alone because it asked for it, seconds.
+_LONGEST_PAUSE = 60.0
 # Answers that the same request gets again until somebody changes the spec or the cluster's rules.
 _REFUSALS = (400, 403, 404, 405, 413, 422)
 
@@ -122,4 +124,4 @@ def _words(data: bytes) -> tuple[str, tuple[str, ...]]:
 
 def _seconds(header: str | None) -> float:
     """A Retry-After header in seconds; 0 for none, and for a date, which API servers do not send."""
-    return float(header) if header is not None and header.isdecimal() else 0.0
+    return min(float(header), _LONGEST_PAUSE) if header is not None and header.isdecimal() else 0.0

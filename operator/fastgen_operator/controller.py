@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 # Missed resyncs after which the process is better started again.
 _MISSES = 3
-# The longest that the API server is left alone for because it asked for it.
-_LONGEST_PAUSE = 60.0
 
 
 class Leads(Protocol):
@@ -139,7 +137,7 @@ class Controller:
             if error is None:
                 self.queue.done(key)
             else:
-                self.queue.retry(key, after=min(error.retry_after, _LONGEST_PAUSE))
+                self.queue.retry(key, after=error.retry_after)
 
     async def _visit(self, key: Key) -> KubeError | None:
         """What stood in the way, which is tried again."""
@@ -200,8 +198,7 @@ class Controller:
 
     def _hold_back(self, error: KubeError) -> None:
         """The API server asked to be left alone: that goes for every resource, not only for the one it told."""
-        pause = min(error.retry_after, _LONGEST_PAUSE)
-        self._not_before = max(self._not_before, time.monotonic() + pause)
+        self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
 
     async def _until_allowed(self) -> None:
         while (pause := self._not_before - time.monotonic()) > 0:

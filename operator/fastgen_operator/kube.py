@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -27,11 +28,12 @@ class Kube:
         self._server = server
         self._metrics = metrics
         self._leads = leads
+        self._not_before = 0.0
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The object, or None where there is none."""
         try:
-            found: Object = self._server.request("GET", kind.path(namespace, name))
+            found: Object = self._send("GET", kind.path(namespace, name))
         except KubeError as error:
             if error.status == 404:
                 return None
@@ -45,7 +47,7 @@ class Kube:
         KubeError too.
         """
         query = [("limit", str(_PAGE))] + ([("labelSelector", selector)] if selector else [])
-        first = self._server.request("GET", kind.path(namespace), query)
+        first = self._send("GET", kind.path(namespace), query)
         return str(first["metadata"]["resourceVersion"]), self._items(kind, kind.path(namespace), query, first)
 
     def _items(self, kind: Kind, path: str, query: Query, page: Any) -> Iterator[Object]:
@@ -55,12 +57,12 @@ class Kube:
                 yield {"apiVersion": kind.api_version, "kind": kind.name, **item}
             if not (more := page["metadata"].get("continue")):
                 return
-            page = self._server.request("GET", path, [*query, ("continue", more)])
+            page = self._send("GET", path, [*query, ("continue", more)])
 
     def plurals(self, group: str, version: str) -> frozenset[str]:
         """The resources of that group and version; none where the cluster does not have it."""
         try:
-            answer = self._server.request("GET", f"/apis/{group}/{version}")
+            answer = self._send("GET", f"/apis/{group}/{version}")
         except KubeError as error:
             if error.status == 404:
                 return frozenset()
@@ -167,4 +169,22 @@ class Kube:
         # Asked as late as can be: a process that was stopped for longer than its lease goes on right here.
         if not self._leads():
             raise KubeError(0, "not written: this operator does not lead any more")
-        return self._server.request(method, path, query, body, content_type)
+        return self._send(method, path, query, body, content_type)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Object | None = None,
+        content_type: str | None = None,
+    ) -> Any:
+        pause = self._not_before - time.monotonic()
+        if pause > 0:
+            # Whom it told is one visit; those that are under way beside it are meant as well.
+            raise KubeError(429, "not sent: the API server has asked to be left alone", pause)
+        try:
+            return self._server.request(method, path, query, body, content_type)
+        except KubeError as error:
+            self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
+            raise

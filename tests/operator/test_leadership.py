@@ -259,3 +259,23 @@ def test_no_write_leaves_an_operator_that_does_not_lead() -> None:
     ):
         with pytest.raises(KubeError, match="does not lead"):
             write()
+
+
+def test_who_asks_to_be_left_alone_is_left_alone_by_reads_and_writes_alike() -> None:
+    class Busy:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def request(self, *_: object) -> Object:
+            self.asked += 1
+            raise KubeError(429, "too many requests", 60)
+
+    busy = Busy()
+    server: Any = busy
+    kube = Kube(server, Metrics(), lambda: True)
+    for _ in range(5):
+        with pytest.raises(KubeError) as refused:
+            kube.get(DEPLOYMENT, "space", "chat")
+        assert refused.value.status == 429
+        assert 59 < refused.value.retry_after <= 60
+    assert busy.asked == 1

@@ -254,7 +254,7 @@ def test_an_operator_killed_at_any_of_its_writes_is_replaced_by_one_that_ends_th
         life.plan({})
         life.start()
         reference = life.lead()
-        # Whether the same Event comes twice, and is counted then, hangs on how statuses fall together: not in each life.
+        # Whether the same Event comes twice, and is counted then, hangs on how statuses fall together.
         count, kinds = len(life.writes), {kind_of(request) for request in life.writes} - {"PATCH events"}
         assert set(life.created().values()) == {1}
 

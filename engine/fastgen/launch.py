@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,10 +28,10 @@ class Launch:
         address: of the socket that it connects to, for which its server listens sooner or later.
     """
 
-    def __init__(self, log_format: str, command: Sequence[str] | None = None) -> None:
+    def __init__(self, log_format: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fastgen-")
         self.address = f"ipc://{Path(self._folder.name) / 'engine'}"
-        self.process = subprocess.Popen([*(command or WORKER), self.address, log_format], stdin=subprocess.PIPE)
+        self.process = subprocess.Popen([*WORKER, self.address, log_format], stdin=subprocess.PIPE)
 
     def hand_over(self, config: EngineConfig) -> None:
         """Tells the engine what to serve. One that has ended already is noticed by who waits for it."""

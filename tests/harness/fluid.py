@@ -16,6 +16,8 @@ STEP = (0.02, 0.0001, 0.0)
 # Forward tokens, and the prompt tokens among them, that one replica takes in a second at full passes.
 RATE = BUDGET / (STEP[0] + STEP[1] * BUDGET)
 PROMPT_RATE = RATE / (1 + GENERATED / PROMPT)
+# Prompt tokens that one replica lets wait; what comes beyond them is rejected, as the engine's bounded queue does.
+QUEUE = 1024 * PROMPT
 
 
 def policy(**changes: float | int) -> Policy:
@@ -102,7 +104,9 @@ class FluidFleet:
         for replica in ready:
             replica.backlog += load * PROMPT_RATE * self.policy.scrape_seconds / len(ready)
             done = min(replica.backlog, PROMPT_RATE * self.policy.scrape_seconds)
-            replica.backlog -= done
+            beyond = max(0.0, replica.backlog - done - QUEUE)
+            replica.rejected += beyond / PROMPT
+            replica.backlog -= done + beyond
             replica.prefill += done
             replica.decode += done * GENERATED / PROMPT
             replica.ended += done / PROMPT

@@ -136,7 +136,7 @@ def test_a_jump_is_acted_on_within_two_scrapes() -> None:
 
 
 def test_growth_is_at_most_to_twice_or_by_four_in_each_period() -> None:
-    sizes = FluidFleet.of(2, policy(), lambda time: 0.5 if time < 300 else 40.0, start=300.0).run(600).sizes
+    sizes = FluidFleet.of(2, policy(), lambda time: 0.5 if time < 300 else 40.0, start=10.0).run(600).sizes
     period = int(UP_SECONDS / 5)
     for earlier, later in zip(sizes, sizes[period:], strict=False):
         assert later <= max(4 * earlier, earlier + 8), "two periods may touch a window of one"

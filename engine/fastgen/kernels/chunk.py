@@ -1,162 +1,240 @@
-"""Attention of a prompt chunk over its paged context, by torch's own attention on gathered pages.
+"""Attention of prompt chunks over paged keys and values, as a numba kernel.
 
-torch's flash kernel runs at a rate that a numba kernel does not reach for many queries; gathering the pages is cheap
-beside it.
+The work is cut into items: `LANES` queries of one key-value head of one chunk, all its query heads side by side
+(`chunk_items`). Queries lie in the lanes of vectors: a key or value is read from its page, once for all of them, and
+nothing is gathered or transposed but the queries. Softmax runs on line (Milakov and Gimelshein, 2018), a tile of keys
+at a time, so that scores stay in the processor's first cache, and tiles that no query of an item sees are left out.
+Twin: `reference.paged_attention`.
+
+The products are written in LLVM's vectors: four rows of three vectors each are twelve registers of sums.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-import torch
-import torch.nn.functional as F
+import numpy as np
+import numpy.typing as npt
 
-# Contexts up to this length go through one masked call; beyond it, two calls without a mask and a merge are faster.
-LONGEST_MASKED_CONTEXT = 512
-# Squeezed scores held at once: a few buffers of 16 MiB, whatever the context.
-_MOST_SCORES = 1 << 22
+from fastgen.kernels.jit import intrinsic, kernel, lowering, prange, serial, types
+from fastgen.kernels.vectors import F32, I64, Emitter, has_wide_vectors, lowered
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
+_VECTORS = 3
+_WIDTH = 16 if has_wide_vectors() else 8
+LANES = _VECTORS * _WIDTH  # queries of an item
+TILE = 64  # keys of a softmax step
+_ROWS = 4  # of a product's tile: head sizes and block sizes are multiples of it
 
-@dataclass(frozen=True, slots=True)
-class ChunkPlan:
-    """One chunk of a pass, the same for all layers.
-
-    Attributes:
-        row: its first row in the pass.
-        num_tokens: its rows.
-        context: keys before it that are gathered: all of the sequence's, but for blocks that a window leaves behind.
-        blocks: [pages] int64, the blocks of context and chunk in order.
-        mask: [num_tokens, context + num_tokens] float, what is added to the scores; None where no single mask is used.
-    """
-
-    row: int
-    num_tokens: int
-    context: int
-    blocks: torch.Tensor
-    mask: torch.Tensor | None
-
-    @classmethod
-    def make(
-        cls, row: int, num_tokens: int, context: int, blocks: torch.Tensor, block_size: int, window: int | None = None
-    ) -> ChunkPlan:
-        """A plan of the fastest kind: without a mask where the chunk stands alone or has a long context.
-
-        Args:
-            row, num_tokens: the chunk's rows.
-            context: tokens of the sequence before it.
-            blocks: [pages] of context and chunk.
-            block_size: tokens of a block.
-            window: each token sees this many, itself the last; None where it sees all.
-        """
-        if (window is not None and window < context + num_tokens) or 0 < context <= LONGEST_MASKED_CONTEXT:
-            return cls.masked(row, num_tokens, context, blocks, block_size, window)
-        return cls(row, num_tokens, context, blocks, None)
-
-    @classmethod
-    def masked(
-        cls, row: int, num_tokens: int, context: int, blocks: torch.Tensor, block_size: int, window: int | None = None
-    ) -> ChunkPlan:
-        """A plan with a mask; arguments as in `make`."""
-        skipped = 0 if window is None else max(context + 1 - window, 0) // block_size
-        context -= skipped * block_size
-        visible = torch.ones(num_tokens, context + num_tokens, dtype=torch.bool).tril_(context)
-        if window is not None:
-            visible.triu_(context + 1 - window)
-        mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
-        return cls(row, num_tokens, context, blocks[skipped:], mask)
+_f32 = np.float32
+_MASKED = np.float32(-1e30)
+_STRIDE = LANES * 4  # bytes from one row of scratch to the next
 
 
-def attend_chunk(
-    plan: ChunkPlan,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-    *,
-    softcap: float | None = None,
+def _emit_product(accumulate: bool, builder: Any, arguments: Sequence[Any]) -> None:
+    """c [_ROWS, LANES] = a [_ROWS, depth] · b [depth, LANES], added to what is there if `accumulate`."""
+    a, a_row, a_step, b, depth, c = arguments
+    emit = Emitter(builder, _WIDTH)
+    sums = [emit.places(_VECTORS) for _ in range(_ROWS)]
+    places = [emit.offset(c, I64(row), _STRIDE) for row in range(_ROWS)]
+    rows = [emit.offset(a, I64(row), a_row) for row in range(_ROWS)]
+    if accumulate:
+        for place, row in zip(places, sums, strict=True):
+            for vector, total in enumerate(row):
+                builder.store(emit.load(emit.offset(place, I64(vector), _WIDTH * 4)), total)
+    with lowering.for_range(builder, depth) as step:
+        line = emit.offset(b, step.index, _STRIDE)
+        vectors = [emit.load(emit.offset(line, I64(vector), _WIDTH * 4)) for vector in range(_VECTORS)]
+        for start, row in zip(rows, sums, strict=True):
+            factor = emit.spread(emit.load(emit.offset(start, step.index, a_step), F32))
+            for vector, total in zip(vectors, row, strict=True):
+                emit.add_product(total, factor, vector)
+    for place, row in zip(places, sums, strict=True):
+        for vector, total in enumerate(row):
+            emit.store(builder.load(total), emit.offset(place, I64(vector), _WIDTH * 4))
+
+
+def _emit_highest(builder: Any, arguments: Sequence[Any]) -> None:
+    """highest [LANES] <- the highest of itself and scores [num_keys, LANES]."""
+    scores, num_keys, highest = arguments
+    emit = Emitter(builder, _WIDTH)
+    places = [emit.offset(highest, I64(vector), _WIDTH * 4) for vector in range(_VECTORS)]
+    tops = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
+    with lowering.for_range(builder, num_keys) as key:
+        line = emit.offset(scores, key.index, _STRIDE)
+        for vector, top in enumerate(tops):
+            score = emit.load(emit.offset(line, I64(vector), _WIDTH * 4))
+            builder.store(emit.larger(score, builder.load(top)), top)
+    for place, top in zip(places, tops, strict=True):
+        emit.store(builder.load(top), place)
+
+
+def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
+    """scores [num_keys, LANES] <- exp(scores - highest [LANES]); total [LANES] += their sum."""
+    scores, num_keys, highest, total = arguments
+    emit = Emitter(builder, _WIDTH)
+    places = [emit.offset(total, I64(vector), _WIDTH * 4) for vector in range(_VECTORS)]
+    totals = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
+    tops = [emit.load(emit.offset(highest, I64(vector), _WIDTH * 4)) for vector in range(_VECTORS)]
+    with lowering.for_range(builder, num_keys) as key:
+        line = emit.offset(scores, key.index, _STRIDE)
+        for vector in range(_VECTORS):
+            place = emit.offset(line, I64(vector), _WIDTH * 4)
+            power = emit.exp(builder.fsub(emit.load(place), tops[vector]))
+            emit.store(power, place)
+            builder.store(builder.fadd(power, builder.load(totals[vector])), totals[vector])
+    for place, sum_ in zip(places, totals, strict=True):
+        emit.store(builder.load(sum_), place)
+
+
+@intrinsic
+def _multiply(_typing: Any, a: Any, a_row: Any, a_step: Any, b: Any, depth: Any, c: Any) -> Any:
+    return types.void(a, a_row, a_step, b, depth, c), lowered(partial(_emit_product, False))
+
+
+@intrinsic
+def _multiply_and_add(_typing: Any, a: Any, a_row: Any, a_step: Any, b: Any, depth: Any, c: Any) -> Any:
+    return types.void(a, a_row, a_step, b, depth, c), lowered(partial(_emit_product, True))
+
+
+@intrinsic
+def _raise_highest(_typing: Any, scores: Any, num_keys: Any, highest: Any) -> Any:
+    return types.void(scores, num_keys, highest), lowered(_emit_highest)
+
+
+@intrinsic
+def _exponentiate(_typing: Any, scores: Any, num_keys: Any, highest: Any, total: Any) -> Any:
+    return types.void(scores, num_keys, highest, total), lowered(_emit_powers)
+
+
+@serial
+def _mask(scores: FloatArray, tile: int, num_keys: int, first: IntArray, last: IntArray) -> None:
+    """Masks what a lane does not see: it sees keys from its `first` to its `last`."""
+    for j in range(num_keys):
+        for lane in range(LANES):
+            if tile + j > last[lane] or tile + j < first[lane]:
+                scores[j, lane] = _MASKED
+
+
+@serial
+def _squeeze(scores: FloatArray, num_keys: int, softcap: np.float32) -> None:
+    """Squeezes scores between ± `softcap`."""
+    for j in range(num_keys):
+        for lane in range(LANES):
+            scores[j, lane] = softcap * _f32(math.tanh(scores[j, lane] / softcap))
+
+
+@serial
+def _softmax(
+    scores: FloatArray, num_keys: int, highest: FloatArray, total: FloatArray, sums: FloatArray, tops: FloatArray
 ) -> None:
-    """Writes the chunk's rows of `out`.
+    """scores [num_keys, LANES] <- exp(scores - highest so far); brings highest, total and the weighted `sums` up to it.
+
+    A lane that has seen only masked keys counts them fully, until its first real score wipes that out. `tops` is
+    scratch [LANES].
+    """
+    for lane in range(LANES):
+        tops[lane] = highest[lane]
+    _raise_highest(scores.ctypes.data, num_keys, tops.ctypes.data)
+    grown = False
+    for lane in range(LANES):
+        grown |= tops[lane] > highest[lane]
+    if grown:
+        for lane in range(LANES):
+            correction = _f32(math.exp(highest[lane] - tops[lane]))
+            highest[lane] = tops[lane]
+            tops[lane] = correction
+            total[lane] *= correction
+        for d in range(sums.shape[0]):
+            for lane in range(LANES):
+                sums[d, lane] *= tops[lane]
+    _exponentiate(scores.ctypes.data, num_keys, highest.ctypes.data, total.ctypes.data)
+
+
+@serial
+def _attend_item(
+    item: IntArray,
+    queries: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    tables: IntArray,
+    out: FloatArray,
+    scale: np.float32,
+    softcap: np.float32,
+) -> None:
+    """One item: its rows of `out`."""
+    row, num_tokens, context, table, head, first_lane, window = item
+    kv_heads, block_size, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
+    group = queries.shape[1] // kv_heads
+    num_lanes = min(LANES, num_tokens * group - first_lane)
+    line = head_dim * 4
+    run = min(TILE, block_size)  # keys of a tile that lie side by side
+    turned = np.zeros((head_dim, LANES), np.float32)
+    sums = np.zeros((head_dim, LANES), np.float32)
+    scores = np.empty((TILE, LANES), np.float32)
+    highest, total = np.full(LANES, _MASKED, np.float32), np.zeros(LANES, np.float32)
+    tops = np.empty(LANES, np.float32)
+    first, last = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    for lane in range(LANES):
+        # Lanes beyond the chunk are copies of its last one.
+        token, g = divmod(first_lane + min(lane, num_lanes - 1), group)
+        last[lane] = context + token
+        first[lane] = max(0, last[lane] + 1 - window)
+        for d in range(head_dim):
+            turned[d, lane] = queries[row + token, head * group + g, d] * scale
+    end = last[LANES - 1] + 1
+    for tile in range(first[0] // TILE * TILE, end, TILE):
+        num_keys = min(TILE, end - tile)
+        for offset in range(0, num_keys, _ROWS):
+            at = tile + offset
+            page = (tables[table + at // block_size] * kv_heads + head) * block_size + at % block_size
+            key, score = keys.ctypes.data + page * line, scores.ctypes.data + offset * _STRIDE
+            _multiply(key, line, 4, turned.ctypes.data, head_dim, score)
+        if softcap > _f32(0):
+            _squeeze(scores, num_keys, softcap)
+        if tile + num_keys - 1 > last[0] or tile < first[LANES - 1]:
+            _mask(scores, tile, num_keys, first, last)
+        _softmax(scores, num_keys, highest, total, sums, tops)
+        for offset in range(0, num_keys, run):
+            at = tile + offset
+            page = (tables[table + at // block_size] * kv_heads + head) * block_size + at % block_size
+            weights = scores.ctypes.data + offset * _STRIDE
+            depth = min(run, num_keys - offset)
+            for d in range(0, head_dim, _ROWS):
+                value = values.ctypes.data + page * line + d * 4
+                _multiply_and_add(value, 4, line, weights, depth, sums.ctypes.data + d * _STRIDE)
+    for lane in range(num_lanes):
+        token, g = divmod(first_lane + lane, group)
+        for d in range(head_dim):
+            out[row + token, head * group + g, d] = sums[d, lane] / total[lane]
+
+
+@kernel("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[:,::1], f4[:,:,::1], f4, f4)")
+def attend_chunks(
+    queries: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    tables: IntArray,
+    items: IntArray,
+    out: FloatArray,
+    scale: np.float32,
+    softcap: np.float32,
+) -> None:
+    """Attention of all prompt chunks of a pass, one layer; all arrays contiguous.
 
     Args:
-        plan: which rows, which blocks.
-        queries, out: [T, heads, head_dim] float32.
-        keys, values: one layer's cache, [blocks, kv heads, block size, head_dim], the chunk's own already written.
+        queries, out: [T, heads, head_dim]; rows of `out` that are in chunks are written. head_dim a multiple of 4.
+        keys, values: the layer's cache, [blocks, kv heads, block size, head_dim], the chunks' own already written;
+            block size a power of two from 16.
+        tables: all block tables, one after another.
+        items: see `chunk_items.cut`.
         scale: on the scores.
-        softcap: scores are squeezed between ± this by tanh, for which the plan must have a mask; None where not.
+        softcap: scores are squeezed between ± this by tanh; 0 where not.
     """
-    rows = slice(plan.row, plan.row + plan.num_tokens)
-    length = plan.context + plan.num_tokens
-    k = _gather(keys, plan.blocks)[:, :, :length]
-    v = _gather(values, plan.blocks)[:, :, :length]
-    q = queries[rows].transpose(0, 1)[None]  # [1, heads, n, head_dim]
-    if softcap is not None:
-        result = _attend_capped(plan, q, k, v, scale, softcap)
-    elif plan.mask is not None:
-        result = _attend_masked(plan.mask, q, k, v, scale)
-    elif plan.context == 0:
-        result = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-    else:
-        result = _attend_in_two(plan, q, k, v, scale)
-    out[rows] = result[0].transpose(0, 1)
-
-
-def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """[1, kv heads, pages * block size, head_dim], contiguous."""
-    # Pages first: of a cache seen transposed, torch would copy all of it before it selects.
-    pages = cache.index_select(0, blocks).transpose(0, 1)
-    return pages.reshape(1, pages.shape[0], -1, pages.shape[-1])
-
-
-def _attend_masked(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """One call over context and chunk; the heads of a group form its batch, as torch's own grouping copies the keys."""
-    _, heads, n, head_dim = q.shape
-    kv_heads = k.shape[1]
-    group = heads // kv_heads
-    by_group = q.reshape(kv_heads, group, n, head_dim).transpose(0, 1)
-    k, v = k.expand(group, -1, -1, -1), v.expand(group, -1, -1, -1)
-    result = F.scaled_dot_product_attention(by_group, k, v, attn_mask=mask, scale=scale)
-    return result.transpose(0, 1).reshape(1, heads, n, head_dim)
-
-
-def _attend_in_two(plan: ChunkPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """The context without a mask and the chunk itself causally, merged by their log-sum-exp."""
-    _, heads, n, head_dim = q.shape
-    kv_heads = k.shape[1]
-    group = heads // kv_heads
-    own_k = k[:, :, plan.context :].repeat_interleave(group, 1)
-    own_v = v[:, :, plan.context :].repeat_interleave(group, 1)
-    own, own_lse = _flash(q, own_k, own_v, 0.0, True, scale=scale)
-    # Without a mask the heads of a group are only more queries of their key-value head.
-    grouped = q.reshape(1, kv_heads, group * n, head_dim)
-    past, past_lse = _flash(grouped, k[:, :, : plan.context], v[:, :, : plan.context], 0.0, False, scale=scale)
-    own_lse = _by_head(own_lse, heads).reshape(1, heads, n)
-    past_lse = _by_head(past_lse, kv_heads).reshape(1, heads, n)
-    weight = torch.sigmoid(own_lse - past_lse)[..., None]
-    return torch.lerp(past.reshape(1, heads, n, head_dim), own, weight)
-
-
-def _attend_capped(
-    plan: ChunkPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, softcap: float
-) -> torch.Tensor:
-    """Attention with squeezed scores, which torch has no kernel for: some rows of a key-value head at a time."""
-    assert plan.mask is not None
-    _, heads, n, head_dim = q.shape
-    kv_heads = k.shape[1]
-    out = torch.empty(q.shape)
-    grouped, results = (x.reshape(kv_heads, heads // kv_heads, n, head_dim) for x in (q, out))
-    step = max(1, _MOST_SCORES * kv_heads // (heads * k.shape[2]))
-    for first in range(0, n, step):
-        rows = slice(first, first + step)
-        for head in range(kv_heads):
-            scores = grouped[head, :, rows] @ k[0, head].T
-            scores.mul_(scale / softcap).tanh_().mul_(softcap).add_(plan.mask[rows])
-            results[head, :, rows] = scores.softmax(-1) @ v[0, head]
-    return out
-
-
-def _by_head(log_sum_exp: torch.Tensor, heads: int) -> torch.Tensor:
-    """[1, heads, n]: torch has returned either order over its releases."""
-    return log_sum_exp if log_sum_exp.shape[1] == heads else log_sum_exp.transpose(1, 2)
+    for n in prange(items.shape[0]):
+        _attend_item(items[n], queries, keys, values, tables, out, scale, softcap)

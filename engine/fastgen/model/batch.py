@@ -19,11 +19,15 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """A chunk of several tokens: its rows, the tokens of its sequence before it, and its blocks in order."""
+    """A chunk of several tokens: its rows, the tokens of its sequence before it, and its blocks in order.
+
+    `table_start` is where they begin in the pass's tables.
+    """
 
     row: int
     num_tokens: int
     context: int
+    table_start: int
     blocks: IntArray
 
 
@@ -97,6 +101,7 @@ class Batch:
                     row=int(first_rows[i]),
                     num_tokens=int(counts[i]),
                     context=int(starts[i]),
+                    table_start=int(table_starts[i]),
                     blocks=tables[table_starts[i] :][: -(-int(starts[i] + counts[i]) // block_size)],
                 )
                 for i in range(num_decodes, len(chunks))

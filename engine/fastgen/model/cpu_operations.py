@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastgen.kernels import elementwise
-from fastgen.kernels.chunk import ChunkPlan, attend_chunk
+from fastgen.kernels import chunk_items, elementwise
+from fastgen.kernels.chunk import LANES, attend_chunks
 from fastgen.kernels.decode import attend_decodes
 from fastgen.kernels.items import DecodeItems
 from fastgen.model.architecture import Activation, ModelArchitecture
@@ -20,6 +20,7 @@ from fastgen.model.kv_cache import KVCache
 from fastgen.model.rope import Rope
 
 FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
 _ACTIVATE: dict[Activation, Callable[[FloatArray, FloatArray], None]] = {
     "silu": elementwise.silu_multiply,
@@ -50,7 +51,7 @@ class _Work:
 
     items: DecodeItems
     parts: FloatArray
-    chunks: list[ChunkPlan]
+    chunks: IntArray
 
 
 class CPUOperations:
@@ -92,8 +93,8 @@ class CPUOperations:
     ) -> torch.Tensor:
         """Attention with everything before it."""
         a, batch, kind = self._architecture, self._batch, self._architecture.layers[layer]
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        k, v, queries = keys.numpy(), values.numpy(), self._queries.numpy()
+        k, v = self._cache.keys[layer].numpy(), self._cache.values[layer].numpy()
+        queries = self._queries.numpy()
         if query_norm is not None and key_norm is not None:
             elementwise.norm_heads(
                 qkv.numpy(), query_norm.numpy(), key_norm.numpy(), a.num_heads, a.num_kv_heads, self._epsilon
@@ -101,14 +102,12 @@ class CPUOperations:
         cosines, sines = self._turns[kind.rotary]
         elementwise.rotate_and_store(qkv.numpy(), cosines, sines, k, v, batch.blocks, batch.slots, queries)
         work, cap = self._work[kind.window], np.float32(a.attention_softcap or 0)
+        out, scale = self._attended.numpy(), np.float32(a.attention_scale)
         if len(work.items.items):
-            items, merges, out = work.items.items, work.items.merges, self._attended.numpy()
-            scale = np.float32(a.attention_scale)
+            items, merges = work.items.items, work.items.merges
             attend_decodes(queries, k, v, batch.tables, items, merges, work.parts, out, scale, cap)
-        for plan in work.chunks:
-            attend_chunk(
-                plan, self._queries, keys, values, self._attended, a.attention_scale, softcap=a.attention_softcap
-            )
+        if len(work.chunks):
+            attend_chunks(queries, k, v, batch.tables, work.chunks, out, scale, cap)
         return self._attended.flatten(1)
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -131,15 +130,16 @@ class CPUOperations:
             num_threads=torch.get_num_threads(),
             window=window,
         )
-        block_size = self._cache.block_size
-        masked = a.attention_softcap is not None
+        chunks = [(span.row, span.num_tokens, span.context, span.table_start) for span in batch.chunks]
         return _Work(
             items=items,
             parts=np.empty((items.num_parts, a.heads_per_kv_head, a.head_dim + 2), np.float32),
-            chunks=[
-                (ChunkPlan.masked if masked else ChunkPlan.make)(
-                    span.row, span.num_tokens, span.context, torch.from_numpy(span.blocks), block_size, window
-                )
-                for span in batch.chunks
-            ],
+            chunks=chunk_items.cut(
+                np.array(chunks, np.int64).reshape(-1, 4),
+                lanes=LANES,
+                num_kv_heads=a.num_kv_heads,
+                group=a.heads_per_kv_head,
+                num_threads=torch.get_num_threads(),
+                window=window,
+            ),
         )

@@ -44,6 +44,9 @@ class Decoder:
         for index, layer in enumerate(weights.layers):
             normed = operations.add_norm(stream, update, layer.input_norm)
             attended = operations.attend(index, layer.qkv(normed), layer.query_norm, layer.key_norm)
+            if index == len(weights.layers) - 1:
+                # Behind its keys and values, the last layer matters only to rows with logits: a prompt has one.
+                attended, stream = operations.wanted(attended), operations.wanted(stream)
             update = layer.attention_output(attended)
             if layer.behind_attention is not None:
                 update = operations.norm(update, layer.behind_attention)
@@ -51,7 +54,7 @@ class Decoder:
             update = _mlp(layer.mlp, normed, operations)
             if layer.behind_mlp is not None:
                 update = operations.norm(update, layer.behind_mlp)
-        return operations.add_norm(operations.wanted(stream), operations.wanted(update), weights.final_norm)
+        return operations.add_norm(stream, update, weights.final_norm)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> logits [R, vocabulary] in float32."""

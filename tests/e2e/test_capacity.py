@@ -11,10 +11,13 @@ from support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
+NO_CUDA = "or give --device cpu"  # the end of what the engine says where it finds no GPU
+
 
 def test_more_gpus_than_there_are_shows_insufficient_gpu_and_nothing_else_breaks(namespace: ServedNamespace) -> None:
-    namespace.apply(manifest("fits", resources={"gpu": {"count": 1}, "limits": {"memory": "2Gi"}}))
-    namespace.apply(manifest("greedy", resources={"gpu": {"count": 64}, "limits": {"memory": "2Gi"}}))
+    namespace.apply(manifest("fits"))
+    greedy = {"gpu": {"count": 64}, "limits": {"memory": "2Gi"}}
+    namespace.apply(manifest("greedy", engine={"device": "cuda", "maxModelLength": 2048}, resources=greedy))
     scheduled = namespace.wait_condition("PodsScheduled", "False", name="greedy")
     assert scheduled["reason"] == "InsufficientGPU"
     assert "Insufficient nvidia.com/gpu" in scheduled["message"], "the scheduler's own words are missing"
@@ -25,6 +28,13 @@ def test_more_gpus_than_there_are_shows_insufficient_gpu_and_nothing_else_breaks
     with namespace.url("fits") as url:
         assert eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, within=30, what="fits")
     patch = '{"spec": {"resources": {"gpu": {"count": 1}}}}'
+    namespace.kubectl("patch", "fgd", "greedy", "--type", "merge", "--patch", patch)
+    namespace.wait_condition("PodsScheduled", "True", name="greedy")
+    # The node's GPU is only a number: the engine starts beside it, finds none, and does not fall back to the CPU.
+    eventually(
+        lambda: NO_CUDA in namespace.condition("Ready", "greedy")["message"], within=90, what="the engine's words"
+    )
+    patch = '{"spec": {"engine": {"device": "cpu"}, "resources": {"gpu": {"count": 0}}}}'
     namespace.kubectl("patch", "fgd", "greedy", "--type", "merge", "--patch", patch)
     namespace.wait_condition("Ready", "True", name="greedy")
 

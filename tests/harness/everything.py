@@ -16,7 +16,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "engine": {
         "image": "engine:other",
-        "device": "cpu",
+        "device": "cuda",
         "dtype": "float32",
         "tokenBudget": 128,
         "maxSequences": 64,

@@ -33,6 +33,14 @@ NONSENSE: dict[str, tuple[Object, str]] = {
     "no device": (resource(engine={}), "spec.engine.device: Required value"),
     "an unknown device": (engine(device="tpu"), 'Unsupported value: "tpu": supported values: "cpu", "cuda"'),
     "a device without a GPU": (engine(device="cuda"), "spec.resources.gpu.count must be at least 1"),
+    "GPUs that nothing would use": (
+        resource(resources={"gpu": {"count": 1}}),
+        "spec.resources.gpu.count must be 0 where spec.engine.device is cpu",
+    ),
+    "a pass time that the autoscaler does not know": (
+        resource(engine={"device": "cpu", "extraArgs": ["--inter-token-target=9"]}, autoscaling={"maxReplicas": 2}),
+        "spec.engine.extraArgs may not set --inter-token-target beside spec.autoscaling",
+    ),
     "an unknown number format": (engine(dtype="int3"), 'Unsupported value: "int3"'),
     "a budget that is no number": (engine(tokenBudget="lots"), "spec.engine.tokenBudget must be auto, or a whole"),
     "swap space of nothing known": (engine(kvCache={"swapSpace": "much"}), "spec.engine.kvCache.swapSpace"),

@@ -26,7 +26,7 @@ from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
 
-ONE_GPU: Object = {"gpu": {"count": 1}}
+ONE_GPU: Object = {"engine": {"device": "cuda"}, "resources": {"gpu": {"count": 1}}}
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_rollout_without_progress_has_the_pods_own_words_and_is_replaced_by_th
 def test_a_newer_revision_gets_the_gpu_of_a_pod_that_only_crashes(space: Space, plane: ControlPlane) -> None:
     """One GPU for two replicas: the controller alone deletes the old pod that waits, and then waits for ever itself."""
     with node(plane, "scarce"):
-        space.apply(resource(replicas=2, resources=ONE_GPU))
+        space.apply(resource(replicas=2, **ONE_GPU))
         space.wait_pods(2)
         schedule(space, "scarce")
         (first,) = [pod for pod in space.pods() if pod["spec"].get("nodeName")]
@@ -131,7 +131,7 @@ def test_a_newer_revision_gets_the_gpu_of_a_pod_that_only_crashes(space: Space, 
 
 def test_a_pod_on_a_vanished_node_is_replaced_once_and_does_not_count(space: Space, plane: ControlPlane) -> None:
     with node(plane, "vanishing"):
-        space.apply(resource(resources=ONE_GPU))
+        space.apply(resource(**ONE_GPU))
         lost = space.wait_pods(1)[0]
         schedule(space, "vanishing")
         space.set_pod(lost, ready=True)

@@ -46,7 +46,7 @@ def test_every_condition_is_there_from_the_first_visit(space: Space) -> None:
 
 
 def test_a_pod_without_a_gpu_shows_the_schedulers_words_and_others_are_fine(space: Space) -> None:
-    space.apply(resource("big", resources={"gpu": {"count": 9}}))
+    space.apply(resource("big", engine={"device": "cuda"}, resources={"gpu": {"count": 9}}))
     space.apply(resource("small"))
     words = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
     space.set_unschedulable(space.wait_pods(1, "big")[0], words)
@@ -60,7 +60,7 @@ def test_a_pod_without_a_gpu_shows_the_schedulers_words_and_others_are_fine(spac
 
 
 def test_a_pod_with_no_place_for_another_reason_is_unschedulable(space: Space) -> None:
-    space.apply(resource(resources={"gpu": {"count": 1}}))
+    space.apply(resource(engine={"device": "cuda"}, resources={"gpu": {"count": 1}}))
     space.set_unschedulable(space.wait_pods(1)[0], "0/1 nodes are available: 1 Insufficient memory.")
     space.wait_condition("PodsScheduled", "False", "Unschedulable")
 

@@ -10,7 +10,7 @@ from fastgen_operator.api.network import IPBlock, LabelSelector, Network, Peer, 
 from fastgen_operator.api.resources import GPU, GPU_RESOURCE, Resources
 from fastgen_operator.api.rollout import Disruption, Rollout
 from fastgen_operator.api.scheduling import Scheduling, Toleration, TopologySpread
-from fastgen_operator.api.spec import NAME_LIMIT, PodTemplate, Spec, TemplateMetadata
+from fastgen_operator.api.spec import INTER_TOKEN_TARGET, NAME_LIMIT, PodTemplate, Spec, TemplateMetadata
 
 __all__ = [
     "GPU",

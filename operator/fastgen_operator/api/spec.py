@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.api.engine import Engine
-from fastgen_operator.api.fields import ApiModel, FreeForm, ObjectName, knob, rules
+from fastgen_operator.api.fields import ApiModel, FreeForm, ObjectName, knob, rules, setting
 from fastgen_operator.api.model import Cache, Model
 from fastgen_operator.api.network import Network
 from fastgen_operator.api.resources import Resources
@@ -16,6 +16,7 @@ from fastgen_operator.api.rollout import Disruption, Rollout
 from fastgen_operator.api.scheduling import Scheduling
 
 NAME_LIMIT = 40
+INTER_TOKEN_TARGET = setting("inter_token_target").flag
 
 
 class TemplateMetadata(ApiModel):
@@ -65,6 +66,17 @@ class Spec(ApiModel):
                 "self.engine.device != 'cuda' || self.resources.gpu.count > 0",
                 "spec.resources.gpu.count must be at least 1 where spec.engine.device is cuda: a pod gets no GPU that "
                 "it does not ask for",
+            ),
+            (
+                "self.engine.device != 'cpu' || self.resources.gpu.count == 0",
+                "spec.resources.gpu.count must be 0 where spec.engine.device is cpu: the engine would hold GPUs and not "
+                "use them; set spec.engine.device to cuda, or take the GPUs out",
+            ),
+            (
+                "!has(self.autoscaling) || !has(self.engine.extraArgs) || self.engine.extraArgs.all(a, "
+                f"!'{INTER_TOKEN_TARGET}'.startsWith(a.split('=')[0]))",
+                f"spec.engine.extraArgs may not set {INTER_TOKEN_TARGET} beside spec.autoscaling, which reckons with it: "
+                "set spec.autoscaling.targets.interTokenLatencyMilliseconds instead",
             ),
             (
                 "!(has(self.replicas) && has(self.autoscaling))",

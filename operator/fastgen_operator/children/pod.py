@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any, Final
 
-from fastgen_operator.api import Scheduling, Spec
+from fastgen_operator.api import INTER_TOKEN_TARGET, Scheduling, Spec
 from fastgen_operator.children.metadata import HTTP_PORT, selector, without_empty
 from fastgen_operator.children.model import model_init_containers, model_mounts, model_path, model_volumes
 
@@ -111,8 +111,8 @@ def engine_arguments(name: str, spec: Spec) -> list[str]:
         "--swap-space": engine.kv_cache.swap_space,
         "--max-queued-requests": engine.max_queued_requests,
         "--drain-seconds": spec.drain_seconds,
-        # What a replica counts for is reckoned in passes of this length, so it has to keep to it; extraArgs may differ.
-        "--inter-token-target": spec.autoscaling.targets.inter_token_latency_milliseconds if spec.autoscaling else None,
+        # What a replica counts for is reckoned in passes of this length, so it has to keep to it.
+        INTER_TOKEN_TARGET: spec.autoscaling.targets.inter_token_latency_milliseconds if spec.autoscaling else None,
         "--api-key-file": f"{API_KEY_FOLDER}/{API_KEY_FILE}" if spec.api_key_secret_name else None,
     }
     given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]

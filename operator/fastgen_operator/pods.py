@@ -20,6 +20,17 @@ def is_ready(pod: Object) -> bool:
     return condition is not None and condition["status"] == "True"
 
 
+def is_on_its_way(pod: Object) -> bool:
+    """Whether none of its containers has ended or finished its start yet: nothing has gone wrong so far."""
+    status = pod.get("status", {})
+    if has_ended(pod) or unschedulable_message(pod) is not None:
+        return False
+    containers = status.get("containerStatuses", ())
+    return not any(
+        each.get("started") or each.get("restartCount") or "terminated" in each.get("state", {}) for each in containers
+    )
+
+
 def is_leaving(pod: Object) -> bool:
     """Whether it is being deleted; it may still hold its node's GPUs until it is gone."""
     return bool(pod["metadata"].get("deletionTimestamp"))

@@ -31,9 +31,11 @@ def test_more_gpus_than_there_are_shows_insufficient_gpu_and_nothing_else_breaks
     namespace.kubectl("patch", "fgd", "greedy", "--type", "merge", "--patch", patch)
     namespace.wait_condition("PodsScheduled", "True", name="greedy")
     # The node's GPU is only a number: the engine starts beside it, finds none, and does not fall back to the CPU.
-    eventually(
-        lambda: NO_CUDA in namespace.condition("Ready", "greedy")["message"], within=90, what="the engine's words"
-    )
+
+    def is_told() -> bool:
+        return NO_CUDA in str(namespace.condition("Ready", "greedy")["message"])
+
+    eventually(is_told, within=90, what="the engine's words")
     patch = '{"spec": {"engine": {"device": "cpu"}, "resources": {"gpu": {"count": 0}}}}'
     namespace.kubectl("patch", "fgd", "greedy", "--type", "merge", "--patch", patch)
     namespace.wait_condition("Ready", "True", name="greedy")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.conditions import (
     AVAILABLE,
     MODEL_CACHED,
@@ -40,6 +41,12 @@ def ended(code: int, message: str = "") -> dict[str, Any]:
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
+
+
+def growing(*pods: Object) -> World:
+    """A fleet that the autoscaler wants to be two, at least one."""
+    owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 4})
+    return replace(world(*pods, owner=owner), decision=Decision(2))
 
 
 # What is observed; the condition; its status and reason; words of its message.
@@ -209,6 +216,46 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
         "",
     ),
     ("one of two", world(pod(ready=True), owner=stored(replicas=2)), AVAILABLE, "False", "ReplicasNotReady", "1 of 2"),
+    (
+        "more that start",
+        growing(pod(ready=True), pod(name="b", **container(state={"running": {"startedAt": "x"}}))),
+        AVAILABLE,
+        "True",
+        "ScalingUp",
+        "1 of 2 replicas ready; pod chat-new-b: the engine loads since x",
+    ),
+    (
+        "more that the API server has not made yet",
+        growing(pod(ready=True)),
+        AVAILABLE,
+        "True",
+        "ScalingUp",
+        "1 of 2 replicas ready",
+    ),
+    (
+        "more that crash",
+        growing(pod(ready=True), pod(name="b", **container(restarts=1))),
+        AVAILABLE,
+        "False",
+        "ReplicasNotReady",
+        "1 of 2",
+    ),
+    (
+        "more of which one served before",
+        growing(pod(ready=True), pod(name="b", **container(started=True))),
+        AVAILABLE,
+        "False",
+        "ReplicasNotReady",
+        "1 of 2",
+    ),
+    (
+        "fewer than the least",
+        growing(pod(), pod(name="b")),
+        AVAILABLE,
+        "False",
+        "ReplicasNotReady",
+        "0 of 2",
+    ),
     ("nothing wanted", world(owner=stored(replicas=0)), AVAILABLE, "True", "ScaledToZero", "nothing is served"),
 ]
 

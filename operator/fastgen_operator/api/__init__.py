@@ -15,6 +15,7 @@ from fastgen_operator.api.spec import INTER_TOKEN_TARGET, NAME_LIMIT, PodTemplat
 __all__ = [
     "GPU",
     "GPU_RESOURCE",
+    "INTER_TOKEN_TARGET",
     "NAME_LIMIT",
     "OPERATOR_FLAGS",
     "Autoscaling",

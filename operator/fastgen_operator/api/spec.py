@@ -69,14 +69,14 @@ class Spec(ApiModel):
             ),
             (
                 "self.engine.device != 'cpu' || self.resources.gpu.count == 0",
-                "spec.resources.gpu.count must be 0 where spec.engine.device is cpu: the engine would hold GPUs and not "
-                "use them; set spec.engine.device to cuda, or take the GPUs out",
+                "spec.resources.gpu.count must be 0 where spec.engine.device is cpu: the engine would hold GPUs and "
+                "not use them; set spec.engine.device to cuda, or take the GPUs out",
             ),
             (
                 "!has(self.autoscaling) || !has(self.engine.extraArgs) || self.engine.extraArgs.all(a, "
                 f"!'{INTER_TOKEN_TARGET}'.startsWith(a.split('=')[0]))",
-                f"spec.engine.extraArgs may not set {INTER_TOKEN_TARGET} beside spec.autoscaling, which reckons with it: "
-                "set spec.autoscaling.targets.interTokenLatencyMilliseconds instead",
+                f"spec.engine.extraArgs may not set {INTER_TOKEN_TARGET} beside spec.autoscaling, which reckons with "
+                "it: set spec.autoscaling.targets.interTokenLatencyMilliseconds instead",
             ),
             (
                 "!(has(self.replicas) && has(self.autoscaling))",

@@ -8,12 +8,13 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.conditions.condition import Condition, not_observed
 from fastgen_operator.failures import state_of
-from fastgen_operator.pods import is_ready
+from fastgen_operator.pods import is_on_its_way, is_ready
 from fastgen_operator.world import World, current_pods, is_rollout_observed, older_pods
 
 AVAILABLE: Final = "Available"
 """Whether every wanted replica of the current template passes its readiness probe now. From the pods.
-True: AllReplicasReady; ScaledToZero, because what was asked for is there. False: ReplicasNotReady.
+True: AllReplicasReady; ScaledToZero, because what was asked for is there; ScalingUp, while the autoscaler's further
+replicas start for the first time beside at least spec.autoscaling.minReplicas. False: ReplicasNotReady.
 Unknown: NotObserved."""
 
 
@@ -30,7 +31,10 @@ def available(spec: Spec, world: World) -> Condition:
     message = f"{count} of {wanted} replicas ready"
     if count >= wanted:
         return Condition(AVAILABLE, "True", "AllReplicasReady", message)
-    older = sum(is_ready(pod) for pod in older_pods(world))
-    serving = f" ({older} of an older revision still serve)" if older else ""
     first = f"; {state_of(waiting[0])}" if waiting else ""
+    older = sum(is_ready(pod) for pod in older_pods(world))
+    enough = spec.autoscaling is not None and count >= max(1, spec.autoscaling.min_replicas)
+    if enough and not older and all(is_on_its_way(pod) for pod in waiting):
+        return Condition(AVAILABLE, "True", "ScalingUp", message + first)
+    serving = f" ({older} of an older revision still serve)" if older else ""
     return Condition(AVAILABLE, "False", "ReplicasNotReady", message + serving + first)

@@ -11,21 +11,23 @@ compiled once can be compiled ahead.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastgen.kernels.items import TILE
-from fastgen.kernels.jit import kernel, prange, serial
+from fastgen.kernels.jit import intrinsic, kernel, prange, serial, types
+from fastgen.kernels.vectors import I64, Emitter, lowered
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-assert TILE % 8 == 0  # and block sizes divide it or are multiples of it: keys are taken four and eight at a time
+assert TILE % 16 == 0  # and block sizes divide it or are multiples of it: keys are taken four and eight at a time
 
 _f32 = np.float32
-_LOG2E = np.float32(1.4426950408889634)
+_LANES = 16
 _MASKED = np.float32(-1e30)
 
 
@@ -78,6 +80,21 @@ def _restrict_tile(scores: FloatArray, num_keys: int, num_hidden: int, softcap: 
             scores[g, j] = _MASKED
 
 
+def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
+    """scores [TILE] <- exp(scores - highest); the address of the scores."""
+    scores, highest = arguments
+    emit = Emitter(builder, _LANES)
+    top = emit.spread(highest)
+    for step in range(TILE // _LANES):
+        place = emit.offset(scores, I64(step), _LANES * 4)
+        emit.store(emit.exp(builder.fsub(emit.load(place), top)), place)
+
+
+@intrinsic
+def _exponentiate(_typing: Any, scores: Any, highest: Any) -> Any:
+    return types.void(scores, highest), lowered(_emit_powers)
+
+
 @serial
 def _softmax_tile(
     scores: FloatArray,
@@ -85,15 +102,12 @@ def _softmax_tile(
     num_hidden: int,
     state: FloatArray,
     acc: FloatArray,
-    powers: FloatArray,
-    exponents: Any,
 ) -> None:
     """scores <- exp(scores - highest so far), 0 for hidden keys; brings `state` and `acc` up to date.
 
     Hidden are the first `num_hidden` keys of the tile and those from `num_keys` on.
 
-    exp is 2^i * 2^f with a polynomial for 2^f (error 2e-7): a call of the library's exp would not vectorise.
-    `exponents` is `powers` seen as int32; state [group, 2] holds the highest score and the sum of exponentials.
+    state [group, 2] holds the highest score and the sum of exponentials.
     """
     for g in range(scores.shape[0]):
         highest = state[g, 0]
@@ -105,21 +119,7 @@ def _softmax_tile(
             state[g, 1] *= correction
             for d in range(acc.shape[1]):
                 acc[g, d] *= correction
-        for j in range(TILE):
-            x = max((scores[g, j] - highest) * _LOG2E, _f32(-126))
-            whole = np.floor(x + _f32(0.5))
-            f = x - whole
-            p = _f32(1.5403530e-4)
-            p = p * f + _f32(1.3333558e-3)
-            p = p * f + _f32(9.6181291e-3)
-            p = p * f + _f32(5.5504109e-2)
-            p = p * f + _f32(2.4022651e-1)
-            p = p * f + _f32(6.9314718e-1)
-            p = p * f + _f32(1)
-            exponents[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-            scores[g, j] = p
-        for j in range(TILE):
-            scores[g, j] *= powers[j]
+        _exponentiate(scores.ctypes.data + g * TILE * 4, highest)
         for j in range(num_hidden):
             scores[g, j] = _f32(0)
         for j in range(num_keys, TILE):
@@ -187,8 +187,6 @@ def _attend_item(
     scores = np.empty((group, TILE), np.float32)
     acc = np.empty((group, head_dim), np.float32)
     state = np.empty((group, 2), np.float32)
-    powers = np.empty(TILE, np.float32)
-    exponents = powers.view(np.int32)
     for g in range(group):
         state[g, 0], state[g, 1] = _MASKED, _f32(0)
         for d in range(head_dim):
@@ -200,7 +198,7 @@ def _attend_item(
         num_hidden = max(visible - tile, 0)
         if num_hidden > 0 or softcap > _f32(0):
             _restrict_tile(scores, num_keys, num_hidden, softcap)
-        _softmax_tile(scores, num_keys, num_hidden, state, acc, powers, exponents)
+        _softmax_tile(scores, num_keys, num_hidden, state, acc)
         _add_values(scores, values, tables, table, head, tile, num_keys, acc)
     for g in range(group):
         if part < 0:

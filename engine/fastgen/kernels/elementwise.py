@@ -6,16 +6,23 @@ Twins in plain torch: `reference.py`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.kernels.jit import kernel, prange, serial
+from fastgen.kernels.jit import intrinsic, kernel, lowering, prange, serial, types
+from fastgen.kernels.vectors import I64, Emitter, lowered
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 _f32 = np.float32
-_LOG2E = np.float32(1.4426950408889634)
+_TWICE_ROOT = 1.5957691216057308  # 2 * sqrt(2 / pi)
+LANES = 16
 
 
 @kernel("void(f4[:,::1], f4[:,::1], f4[::1], f4, f4[:,::1])")
@@ -112,53 +119,56 @@ def rotate_and_store(
                 values[block, h, slot, d] = qkv[t, base + d]
 
 
-@serial
-def _gate_row(gate_up: FloatArray, slopes: FloatArray, out: FloatArray) -> None:
-    """out = gate * sigmoid(slopes) * up, for one row [2 * width] with the gate first; `slopes` is scratch from here on.
+def _emit_gated(is_gelu: bool, builder: Any, arguments: Sequence[Any]) -> None:
+    """out = gate * sigmoid(slope) * up over `count` floats, a multiple of LANES; addresses of each."""
+    gates, ups, count, out = arguments
+    emit = Emitter(builder, LANES)
+    with lowering.for_range(builder, builder.udiv(count, I64(LANES))) as step:
+        gate, up = (emit.load(emit.offset(first, step.index, LANES * 4)) for first in (gates, ups))
+        slope = _emit_gelu_slope(emit, gate) if is_gelu else gate
+        divisor = builder.fadd(emit.constant(1.0), emit.exp(builder.fneg(slope)))
+        emit.store(builder.fdiv(builder.fmul(gate, up), divisor), emit.offset(out, step.index, LANES * 4))
 
-    exp is 2^i * 2^f with a polynomial for 2^f (error 2e-7): a call of the library's exp would not vectorise.
-    """
-    width = out.shape[0]
-    powers = np.empty(width, np.float32)
-    exponents = powers.view(np.int32)
-    for i in range(width):
-        x = min(max(-slopes[i] * _LOG2E, _f32(-126)), _f32(126))
-        whole = np.floor(x + _f32(0.5))
-        f = x - whole
-        p = _f32(1.5403530e-4)
-        p = p * f + _f32(1.3333558e-3)
-        p = p * f + _f32(9.6181291e-3)
-        p = p * f + _f32(5.5504109e-2)
-        p = p * f + _f32(2.4022651e-1)
-        p = p * f + _f32(6.9314718e-1)
-        p = p * f + _f32(1)
-        exponents[i] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-        slopes[i] = p
-    for i in range(width):
-        out[i] = gate_up[i] * gate_up[width + i] / (_f32(1) + slopes[i] * powers[i])
+
+def _emit_gelu_slope(emit: Emitter, x: Any) -> Any:
+    """2u of gelu's tanh form (Hendrycks and Gimpel, 2016): x * (1 + tanh(u)) / 2 is x * sigmoid(2u)."""
+    builder = emit.builder
+    square = builder.fmul(x, x)
+    return builder.fmul(x, emit.fused(square, emit.constant(_TWICE_ROOT * 0.044715), emit.constant(_TWICE_ROOT)))
+
+
+@intrinsic
+def _gate_silu(_typing: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
+    return types.void(gates, ups, count, out), lowered(partial(_emit_gated, False))
+
+
+@intrinsic
+def _gate_gelu(_typing: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
+    return types.void(gates, ups, count, out), lowered(partial(_emit_gated, True))
 
 
 @kernel("void(f4[:,::1], f4[:,::1])")
 def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
     """out [T, width] = silu(gate) * up for gate_up [T, 2 * width] with the gate first."""
     width = out.shape[1]
+    whole = width // LANES * LANES
     for t in prange(out.shape[0]):
-        slopes = np.empty(width, np.float32)
-        for i in range(width):
-            slopes[i] = gate_up[t, i]
-        _gate_row(gate_up[t], slopes, out[t])
+        gates, results = gate_up.ctypes.data + t * width * 8, out.ctypes.data + t * width * 4
+        _gate_silu(gates, gates + width * 4, whole, results)
+        for i in range(whole, width):
+            x = gate_up[t, i]
+            out[t, i] = x * gate_up[t, width + i] / (_f32(1) + _f32(math.exp(-x)))
 
 
 @kernel("void(f4[:,::1], f4[:,::1])")
 def gelu_tanh_multiply(gate_up: FloatArray, out: FloatArray) -> None:
-    """out [T, width] = gelu(gate) * up for gate_up [T, 2 * width] with the gate first.
-
-    gelu in its tanh form (Hendrycks and Gimpel, 2016): x * (1 + tanh(u)) / 2, which is x * sigmoid(2u).
-    """
+    """out [T, width] = gelu(gate) * up, gelu in its tanh form, for gate_up [T, 2 * width] with the gate first."""
     width = out.shape[1]
+    whole = width // LANES * LANES
     for t in prange(out.shape[0]):
-        slopes = np.empty(width, np.float32)
-        for i in range(width):
+        gates, results = gate_up.ctypes.data + t * width * 8, out.ctypes.data + t * width * 4
+        _gate_gelu(gates, gates + width * 4, whole, results)
+        for i in range(whole, width):
             x = gate_up[t, i]
-            slopes[i] = _f32(1.5957691216057308) * (x + _f32(0.044715) * x * x * x)
-        _gate_row(gate_up[t], slopes, out[t])
+            slope = _f32(_TWICE_ROOT) * (x + _f32(0.044715) * x * x * x)
+            out[t, i] = x * gate_up[t, width + i] / (_f32(1) + _f32(math.exp(-slope)))

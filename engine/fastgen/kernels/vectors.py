@@ -83,9 +83,11 @@ class Emitter:
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def exp(self, x: Any) -> Any:
-        """e^x for x <= 0, as 2^i * 2^f with a polynomial for 2^f (error 2e-7); below -87 it is 1e-38."""
+        """e^x as 2^i * 2^f, with a polynomial for 2^f (error 2e-7); at most 1e38, at least 1e-38."""
         builder = self.builder
         scaled = self.larger(builder.fmul(x, self.constant(_LOG2E)), self.constant(-126.0))
+        highest = self.constant(126.0)
+        scaled = builder.select(builder.fcmp_ordered("<", scaled, highest), scaled, highest)
         whole = builder.call(self._floor, [builder.fadd(scaled, self.constant(0.5))])
         f = builder.fsub(scaled, whole)
         power = self.constant(_POLYNOMIAL[0])

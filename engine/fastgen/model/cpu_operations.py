@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,21 +29,44 @@ _ACTIVATE: dict[Activation, Callable[[FloatArray, FloatArray], None]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class CPUBackend:
-    """CPUs of one machine.
+    """CPUs of one machine."""
 
-    Attributes:
-        architecture: of the model.
-        ropes: one for each of the architecture's rotaries.
-    """
-
-    architecture: ModelArchitecture
-    ropes: Sequence[Rope]
+    def __init__(self, architecture: ModelArchitecture, ropes: Sequence[Rope]) -> None:
+        """`ropes`: one for each of the architecture's rotaries."""
+        self.architecture = architecture
+        self.ropes = ropes
+        self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
     def begin(self, batch: Batch, cache: KVCache) -> CPUOperations:
         """The operations of a pass."""
         return CPUOperations(self, batch, cache)
+
+    def array(self, weight: torch.Tensor) -> FloatArray:
+        """A weight as the kernels see it. It is kept, and with it the tensor, so that no other takes its place."""
+        kept = self._weights.get(id(weight))
+        if kept is None:
+            kept = self._weights[id(weight)] = (weight, weight.numpy())
+        return kept[1]
+
+
+class _Shared:
+    """Scratch [rows, ...] that torch and the kernels see alike.
+
+    Behind a large product the processor's caches hold nothing of Python or torch: to see a tensor as an array then
+    takes longer than many a kernel, so it is done once.
+    """
+
+    __slots__ = ("array", "flat", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.flat = tensor.flatten(1)
+        self.array: FloatArray = tensor.numpy()
+
+    def first(self, rows: int) -> _Shared:
+        """Its first rows."""
+        return self if rows == len(self.array) else _Shared(self.tensor[:rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +83,23 @@ class CPUOperations:
 
     def __init__(self, backend: CPUBackend, batch: Batch, cache: KVCache) -> None:
         a = backend.architecture
-        self._architecture = a
+        self._backend = backend
         self._batch = batch
-        self._cache = cache
+        self._keys: FloatArray = cache.keys.numpy()
+        self._values: FloatArray = cache.values.numpy()
         self._epsilon = np.float32(a.rms_norm_eps)
+        self._scale, self._softcap = np.float32(a.attention_scale), np.float32(a.attention_softcap or 0)
         self._activate = _ACTIVATE[a.activation]
         positions = torch.from_numpy(batch.positions)
         self._turns = [tuple(part.numpy() for part in rope(positions)) for rope in backend.ropes]
         self._work = {window: self._plan(window) for window in {layer.window for layer in a.layers}}
-        self._normed = torch.empty(batch.num_rows, a.hidden_size)
+        self._wanted = torch.from_numpy(batch.logit_rows)
+        self._normed = _Shared(torch.empty(batch.num_rows, a.hidden_size))
         self._activated = torch.empty(batch.num_rows * a.intermediate_size)
-        self._queries = torch.empty(batch.num_rows, a.num_heads, a.head_dim)
-        self._attended = torch.empty(batch.num_rows, a.num_heads, a.head_dim)
+        self._gated: dict[tuple[int, int], _Shared] = {}
+        self._queries = _Shared(torch.empty(batch.num_rows, a.num_heads, a.head_dim))
+        self._attended = _Shared(torch.empty(batch.num_rows, a.num_heads, a.head_dim))
+        self._stream: tuple[torch.Tensor, FloatArray] | None = None
 
     def embed(self, table: Table, scale: float) -> torch.Tensor:
         """The embeddings of the pass's tokens."""
@@ -79,50 +108,52 @@ class CPUOperations:
 
     def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Adds in place and normalises."""
-        out = self._normed[: len(stream)]
-        elementwise.add_rms_norm(stream.numpy(), update.numpy(), weight.numpy(), self._epsilon, out.numpy())
-        return out
+        if self._stream is None or self._stream[0] is not stream:
+            self._stream = (stream, stream.numpy())
+        out, array = self._normed.first(len(update)), self._stream[1]
+        elementwise.add_rms_norm(array, update.numpy(), self._backend.array(weight), self._epsilon, out.array)
+        return out.tensor
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Normalises in place."""
-        elementwise.rms_norm(x.numpy(), weight.numpy(), self._epsilon)
+        elementwise.rms_norm(x.numpy(), self._backend.array(weight), self._epsilon)
         return x
 
     def attend(
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
     ) -> torch.Tensor:
         """Attention with everything before it."""
-        a, batch, kind = self._architecture, self._batch, self._architecture.layers[layer]
-        k, v = self._cache.keys[layer].numpy(), self._cache.values[layer].numpy()
-        queries = self._queries.numpy()
+        a, batch, backend = self._backend.architecture, self._batch, self._backend
+        kind, mixed = a.layers[layer], qkv.numpy()
+        keys, values, queries, out = self._keys[layer], self._values[layer], self._queries.array, self._attended.array
         if query_norm is not None and key_norm is not None:
-            elementwise.norm_heads(
-                qkv.numpy(), query_norm.numpy(), key_norm.numpy(), a.num_heads, a.num_kv_heads, self._epsilon
-            )
+            norms = backend.array(query_norm), backend.array(key_norm)
+            elementwise.norm_heads(mixed, *norms, a.num_heads, a.num_kv_heads, self._epsilon)
         cosines, sines = self._turns[kind.rotary]
-        elementwise.rotate_and_store(qkv.numpy(), cosines, sines, k, v, batch.blocks, batch.slots, queries)
-        work, cap = self._work[kind.window], np.float32(a.attention_softcap or 0)
-        out, scale = self._attended.numpy(), np.float32(a.attention_scale)
+        elementwise.rotate_and_store(mixed, cosines, sines, keys, values, batch.blocks, batch.slots, queries)
+        work, how = self._work[kind.window], (self._scale, self._softcap)
         if len(work.items.items):
             items, merges = work.items.items, work.items.merges
-            attend_decodes(queries, k, v, batch.tables, items, merges, work.parts, out, scale, cap)
+            attend_decodes(queries, keys, values, batch.tables, items, merges, work.parts, out, *how)
         if len(work.chunks):
-            attend_chunks(queries, k, v, batch.tables, work.chunks, out, scale, cap)
-        return self._attended.flatten(1)
+            attend_chunks(queries, keys, values, batch.tables, work.chunks, out, *how)
+        return self._attended.flat
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """The activation of the gate times the rest."""
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = self._activated[: rows * width].view(rows, width)
-        self._activate(gate_up.numpy(), out.numpy())
-        return out
+        shape = (gate_up.shape[0], gate_up.shape[1] // 2)
+        out = self._gated.get(shape)
+        if out is None:
+            out = self._gated[shape] = _Shared(self._activated[: math.prod(shape)].view(shape))
+        self._activate(gate_up.numpy(), out.array)
+        return out.tensor
 
     def wanted(self, x: torch.Tensor) -> torch.Tensor:
         """The rows whose logits are wanted."""
-        return x.index_select(0, torch.from_numpy(self._batch.logit_rows))
+        return x.index_select(0, self._wanted)
 
     def _plan(self, window: int | None) -> _Work:
-        a, batch = self._architecture, self._batch
+        a, batch = self._backend.architecture, self._batch
         items = DecodeItems.cut(
             batch.contexts,
             batch.table_starts,

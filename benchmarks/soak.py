@@ -4,15 +4,18 @@ Prompts, generations, endpoints, streaming and sampling are drawn at random; a c
 random moment. The resident memory of both processes is printed as it goes, and compared with what it was after the
 first fifth, by when buffers and allocators have taken what they need. Ends with exit code 1 where one has grown.
 
-    python benchmarks/soak.py [--requests 20000] [--clients 32] [--real] [--seed 0] [-- options of fastgen serve]
+    python benchmarks/soak.py [--engine tiny|demo|scripted] [--requests 20000] [--clients 32] [--seed 0] \
+        [-- options of fastgen serve]
 
-Without --real, the engine process is the tests' scripted one: the real step loop and scheduler without a model.
+`tiny` is a random model of two small layers, under the real engine with its kernels; `demo` the real small model, which
+takes hours for as many requests; `scripted` the tests' own: the real step loop and scheduler without a model.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import sys
@@ -103,6 +106,33 @@ class Soak:
         print(f"{self.num_done:9}{self.num_cancelled:11}{seconds:9.0f}{http:11.1f}{engine:13.1f}", flush=True)
 
 
+def save_tiny_model(folder: Path) -> str:
+    """A random model and a tokenizer that knows the words of the requests; returns the folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=["</s>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([f" word{number}" for number in range(1000)], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    fast.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        eos_token_id=fast.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
 async def run(soak: Soak, clients: int) -> None:
     """Sends all requests."""
     print(f"{'requests':>9}{'cancelled':>11}{'seconds':>9}{'HTTP MiB':>11}{'engine MiB':>13}")
@@ -125,15 +155,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--real", action="store_true", help="with the demo model instead of the scripted engine")
+    parser.add_argument("--engine", choices=("tiny", "demo", "scripted"), default="tiny")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("options", nargs="*", help="options of fastgen serve")
     options = parser.parse_args()
-    command = REAL if options.real else SCRIPTED
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(Path(folder), *options.options, command=command) as server,
-    ):
+    command = SCRIPTED if options.engine == "scripted" else REAL
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        model = save_tiny_model(Path(folder) / "tiny") if options.engine == "tiny" else None
+        server = stack.enter_context(serving(Path(folder), *options.options, command=command, model=model))
         server.wait_status("/ready", 200, seconds=300)
         soak = Soak(server, random.Random(options.seed), options.requests, max(1, options.requests // POINTS))
         asyncio.run(run(soak, options.clients))

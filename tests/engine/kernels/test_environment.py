@@ -28,6 +28,25 @@ silu_multiply(np.array([[0, 1, 5, 5]], np.float32), out)
 print(out.tolist())
 """
 
+PRODUCTS = """
+from fastgen.kernels import environment
+environment.prepare()
+import torch
+from fastgen.model.linear import OneDNNLinear
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+torch.set_grad_enabled(False)
+products = [OneDNNLinear(torch.randn(64, width)) for width in (32, 64, 96, 128)]
+for rows in range(1, 170):
+    for product, width in zip(products, (32, 64, 96, 128)):
+        product(torch.randn(rows, width))
+    if rows == 33:
+        settled = resident()
+print(resident() - settled)
+"""
+
 
 def run(program: str, **settings: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "OMP", "GOMP", "XDG"))}
@@ -88,3 +107,8 @@ def test_seeding_never_replaces_a_file_that_is_there(tmp_path: Path) -> None:
 
 def test_a_missing_prebuilt_folder_is_no_error(tmp_path: Path) -> None:
     assert environment.seed(tmp_path / "missing", tmp_path) == 0
+
+
+def test_memory_does_not_grow_with_the_sizes_of_passes(tmp_path: Path) -> None:
+    """544 products more: 300 MiB where each was kept."""
+    assert int(run(PRODUCTS, XDG_CACHE_HOME=str(tmp_path))) < 60 << 20

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from engine.model.driving import demo_model, generate, load, sequence
+from engine.model.families import saved
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
 from fastgen.core.scheduler import Chunk, Pass
@@ -68,3 +71,29 @@ def test_a_block_size_other_than_the_default_gives_the_same_tokens(demo_runner: 
         generate(runner, [PROMPT * 3], greedy, token_budget=32, at_once=1).tokens for runner in (demo_runner, small)
     ]
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_a_pass_takes_no_more_memory_for_a_larger_cache(name: str, tmp_path: Path) -> None:
+    """A copy of a whole layer's cache once slowed every pass, which tests did not see: their caches are small."""
+    runner = load(saved(name, tmp_path), kv_cache_memory=2 << 30)
+    a_layer = (2 << 30) // (2 * len(runner.architecture.layers))
+    prompt = list(range(3, 83))
+    first = sequence(prompt, [0, 9, 2, 7, 4, 11])
+    runner.logits(Pass((Chunk(first, 0, 40),)))  # what the first pass needs of buffers
+    before = reset_peak_memory()
+    first.num_computed_tokens = 40
+    runner.logits(Pass((Chunk(first, 40, 1), Chunk(sequence(prompt, [1, 3, 5, 6, 8, 10]), 0, 70))))
+    assert peak_memory() - before < a_layer / 8
+
+
+def reset_peak_memory() -> int:
+    """Begins the peak anew (proc_pid_clear_refs(5)); returns the memory held now, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_memory()
+
+
+def peak_memory() -> int:
+    """The most memory that this process held, in bytes."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fastgen.kernels import environment
 
-ALWAYS = ("chunk", "decode", "elementwise")  # importing one compiles its kernels
+ALWAYS = ("chunk", "decode", "elementwise", "product")  # importing one compiles its kernels
 MODULES = (*ALWAYS, "int8")  # with those that only some models need
 
 

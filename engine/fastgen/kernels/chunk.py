@@ -5,70 +5,43 @@ The work is cut into items: `LANES` queries of one key-value head of one chunk, 
 nothing is gathered or transposed but the queries. Softmax runs on line (Milakov and Gimelshein, 2018), a tile of keys
 at a time, so that scores stay in the processor's first cache, and tiles that no query of an item sees are left out.
 Twin: `reference.paged_attention`.
-
-The products are written in LLVM's vectors: four rows of three vectors each are twelve registers of sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastgen.kernels.jit import intrinsic, kernel, lowering, prange, serial, types
-from fastgen.kernels.vectors import F32, I64, Emitter, has_wide_vectors, lowered
+from fastgen.kernels.tile import LANES, ROWS, VECTORS, WIDTH, product_tile
+from fastgen.kernels.vectors import I64, Emitter, lowered
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-_VECTORS = 3
-_WIDTH = 16 if has_wide_vectors() else 8
-LANES = _VECTORS * _WIDTH  # queries of an item
 TILE = 64  # keys of a softmax step
-_ROWS = 4  # of a product's tile: head sizes and block sizes are multiples of it
+
+_product = product_tile(ROWS)  # head sizes and block sizes are multiples of its rows
 
 _f32 = np.float32
 _MASKED = np.float32(-1e30)
 _STRIDE = LANES * 4  # bytes from one row of scratch to the next
 
 
-def _emit_product(accumulate: bool, builder: Any, arguments: Sequence[Any]) -> None:
-    """c [_ROWS, LANES] = a [_ROWS, depth] · b [depth, LANES], added to what is there if `accumulate`."""
-    a, a_row, a_step, b, depth, c = arguments
-    emit = Emitter(builder, _WIDTH)
-    sums = [emit.places(_VECTORS) for _ in range(_ROWS)]
-    places = [emit.offset(c, I64(row), _STRIDE) for row in range(_ROWS)]
-    rows = [emit.offset(a, I64(row), a_row) for row in range(_ROWS)]
-    if accumulate:
-        for place, row in zip(places, sums, strict=True):
-            for vector, total in enumerate(row):
-                builder.store(emit.load(emit.offset(place, I64(vector), _WIDTH * 4)), total)
-    with lowering.for_range(builder, depth) as step:
-        line = emit.offset(b, step.index, _STRIDE)
-        vectors = [emit.load(emit.offset(line, I64(vector), _WIDTH * 4)) for vector in range(_VECTORS)]
-        for start, row in zip(rows, sums, strict=True):
-            factor = emit.spread(emit.load(emit.offset(start, step.index, a_step), F32))
-            for vector, total in zip(vectors, row, strict=True):
-                emit.add_product(total, factor, vector)
-    for place, row in zip(places, sums, strict=True):
-        for vector, total in enumerate(row):
-            emit.store(builder.load(total), emit.offset(place, I64(vector), _WIDTH * 4))
-
-
 def _emit_highest(builder: Any, arguments: Sequence[Any]) -> None:
     """highest [LANES] <- the highest of itself and scores [num_keys, LANES]."""
     scores, num_keys, highest = arguments
-    emit = Emitter(builder, _WIDTH)
-    places = [emit.offset(highest, I64(vector), _WIDTH * 4) for vector in range(_VECTORS)]
+    emit = Emitter(builder, WIDTH)
+    places = [emit.offset(highest, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
     tops = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
     with lowering.for_range(builder, num_keys) as key:
         line = emit.offset(scores, key.index, _STRIDE)
         for vector, top in enumerate(tops):
-            score = emit.load(emit.offset(line, I64(vector), _WIDTH * 4))
+            score = emit.load(emit.offset(line, I64(vector), WIDTH * 4))
             builder.store(emit.larger(score, builder.load(top)), top)
     for place, top in zip(places, tops, strict=True):
         emit.store(builder.load(top), place)
@@ -77,29 +50,19 @@ def _emit_highest(builder: Any, arguments: Sequence[Any]) -> None:
 def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
     """scores [num_keys, LANES] <- exp(scores - highest [LANES]); total [LANES] += their sum."""
     scores, num_keys, highest, total = arguments
-    emit = Emitter(builder, _WIDTH)
-    places = [emit.offset(total, I64(vector), _WIDTH * 4) for vector in range(_VECTORS)]
+    emit = Emitter(builder, WIDTH)
+    places = [emit.offset(total, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
     totals = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
-    tops = [emit.load(emit.offset(highest, I64(vector), _WIDTH * 4)) for vector in range(_VECTORS)]
+    tops = [emit.load(emit.offset(highest, I64(vector), WIDTH * 4)) for vector in range(VECTORS)]
     with lowering.for_range(builder, num_keys) as key:
         line = emit.offset(scores, key.index, _STRIDE)
-        for vector in range(_VECTORS):
-            place = emit.offset(line, I64(vector), _WIDTH * 4)
+        for vector in range(VECTORS):
+            place = emit.offset(line, I64(vector), WIDTH * 4)
             power = emit.exp(builder.fsub(emit.load(place), tops[vector]))
             emit.store(power, place)
             builder.store(builder.fadd(power, builder.load(totals[vector])), totals[vector])
     for place, sum_ in zip(places, totals, strict=True):
         emit.store(builder.load(sum_), place)
-
-
-@intrinsic
-def _multiply(_typing: Any, a: Any, a_row: Any, a_step: Any, b: Any, depth: Any, c: Any) -> Any:
-    return types.void(a, a_row, a_step, b, depth, c), lowered(partial(_emit_product, False))
-
-
-@intrinsic
-def _multiply_and_add(_typing: Any, a: Any, a_row: Any, a_step: Any, b: Any, depth: Any, c: Any) -> Any:
-    return types.void(a, a_row, a_step, b, depth, c), lowered(partial(_emit_product, True))
 
 
 @intrinsic
@@ -190,11 +153,11 @@ def _attend_item(
     end = last[LANES - 1] + 1
     for tile in range(first[0] // TILE * TILE, end, TILE):
         num_keys = min(TILE, end - tile)
-        for offset in range(0, num_keys, _ROWS):
+        for offset in range(0, num_keys, ROWS):
             at = tile + offset
             page = (tables[table + at // block_size] * kv_heads + head) * block_size + at % block_size
             key, score = keys.ctypes.data + page * line, scores.ctypes.data + offset * _STRIDE
-            _multiply(key, line, 4, turned.ctypes.data, head_dim, score)
+            _product(key, line, 4, turned.ctypes.data, head_dim, score, _STRIDE, 0)
         if softcap > _f32(0):
             _squeeze(scores, num_keys, softcap)
         if tile + num_keys - 1 > last[0] or tile < first[LANES - 1]:
@@ -205,9 +168,9 @@ def _attend_item(
             page = (tables[table + at // block_size] * kv_heads + head) * block_size + at % block_size
             weights = scores.ctypes.data + offset * _STRIDE
             depth = min(run, num_keys - offset)
-            for d in range(0, head_dim, _ROWS):
+            for d in range(0, head_dim, ROWS):
                 value = values.ctypes.data + page * line + d * 4
-                _multiply_and_add(value, 4, line, weights, depth, sums.ctypes.data + d * _STRIDE)
+                _product(value, 4, line, weights, depth, sums.ctypes.data + d * _STRIDE, _STRIDE, 1)
     for lane in range(num_lanes):
         token, g = divmod(first_lane + lane, group)
         for d in range(head_dim):

@@ -1,8 +1,9 @@
 """Matrix products with weights that never change: packed once, used at every number of rows.
 
-torch has two packed products on CPUs: MKL's, the fastest on Intel's processors, and oneDNN's, the fastest on others. A
-packing made for 256 rows serves any number of rows, which neither documents: so it is tried on every shape of the model
-before it is trusted. Where both fail, or torch was built without them, the plain product takes their place.
+Intel's processors are fastest with MKL's packed product, which torch has; others with the project's own. torch's other
+one, oneDNN's, stands behind MKL's. A packing of torch's made for 256 rows serves any number of rows, which neither
+library documents: so it is tried on every shape of the model before it is trusted. Where both fail, or torch was built
+without them, the plain product takes their place.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -103,6 +106,34 @@ class OneDNNLinear:
         return y
 
 
+class TiledLinear:
+    """The product with a weight laid out for the project's own kernel. The weight given is not kept."""
+
+    __slots__ = ("_in_features", "_multiply", "_out_features", "_weights", "_width")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        # Here, as it brings numba, which other devices do without.
+        from fastgen.kernels.product import multiply
+        from fastgen.kernels.tile import LANES
+
+        self._multiply = multiply
+        self._out_features, self._in_features = weight.shape
+        groups = -(-self._out_features // LANES)
+        self._width = groups * LANES
+        padded = F.pad(weight, (0, 0, 0, self._width - self._out_features))
+        tiles = padded.view(groups, LANES, self._in_features).transpose(1, 2).contiguous()
+        self._weights: npt.NDArray[np.float32] = tiles.numpy()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes the product."""
+        assert x.dim() == 2
+        assert x.shape[1] == self._in_features
+        assert x.is_contiguous()
+        out = torch.empty(x.shape[0], self._width)
+        self._multiply(x.numpy(), self._weights, out.numpy())
+        return out if self._width == self._out_features else out[:, : self._out_features].contiguous()
+
+
 class BiasedLinear:
     """A product and a bias [out]: every kind of product returns a new tensor, so it is added in place."""
 
@@ -117,7 +148,7 @@ class BiasedLinear:
         return self._product(x).add_(self._bias)
 
 
-LinearKind = type[MKLLinear] | type[OneDNNLinear] | type[PlainLinear]
+LinearKind = type[MKLLinear] | type[OneDNNLinear] | type[TiledLinear] | type[PlainLinear]
 
 
 class PackedPlacement:
@@ -160,6 +191,8 @@ def choose_linear(samples: Iterable[torch.Tensor], preferred: Iterable[LinearKin
     """
     weights = list(samples)
     for kind in fastest_first() if preferred is None else preferred:
+        if kind is TiledLinear:
+            return kind
         fault = next(filter(None, (packing_fault(kind, weight) for weight in weights)), None)
         if fault is None:
             return kind
@@ -174,7 +207,7 @@ def fastest_first(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[LinearKind, ..
         intel = "GenuineIntel" in cpuinfo.read_text()
     except OSError:
         intel = False
-    return (MKLLinear, OneDNNLinear) if intel else (OneDNNLinear, MKLLinear)
+    return (MKLLinear, OneDNNLinear) if intel else (TiledLinear,)
 
 
 def packing_fault(kind: LinearKind, weight: torch.Tensor) -> str | None:

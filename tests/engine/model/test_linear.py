@@ -14,12 +14,14 @@ from fastgen.model.linear import (
     MKLLinear,
     OneDNNLinear,
     PlainLinear,
+    TiledLinear,
     choose_linear,
     fastest_first,
     packing_fault,
 )
 
 KINDS = [
+    TiledLinear,
     pytest.param(
         MKLLinear, marks=pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="a torch build without MKL")
     ),
@@ -56,6 +58,15 @@ def test_packing_is_chosen_where_it_is_right(kind: LinearKind) -> None:
     assert choose_linear([weight], [kind]) is kind
 
 
+def test_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() -> None:
+    torch.manual_seed(0)
+    tiled, x = TiledLinear(torch.randn(100, 700)), torch.randn(70, 700)
+    together = tiled(x)
+    for rows in (1, 2, 3, 4, 5, 33):
+        assert torch.equal(tiled(x[:rows].contiguous()), together[:rows])
+    assert torch.equal(tiled(x[69:].contiguous()), together[69:])
+
+
 class Wrong(MKLLinear):
     """Right but for passes of 65 rows."""
 
@@ -80,11 +91,11 @@ def test_a_packing_that_is_wrong_or_absent_is_not_used_and_the_log_says_why(capl
     assert "no such operation" in caplog.text
 
 
-@pytest.mark.parametrize(("vendor", "first"), [("GenuineIntel", MKLLinear), ("AuthenticAMD", OneDNNLinear)])
+@pytest.mark.parametrize(("vendor", "first"), [("GenuineIntel", MKLLinear), ("AuthenticAMD", TiledLinear)])
 def test_the_processors_maker_decides_which_packing_is_tried_first(
     tmp_path: Path, vendor: str, first: LinearKind
 ) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
     assert fastest_first(path)[0] is first
-    assert fastest_first(tmp_path / "missing")[0] is OneDNNLinear
+    assert fastest_first(tmp_path / "missing")[0] is TiledLinear

@@ -15,9 +15,9 @@ from fastgen.core.step_model import StepTimes
 # A pass has room for this many prompt tokens whatever its target: beside what any pass costs they cost little, and
 # without them a target that cannot be met would starve prompts.
 LEAST_PROMPT_TOKENS = 16
-# The automatic target: a pass takes this many times what it would take without forward tokens. Five sevenths of its
-# time then go into tokens: passes without end would be at most two fifths more efficient, at a latency without end.
-TIMES_FIXED_COST = 3.5
+# The automatic target: a pass takes this many times what it would take without forward tokens. Four fifths of its
+# time then go into tokens: passes without end would be at most a quarter more efficient, at a latency without end.
+TIMES_FIXED_COST = 5.0
 # It gives way to demand: passes may carry this many times the prompt tokens that the last ones did on average.
 TIMES_USUAL = 1.5
 PASSES_REMEMBERED = 64

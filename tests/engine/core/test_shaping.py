@@ -66,9 +66,9 @@ def test_a_target_that_cannot_be_met_still_lets_prompts_get_on() -> None:
     assert shaper.prompt_tokens(256, Load(decodes=8, kv_tokens=0, backlog=1000)) == LEAST_PROMPT_TOKENS
 
 
-def test_the_automatic_target_makes_passes_of_three_and_a_half_times_their_fixed_cost() -> None:
+def test_the_automatic_target_makes_passes_of_five_times_their_fixed_cost() -> None:
     target = AutomaticTarget(seen(0.04, 0.001))
-    assert target.prompt_tokens(Load(decodes=8, kv_tokens=0, backlog=100)) == pytest.approx(2.5 * 40 - 8, abs=3)
+    assert target.prompt_tokens(Load(decodes=8, kv_tokens=0, backlog=100)) == pytest.approx(4 * 40 - 8, abs=3)
 
 
 def test_the_automatic_target_follows_demand_and_gives_way_to_a_backlog() -> None:

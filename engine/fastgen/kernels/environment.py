@@ -5,6 +5,7 @@ Call `prepare` before torch and numba. It sets only what the user has not set.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import shutil
@@ -93,12 +94,18 @@ def _cache_candidates() -> Iterator[Path]:
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
         yield Path(given)
-    home = os.environ.get("XDG_CACHE_HOME")
+    home, version = os.environ.get("XDG_CACHE_HOME"), _version()
     if home:
-        yield Path(home) / "fastgen" / "kernels"
+        yield Path(home) / "fastgen" / "kernels" / version
     elif os.environ.get("HOME"):
-        yield Path(os.environ["HOME"]) / ".cache" / "fastgen" / "kernels"
-    yield Path(tempfile.gettempdir()) / f"fastgen-kernels-{os.getuid()}"
+        yield Path(os.environ["HOME"]) / ".cache" / "fastgen" / "kernels" / version
+    yield Path(tempfile.gettempdir()) / f"fastgen-kernels-{os.getuid()}-{version}"
+
+
+def _version() -> str:
+    """A hash of the kernels' code: numba sees a change of a kernel's own file only, and not of those that it uses."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
 def _is_writable(folder: Path) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +68,22 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
 def test_threads_are_the_usable_cpus(tmp_path: Path) -> None:
     out = run(PROBE, XDG_CACHE_HOME=str(tmp_path))
     assert f'"NUMBA_NUM_THREADS": "{environment.usable_cpus()}"' in out
-    assert f'"NUMBA_CACHE_DIR": "{tmp_path}/fastgen/kernels"' in out
+    assert f'"NUMBA_CACHE_DIR": "{tmp_path}/fastgen/kernels/' in out
+
+
+def test_compiled_kernels_are_kept_apart_by_the_code_of_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numba looks at the file of a kernel alone: a change of what it uses would leave the old machine code in place."""
+    kernels, settings = Path(environment.__file__).parent, {"XDG_CACHE_HOME": str(tmp_path)}
+    changed = tmp_path / "code" / "fastgen" / "kernels"
+    shutil.copytree(kernels.parent, changed.parent)
+    folders = [json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"]]
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+    folders.append(json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"])
+    (changed / "tile.py").write_text((changed / "tile.py").read_text() + "\n")
+    folders.append(json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"])
+    assert folders[0] == folders[1] != folders[2]
 
 
 def test_folders_that_cannot_be_written_are_passed_over() -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.kernels.jit import intrinsic, kernel, lowering, prange, serial, types
-from fastgen.kernels.tile import LANES, ROWS, VECTORS, WIDTH, product_tile
+from fastgen.kernels.lanes import LANES, VECTORS, WIDTH
+from fastgen.kernels.tile import ROWS, product_tile
 from fastgen.kernels.vectors import I64, Emitter, lowered
 
 FloatArray = npt.NDArray[np.float32]

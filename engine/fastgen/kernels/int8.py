@@ -21,7 +21,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 
 from fastgen.kernels.int8_layout import BLOCK, LANES
 from fastgen.kernels.jit import intrinsic, kernel, lowering, prange, types
-from fastgen.kernels.vectors import F32, I64, Emitter, has_wide_vectors, lowered
+from fastgen.kernels.lanes import has_wide_vectors
+from fastgen.kernels.vectors import F32, I64, Emitter, lowered
 
 _STEPS = 4  # inputs in one turn of the inner loop
 _REGISTERS_FOR_SUMS = 12  # of AVX2's sixteen: the others hold weights and an input

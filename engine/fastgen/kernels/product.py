@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.kernels.jit import kernel, prange
-from fastgen.kernels.tile import LANES, ROWS, product_tile
+from fastgen.kernels.lanes import LANES
+from fastgen.kernels.tile import ROWS, product_tile
 
 FloatArray = npt.NDArray[np.float32]
 

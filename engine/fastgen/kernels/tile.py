@@ -11,11 +11,9 @@ from functools import partial
 from typing import Any
 
 from fastgen.kernels.jit import intrinsic, lowering, types
-from fastgen.kernels.vectors import F32, I64, Emitter, has_wide_vectors, lowered
+from fastgen.kernels.lanes import LANES, VECTORS, WIDTH
+from fastgen.kernels.vectors import F32, I64, Emitter, lowered
 
-VECTORS = 3
-WIDTH = 16 if has_wide_vectors() else 8
-LANES = VECTORS * WIDTH  # columns of a tile
 ROWS = 4  # of a tile, at most
 
 Tile = Callable[[int, int, int, int, int, int, int, int], None]

@@ -6,11 +6,10 @@ here has as many lanes as its user asks for; LLVM makes of them what the process
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import binding, ir  # type: ignore[import-untyped]
+from llvmlite import ir  # type: ignore[import-untyped]
 
 from fastgen.kernels.jit import lowering
 
@@ -19,12 +18,6 @@ I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _LOG2E = 1.4426950408889634
 # 2^f for f from -1/2 to 1/2, the highest power first.
 _POLYNOMIAL = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
-
-
-def has_wide_vectors() -> bool:
-    """Does this processor, or the one that is compiled for, have registers of 512 bits (AVX-512)?"""
-    features = os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten()
-    return "+avx512f" in features.split(",")
 
 
 def lowered(emit: Callable[[Any, Sequence[Any]], None]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from fastgen.kernels import chunk_items, elementwise
 from fastgen.kernels.chunk import attend_chunks
 from fastgen.kernels.decode import attend_decodes
 from fastgen.kernels.items import DecodeItems
-from fastgen.kernels.tile import LANES
+from fastgen.kernels.lanes import LANES
 from fastgen.model.architecture import Activation, ModelArchitecture
 from fastgen.model.batch import Batch
 from fastgen.model.checkpoint import Table

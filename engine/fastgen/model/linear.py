@@ -9,7 +9,8 @@ without them, the plain product takes their place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from fastgen.kernels.lanes import LANES
 from fastgen.model.checkpoint import Stored, Table
 
 log = logging.getLogger("fastgen.model")
@@ -109,14 +111,9 @@ class OneDNNLinear:
 class TiledLinear:
     """The product with a weight laid out for the project's own kernel. The weight given is not kept."""
 
-    __slots__ = ("_in_features", "_multiply", "_out_features", "_weights", "_width")
+    __slots__ = ("_in_features", "_out_features", "_weights", "_width")
 
     def __init__(self, weight: torch.Tensor) -> None:
-        # Here, as it brings numba, which other devices do without.
-        from fastgen.kernels.product import multiply
-        from fastgen.kernels.tile import LANES
-
-        self._multiply = multiply
         self._out_features, self._in_features = weight.shape
         groups = -(-self._out_features // LANES)
         self._width = groups * LANES
@@ -130,7 +127,7 @@ class TiledLinear:
         assert x.shape[1] == self._in_features
         assert x.is_contiguous()
         out = torch.empty(x.shape[0], self._width)
-        self._multiply(x.numpy(), self._weights, out.numpy())
+        _own_product()(x.numpy(), self._weights, out.numpy())
         return out if self._width == self._out_features else out[:, : self._out_features].contiguous()
 
 
@@ -146,6 +143,14 @@ class BiasedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the product and adds the bias."""
         return self._product(x).add_(self._bias)
+
+
+@cache
+def _own_product() -> Callable[..., None]:
+    """The kernel: it brings numba, which other devices do without, and is compiled while weights are laid out."""
+    from fastgen.kernels.product import multiply
+
+    return multiply
 
 
 LinearKind = type[MKLLinear] | type[OneDNNLinear] | type[TiledLinear] | type[PlainLinear]

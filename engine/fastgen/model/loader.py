@@ -5,7 +5,9 @@ This module imports torch only when a model is loaded: OpenMP and numba read the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from subprocess import Popen
 from typing import TYPE_CHECKING
 
 from fastgen.config import ConfigError, EngineConfig
@@ -21,6 +23,9 @@ from fastgen.model.memory import available_memory
 from fastgen.model.source import ModelSource
 
 if TYPE_CHECKING:
+    from fastgen.model.architecture import ModelArchitecture
+    from fastgen.model.cpu_operations import CPUBackend
+    from fastgen.model.rope import Rope
     from fastgen.model.runner import Model, ModelRunner
 
 Progress = Callable[[str, float], None]
@@ -46,24 +51,38 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
 
 
 def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
-    """A native model over the project's kernels, which are compiled meanwhile."""
+    """A native model over the project's kernels, which are compiled and brought by another thread meanwhile."""
     compiling = build.start(build.MODULES if config.quantization == "int8" else build.ALWAYS)
     import torch
 
     torch.set_num_threads(environment.usable_cpus())
     from fastgen.model.native import load_on_cpu
 
-    model = load_on_cpu(
-        source,
-        quantization=config.quantization,
-        max_model_length=config.max_model_length,
-        progress=lambda fraction: progress("loading weights", fraction),
-    )
-    progress("compiling kernels", 0.0)
+    with ThreadPoolExecutor(1, "kernels") as pool:
+        importing = pool.submit(_import_backend, compiling)
+
+        def make_backend(architecture: ModelArchitecture, ropes: Sequence[Rope]) -> CPUBackend:
+            progress("compiling kernels", 0.0)
+            backend = importing.result()(architecture, ropes)
+            progress("compiling kernels", 1.0)
+            return backend
+
+        return load_on_cpu(
+            source,
+            quantization=config.quantization,
+            max_model_length=config.max_model_length,
+            make_backend=make_backend,
+            progress=lambda fraction: progress("loading weights", fraction),
+        )
+
+
+def _import_backend(compiling: Iterable[Popen[bytes]]) -> type[CPUBackend]:
+    """The backend, when the kernels that it imports are compiled: imported before, they would be compiled twice."""
     for process in compiling:
         process.wait()
-    progress("compiling kernels", 1.0)
-    return model
+    from fastgen.model.cpu_operations import CPUBackend
+
+    return CPUBackend
 
 
 def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from fastgen.model.architecture import ModelArchitecture
 from fastgen.model.checkpoint import Checkpoint, open_safetensors
-from fastgen.model.cpu_operations import CPUBackend
 from fastgen.model.decoder import Decoder
 from fastgen.model.gguf_checkpoint import open_gguf
 from fastgen.model.int8 import Int8Placement
 from fastgen.model.linear import PackedPlacement, Placement
+from fastgen.model.operations import Backend
 from fastgen.model.rope import Rope
 from fastgen.model.source import ModelSource
 from fastgen.model.torch_operations import TorchBackend, TorchPlacement
@@ -28,6 +28,7 @@ def load_on_cpu(
     max_model_length: int | None,
     progress: Callable[[float], None],
     quantization: str = "none",
+    make_backend: Callable[[ModelArchitecture, Sequence[Rope]], Backend] | None = None,
 ) -> Decoder:
     """The model at `source` in float32 on the CPUs, by the project's kernels.
 
@@ -36,6 +37,7 @@ def load_on_cpu(
         max_model_length: the longest request asked for; None for as many tokens as are exact.
         progress: hears the share done, 0 to 1.
         quantization: how matrices are kept in memory, as in `EngineConfig`.
+        make_backend: called when the weights are there, so that the kernels may be brought meanwhile.
 
     Raises:
         ModelError: when a tensor cannot be used.
@@ -45,7 +47,11 @@ def load_on_cpu(
     placement: Placement = Int8Placement() if quantization == "int8" else PackedPlacement()
     weights = DecoderWeights.load(architecture, checkpoint, placement, progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
-    return Decoder(weights, CPUBackend(architecture, ropes), device=torch.device("cpu"), dtype=torch.float32)
+    if make_backend is None:
+        from fastgen.model.cpu_operations import CPUBackend
+
+        make_backend = CPUBackend
+    return Decoder(weights, make_backend(architecture, ropes), device=torch.device("cpu"), dtype=torch.float32)
 
 
 def load_on_torch(

@@ -13,7 +13,7 @@ from fastgen.kernels import chunk_items, reference
 from fastgen.kernels.chunk import TILE, attend_chunks
 from fastgen.kernels.decode import attend_decodes
 from fastgen.kernels.items import DecodeItems
-from fastgen.kernels.tile import LANES
+from fastgen.kernels.lanes import LANES
 
 TOLERANCE, TOLERANCE_OF_LARGE = 5e-6, 1e-5
 SHAPES = [(64, 3, 3), (64, 2, 4), (128, 1, 8), (128, 2, 1), (32, 2, 4), (16, 1, 3)]  # head size, kv heads, group

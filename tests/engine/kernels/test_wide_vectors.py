@@ -8,15 +8,16 @@ import sys
 from pathlib import Path
 
 WIDE = """
-import fastgen.kernels.vectors
-fastgen.kernels.vectors.has_wide_vectors = lambda: True
+import fastgen.kernels.lanes as lanes
+lanes.has_wide_vectors = lambda: True
+lanes.WIDTH, lanes.LANES = 16, 48
 
 import numpy as np
 import torch
 
 from fastgen.kernels import chunk_items, reference
 from fastgen.kernels.chunk import attend_chunks
-from fastgen.kernels.tile import LANES
+from fastgen.kernels.lanes import LANES
 from fastgen.model.linear import TiledLinear
 
 assert LANES == 48

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 # As the chart runs the operator.
 SCRAPE_SECONDS = 5
 # More than one replica works off within a pod's start.
-BURST = 14
+BURST = 30
 
 
 def ask(url: str, number: int) -> int:

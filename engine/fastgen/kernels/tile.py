@@ -44,9 +44,6 @@ def _emit(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
         for row in range(rows)
     ]
     pairs = [pair for row in zip(sums, results, strict=True) for pair in zip(*row, strict=True)]
-    with builder.if_then(builder.icmp_signed("!=", adds, I64(0))):
-        for total, result in pairs:
-            builder.store(emit.load(result), total)
     with lowering.for_range(builder, depth) as step:
         line = emit.offset(b, step.index, LANES * 4)
         vectors = [emit.load(emit.offset(line, I64(vector), WIDTH * 4)) for vector in range(VECTORS)]
@@ -54,5 +51,9 @@ def _emit(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
             factor = emit.spread(emit.load(emit.offset(first, step.index, a_column), F32))
             for vector, total in zip(vectors, row, strict=True):
                 emit.add_product(total, factor, vector)
+    # What was there is added last: long sums are then sums of short ones, whose rounding is smaller.
+    with builder.if_then(builder.icmp_signed("!=", adds, I64(0))):
+        for total, result in pairs:
+            builder.store(builder.fadd(emit.load(result), builder.load(total)), total)
     for total, result in pairs:
         emit.store(builder.load(total), result)

@@ -15,6 +15,7 @@ from fastgen.kernels.chunk import attend_chunks
 from fastgen.kernels.decode import attend_decodes
 from fastgen.kernels.items import DecodeItems
 from fastgen.kernels.lanes import LANES
+from fastgen.kernels.tile import ROWS
 from fastgen.model.architecture import Activation, ModelArchitecture
 from fastgen.model.batch import Batch
 from fastgen.model.checkpoint import Table
@@ -35,6 +36,7 @@ class CPUBackend:
 
     def __init__(self, architecture: ModelArchitecture, ropes: Sequence[Rope]) -> None:
         """`ropes`: one for each of the architecture's rotaries."""
+        assert architecture.head_dim % ROWS == 0, "the kernel of chunks takes so many of a head's values at a time"
         self.architecture = architecture
         self.ropes = ropes
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}

@@ -1,9 +1,11 @@
 """Contenders side by side on this machine: `python benchmarks/serving/compare.py CONTENDERS.toml [--rounds 5]`.
 
-Machines differ, and the same one differs from hour to hour, so contenders take turns, and what counts is the ratio to
-the first one within each round: its median and range over the rounds. A contender is a command whose last line of
-output is the JSON of `fastgen bench --json`; a server is started first and lives as long as its client runs. Flags
-beside --rounds go to every contender.
+Machines differ, and the same one differs from hour to hour, so contenders take turns, forwards in one round and
+backwards in the next, and what counts is the ratio to the first one within each round: its median and range over the
+rounds. Between two of them the machine rests, because it may still be busy with the memory that the last one left.
+
+A contender is a command whose last line of output is the JSON of `fastgen bench --json`; a server is started first and
+lives as long as its client runs. Flags beside --rounds go to every contender.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ FIGURES = {
     "gap max ms": ("inter_token_latency_ms", "max"),
 }
 PATIENCE_SECONDS = 600
+REST_SECONDS = 10
 
 
 @contextlib.contextmanager
@@ -74,6 +77,7 @@ def measure(contender: dict[str, Any], flags: list[str], seed: int) -> dict[str,
     """One run of one contender."""
     command = [*shlex.split(contender["run"]), *flags, "--seed", str(seed)]
     environment = {**os.environ, **contender.get("environment", {})}
+    time.sleep(REST_SECONDS)
     with server(contender):
         done = subprocess.run(command, cwd=HERE, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -105,10 +109,11 @@ def main() -> None:
     contenders = tomllib.loads(options.contenders.read_text())
     rounds = []
     for number in range(options.rounds):
-        results = [measure(contender, flags, number) for contender in contenders.values()]
-        for name, result in zip(contenders, results, strict=True):
-            print(f"round {number + 1}: {name}: {json.dumps(result)}", file=sys.stderr, flush=True)
-        rounds.append(results)
+        results = {}
+        for name in list(contenders)[:: -1 if number % 2 else 1]:
+            results[name] = measure(contenders[name], flags, number)
+            print(f"round {number + 1}: {name}: {json.dumps(results[name])}", file=sys.stderr, flush=True)
+        rounds.append([results[name] for name in contenders])
     print(table(rounds, list(contenders)))
 
 

@@ -57,15 +57,21 @@ class LLM:
         self.tokenizer = tokenizer = Tokenizer.load(source.tokenizer)
         progress = on_loading or (lambda _stage, _fraction: None)
         runner = load_runner(source, config, progress)
+        self._runner = runner
         self.config, measured = prepare(runner, config, progress)
         shape = runner.architecture
         # Not through `self`: a circle of references would keep weights and KV cache when the model is let go.
         grammars = GrammarFactory(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids)
         self.engine = Engine(runner, self.config, grammars=grammars, step_model=StepModel.of(measured))
         self.max_model_length = runner.max_model_length
+        runner.settle()
         self._ids = itertools.count()
         self._under_way: dict[str, Generation] = {}
         self._pieces: list[_Piece] = []
+
+    def wait_until_settled(self) -> None:
+        """Until what goes on in the background after loading is done: for those who measure."""
+        self._runner.wait_until_settled()
 
     def generate(
         self,

@@ -110,6 +110,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         num_blocks=runner.num_blocks,
         load_seconds=time.monotonic() - started,
     )
+    runner.settle()
     gc.freeze()
     gc.enable()
     channel.send(Ready(info))

@@ -15,6 +15,7 @@ from fastgen.kernels.lanes import LANES, VECTORS, WIDTH
 from fastgen.kernels.vectors import F32, I64, Emitter, lowered
 
 ROWS = 4  # of a tile, at most
+_UNROLLED = 4  # columns of a step: fewer counts and jumps between the sums
 
 Tile = Callable[[int, int, int, int, int, int, int, int], None]
 
@@ -44,13 +45,22 @@ def _emit(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
         for row in range(rows)
     ]
     pairs = [pair for row in zip(sums, results, strict=True) for pair in zip(*row, strict=True)]
-    with lowering.for_range(builder, depth) as step:
-        line = emit.offset(b, step.index, LANES * 4)
+
+    def add_column(column: Any) -> None:
+        line = emit.offset(b, column, LANES * 4)
         vectors = [emit.load(emit.offset(line, I64(vector), WIDTH * 4)) for vector in range(VECTORS)]
         for first, row in zip(inputs, sums, strict=True):
-            factor = emit.spread(emit.load(emit.offset(first, step.index, a_column), F32))
+            factor = emit.spread(emit.load(emit.offset(first, column, a_column), F32))
             for vector, total in zip(vectors, row, strict=True):
                 emit.add_product(total, factor, vector)
+
+    steps = builder.sdiv(depth, I64(_UNROLLED))
+    with lowering.for_range(builder, steps) as step:
+        begin = builder.mul(step.index, I64(_UNROLLED))
+        for ahead in range(_UNROLLED):
+            add_column(builder.add(begin, I64(ahead)))
+    with lowering.for_range(builder, depth, start=builder.mul(steps, I64(_UNROLLED))) as step:
+        add_column(step.index)
     # What was there is added last: long sums are then sums of short ones, whose rounding is smaller.
     with builder.if_then(builder.icmp_signed("!=", adds, I64(0))):
         for total, result in pairs:

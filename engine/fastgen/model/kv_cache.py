@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fastgen.model.cache import KVShape
+from fastgen.model.pages import PagesAhead
 
 # Blocks copied at once: what is gathered on the way stays small beside the cache.
 _BLOCKS_AT_ONCE = 32
@@ -28,6 +29,7 @@ class KVCache:
     Attributes:
         keys, values: on the model's device; the head sizes of the two may differ.
         host_keys, host_values: the same with the host buffer's blocks, in host memory.
+        pages: takes the memory of keys and values ahead of use; None where a device has taken it.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class KVCache:
         on = torch.device(device)
         self.keys = _zeros(size(num_blocks, shape.key_dim), on, dtype)
         self.values = _zeros(size(num_blocks, shape.value_dim), on, dtype)
+        self.pages = PagesAhead((self.keys, self.values)) if on.type == "cpu" else None
         # Pages that a GPU reads and writes must not move: pinned. They are zeroed by the first swap that fills them.
         pin = on.type == "cuda" and num_host_blocks > 0
         host = torch.device("cpu")

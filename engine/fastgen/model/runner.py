@@ -13,6 +13,7 @@ from fastgen.model.batch import Batch, num_scored
 from fastgen.model.cache import ROWS_SAMPLED_AT_ONCE, KVShape, PassShape
 from fastgen.model.kv_cache import KVCache
 from fastgen.model.logprobs import token_logprobs
+from fastgen.model.pages import PagesAhead
 from fastgen.model.sampler import Draw, sample
 
 
@@ -89,6 +90,21 @@ class ModelRunner:
         self.dtype = str(model.dtype).removeprefix("torch.")
         self._model = model
         self._cache = cache
+        self._pages: PagesAhead | None = None
+
+    def settle(self) -> None:
+        """From now on, the cache's memory is taken ahead of passes in the background.
+
+        Not before the model serves, because whatever measures passes is disturbed by it.
+        """
+        self._pages = self._cache.pages
+        if self._pages is not None:
+            self._pages.reach(0)
+
+    def wait_until_settled(self) -> None:
+        """Until what `settle` began is done."""
+        if self._pages is not None:
+            self._pages.wait()
 
     @torch.inference_mode()
     def execute(self, pass_: Pass) -> PassResult:
@@ -97,6 +113,8 @@ class ModelRunner:
         if not pass_.chunks:
             return PassResult([])
         batch = Batch.from_pass(pass_, block_size=self.block_size)
+        if self._pages is not None:
+            self._pages.reach(int(batch.blocks.max()))
         hidden = self._model.forward(batch, self._cache)
         end_tokens = self.architecture.eos_token_ids
         draws = [Draw.of(chunk, end_tokens) for chunk in pass_.chunks if chunk.samples]

@@ -19,7 +19,7 @@ from fastgen.model.cache import (
     resolve_max_model_length,
     working_memory_bytes,
 )
-from fastgen.model.memory import available_memory
+from fastgen.model.memory import available_memory, give_back
 from fastgen.model.source import ModelSource
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def with_cache(model: Model, config: EngineConfig) -> ModelRunner:
     from fastgen.model.runner import ModelRunner
 
     shape, kv = model.architecture, model.kv_shape
+    give_back()
     memory = available_memory()
     if model.device.type == "cpu":
         free = max(0, memory.num_bytes - working_memory_bytes(config, shape, kv))

@@ -12,8 +12,8 @@ MIB = 1 << 20
 # 355 MiB were measured, 320 of them Python's, torch's and numba's; 570 where freed memory is kept.
 MOST = 450 * MIB
 
-# In a process of its own, which has nothing of the other tests': prints the bytes beyond the weights that no file stands
-# behind. The cache takes none before it is used.
+# In a process of its own, which has nothing of the other tests': prints the bytes beyond the weights that no file
+# stands behind. The cache takes none before it is used.
 LOAD = """
 import re, sys
 from pathlib import Path

@@ -20,7 +20,7 @@ import torch
 log = logging.getLogger("fastgen.model")
 
 AHEAD_BYTES = 1 << 30
-# Less than passes, and yet enough: it holds locks for a moment that passes may wait for.
+# It gives way, but not as an idle task does: it holds locks for a moment that passes may wait for.
 _NICENESS = 19
 _AT_ONCE = 2 << 20  # a huge page: a call that takes several keeps others from changing the memory map
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of linux/mman.h, since Linux 5.14

@@ -34,6 +34,14 @@ class Architecture(Protocol):
         """Tokens that end a generation."""
 
 
+class NamedArchitecture(Architecture, Protocol):
+    """A shape that people know by a name."""
+
+    @property
+    def name(self) -> str:
+        """As the model's configuration has it: llama."""
+
+
 class Runner(Protocol):
     """Runs passes on a device: owns the weights and the KV cache tensors."""
 
@@ -63,6 +71,29 @@ class Runner(Protocol):
 
     def execute(self, pass_: Pass) -> PassResult:
         """Copies the blocks that the pass swaps, computes it, and samples."""
+
+
+class LoadedRunner(Runner, Protocol):
+    """A runner with a model's weights, as a worker starts it."""
+
+    @property
+    def architecture(self) -> NamedArchitecture:
+        """The model's shape, and what it is called."""
+
+    @property
+    def num_parameters(self) -> int:
+        """The model's, for estimates of what a token costs."""
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+
+    @property
+    def dtype(self) -> str:
+        """What weights and cache are computed in, as torch names it: float32."""
+
+    def settle(self) -> None:
+        """Called once, when passes are no longer measured: from now on the runner may prepare things beside them."""
 
 
 @dataclass(slots=True)

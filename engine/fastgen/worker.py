@@ -79,7 +79,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     # Imported here, not above: torch takes seconds, and the channel should report from the start.
     from fastgen.calibration import prepare
     from fastgen.core.step_model import StepModel
-    from fastgen.engine import Engine
+    from fastgen.engine import Engine, LoadedRunner
     from fastgen.model.loader import load_runner
     from fastgen.model.source import ModelSource
     from fastgen.text.grammar import GrammarFactory
@@ -90,7 +90,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     def on_loading(stage: str, fraction: float) -> None:
         channel.send(Loading(stage, fraction))
 
-    runner = load_runner(source, config, on_loading)
+    runner: LoadedRunner = load_runner(source, config, on_loading)
     config, measured = prepare(runner, config, on_loading)
     architecture = runner.architecture
     grammars = GrammarFactory(

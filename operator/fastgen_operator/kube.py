@@ -96,20 +96,24 @@ class Kube:
             return
         self._metrics.writes.labels(kind.name).inc()
 
-    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
-        """Replaces the status, if the resource is still the one that was read (else KubeError 409)."""
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
+        """Replaces the status, if the resource is still the one that was read (else KubeError 409).
+
+        Returns the live object, or None where it is gone.
+        """
         metadata = resource["metadata"]
         # A merge patch replaces the list of conditions whole, and keeps fields that it does not name; the version says
         # that nobody wrote in between.
         gone = {field: None for field in resource.get("status", {}) if field not in status}
         body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": {**gone, **status}}
-        live: Object = self._write(
-            "PATCH",
-            FASTGEN.path(metadata["namespace"], metadata["name"], "status"),
-            [("fieldManager", FIELD_MANAGER)],
-            body,
-            "application/merge-patch+json",
-        )
+        path = FASTGEN.path(metadata["namespace"], metadata["name"], "status")
+        query = [("fieldManager", FIELD_MANAGER)]
+        try:
+            live: Object = self._write("PATCH", path, query, body, "application/merge-patch+json")
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            return None
         self._metrics.writes.labels(f"{FASTGEN.name}/status").inc()
         return live
 

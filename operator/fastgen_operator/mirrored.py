@@ -32,8 +32,8 @@ class Server(Protocol):
         """Deletes exactly this object, if it is still there."""
         ...
 
-    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
-        """Replaces the resource's status."""
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
+        """Replaces the resource's status; None where the resource is gone."""
         ...
 
     def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
@@ -108,10 +108,11 @@ class MirroredCluster:
         # One that waits for a finalizer shows up again with its next, newer state.
         self._mirror.remove(kind, child)
 
-    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
-        """Replaces the resource's status."""
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
+        """Replaces the resource's status; None where the resource is gone."""
         live = self._server.patch_status(resource, status)
-        self._mirror.put(FASTGEN, live)
+        if live is not None:
+            self._mirror.put(FASTGEN, live)
         return live
 
     def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:

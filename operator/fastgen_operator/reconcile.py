@@ -30,8 +30,8 @@ class Cluster(Reader, Writer, EventWriter, Protocol):
         """The object as it is now, watched or not; None where there is none."""
         ...
 
-    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
-        """Replaces the resource's status."""
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
+        """Replaces the resource's status; None where the resource is gone."""
         ...
 
 
@@ -134,7 +134,9 @@ class Reconciler:
         if status == world.resource.get("status"):
             return
         notices = (scaling_notice(world.resource, status), transition_notice(world.resource, status))
-        self.cluster.patch_status(world.resource, status)
+        if self.cluster.patch_status(world.resource, status) is None:
+            logger.debug("%s/%s: gone while it was visited", *world.key)
+            return
         for notice in notices:
             if notice is None:
                 continue

@@ -139,6 +139,28 @@ def test_an_api_server_that_fails_for_a_while_is_not_hammered_and_all_is_well_wh
     assert operator.is_healthy()
 
 
+def test_a_resource_that_goes_while_it_is_visited_is_no_error(proxy: Proxy, space: Space, start: Start) -> None:
+    operator = start()
+    deleted: list[str] = []
+
+    def rule(request: Request) -> Fault | None:
+        if request.is_write and request.path.endswith("/fastgendeployments/chat/status") and not deleted:
+            deleted.append(space.cluster.kubectl("delete", "fgd", "chat", "--namespace", space.name))
+        return None
+
+    proxy.rule = rule
+    space.apply(resource())
+    eventually(
+        lambda: any(status == 404 and seen.path.endswith("/status") for seen, status in proxy.exchanges),
+        within=20,
+        what="a status for what is gone",
+    )
+    shown = ("fastgen_operator_desired_replicas", f"chat/{space.name}")
+    eventually(lambda: shown not in operator.metrics(), within=20, what="a visit that finds nothing")
+    assert operator.metrics()["fastgen_operator_reconcile_errors_total", ""] == 0
+    assert "WARNING" not in operator.log.read_text()
+
+
 @pytest.mark.parametrize("fault", [None, Gone()], ids=["dropped", "gone"])
 def test_watches_that_end_are_opened_again_and_nothing_between_is_missed(
     fault: Fault | None, proxy: Proxy, space: Space, start: Start

@@ -64,7 +64,10 @@ class FakeCluster:
 
         self._write(commit)
 
-    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
+    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
+        if (FASTGEN.name, "chat") not in self.objects:
+            return None
+
         def commit() -> Object:
             live = self.objects[FASTGEN.name, "chat"]
             if live["metadata"]["resourceVersion"] != resource["metadata"]["resourceVersion"]:

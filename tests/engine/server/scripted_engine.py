@@ -23,6 +23,7 @@ from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.output import PassResult, Sampled, TokenLogprobs
 from fastgen.core.scheduler import Chunk, Pass
 from fastgen.core.sequence import Sequence
+from fastgen.engine import LoadedRunner
 
 SPEAK = 5  # <file_sep> in the demo model's vocabulary, a token that no test needs otherwise
 END = 2
@@ -54,6 +55,9 @@ class ScriptedRunner:
             [sampled(chunk.sequence) for chunk in pass_.chunks if chunk.samples],
             {index: rows for index, chunk in enumerate(pass_.chunks) if (rows := prompt_rows(chunk))},
         )
+
+    def settle(self) -> None:
+        """Nothing to prepare."""
 
 
 def sampled(sequence: Sequence) -> Sampled:
@@ -87,7 +91,7 @@ def likelihood(token: int, asked: int) -> TokenLogprobs:
     return TokenLogprobs(token, ranked[token % 2][1], token % 2 + 1, tuple(ranked[:asked]))
 
 
-def load(_source: object, config: EngineConfig, progress: Callable[[str, float], None]) -> ScriptedRunner:
+def load(_source: object, config: EngineConfig, progress: Callable[[str, float], None]) -> LoadedRunner:
     script = os.environ.get("SCRIPT", "")
     progress("loading weights", 0.4)
     if script == "refuse":

@@ -1,7 +1,8 @@
 """From start to ready, and memory: `python benchmarks/startup.py MODEL [FLAG ...]`; flags go to `fastgen serve`.
 
-Memory is the private and shared resident memory of the server's two processes (PSS, which counts shared pages once),
-before and after a load that fills the KV cache's first blocks, less the weights and the KV that the engine holds.
+Memory is what the server's two processes hold (PSS, which counts shared pages once, without pages of files), before and
+after prompts that fill passes, less the weights in float32 and the whole KV cache: all of its memory is taken soon
+after the start where it is as small as here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
 import signal
 import socket
@@ -20,6 +20,9 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from fastgen.knobs import parse_size
+from fastgen.model.source import ModelSource
 
 MIB = 1 << 20
 
@@ -61,12 +64,6 @@ def generate(url: str, words: int) -> None:
     urllib.request.urlopen(request, timeout=300).read()
 
 
-def gauge(metrics: str, name: str) -> float:
-    """One value of /metrics."""
-    (value,) = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
-    return float(value)
-
-
 def once(model: str, flags: list[str]) -> dict[str, float]:
     """One start, one load, one stop."""
     port = free_port()
@@ -81,15 +78,16 @@ def once(model: str, flags: list[str]) -> dict[str, float]:
                 break
             assert process.poll() is None, "the server ended"
             time.sleep(0.01)
-        seconds, idle = time.monotonic() - started, memory(process.pid)
+        seconds = time.monotonic() - started
+        time.sleep(3)
+        idle = memory(process.pid)
         for words in (1500, 500, 1000):
             generate(url, words)
         used = memory(process.pid)
-        tokens = gauge(get(f"{url}/metrics").decode(), "fastgen_kv_cache_capacity_tokens")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
-    return {"seconds": seconds, "idle": idle / MIB, "used": used / MIB, "kv_tokens": tokens}
+    return {"seconds": seconds, "idle": idle / MIB, "used": used / MIB}
 
 
 def main() -> None:
@@ -97,12 +95,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--kv-cache-memory", type=parse_size, default=parse_size("256MiB"))
     options, flags = parser.parse_known_args()
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "")
+    flags += ["--kv-cache-memory", str(options.kv_cache_memory)]
+    weights = ModelSource.open(options.model).architecture.num_parameters * 4 / MIB
+    cache = options.kv_cache_memory / MIB
     runs = [once(options.model, flags) for _ in range(options.starts)]
-    for name, unit in (("seconds", "s"), ("idle", "MiB"), ("used", "MiB")):
-        values = [run[name] for run in runs]
+    for name, unit, less in (("seconds", "s", 0.0), ("idle", "MiB", weights + cache), ("used", "MiB", weights + cache)):
+        values = [run[name] - less for run in runs]
         print(f"{name}: median {statistics.median(values):.2f} {unit}, from {min(values):.2f} to {max(values):.2f}")
+    print(f"memory is that beyond {weights:.0f} MiB of weights and {cache:.0f} of KV cache")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,15 @@ class Serving:
         assert samples, f"no metric {name}"
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
+    def num_files(self) -> int:
+        """Files and connections that the server's process has open."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def resident_bytes(self) -> int:
+        """Memory of the server's process."""
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines())
+        return int(fields["VmRSS"].split()[0]) << 10
+
     def engine_pid(self) -> int:
         """The engine process: the server's only child."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,16 +67,12 @@ KINDS = [
 ]  # fmt: skip
 
 
-def num_files(server: Serving) -> int:
-    return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_stays(scripted: Serving) -> Any:
     scripted.post(COMPLETIONS, {"prompt": "a"})
-    before = num_files(scripted)
+    before = scripted.num_files()
     yield
-    wait_until(lambda: num_files(scripted) <= before, "connections to be closed", 5)
+    wait_until(lambda: scripted.num_files() <= before, "connections to be closed", 5)
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio"):
         assert scripted.metric(f"fastgen_{name}") == 0
     assert "Traceback" not in scripted.log
@@ -100,6 +95,19 @@ def test_a_value_that_makes_no_sense_is_the_clients_mistake(scripted: Serving, n
 def test_a_body_that_is_no_json_is_the_clients_mistake(scripted: Serving, name: str) -> None:
     answered = scripted.request("POST", COMPLETIONS, content=RAW[name], headers=JSON)
     assert is_refused(answered.status_code, answered.json())
+
+
+def test_what_was_refused_leaves_no_memory_behind(scripted: Serving) -> None:
+    def every() -> int:
+        for path, body in REFUSED.values():
+            scripted.post(path, body)
+        for content in RAW.values():
+            scripted.request("POST", COMPLETIONS, content=content, headers=JSON)
+        return scripted.resident_bytes()
+
+    first = [every() for _ in range(3)]  # what the allocator takes once
+    later = [every() for _ in range(5)]
+    assert max(later) <= max(first) * 1.02
 
 
 @pytest.mark.parametrize("kind", KINDS)

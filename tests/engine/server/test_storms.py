@@ -8,7 +8,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -60,19 +59,10 @@ def in_mid_head(connection: socket.socket) -> None:
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nX-")
 
 
-def resident_bytes(pid: int) -> int:
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(fields["VmRSS"].split()[0]) << 10
-
-
-def num_files(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
 def is_quiet(server: Serving, files: int) -> bool:
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_tokens", "kv_cache_usage_ratio")
     idle = all(server.metric(f"fastgen_{name}") == 0 for name in names)
-    return idle and server.metric("fastgen_http_requests_open") == 0 and num_files(server.process.pid) <= files
+    return idle and server.metric("fastgen_http_requests_open") == 0 and server.num_files() <= files
 
 
 @pytest.mark.parametrize("leave", [in_mid_stream, before_reading, in_mid_body, in_mid_head])
@@ -80,7 +70,7 @@ def test_five_hundred_clients_that_vanish_are_forgotten_in_five_seconds(
     stormy: Serving, leave: Callable[[socket.socket], None]
 ) -> None:
     stormy.metric("fastgen_http_requests_open")
-    files = num_files(stormy.process.pid) + 1  # the probe's own
+    files = stormy.num_files() + 1  # the probe's own
     with ExitStack() as storm:
         for _ in range(STORM):
             connection = connect(stormy)
@@ -104,7 +94,7 @@ def test_storms_leave_no_memory_behind(stormy: Serving) -> None:
         for connection in connections:
             vanish(connection)
         wait_until(lambda: is_quiet(stormy, 1000), "everything to be freed", GONE_SECONDS)
-        return resident_bytes(stormy.process.pid)
+        return stormy.resident_bytes()
 
     first = [storm() for _ in range(4)]  # what the allocator takes once
     later = [storm() for _ in range(6)]

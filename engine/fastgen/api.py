@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from fastgen.engine import Engine
 from fastgen.generation import Completion, Generation, Usage
 from fastgen.model.loader import load_runner
 from fastgen.model.source import ModelSource
+from fastgen.terminal import progress_bar
 from fastgen.text.chat import ChatTemplateError
 from fastgen.text.grammar import GrammarFactory
 from fastgen.text.output import OutputText, TextDelta, TextRules
@@ -39,6 +41,7 @@ class LLM:
     Args:
         model: a GGUF file or a Hugging Face directory.
         on_loading: called with a stage and the share of it that is done, 0 to 1, while the model loads.
+            Where not given, a bar shows it on a terminal.
         knobs: the engine's settings by the names of `fastgen.config.EngineConfig`; sizes may be texts like "2GiB".
 
     Attributes:
@@ -55,10 +58,10 @@ class LLM:
         config = EngineConfig(model=str(model), **parsed_knobs(knobs, KNOBS))
         source = ModelSource.open(config.model)
         self.tokenizer = tokenizer = Tokenizer.load(source.tokenizer)
-        progress = on_loading or (lambda _stage, _fraction: None)
-        runner = load_runner(source, config, progress)
+        with progress_bar() if on_loading is None else nullcontext(on_loading) as progress:
+            runner = load_runner(source, config, progress)
+            self.config, measured = prepare(runner, config, progress)
         self._runner = runner
-        self.config, measured = prepare(runner, config, progress)
         shape = runner.architecture
         # Not through `self`: a circle of references would keep weights and KV cache when the model is let go.
         grammars = GrammarFactory(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fastgen.api_keys import keys_of_environment
 from fastgen.commands.flags import Subcommands, add_command, add_knobs, engine_config
 from fastgen.config import KNOBS, ConfigError
 from fastgen.load.results import SHARES, Results, as_json
@@ -71,14 +71,14 @@ def _workload(options: argparse.Namespace) -> Workload:
 def _over_server(options: argparse.Namespace, workload: Workload) -> Results:
     from fastgen.load.clients import run_against
 
-    remote = Remote(options.model, os.environ.get("FASTGEN_API_KEY"))
+    remote = Remote(options.model, next(iter(keys_of_environment()), None))
     with _answered(workload.requests) as on_answer:
         return run_against(remote, workload, options.served_model_name, on_answer)
 
 
 def _in_process(options: argparse.Namespace, workload: Workload) -> Results:
+    from fastgen.commands.loading import load_model
     from fastgen.load.inprocess import run_in_process
-    from fastgen.terminal import load_model
 
     model = load_model(engine_config(options))
     model.wait_until_settled()

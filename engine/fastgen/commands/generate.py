@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config
+from fastgen.commands.loading import load_model
 from fastgen.config import KNOBS, ConfigError
 from fastgen.core.request import SamplingParams
-from fastgen.terminal import load_model
 
 if TYPE_CHECKING:
     from fastgen.api import LLM, Prompt

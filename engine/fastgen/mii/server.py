@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fastgen.api_keys import keys_of_file
 from fastgen.config import (
     KNOBS,
     SERVER_KNOBS,
@@ -81,7 +82,8 @@ def serve(
     except BaseException:
         deployments.forget(name)
         raise
-    return Client(deployment)
+    keys = [] if server.api_key_file is None else keys_of_file(Path(server.api_key_file))
+    return Client(deployment, api_key=next(iter(keys), None))
 
 
 def _start(arguments: list[str], log: Path) -> int:

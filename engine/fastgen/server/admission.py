@@ -16,7 +16,7 @@ class Admission:
     """Lets requests in while fewer than `most_queued` wait for a place among the running ones."""
 
     def __init__(self, most_queued: int) -> None:
-        self._most_queued = most_queued
+        self.most_queued = most_queued
 
     def admit(self, in_flight: InFlight, request_ids: Sequence[str]) -> None:
         """Keeps places in the queue for the generations of one HTTP request, all or none, until they are sent.
@@ -28,14 +28,14 @@ class Admission:
         # A request may end before its generations are sent: its client is gone, or another check refuses it.
         current().at_end(lambda: in_flight.withdraw(request_ids))
         queued = in_flight.num_queued
-        if queued <= self._most_queued:
+        if queued <= self.most_queued:
             return
         in_flight.withdraw(request_ids)
         raise APIError(
             429,
             f"the queue is full: {queued - len(request_ids)} requests are waiting; try again later",
             code="queue_full",
-            retry_after=retry_after(self._most_queued, in_flight.ended_per_second),
+            retry_after=retry_after(self.most_queued, in_flight.ended_per_second),
         )
 
 

@@ -55,7 +55,7 @@ def _endpoints(service: Service) -> FastAPI:
     app.openapi = functools.cache(lambda: openapi.document(app))  # type: ignore[method-assign]
 
     def answer(error: APIError) -> Response:
-        if error.status not in (500, 504):  # those were taken
+        if error.code not in ("engine_dead", "deadline_exceeded"):  # those were taken
             _note(service, error)
         return error.response()
 

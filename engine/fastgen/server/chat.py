@@ -36,6 +36,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     shown = frozenset[int]() if tools is None else tools.shown_tokens(model)
     shape = Shape(num_choices=body.num_choices, num_candidates=body.num_choices, text=body.text_rules(shown))
     with called(body.aliases):
+        service.check_number(model, 1, body.num_choices)
         prompt = await _prompt(body, model, tools)
         exchange = service.open_exchange("chatcmpl", model, [prompt], shape, body.terms())
     names = TokenNames(model.tokenizer, bool(body.return_tokens_as_token_ids))
@@ -79,12 +80,12 @@ async def _prompt(body: ChatRequest, model: ServedModel, tools: ToolUse | None) 
     grammar = None if structure is None else await checked(*structure, model.tokenizer)
     text = render(body, model, tools)
     model.longest_text.check(text, "messages")
-    tokens = await encode(model.tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
+    (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=bool(body.add_special_tokens))
     sampling = body.sampling(
         body.token_limit(room_after(model, len(tokens))),
         logprobs=body.num_logprobs,
         grammar=grammar,
-        bad_words=bad_word_tokens(body.bad_words, model.tokenizer),
+        bad_words=await bad_word_tokens(body.bad_words, model.tokenizer),
     )
     return Prompt(tokens, sampling)
 

@@ -114,6 +114,11 @@ class Generation(BaseModel):
             self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
         )
 
+    def check_stream_options(self) -> None:
+        """Raises RequestError where it is said how to stream and not to."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options: goes with stream set to true; leave it out", "stream_options")
+
     def structure(self) -> tuple[Grammar, str] | None:
         """The grammar that the answer must match, and the field that asks for it.
 
@@ -155,7 +160,7 @@ class Generation(BaseModel):
             "repetition_penalty": self.repetition_penalty,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
-            "seed": self.seed,
+            "seed": _seed(self.seed),
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
             "prompt_logprobs": self.prompt_logprobs,
@@ -165,3 +170,8 @@ class Generation(BaseModel):
         return SamplingParams(
             max_tokens=max_tokens, logit_bias=self.logit_bias, stop_token_ids=self.stop_token_ids, **chosen
         )
+
+
+def _seed(given: int | None) -> int | None:
+    """The engine's seed. OpenAI's may be negative; -1 is how vLLM's users ask for another one each time."""
+    return None if given in (None, -1) else given & (1 << 63) - 1

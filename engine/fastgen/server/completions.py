@@ -31,6 +31,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     model, name = service.lifecycle.model(), service.check_model(body.model)
     body.check()
     with called(body.aliases):
+        service.check_number(model, len(body.prompt), body.num_candidates)
         prompts = await _prompts(body, model)
         exchange = service.open_exchange("cmpl", model, prompts, _shape(body), body.terms())
     writer = _Writer(body, model.tokenizer)
@@ -51,28 +52,29 @@ def _shape(body: CompletionRequest) -> Shape:
 async def _prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
     structure = body.structure()
     grammar = None if structure is None else await checked(*structure, model.tokenizer)
-    bad_words = bad_word_tokens(body.bad_words, model.tokenizer)
+    bad_words = await bad_word_tokens(body.bad_words, model.tokenizer)
     # The best of several is told by its likelihood, asked for or not.
     logprobs = body.logprobs if body.num_candidates == body.num_choices else (body.logprobs or 0)
     echoed = body.logprobs if body.echo else None
     of_prompt = max((count for count in (echoed, body.prompt_logprobs) if count is not None), default=None)
-    prompts = []
-    for prompt in body.prompt:
-        tokens = prompt
-        if isinstance(tokens, str):
-            model.longest_text.check(tokens, "prompt")
-            special = body.add_special_tokens is not False
-            tokens = await encode(model.tokenizer, tokens, add_special_tokens=special)
+
+    def prompt(tokens: list[int]) -> Prompt:
         limit = body.token_limit(room_after(model, len(tokens)))
-        prompts.append(
-            Prompt(
-                tokens,
-                body.sampling(
-                    limit, logprobs=logprobs, prompt_logprobs=of_prompt, grammar=grammar, bad_words=bad_words
-                ),
-            )
+        sampling = body.sampling(
+            limit, logprobs=logprobs, prompt_logprobs=of_prompt, grammar=grammar, bad_words=bad_words
         )
-    return prompts
+        return Prompt(tokens, sampling)
+
+    return [prompt(tokens) for tokens in await _token_ids(body, model)]
+
+
+async def _token_ids(body: CompletionRequest, model: ServedModel) -> list[list[int]]:
+    """The prompts as tokens; they are all texts or all tokens."""
+    texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+    for text in texts:
+        model.longest_text.check(text, "prompt")
+    encoded = await encode(model.tokenizer, texts, add_special_tokens=body.add_special_tokens is not False)
+    return [prompt for prompt in body.prompt if not isinstance(prompt, str)] or encoded
 
 
 async def _whole(exchange: Exchange, name: str, writer: _Writer) -> Response:
@@ -117,7 +119,8 @@ class _Writer:
         if begins and self.body.echo:
             text = self._prompt_text(index) + text
         if likelihoods is not None:
-            logprobs = self._logprobs(likelihoods, piece.logprobs, generation, echoes=begins and bool(self.body.echo))
+            echoed = self._prompt_text(index) if begins and self.body.echo else None
+            logprobs = self._logprobs(likelihoods, piece.logprobs, generation, echoed)
         return CompletionChoice(
             index, text, piece.finish_reason, logprobs, piece.stop_reason, self._of_prompt(generation)
         )
@@ -127,12 +130,11 @@ class _Writer:
         likelihoods: CompletionLikelihoods,
         entries: Sequence[TokenLogprobs],
         generation: Generation,
-        *,
-        echoes: bool,
+        echoed: str | None,
     ) -> CompletionLogprobs:
-        if not echoes:
+        if echoed is None:
             return likelihoods.of(entries)
-        prompt = likelihoods.of_prompt(generation.request.prompt_token_ids, generation.prompt_logprobs)
+        prompt = likelihoods.of_prompt(echoed, generation.request.prompt_token_ids, generation.prompt_logprobs)
         return joined(prompt, likelihoods.of(entries))
 
     def _of_prompt(self, generation: Generation) -> PromptLogprobs | msgspec.UnsetType:

@@ -146,7 +146,7 @@ class Exchange:
         if all(generation.missed_deadline for generation in self._generations):
             seconds = self._generations[0].request.deadline_seconds
             raise APIError(
-                504,
+                408,
                 f"the timeout of {seconds:g} s passed before the first token",
                 code="deadline_exceeded",
                 param="timeout",

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, Strict, WithJsonSchema
 
 _MOST_STOPS = 64
-_LONGEST_STOP = 1024
+_LONGEST_STOP = 1024  # characters, of a stop string or a bad word
 _MOST_LISTED = 1024  # of tokens and words that each generated token is compared with
 _WORD_SIZE = 1 << 63
 
@@ -75,6 +75,8 @@ def _bad_words(value: Any) -> tuple[str, ...]:
     words = _texts([] if value is None else value, "word")
     if len(words) > _MOST_LISTED:
         raise ValueError(f"has {len(words)} words; at most {_MOST_LISTED} are taken")
+    if any(len(word) > _LONGEST_STOP for word in words):
+        raise ValueError(f"holds a word of more than {_LONGEST_STOP} characters; shorten it")
     return tuple(words)
 
 
@@ -86,6 +88,12 @@ def _token_list(value: Any) -> tuple[int, ...]:
     if len(value) > _MOST_LISTED:
         raise ValueError(f"has {len(value)} tokens; at most {_MOST_LISTED} are taken")
     return tuple(_whole(token) for token in value)
+
+
+def _token_ids(value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise ValueError("must be a list of token ids")
+    return value
 
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:
@@ -128,6 +136,7 @@ TokenList = Annotated[
     PlainValidator(_token_list),
     WithJsonSchema({"anyOf": [{"type": "array", "items": _A_TOKEN}, {"type": "null"}]}),
 ]
+TokenIds = Annotated[list[int], PlainValidator(_token_ids), WithJsonSchema({"type": "array", "items": _A_TOKEN})]
 Biases = Annotated[
     tuple[tuple[int, float], ...],
     PlainValidator(_biases),

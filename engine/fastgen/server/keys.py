@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,12 +12,12 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fastgen.api_keys import keys_of_environment, keys_of_file
 from fastgen.config import ConfigError
 from fastgen.server.errors import APIError
 
 log = logging.getLogger("fastgen.server")
 
-ENVIRONMENT_VARIABLE = "FASTGEN_API_KEY"
 # What the kubelet and Prometheus ask for, who have no key.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 # How stale the keys of a file may be. The kubelet itself takes longer to bring a changed secret to a pod.
@@ -39,7 +38,7 @@ class KeyRing:
         self._clock = clock
         self._looked = clock()
         self._version: tuple[int, ...] | None = None
-        self._of_environment = _digests(re.split(r"[,\n]", environment.get(ENVIRONMENT_VARIABLE, "")))
+        self._of_environment = _digests(keys_of_environment(environment))
         self._of_file: tuple[bytes, ...] = ()
         if self._path is not None:
             try:
@@ -78,7 +77,7 @@ class KeyRing:
 
     def _read(self, path: Path) -> tuple[bytes, ...]:
         version = _version(path)
-        digests = _digests(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
+        digests = _digests(keys_of_file(path))
         if not digests:
             raise ValueError("holds no key")
         self._version = version
@@ -113,7 +112,7 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 def _digests(keys: Iterable[str]) -> tuple[bytes, ...]:
-    return tuple(_digest(key) for key in map(str.strip, keys) if key)
+    return tuple(map(_digest, keys))
 
 
 def _digest(key: str) -> bytes:

@@ -62,20 +62,23 @@ class CompletionLikelihoods:
         self._detokenizer = Detokenizer(names.tokenizer, hidden)
         self._offset = 0
 
-    def of_prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Of an echoed prompt: nothing comes before its first token."""
-        first = self._names.key(token_ids[0])
-        offset = self._advance(token_ids[0])
-        rest = self.of(entries)
+    def of_prompt(self, text: str, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        """Of a prompt that is echoed as `text`: nothing comes before its first token."""
+        offsets = self._offsets(text, token_ids)
+        rest = self._written(entries, offsets[1:])
+        self._offset = len(text)
         return CompletionLogprobs(
-            [first, *rest.tokens],
+            [self._names.key(token_ids[0]), *rest.tokens],
             [None, *rest.token_logprobs],
             [None, *rest.top_logprobs],
-            [offset, *rest.text_offset],
+            offsets,
         )
 
     def of(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """Of the next tokens."""
+        return self._written(entries, [self._advance(entry.token_id) for entry in entries])
+
+    def _written(self, entries: Sequence[TokenLogprobs], offsets: list[int]) -> CompletionLogprobs:
         names = self._names
         return CompletionLogprobs(
             [names.key(entry.token_id) for entry in entries],
@@ -88,8 +91,26 @@ class CompletionLikelihoods:
                 }
                 for entry in entries
             ],
-            [self._advance(entry.token_id) for entry in entries],
+            offsets,
         )
+
+    def _offsets(self, text: str, token_ids: Sequence[int]) -> list[int]:
+        """Where the tokens of a prompt begin in it.
+
+        The text is the client's own, so it may have special tokens written out, and lacks what encoding has put around
+        and before it: marks, and a first space.
+        """
+        detokenizer, place, offsets = Detokenizer(self._names.tokenizer, frozenset()), 0, []
+        for token_id in token_ids:
+            offsets.append(place)
+            piece = detokenizer.push([token_id])
+            if text.startswith(piece, place):
+                place += len(piece)
+            elif text.startswith(piece.removeprefix(" "), place):
+                place += len(piece) - 1
+            elif token_id not in self._names.tokenizer.special_token_ids:  # encoding has made other characters of it
+                place = min(len(text), place + len(piece))
+        return offsets
 
     def _advance(self, token_id: int) -> int:
         before = self._offset

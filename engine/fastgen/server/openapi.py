@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from fastgen.server.probes import Status, Version
-from fastgen.server.responses import ChatCompletion, Completion, ModelList
+from fastgen.server.responses import ChatCompletion, Completion, ModelCard, ModelList
 from fastgen.server.tokenization import Text, Tokens
 
 _REF = "#/components/schemas/{name}"
@@ -17,6 +17,7 @@ _ANSWERS: dict[str, type] = {
     "/v1/completions": Completion,
     "/v1/chat/completions": ChatCompletion,
     "/v1/models": ModelList,
+    "/v1/models/{name}": ModelCard,
     "/tokenize": Tokens,
     "/detokenize": Text,
     "/health": Status,
@@ -28,7 +29,7 @@ _REFUSALS = {
     "400": "A value is wrong; the error names its field.",
     "401": "There is no valid API key.",
     "404": "The model is not served here.",
-    "408": "The request did not come whole in time.",
+    "408": "The request did not come whole in time, or its own timeout passed before the first token.",
     "413": "The body is too large.",
     "429": "The queue is full; Retry-After says when to try again.",
     "431": "The head is too large.",

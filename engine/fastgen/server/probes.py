@@ -62,5 +62,15 @@ async def version() -> Response:
 async def models(request: Request) -> Response:
     """The names that requests may use."""
     service: Service = request.app.state.service
-    longest = service.lifecycle.model().engine.info.max_model_length
-    return _json(ModelList([ModelCard(name, service.created, longest) for name in service.names]))
+    return _json(ModelList([_card(service, name) for name in service.names]))
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> Response:
+    """One of these names."""
+    service: Service = request.app.state.service
+    return _json(_card(service, service.check_model(name)))
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    return ModelCard(name, service.created, service.lifecycle.model().engine.info.max_model_length)

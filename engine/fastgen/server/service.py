@@ -22,10 +22,8 @@ from fastgen.server.metrics import Metrics
 from fastgen.text.grammar import check_grammar
 from fastgen.text.tokenizer import Tokenizer
 
-# Encoding a text of this many characters takes about as long as a thread hop is worth; longer ones leave the loop.
+# Encoding this many characters takes about as long as a thread hop is worth; more of them leave the loop.
 _LONG_TEXT = 4096
-
-
 # Each is a stream, and a place in the queue.
 _MOST_GENERATIONS = 1024
 
@@ -77,6 +75,22 @@ class Service:
         current().model = name
         return name
 
+    def check_number(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
+        """Checks, before anything is done for a request, that so many generations may come of it.
+
+        Raises:
+            RequestError: when they are more than are ever taken at once.
+        """
+        places = model.engine.info.max_sequences + self.admission.most_queued
+        most = min(_MOST_GENERATIONS, places)
+        if num_prompts * num_candidates > most:
+            held = "" if most == _MOST_GENERATIONS else f", which is what --max-sequences and the queue hold ({places})"
+            raise RequestError(
+                f"{num_prompts} prompts with {num_candidates} generations each are {num_prompts * num_candidates}: at "
+                f"most {most} go into one request{held}, so send several",
+                "prompt" if num_prompts > 1 else "n",
+            )
+
     def open_exchange(
         self, kind: str, model: ServedModel, prompts: Sequence[Prompt], shape: Shape, terms: Terms
     ) -> Exchange:
@@ -90,13 +104,6 @@ class Service:
         # The id that clients see may be their own, and theirs need not be unique.
         unique = uuid.uuid4().hex
         info = model.engine.info
-        num_generations = len(prompts) * shape.num_candidates
-        if num_generations > _MOST_GENERATIONS:
-            raise RequestError(
-                f"{len(prompts)} prompts with {shape.num_candidates} generations each are {num_generations}: at most "
-                f"{_MOST_GENERATIONS} go into one request, so send several",
-                "prompt" if len(prompts) > 1 else "n",
-            )
         requests = [
             Request(
                 id=f"{unique}-{place}-{candidate}",
@@ -148,19 +155,18 @@ async def checked(grammar: Grammar, field_name: str, tokenizer: Tokenizer) -> Gr
     return grammar
 
 
-def bad_word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+async def bad_word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The token sequences that would write these words, at the beginning of a text and after a space."""
-    spellings = (
-        tuple(tokenizer.encode(text, add_special_tokens=False)) for word in words for text in (word, f" {word}")
-    )
-    return tuple(dict.fromkeys(tokens for tokens in spellings if tokens))
+    spellings = [text for word in words for text in (word, f" {word}")]
+    encoded = await encode(tokenizer, spellings, add_special_tokens=False)
+    return tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
 
 
-async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Token ids of `text`, without holding up the event loop for a long one."""
-    if len(text) < _LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """Token ids of each text, without holding up the event loop where they are long together."""
+    if sum(map(len, texts)) < _LONG_TEXT:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+    return await asyncio.to_thread(tokenizer.encode_unlocked, texts, add_special_tokens=add_special_tokens)
 
 
 def room_after(model: ServedModel, prompt_tokens: int) -> int:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
+from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import PlainValidator, WithJsonSchema
 
 from fastgen.core.request import Grammar
 
+# Turning more of it into Lark's syntax would hold up the event loop for longer than a pass takes.
+_LONGEST_EBNF = 1 << 14
+# What a grammar in Lark's syntax has and one in EBNF has not, which may have a rule of this name.
+_LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 _META = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
@@ -44,13 +50,29 @@ def _literal(text: str) -> str:
     return "".join(f"\\{character}" if character in _META else character for character in text)
 
 
-def _written(kind: Any) -> Callable[[Any], Grammar]:
-    def grammar(value: Any) -> Grammar:
-        if not isinstance(value, str) or not value:
-            raise ValueError("must be a text, and not an empty one")
-        return Grammar(kind=kind, text=value)
+def _regex_grammar(value: Any) -> Grammar:
+    return Grammar(kind="regex", text=_written(value))
 
-    return grammar
+
+def _written_grammar(value: Any) -> Grammar:
+    """A grammar in Lark's syntax, or in the EBNF of llama.cpp, which becomes one."""
+    text = _written(value)
+    if "::=" not in text or _LARK.search(text):
+        return Grammar(kind="lark", text=text)
+    if len(text) > _LONGEST_EBNF:
+        raise ValueError(f"is EBNF of more than {_LONGEST_EBNF} characters; write it in Lark's syntax, or shorten it")
+    try:
+        return Grammar(kind="lark", text=gbnf_to_lark(text))
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
+    except Exception as error:  # the library's own, and plain ones for rules that are missing
+        raise ValueError(f"is no EBNF: {error}") from None
+
+
+def _written(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a text, and not an empty one")
+    return value
 
 
 def _object_grammar(value: Any) -> Grammar | None:
@@ -59,12 +81,15 @@ def _object_grammar(value: Any) -> Grammar | None:
     return Grammar(kind="json_object") if value else None
 
 
+# What else vLLM's users may say in `structured_outputs`: how to go about it, not what the answer is.
+_REMARKS = frozenset({"structural_tag", "disable_fallback", "disable_any_whitespace", "backend"})
+
 _KINDS: dict[str, Callable[[Any], Grammar | None]] = {
     "json": schema_grammar,
     "json_object": _object_grammar,
-    "regex": _written("regex"),
+    "regex": _regex_grammar,
     "choice": choice_grammar,
-    "grammar": _written("lark"),
+    "grammar": _written_grammar,
 }
 
 
@@ -87,6 +112,10 @@ def _structured_outputs(value: Any) -> Grammar | None:
         raise ValueError(f"must be an object with one of {', '.join(_KINDS)}")
     if value.get("structural_tag") is not None:
         raise ValueError("structural_tag is not served: use json, regex, choice or grammar")
+    unknown = sorted(map(str, set(value) - set(_KINDS) - _REMARKS))
+    if unknown or not any(value.get(kind) is not None for kind in _KINDS):
+        wrong = f", and {unknown[0][:40]!r} is none of them" if unknown else ""
+        raise ValueError(f"must have one of {', '.join(_KINDS)}{wrong}")
     found = [_KINDS[kind](given) for kind, given in value.items() if kind in _KINDS and given is not None]
     grammars = [grammar for grammar in found if grammar is not None]
     if len(grammars) > 1:

@@ -13,6 +13,8 @@ from pydantic import BaseModel, Field
 from fastgen.core.request import RequestError
 from fastgen.server.chat import render
 from fastgen.server.conversation import Message
+from fastgen.server.fields import Switch, TokenIds
+from fastgen.server.fields import Text as TextField
 from fastgen.server.lifecycle import ServedModel
 from fastgen.server.limits import JSONRoute
 from fastgen.server.protocol import ChatRequest
@@ -26,16 +28,15 @@ class TokenizeRequest(ChatRequest):
     """The body of /tokenize: a prompt, or what /v1/chat/completions takes."""
 
     messages: Annotated[list[Message], Field(min_length=1)] | None = None  # type: ignore[assignment]
-    prompt: str | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    prompt: TextField | None = None
+    return_token_strs: Switch | None = None
 
 
 class DetokenizeRequest(BaseModel):
     """The body of /detokenize."""
 
-    model: str | None = None
-    tokens: list[int]
+    model: TextField | None = None
+    tokens: TokenIds
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -60,7 +61,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     model = service.lifecycle.model()
     service.check_model(body.model)
     text, add_special_tokens = _text(body, model)
-    tokens = await encode(model.tokenizer, text, add_special_tokens=add_special_tokens)
+    (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=add_special_tokens)
     spelled = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
     return _json(Tokens(len(tokens), model.engine.info.max_model_length, tokens, spelled))
 

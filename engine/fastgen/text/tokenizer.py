@@ -89,6 +89,12 @@ class Tokenizer:
         """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_unlocked(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of texts, as of `encode`; other threads run meanwhile."""
+        # The library lets go of Python's lock for its batches only. One text at a time, because a batch of several is
+        # spread over all cores, which are the engine's.
+        return [self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids for text in texts]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
         text = b"".join(self._spelled(token_ids, skip_special_tokens)).decode(errors="replace")

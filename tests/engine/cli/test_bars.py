@@ -49,6 +49,11 @@ def test_a_terminal_sees_how_far_loading_and_a_file_of_prompts_are(arguments: li
     assert [json.loads(line)["completion_tokens"] for line in (tmp_path / "answers.jsonl").open()] == [4, 4, 4]
 
 
+def test_a_terminal_sees_how_far_loading_is_from_python_too() -> None:
+    program = f"import fastgen; fastgen.pipeline({smollm2()!r}, kv_cache_memory='128MiB', max_model_length=512)"
+    assert "loading weights" in shown_on_a_terminal([sys.executable, "-c", program]).decode()
+
+
 def test_what_is_no_terminal_sees_no_bar(arguments: list[str]) -> None:
     done = subprocess.run(arguments, capture_output=True, check=True)
     assert ESCAPE not in done.stdout + done.stderr

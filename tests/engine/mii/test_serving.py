@@ -55,6 +55,11 @@ def test_it_answers_after_the_program_that_started_it_has_ended(smol: Client) ->
     assert second.prompt_length == 5
 
 
+def test_what_ends_a_terminals_programs_does_not_reach_it(smol: Client) -> None:
+    pid = smol.deployment.pid
+    assert os.getsid(pid) == os.getpgid(pid) == pid, "a session and a process group of its own"
+
+
 def test_the_prompt_may_come_with_the_answer_and_a_stop_may_end_it(smol: Client) -> None:
     (stopped,) = smol.generate("1, 2, 3, 4,", stop=["7"], return_full_text=True, **COUNTING)
     assert (stopped.generated_text, stopped.finish_reason) == ("1, 2, 3, 4, 5, 6, ", "stop")
@@ -103,6 +108,22 @@ def test_a_server_that_cannot_start_gives_its_reason_and_its_name_back(
     with pytest.raises(DeploymentError, match="--max-model-length 99999: the KV cache holds 4096 tokens"):
         fastgen.serve(smollm2(), "broken")
     assert not (runtime / "fastgen" / "broken.json").exists()
+
+
+def test_the_client_that_comes_back_has_a_key_of_the_servers_file(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del runtime
+    monkeypatch.setattr(server, "COMMAND", SCRIPTED)
+    keys = tmp_path / "keys"
+    keys.write_text("# of the team\nsecret\nanother\n")
+    client = fastgen.serve(smollm2(), "locked", api_key_file=str(keys))
+    try:
+        assert client.generate("Once", **COUNTING)[0].generated_length == 12
+        with pytest.raises(RequestError, match="401"):
+            fastgen.client("locked").generate("Once", **COUNTING)
+    finally:
+        client.kill()
 
 
 def test_keys_are_sent_and_a_server_that_was_killed_is_told(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

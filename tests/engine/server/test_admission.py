@@ -76,9 +76,19 @@ def test_a_full_queue_says_when_to_come_back(small: Serving) -> None:
 
 def test_each_prompt_of_a_request_counts_and_all_or_none_are_taken(small: Serving) -> None:
     body = {"max_tokens": 2, "prompt": ["a"] * (PLACES + QUEUE)}
-    assert small.post("/v1/completions", {**body, "prompt": ["a"] * (PLACES + QUEUE + 1)}).status_code == 429
-    assert small.metric("fastgen_num_requests_running") == 0
+    with send(small, {"prompt": "go on", "max_tokens": 400, "ignore_eos": True}) as one:
+        wait_until(lambda: small.metric("fastgen_num_requests_running") == 1, "one to run")
+        assert small.post("/v1/completions", body).status_code == 429
+        assert small.metric("fastgen_num_requests_running") == 1
+        assert one.fileno() > 0
+    wait_until(lambda: is_idle(small), "what the client left behind to be freed")
     assert len(small.post("/v1/completions", body).json()["choices"]) == PLACES + QUEUE
+
+
+def test_more_prompts_than_there_are_ever_places_for_are_not_told_to_come_back(small: Serving) -> None:
+    refused = small.post("/v1/completions", {"max_tokens": 2, "prompt": ["a"] * (PLACES + QUEUE + 1)})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert f"at most {PLACES + QUEUE}" in refused.json()["error"]["message"]
 
 
 def report(*outputs: TokenOutput, running: int, waiting: int) -> StepReport:

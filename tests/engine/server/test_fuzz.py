@@ -18,6 +18,8 @@ SAY = {"messages": [{"role": "user", "content": "a"}]}
 REFUSED: dict[str, tuple[str, Any]] = {
     "a prompt of 10 MB": (COMPLETIONS, {"prompt": "lorem ipsum " * 850_000}),
     "a message of 10 MB": (CHAT, {"messages": [{"role": "user", "content": "x" * 10_000_000}]}),
+    "a million prompts": (COMPLETIONS, {"prompt": [[1]] * 1_000_000}),
+    "a bad word of 10 MB": (COMPLETIONS, {"prompt": "a", "bad_words": ["x" * 10_000_000]}),
     "a million token ids": (COMPLETIONS, {"prompt": [1] * 1_000_000}),
     "a thousand stops": (COMPLETIONS, {"prompt": "a", "stop": [f"stop {i}" for i in range(1000)]}),
     "a prompt that is a number": (COMPLETIONS, {"prompt": 7}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,6 +70,22 @@ def test_every_key_of_file_and_environment_opens(locked: Locked, key: str) -> No
 )
 def test_nothing_else_opens(locked: Locked, given: str) -> None:
     assert locked.server.get("/v1/models", headers={"Authorization": given}).status_code == 401
+
+
+@pytest.mark.parametrize("given", ["first", "second", "third", "neither"])
+def test_a_key_is_compared_with_all_in_constant_time(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return real(one, other)
+
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    keys = KeyRing(None, {"FASTGEN_API_KEY": "first,second,third"})
+    assert keys.allows(f"Bearer {given}") == (given != "neither")
+    assert len(compared) == 3, "whichever is the right one"
+    assert {len(one) == len(other) == 32 for one, other in compared} == {True}
 
 
 def test_the_openai_client_raises_its_authentication_error(locked: Locked) -> None:

@@ -52,6 +52,18 @@ def test_an_echo_begins_with_the_prompt(scripted: Serving) -> None:
     assert len(tokens[0]["text"]) > 4
 
 
+@pytest.mark.parametrize("prompt", ["<|im_start|>a b", "a<|im_end|> wörld 👋🏽<|im_start|>", "one two"])
+def test_tokens_of_an_echoed_prompt_begin_where_its_text_has_them(scripted: Serving, prompt: str) -> None:
+    choice = complete(scripted, prompt=prompt, max_tokens=1, echo=True, logprobs=0)["choices"][0]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert choice["text"].startswith(prompt)
+    assert offsets == sorted(offsets)
+    assert offsets[-1] == len(prompt), "where the generated token begins"
+    for token, offset in zip(tokens, offsets, strict=True):
+        if not token.startswith("bytes:") and offset < len(prompt):
+            assert choice["text"][offset:].startswith(token)
+
+
 def test_a_prompt_is_scored_as_evaluation_harnesses_ask(scripted: Serving) -> None:
     """lm-evaluation-harness' requests and how it reads the answers: token ids, echo, one log-probability."""
     context, continuation = [PROMPT, PROMPT[:2]], [[28, 901], [504]]

@@ -28,6 +28,7 @@ OPERATIONS = [
     ("/tokenize", "POST"),
     ("/detokenize", "POST"),
     ("/v1/models", "GET"),
+    ("/v1/models/{name}", "GET"),
     ("/health", "GET"),
     ("/ready", "GET"),
     ("/metrics", "GET"),

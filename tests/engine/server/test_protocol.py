@@ -154,6 +154,13 @@ def test_both_names_and_no_other_are_served(scripted: Serving) -> None:
     assert "smollm2, other-name" in refusal.value.message
 
 
+def test_a_model_is_described_by_its_name(scripted: Serving) -> None:
+    client = scripted.client()
+    assert client.models.retrieve("other-name") == client.models.list().data[1]
+    with pytest.raises(openai.NotFoundError, match="gpt-5"):
+        client.models.retrieve("gpt-5")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -166,7 +173,7 @@ def test_both_names_and_no_other_are_served(scripted: Serving) -> None:
         ("top_k", 1 << 70),
         ("min_p", 2),
         ("typical_p", 0),
-        ("seed", -1),
+        ("seed", 1.5),
         ("seed", "7"),
         ("max_tokens", 0),
         ("max_tokens", 1.5),
@@ -192,6 +199,8 @@ def test_both_names_and_no_other_are_served(scripted: Serving) -> None:
         ("logit_bias", [1]),
         ("bad_words", [""]),
         ("bad_words", {"a": 1}),
+        ("bad_words", ["a" * 5000]),
+        ("stream_options", {"include_usage": True}),
         ("presence_penalty", 2.5),
         ("frequency_penalty", -3),
         ("repetition_penalty", 0),
@@ -208,6 +217,9 @@ def test_both_names_and_no_other_are_served(scripted: Serving) -> None:
         ("guided_regex", ""),
         ("structured_outputs", {"regex": "a", "choice": ["b"]}),
         ("structured_outputs", {"structural_tag": {}}),
+        ("structured_outputs", {"regexp": "a+"}),
+        ("structured_outputs", {}),
+        ("prompt", ["a"] * 2000),
     ],
 )
 def test_a_completion_field_that_cannot_be_served_is_named(scripted: Serving, field: str, value: object) -> None:

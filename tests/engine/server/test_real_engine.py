@@ -101,6 +101,46 @@ def test_a_prompt_is_scored_by_the_model(real: Serving) -> None:
     assert choice["logprobs"]["token_logprobs"][0] == pytest.approx(score(choice["text"]), abs=1e-3)
 
 
+IS_HOT = {
+    "type": "object",
+    "properties": {"hot": {"type": "boolean"}},
+    "required": ["hot"],
+    "additionalProperties": False,
+}
+HOT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": IS_HOT}}
+STRUCTURES: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "[0-9]{3}-[0-9]{2}"}, r"\d{3}-\d{2}"),
+    ({"guided_choice": ["Rome (Italy)", "Oslo"]}, r"Rome \(Italy\)|Oslo"),
+    ({"guided_grammar": 'start: "<" /[a-c]+/ ">"'}, "<[a-c]+>"),
+    ({"guided_grammar": 'root ::= "yes" | "no" mark\nmark ::= [!?]'}, r"yes|no[!?]"),
+    ({"response_format": HOT}, r'\{\s*"hot"\s*:\s*(true|false)\s*\}'),
+    ({"guided_json": {"type": "boolean"}}, "true|false"),
+    ({"structured_outputs": {"regex": "(ab){2}"}}, "abab"),
+]
+
+
+@pytest.mark.parametrize(("asked", "pattern"), STRUCTURES, ids=[next(iter(asked)) for asked, _ in STRUCTURES])
+def test_every_spelling_of_a_structure_holds_on_both_endpoints(
+    real: Serving, asked: dict[str, Any], pattern: str
+) -> None:
+    body = {"temperature": 1.5, "seed": 3, "max_tokens": 400, **asked}
+    for path, question in (("completions", {"prompt": "The capital is"}), ("chat/completions", {"messages": CAPITAL})):
+        choice = real.post(f"/v1/{path}", {**question, **body}).json()["choices"][0]
+        text = choice["text"] if path == "completions" else choice["message"]["content"]
+        assert re.fullmatch(pattern, text), text
+        assert choice["finish_reason"] == "stop"
+
+
+def test_bad_words_do_not_come_on_either_endpoint(real: Serving) -> None:
+    words = {"temperature": 0, "max_tokens": 24, "bad_words": ["Paris"]}
+    chat = real.post("/v1/chat/completions", {"messages": CAPITAL, **words}).json()["choices"][0]
+    assert "Paris" not in chat["message"]["content"]
+    text = {"prompt": "The capital of France is"}
+    plain = real.post("/v1/completions", {**text, **words, "bad_words": []}).json()["choices"][0]
+    assert "Paris" in plain["text"]
+    assert "Paris" not in real.post("/v1/completions", {**text, **words}).json()["choices"][0]["text"]
+
+
 def test_an_answer_keeps_to_its_schema_and_a_required_call_is_one(real: Serving) -> None:
     properties = {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "maximum": 99}}
     schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}

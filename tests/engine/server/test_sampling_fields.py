@@ -72,11 +72,22 @@ def test_terms_and_rules_of_the_text_are_taken() -> None:
     assert body.text_rules() == TextRules(stop=("x",), include_stop=True, min_tokens=2, skip_special_tokens=False)
 
 
-def test_a_bad_word_is_meant_at_the_beginning_and_after_a_space(smollm2: Tokenizer) -> None:
+async def test_a_bad_word_is_meant_at_the_beginning_and_after_a_space(smollm2: Tokenizer) -> None:
     def encode(text: str) -> tuple[int, ...]:
         return tuple(smollm2.encode(text, add_special_tokens=False))
 
-    assert bad_word_tokens(["cat", "cat"], smollm2) == (encode("cat"), encode(" cat"))
+    assert await bad_word_tokens(["cat", "cat"], smollm2) == (encode("cat"), encode(" cat"))
+
+
+def test_a_seed_may_be_negative_and_minus_one_is_none() -> None:
+    def seed(given: int) -> int | None:
+        return CompletionRequest.model_validate({"prompt": "a", "seed": given}).sampling(1).seed
+
+    assert seed(7) == 7
+    assert seed(-1) is None
+    seeds = [seed(given) for given in (-2, -3, -(1 << 63))]
+    assert len(set(seeds)) == 3
+    assert all(value is not None and value >= 0 for value in seeds)
 
 
 def test_a_stop_string_may_be_kept_and_may_have_to_wait(scripted: Serving) -> None:

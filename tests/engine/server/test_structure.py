@@ -35,6 +35,7 @@ def structure(**fields: Any) -> tuple[Grammar, str] | None:
         ("structured_outputs", {"json": SCHEMA, "regex": None}, BY_SCHEMA),
         ("structured_outputs", {"json_object": True}, Grammar(kind="json_object")),
         ("structured_outputs", {"grammar": 'start: "a"'}, Grammar(kind="lark", text='start: "a"')),
+        ("structured_outputs", {"regex": "a", "disable_fallback": True}, Grammar(kind="regex", text="a")),
     ],
 )
 def test_each_spelling_is_a_grammar(field: str, value: object, grammar: Grammar) -> None:
@@ -69,6 +70,10 @@ def test_two_structures_at_once_are_refused() -> None:
     [
         ("guided_regex", "(unclosed"),
         ("guided_grammar", "start: missing_rule"),
+        ("guided_grammar", "root ::= missing"),
+        ("guided_grammar", 'root ::= ("a"'),
+        ("guided_grammar", 'root ::= "' + "a" * 20_000 + '"'),
+        ("guided_grammar", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000),
         ("guided_json", {"type": "no such type"}),
         ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}),
     ],

@@ -40,6 +40,9 @@ def test_a_text_of_any_length_is_counted(scripted: Serving) -> None:
     ("/detokenize", {"tokens": [49152]}, "tokens"),
     ("/detokenize", {"tokens": [-1]}, "tokens"),
     ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": ["5"]}, "tokens"),
+    ("/detokenize", {"tokens": [True]}, "tokens"),
+    ("/tokenize", {"prompt": 5}, "prompt"),
     ("/detokenize", {"tokens": [1], "model": "nobody"}, "model"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(scripted: Serving, path: str, body: dict[str, object], param: str) -> None:

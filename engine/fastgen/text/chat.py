@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -19,6 +20,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastgen.config import ConfigError
+
+# White space that no template writes behind a message itself.
+_MARK_SPACE = " \n\t"
 
 
 class ChatTemplateError(ValueError):
@@ -81,17 +85,23 @@ class ChatTemplate:
     def render_unfinished(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
         """As `render`, ending inside the last message, so that the model goes on with it.
 
+        The text itself is no guide to where that is, as it may stand in the template's marks behind it too: a mark of
+        our own goes behind it, as transformers does it.
+
         Raises:
             ChatTemplateError: also when the template does not show the last message's text.
         """
-        text = self.render(messages, add_generation_prompt=False, **context)
-        last = str(messages[-1].get("content", ""))
-        # Many templates strip what they are given.
-        for ending in (last, last.rstrip(), last.strip()):
-            place = text.rfind(ending)
-            if ending and place >= 0:
-                return text[: place + len(ending)]
-        raise ChatTemplateError("the last message has no text to go on with")
+        last = str(messages[-1].get("content") or "")
+        if not last.strip():
+            raise ChatTemplateError("the last message has no text to go on with")
+        # Digits: a template that changes letters leaves them alone. Nobody can have written these.
+        mark = str(secrets.randbits(128))
+        marked = [*messages[:-1], {**messages[-1], "content": last + mark + _MARK_SPACE}]
+        shown, found, behind = self.render(marked, add_generation_prompt=False, **context).rpartition(mark)
+        if not found:
+            raise ChatTemplateError("the last message's text is not shown, so that nothing can go on with it")
+        # A template that strips the white space behind the mark would have stripped the text's own.
+        return shown if behind.startswith(_MARK_SPACE) else shown.removesuffix(last[len(last.rstrip()) :])
 
 
 class _GenerationBlocks(Extension):

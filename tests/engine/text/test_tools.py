@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -75,6 +76,16 @@ ANSWERS: list[tuple[ToolFormat, str, Found]] = [
         ("Hm.", [("f", '{"a": 1}'), ("g", "{}")]),
     ),
     (ARGS, '[TOOL_CALLS]f[ARGS]{"a": x}', ('[TOOL_CALLS]f[ARGS]{"a": x}', [])),
+    (HERMES, '<tool_call>{"name": "f", "arguments":\n{"a": "b\nc\td\\n"}}', ("", [("f", '{"a": "b\\nc\\td\\n"}')])),
+    (ARGS, '[TOOL_CALLS]f[ARGS]{"a":\n"b\n"}', ("", [("f", '{"a":\n"b\\n"}')])),
+    (LLAMA, '{"parameters": "{\\"a\\": \\"b\nc\\"}", "name": "f"}', ("", [("f", '{"a": "b\\nc"}')])),
+    (PLAIN, '{"arguments": {"a": "\\ud800"}, "name": "f"}', ("", [("f", '{"a": "\\ud800"}')])),
+    (PLAIN, '{"name": "\\ud800", "arguments": {}}', ('{"name": "\\ud800", "arguments": {}}', [])),
+    (
+        LISTS,
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]',
+        ('[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]', []),
+    ),
 ]
 
 
@@ -119,6 +130,46 @@ def test_no_text_breaks_a_reader_and_letters_outside_calls_are_all_shown(format:
     assert (content, calls) == read(format, [text])[0]
     if not any(isinstance(event, CallBegun) for event in events):
         assert content == text
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text('a"\\\n\t\r\0é'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a"\\\n\x1f'), inner, max_size=3),
+    max_leaves=8,
+)
+RAW = {"n": "\n", "t": "\t", "r": "\r"}
+WRAPPINGS = [
+    (HERMES, '<tool_call>{{"name": "f", "arguments": {}}}</tool_call>'),
+    (HERMES, '<tool_call>{{"arguments": {}, "name": "f"}}</tool_call>'),
+    (LLAMA, '{{"name": "f", "parameters": {}}}'),
+    (PLAIN, '[{{"name": "f", "arguments": {}}}]'),
+    (LISTS, '[TOOL_CALLS][{{"name": "f", "arguments": {}}}]'),
+    (ARGS, "[TOOL_CALLS]f[ARGS]{}"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    wrapping=st.sampled_from(WRAPPINGS),
+    arguments=st.dictionaries(st.text('a"\\\n'), JSON_VALUES, min_size=1, max_size=3),
+    raw=st.sets(st.sampled_from([*RAW])),
+)
+def test_arguments_are_json_however_carelessly_the_model_escapes(
+    wrapping: tuple[ToolFormat, str], arguments: dict[str, Any], raw: set[str]
+) -> None:
+    """Line breaks, tabs and the like stand in strings as they are, each kind always or never."""
+    format, around = wrapping
+    written = json.dumps(arguments, ensure_ascii=False, indent=1)
+    written = re.sub(r"\\(.)", lambda escape: RAW[escape[1]] if escape[1] in raw else escape[0], written)
+    for pieces in ([around.format(written)], list(around.format(written))):
+        (content, calls), _ = read(format, pieces)
+        assert content == ""
+        assert [name for name, _ in calls] == ["f"]
+        assert json.loads(calls[0][1]) == arguments
 
 
 def test_a_calls_name_comes_before_its_arguments_which_come_as_they_are_written() -> None:

@@ -6,9 +6,9 @@ import secrets
 import string
 from collections.abc import Sequence
 
-from fastgen.text.tools.call import JsonSpan, is_json_object
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, ToolParser
 from fastgen.text.tools.format import OfferedTool, Spell, named_objects, quoted, repeated
+from fastgen.text.tools.json_text import JsonRepair, JsonSpan, is_json_object
 from fastgen.text.tools.machine import Machine, State
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -56,7 +56,7 @@ class MistralArguments(Mistral):
 class _Reader(Machine):
     def __init__(self) -> None:
         super().__init__(self._reading)
-        self._arguments = JsonSpan()
+        self._arguments, self._repair = JsonSpan(), JsonRepair()
         self._raw = ""
 
     def _reading(self) -> bool:
@@ -111,7 +111,7 @@ class _Reader(Machine):
         self._raw = _CALLS + self.buffer[:place] + _ARGS
         self.buffer = self.buffer[place + len(_ARGS) :]
         self.note([CallBegun(self.num_calls, name)])
-        self._arguments = JsonSpan()
+        self._arguments, self._repair = JsonSpan(), JsonRepair()
         self.state = self._in_arguments
         return True
 
@@ -121,7 +121,7 @@ class _Reader(Machine):
         piece, self.buffer = (self.buffer, "") if end is None else (self.buffer[:end], self.buffer[end:])
         self._raw += piece
         if piece:
-            self.note([CallArguments(index, piece)])
+            self.note([CallArguments(index, self._repair.push(piece))])
         if end is None:
             return False
         if not is_json_object(self._raw.partition(_ARGS)[2]):

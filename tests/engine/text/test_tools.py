@@ -47,6 +47,14 @@ ANSWERS: list[tuple[ToolFormat, str, Found]] = [
     ),
     (HERMES, '<tool_call>{"x": 1}<tool_call>{"name": "g"}', ('<tool_call>{"x": 1}', [("g", "{}")])),
     (
+        HERMES,
+        '<tool_call>[{"name": "f", "arguments": {"a": "]"}}, {"name": "g", "arguments": {}}]</tool_call>\nDone.',
+        ("\nDone.", [("f", '{"a": "]"}'), ("g", "{}")]),
+    ),
+    (HERMES, '<tool_call>\n[ {"name": "g"}', ("", [("g", "{}")])),
+    (HERMES, "<tool_call>[1]</tool_call>", ("<tool_call>[1]</tool_call>", [])),
+    (HERMES, "<tool_call>[]</tool_call>", ("<tool_call>[]</tool_call>", [])),
+    (
         LLAMA,
         '{"name": "f", "parameters": {"a": [1, 2]}}; {"name": "g", "parameters": {}}',
         ("", [("f", '{"a": [1, 2]}'), ("g", "{}")]),

@@ -1,4 +1,7 @@
-"""Calls in tags, as Hermes and Qwen 2.5 and 3 write them: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`."""
+"""Calls in tags, as Hermes and Qwen 2.5 and 3 write them: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+
+SmolLM2 writes a list of such objects between one pair of tags; both are read.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,8 @@ class _Reader(Machine):
         if body.startswith("{"):
             prefix, self.buffer = _OPEN + self.buffer[: -len(body)], body
             self.state = self.read_call(prefix, None, self._closing, self._reading)
+        elif body.startswith("["):
+            self.state = self.read_list(_OPEN, self._closing, self._reading)
         else:
             self.show(_OPEN)
             self.state = self._reading

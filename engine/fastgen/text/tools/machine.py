@@ -65,6 +65,40 @@ class Machine:
 
         return reading
 
+    def read_list(self, mark: str, then: State, otherwise: State) -> State:
+        """The state that reads calls from a list, whose bracket comes next: `mark` stood before it.
+
+        `otherwise` goes on where something in it was no call, and `then` behind its end.
+        """
+
+        def beginning() -> bool:
+            inside = self.buffer.lstrip()[1:].lstrip()
+            if not inside and not self.ended:
+                return False
+            if inside.startswith("{"):
+                read_at(inside, mark)
+            else:
+                self.show(mark)
+                self.state = otherwise
+            return True
+
+        def between() -> bool:
+            body = self.buffer.lstrip(" \t\r\n,")
+            if not body and not self.ended:
+                return False
+            if body.startswith("{"):
+                read_at(body, "")
+            else:
+                self.buffer = body.removeprefix("]")
+                self.state = then
+            return True
+
+        def read_at(body: str, before: str) -> None:
+            prefix, self.buffer = before + self.buffer[: len(self.buffer) - len(body)], body
+            self.state = self.read_call(prefix, None, between, otherwise)
+
+        return beginning
+
     def note(self, events: list[ToolEvent]) -> None:
         """Passes on what a reader found."""
         for event in events:

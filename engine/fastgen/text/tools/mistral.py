@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, ToolParser
 from fastgen.text.tools.format import OfferedTool, Spell, named_objects, quoted, repeated
 from fastgen.text.tools.json_text import JsonRepair, JsonSpan, is_json_object
-from fastgen.text.tools.machine import Machine, State
+from fastgen.text.tools.machine import Machine
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -66,34 +66,8 @@ class _Reader(Machine):
         body = self.buffer.lstrip()
         if not body and not self.ended:
             return False
-        self.state = self._in_list if body.startswith("[") else self._naming
-        return True
-
-    def _in_list(self) -> bool:
-        inside = self.buffer.lstrip()[1:].lstrip()
-        if not inside and not self.ended:
-            return False
-        if inside.startswith("{"):
-            self._read_at(inside, _CALLS)
-        else:
-            self._show_mark()
-        return True
-
-    def _read_at(self, body: str, mark: str) -> None:
-        prefix, self.buffer = mark + self.buffer[: len(self.buffer) - len(body)], body
-        after: State = self._between
-        self.state = self.read_call(prefix, None, after, self._reading)
-
-    def _between(self) -> bool:
-        """After a call of a list: another one, or its end."""
-        body = self.buffer.lstrip(" \t\r\n,")
-        if not body and not self.ended:
-            return False
-        if body.startswith("{"):
-            self._read_at(body, "")
-        else:
-            self.buffer = body.removeprefix("]")
-            self.state = self._reading
+        in_list = body.startswith("[")
+        self.state = self.read_list(_CALLS, self._reading, self._reading) if in_list else self._naming
         return True
 
     def _naming(self) -> bool:

@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, named_objects, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, json_arguments, named_objects, quoted, repeated
 from fastgen.text.tools.json_text import JsonRepair, JsonSpan, is_json_object
 from fastgen.text.tools.machine import Machine
 
@@ -24,16 +24,16 @@ class Mistral:
     marks: tuple[str, ...] = (_CALLS, _ARGS, _ID)
     example = f'{_CALLS}[{{"name": <function name>, "arguments": <object>}}]'
 
-    def parser(self, names: frozenset[str]) -> ToolParser:
+    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
         """A reader of one answer, in either form. A name that nobody offered is passed on."""
-        del names
+        del tools
         return _Reader()
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Lark rules of which `calls` is one call or more."""
         return (
             f'calls: {spell(_CALLS)} " "? "[" {repeated("call", quoted(", "), most_calls)} "]"\n'
-            f"call: {named_objects(tools)}\n"
+            f"call: {named_objects(tools)}\n{json_arguments(tools)}"
         )
 
     def new_id(self) -> str:
@@ -50,7 +50,7 @@ class MistralArguments(Mistral):
         """Lark rules of which `calls` is one call or more."""
         bodies = [f"{quoted(tool.name)} {spell(_ARGS)} arguments_{i}" for i, tool in enumerate(tools)]
         most = "" if most_calls == 1 else "+"
-        return f"calls: call{most}\ncall: {spell(_CALLS)} ({' | '.join(bodies)})\n"
+        return f"calls: call{most}\ncall: {spell(_CALLS)} ({' | '.join(bodies)})\n{json_arguments(tools)}"
 
 
 class _Reader(Machine):

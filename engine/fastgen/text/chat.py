@@ -34,21 +34,32 @@ class ChatTemplate:
 
     Attributes:
         source: the template as the model has it.
-        takes_tools: does it tell the model of tools?
+        tool_source: the one for requests with tools; the same where the model has no other.
+        takes_tools: does that one tell the model of tools?
 
     Raises:
-        ConfigError: when the template is not valid Jinja.
+        ConfigError: when a template is not valid Jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
         self.source = source
+        self.tool_source = tool_source or source
         self._special_tokens = dict(special_tokens)
         # Templates set the name themselves where it is not given, so the compiler's list of free names is no help.
-        self.takes_tools = re.search(r"\btools\b", source) is not None
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
+        self.takes_tools = re.search(r"\btools\b", self.tool_source) is not None
+        self._template = _compiled(source)
+        self._tool_template = _compiled(self.tool_source)
+
+    @classmethod
+    def named(cls, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+        """The template of a model with templates of these names, as transformers chooses among them; None without any.
+
+        Raises:
+            ConfigError: when a template is not valid Jinja.
+        """
+        if not sources.get("default"):
+            return None
+        return cls(sources["default"], special_tokens, tool_source=sources.get("tool_use"))
 
     def render(
         self,
@@ -75,8 +86,9 @@ class ChatTemplate:
             "tools": list(tools) if tools else None,
             "documents": list(documents) if documents else None,
         }
+        template = self._tool_template if tools else self._template
         try:
-            return self._template.render(context)
+            return template.render(context)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise ChatTemplateError(str(error) or type(error).__name__) from error
         except RecursionError:
@@ -102,6 +114,13 @@ class ChatTemplate:
             raise ChatTemplateError("the last message's text is not shown, so that nothing can go on with it")
         # A template that strips the white space behind the mark would have stripped the text's own.
         return shown if behind.startswith(_MARK_SPACE) else shown.removesuffix(last[len(last.rstrip()) :])
+
+
+def _compiled(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
 
 
 class _GenerationBlocks(Extension):

@@ -34,7 +34,7 @@ def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
 
 
 def _detect(tokenizer: Tokenizer) -> str:
-    template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
+    template = "" if tokenizer.chat_template is None else tokenizer.chat_template.tool_source
     if "<tool_call>" in template:
         return "qwen3_coder" if "<function=" in template else "hermes"
     if "[TOOL_CALLS]" in template or _has(tokenizer, "[TOOL_CALLS]"):

@@ -25,7 +25,7 @@ __all__ = [
     "parsed_knobs",
 ]
 
-TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json")
+TOOL_PARSERS = ("auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "json")
 # By device: see docs/decisions/007. Measuring takes a blink on a GPU, and what it finds differs from one to the next.
 DEFAULT_TOKEN_BUDGET: dict[str, int | str] = {"cpu": 256, "cuda": "auto"}
 # How far `--token-budget auto` looks for the knee.
@@ -231,8 +231,8 @@ class ServerConfig:
     )
     tool_parser: str = knob(
         "auto",
-        "How the model writes tool calls: hermes (also Qwen), llama3_json, mistral, or json for bare JSON; auto goes "
-        "by the model's chat template and vocabulary.",
+        "How the model writes tool calls: hermes (also Qwen), qwen3_coder, llama3_json, mistral, or json for bare "
+        "JSON; auto goes by the model's chat template and vocabulary.",
         kind="choice",
         choices=TOOL_PARSERS,
     )

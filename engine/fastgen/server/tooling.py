@@ -22,14 +22,13 @@ class ToolUse:
 
     Attributes:
         tools: what is offered, as templates expect it.
-        names: of the functions.
+        offered: the same, for the format.
         required: those of which one must be called; empty where the model is free to answer.
         most_calls: in one answer; None is no limit.
     """
 
     format: ToolFormat
     tools: list[dict[str, Any]]
-    names: frozenset[str]
     required: tuple[OfferedTool, ...]
     offered: tuple[OfferedTool, ...]
     most_calls: int | None
@@ -58,7 +57,6 @@ class ToolUse:
         return cls(
             format=model.tool_format,
             tools=[tool.for_template() for tool in tools],
-            names=frozenset(tool.name for tool in offered),
             required=required,
             offered=offered,
             most_calls=1 if single else None,
@@ -66,7 +64,7 @@ class ToolUse:
 
     def parser(self) -> ToolParser:
         """A reader of one answer."""
-        return self.format.parser(self.names)
+        return self.format.parser(self.offered)
 
     def shown_tokens(self, model: ServedModel) -> frozenset[int]:
         """The special tokens that the reader must see."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastgen.config import ConfigError
 
+# White space that no template writes behind a message itself.
+_MARK_SPACE = " \n\t"
+
 
 class ChatTemplateError(ValueError):
     """These messages do not fit the model's template; the message is the template's own."""
@@ -30,21 +34,32 @@ class ChatTemplate:
 
     Attributes:
         source: the template as the model has it.
-        takes_tools: does it tell the model of tools?
+        tool_source: the one for requests with tools; the same where the model has no other.
+        takes_tools: does that one tell the model of tools?
 
     Raises:
-        ConfigError: when the template is not valid Jinja.
+        ConfigError: when a template is not valid Jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
         self.source = source
+        self.tool_source = tool_source or source
         self._special_tokens = dict(special_tokens)
         # Templates set the name themselves where it is not given, so the compiler's list of free names is no help.
-        self.takes_tools = re.search(r"\btools\b", source) is not None
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
+        self.takes_tools = re.search(r"\btools\b", self.tool_source) is not None
+        self._template = _compiled(source)
+        self._tool_template = _compiled(self.tool_source)
+
+    @classmethod
+    def named(cls, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+        """The template of a model with templates of these names, as transformers chooses among them; None without any.
+
+        Raises:
+            ConfigError: when a template is not valid Jinja.
+        """
+        if not sources.get("default"):
+            return None
+        return cls(sources["default"], special_tokens, tool_source=sources.get("tool_use"))
 
     def render(
         self,
@@ -71,8 +86,9 @@ class ChatTemplate:
             "tools": list(tools) if tools else None,
             "documents": list(documents) if documents else None,
         }
+        template = self._tool_template if tools else self._template
         try:
-            return self._template.render(context)
+            return template.render(context)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise ChatTemplateError(str(error) or type(error).__name__) from error
         except RecursionError:
@@ -81,17 +97,30 @@ class ChatTemplate:
     def render_unfinished(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
         """As `render`, ending inside the last message, so that the model goes on with it.
 
+        The text itself is no guide to where that is, as it may stand in the template's marks behind it too: a mark of
+        our own goes behind it, as transformers does it.
+
         Raises:
             ChatTemplateError: also when the template does not show the last message's text.
         """
-        text = self.render(messages, add_generation_prompt=False, **context)
-        last = str(messages[-1].get("content", ""))
-        # Many templates strip what they are given.
-        for ending in (last, last.rstrip(), last.strip()):
-            place = text.rfind(ending)
-            if ending and place >= 0:
-                return text[: place + len(ending)]
-        raise ChatTemplateError("the last message has no text to go on with")
+        last = str(messages[-1].get("content") or "")
+        if not last.strip():
+            raise ChatTemplateError("the last message has no text to go on with")
+        # Digits: a template that changes letters leaves them alone. Nobody can have written these.
+        mark = str(secrets.randbits(128))
+        marked = [*messages[:-1], {**messages[-1], "content": last + mark + _MARK_SPACE}]
+        shown, found, behind = self.render(marked, add_generation_prompt=False, **context).rpartition(mark)
+        if not found:
+            raise ChatTemplateError("the last message's text is not shown, so that nothing can go on with it")
+        # A template that strips the white space behind the mark would have stripped the text's own.
+        return shown if behind.startswith(_MARK_SPACE) else shown.removesuffix(last[len(last.rstrip()) :])
+
+
+def _compiled(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
 
 
 class _GenerationBlocks(Extension):

@@ -48,6 +48,12 @@ def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     return backend
 
 
+def chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates by name; the one without a name is the default."""
+    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+    return {name: str(metadata[key]) for name, key in keys.items() if metadata.get(key)}
+
+
 def _key(metadata: Mapping[str, Any], name: str) -> Any:
     try:
         return metadata[f"tokenizer.ggml.{name}"]

@@ -52,12 +52,15 @@ def named_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: token["content"] if isinstance(token, dict) else str(token) for name, token in found.items()}
 
 
-def read_chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    """The chat template: a file of its own, or in the settings; of several, the one named default."""
-    path = directory / "chat_template.jinja"
+def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates by name, the usual one as `default`: in files of their own, or in the settings.
+
+    As transformers has it, chat_template.jinja replaces all that the settings have.
+    """
+    templates = {path.stem: path.read_text() for path in (directory / "additional_chat_templates").glob("*.jinja")}
+    path, told = directory / "chat_template.jinja", settings.get("chat_template")
     if path.is_file():
-        return path.read_text()
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        return next((str(entry["template"]) for entry in template if entry.get("name") == "default"), None)
-    return None if template is None else str(template)
+        return templates | {"default": path.read_text()}
+    if isinstance(told, list):
+        return {str(entry["name"]): str(entry["template"]) for entry in told} | templates
+    return templates if told is None else {"default": str(told)} | templates

@@ -46,8 +46,8 @@ class Tokenizer:
             raise ConfigError("tokenizer: a Hugging Face model needs its directory")
         settings = huggingface.read_settings(source.directory)
         special = huggingface.named_special_tokens(settings)
-        template = huggingface.read_chat_template(source.directory, settings)
-        return cls._assemble(huggingface.build(source.directory), special, template)
+        templates = huggingface.read_chat_templates(source.directory, settings)
+        return cls._assemble(huggingface.build(source.directory), special, templates)
 
     @classmethod
     def _of_gguf(cls, source: TokenizerSource) -> Tokenizer:
@@ -56,17 +56,17 @@ class Tokenizer:
         ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
         backend = gguf.build(metadata)
         special = {name: metadata["tokenizer.ggml.tokens"][i] for name, i in ids.items() if i is not None}
-        return cls._assemble(backend, special, metadata.get("tokenizer.chat_template"))
+        return cls._assemble(backend, special, gguf.chat_templates(metadata))
 
     @classmethod
-    def _assemble(cls, backend: tokenizers.Tokenizer, special: dict[str, str], template: str | None) -> Tokenizer:
+    def _assemble(cls, backend: tokenizers.Tokenizer, special: dict[str, str], templates: dict[str, str]) -> Tokenizer:
         def id_of(name: str) -> int | None:
             return backend.token_to_id(special[name]) if name in special else None
 
         return cls(
             backend=backend,
             vocabulary=Vocabulary(backend),
-            chat_template=ChatTemplate(template, special) if template else None,
+            chat_template=ChatTemplate.named(templates, special),
             bos_token_id=id_of("bos_token"),
             eos_token_id=id_of("eos_token"),
         )

@@ -119,6 +119,32 @@ def test_a_required_call_is_made(scripted: Serving, tool_choice: Any) -> None:
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city":"Bern"}'}
 
 
+@pytest.mark.parametrize(
+    "tool_choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=["required", "named"]
+)
+def test_a_required_call_is_streamed_in_deltas(scripted: Serving, tool_choice: Any) -> None:
+    chunks = list(
+        scripted.client().chat.completions.create(
+            model="smollm2",
+            messages=asking(REQUIRED),
+            tools=[WEATHER, TIME],  # type: ignore[list-item]
+            tool_choice=tool_choice,
+            stream=True,
+        )
+    )
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert not any(delta.content for delta in deltas)
+    calls = [call for delta in deltas for call in delta.tool_calls or []]
+    assert calls[0].id
+    assert {call.index for call in calls} == {0}
+    functions = [call.function for call in calls if call.function]
+    assert [function.name for function in functions if function.name] == ["get_weather"]
+    assert len(functions) > 3
+    assert "".join(function.arguments or "" for function in functions) == '{"city":"Bern"}'
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert (reasons[-1], set(reasons[:-1])) == ("tool_calls", {None})
+
+
 def test_tools_that_no_grammar_can_be_made_of_are_refused(scripted: Serving) -> None:
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "no such type"}}}
     body = {"messages": asking("a"), "tools": [broken], "tool_choice": "required"}

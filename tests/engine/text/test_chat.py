@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from fastgen.config import ConfigError
@@ -78,3 +80,51 @@ def test_todays_date_is_available() -> None:
 def test_a_template_that_is_no_jinja_is_refused_at_load() -> None:
     with pytest.raises(ConfigError, match="chat template: line 2"):
         ChatTemplate("line one\n{% for %}", {})
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+TRIMMING = "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+SPACED = "{% for m in messages %}[{{ m.role }}] {{ m.content.strip() }} </s>{% endfor %}"
+ENDINGLESS = "{% for m in messages %}{{ m.role }}: {{ m.content.rstrip() }}\n{% endfor %}"
+# Text that templates end their messages with, parts of it, and white space to strip.
+PREFILLS = st.one_of(
+    st.sampled_from(["<", "end", ">", "|", "im_end", "<|im_end|>", "</s>", "s", "_of_turn>", "assistant", "user\nHi"]),
+    st.text("<|>/_imends u\n\t", min_size=1, max_size=8).filter(str.strip),
+)
+
+
+@given(prefill=PREFILLS, earlier=PREFILLS)
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHATML, "<|im_start|>user\n{0}<|im_end|>\n<|im_start|>assistant\n{1}"),
+        (TRIMMING, "<start_of_turn>user\n{0:strip}<end_of_turn>\n<start_of_turn>assistant\n{1:strip}"),
+        (SPACED, "[user] {0:strip} </s>[assistant] {1:strip}"),
+        (ENDINGLESS, "user: {0:rstrip}\nassistant: {1:rstrip}"),
+    ],
+    ids=["chatml", "trimming", "spaced", "endingless"],
+)
+def test_a_message_to_go_on_with_is_cut_right_behind_its_text(
+    template: str, expected: str, prefill: str, earlier: str
+) -> None:
+    messages = [{"role": "user", "content": earlier}, {"role": "assistant", "content": prefill}]
+    cut = ChatTemplate(template, {}).render_unfinished(messages)
+    assert cut == expected.format(Text(earlier), Text(prefill))
+    assert ChatTemplate(template, {}).render(messages, add_generation_prompt=False).startswith(cut)
+
+
+class Text(str):
+    """A text that a format string can have stripped."""
+
+    def __format__(self, way: str) -> str:
+        return {"": str(self), "strip": self.strip(), "rstrip": self.rstrip()}[way]
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [(CHATML, " "), (CHATML, None), ("{{ messages[0].role }}", "a")],
+    ids=["blank", "none", "unseen"],
+)
+def test_a_message_without_text_to_go_on_with_is_refused(template: str, content: str | None) -> None:
+    with pytest.raises(ChatTemplateError, match="the last message"):
+        ChatTemplate(template, {}).render_unfinished([{"role": "assistant", "content": content}])

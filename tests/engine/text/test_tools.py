@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
+from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.request import Grammar
 from fastgen.text.chat import ChatTemplate
-from fastgen.text.grammar import GrammarFactory, check_grammar
-from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.grammar import check_grammar
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Collected, ToolEvent
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.formats import call_grammar, choose_format, describe, shown_tokens
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
 from fastgen.text.tools.plain import Llama3Json, PlainJson
-from fastgen.text.vocabulary import Vocabulary, byte_alphabet
+from fastgen.text.tools.qwen3_coder import Qwen3Coder
 
-NAMES = frozenset({"f", "g"})
+OFFERED = [OfferedTool("f", {}), OfferedTool("g", {})]
 Found = tuple[str, list[tuple[str, str]]]
 HERMES, LLAMA, PLAIN, LISTS, ARGS = Hermes(), Llama3Json(), PlainJson(), Mistral(), MistralArguments()
+CODER = Qwen3Coder()
 
 ANSWERS: list[tuple[ToolFormat, str, Found]] = [
     (
@@ -45,6 +46,14 @@ ANSWERS: list[tuple[ToolFormat, str, Found]] = [
         ('<tool_call>{"name": "f", "arguments": {"a": x}}</tool_call>', []),
     ),
     (HERMES, '<tool_call>{"x": 1}<tool_call>{"name": "g"}', ('<tool_call>{"x": 1}', [("g", "{}")])),
+    (
+        HERMES,
+        '<tool_call>[{"name": "f", "arguments": {"a": "]"}}, {"name": "g", "arguments": {}}]</tool_call>\nDone.',
+        ("\nDone.", [("f", '{"a": "]"}'), ("g", "{}")]),
+    ),
+    (HERMES, '<tool_call>\n[ {"name": "g"}', ("", [("g", "{}")])),
+    (HERMES, "<tool_call>[1]</tool_call>", ("<tool_call>[1]</tool_call>", [])),
+    (HERMES, "<tool_call>[]</tool_call>", ("<tool_call>[]</tool_call>", [])),
     (
         LLAMA,
         '{"name": "f", "parameters": {"a": [1, 2]}}; {"name": "g", "parameters": {}}',
@@ -74,12 +83,41 @@ ANSWERS: list[tuple[ToolFormat, str, Found]] = [
         'Hm. [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}',
         ("Hm.", [("f", '{"a": 1}'), ("g", "{}")]),
     ),
+    (
+        CODER,
+        'Let me see.\n<tool_call>\n<function=f>\n<parameter=a>\nx\n\n"</b>\n\n</parameter>\n'
+        "<parameter=b>1</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+        ("Let me see.", [("f", '{"a": "x\\n\\n\\"</b>\\n", "b": "1"}'), ("g", "{}")]),
+    ),
+    (CODER, "<tool_call><function=unheard_of></function></tool_call>", ("", [("unheard_of", "{}")])),
+    (CODER, "<function=g>\n</function>\n</tool_call> <function=h>", (" <function=h>", [("g", "{}")])),
+    (CODER, "<tool_call>\n<function=f>\n<parameter=a>\n\n</parameter>", ("", [("f", '{"a": ""}')])),
+    (CODER, "<tool_call>\n<function=f>\n<parameter=a>\nx\n", ("", [("f", '{"a": "x\\n')])),
+    (
+        CODER,
+        "<tool_call>\n<function=f>\n<parameter=a>\n<function=g>\n</function>\n<parameter=b>\n2\n</function>\n</tool_call>!",
+        ("!", [("f", '{"a": "<function=g>\\n</function>", "b": "2"}')]),
+    ),
+    (CODER, "Use <tool_call> or <function=>, a < b.  \n", ("Use <tool_call> or <function=>, a < b.  \n", [])),
+    (CODER, '<tool_call>{"name": "f"}</tool_call>', ('<tool_call>{"name": "f"}</tool_call>', [])),
     (ARGS, '[TOOL_CALLS]f[ARGS]{"a": x}', ('[TOOL_CALLS]f[ARGS]{"a": x}', [])),
+    (HERMES, '<tool_call>{"name": "f", "arguments":\n{"a": "b\nc\td\\n"}}', ("", [("f", '{"a": "b\\nc\\td\\n"}')])),
+    (ARGS, '[TOOL_CALLS]f[ARGS]{"a":\n"b\n"}', ("", [("f", '{"a":\n"b\\n"}')])),
+    (LLAMA, '{"parameters": "{\\"a\\": \\"b\nc\\"}", "name": "f"}', ("", [("f", '{"a": "b\\nc"}')])),
+    (PLAIN, '{"arguments": {"a": "\\ud800"}, "name": "f"}', ("", [("f", '{"a": "\\ud800"}')])),
+    (PLAIN, '{"name": "\\ud800", "arguments": {}}', ('{"name": "\\ud800", "arguments": {}}', [])),
+    (
+        LISTS,
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]',
+        ('[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]', []),
+    ),
 ]
 
 
-def read(format: ToolFormat, pieces: list[str]) -> tuple[Found, list[ToolEvent]]:
-    parser, collected = format.parser(NAMES), Collected()
+def read(
+    format: ToolFormat, pieces: list[str], tools: Sequence[OfferedTool] = OFFERED
+) -> tuple[Found, list[ToolEvent]]:
+    parser, collected = format.parser(tools), Collected()
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
     collected.take(events)
     return (collected.content, [(call.name, call.arguments) for call in collected.calls]), events
@@ -104,12 +142,15 @@ def test_what_is_found_does_not_depend_on_how_the_text_comes(
     assert read(format, pieces)[0] == found
 
 
+TAGS = ["<function=", "<parameter=", "f>", "</function>", "</parameter>"]
+
+
 @settings(max_examples=300, deadline=None)
 @given(
-    format=st.sampled_from([HERMES, LLAMA, PLAIN, LISTS, ARGS]),
+    format=st.sampled_from([HERMES, LLAMA, PLAIN, LISTS, ARGS, CODER]),
     text=st.lists(
         st.sampled_from(
-            [*'{}[]",:; \nf', '"name": "f"', '"arguments": {', "<tool_call>", "</tool_call>", "[TOOL_CALLS]"]
+            [*'{}[]",:; \nf', '"name": "f"', '"arguments": {', "<tool_call>", "</tool_call>", "[TOOL_CALLS]", *TAGS]
         ),
         max_size=25,
     ).map("".join),
@@ -119,6 +160,46 @@ def test_no_text_breaks_a_reader_and_letters_outside_calls_are_all_shown(format:
     assert (content, calls) == read(format, [text])[0]
     if not any(isinstance(event, CallBegun) for event in events):
         assert content == text
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text('a"\\\n\t\r\0é'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a"\\\n\x1f'), inner, max_size=3),
+    max_leaves=8,
+)
+RAW = {"n": "\n", "t": "\t", "r": "\r"}
+WRAPPINGS = [
+    (HERMES, '<tool_call>{{"name": "f", "arguments": {}}}</tool_call>'),
+    (HERMES, '<tool_call>{{"arguments": {}, "name": "f"}}</tool_call>'),
+    (LLAMA, '{{"name": "f", "parameters": {}}}'),
+    (PLAIN, '[{{"name": "f", "arguments": {}}}]'),
+    (LISTS, '[TOOL_CALLS][{{"name": "f", "arguments": {}}}]'),
+    (ARGS, "[TOOL_CALLS]f[ARGS]{}"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    wrapping=st.sampled_from(WRAPPINGS),
+    arguments=st.dictionaries(st.text('a"\\\n'), JSON_VALUES, min_size=1, max_size=3),
+    raw=st.sets(st.sampled_from([*RAW])),
+)
+def test_arguments_are_json_however_carelessly_the_model_escapes(
+    wrapping: tuple[ToolFormat, str], arguments: dict[str, Any], raw: set[str]
+) -> None:
+    """Line breaks, tabs and the like stand in strings as they are, each kind always or never."""
+    format, around = wrapping
+    written = json.dumps(arguments, ensure_ascii=False, indent=1)
+    written = re.sub(r"\\(.)", lambda escape: RAW[escape[1]] if escape[1] in raw else escape[0], written)
+    for pieces in ([around.format(written)], list(around.format(written))):
+        (content, calls), _ = read(format, pieces)
+        assert content == ""
+        assert [name for name, _ in calls] == ["f"]
+        assert json.loads(calls[0][1]) == arguments
 
 
 def test_a_calls_name_comes_before_its_arguments_which_come_as_they_are_written() -> None:
@@ -132,19 +213,10 @@ def test_a_call_that_turns_out_broken_is_said_to_be() -> None:
     assert read(HERMES, [text])[1][-1] == CallBroken(0, text)
 
 
-def byte_tokenizer(template: str | None, *special: str) -> Tokenizer:
-    """A vocabulary of bytes and some special tokens."""
-    alphabet = sorted(byte_alphabet().values())
-    backend = Backend(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in ("</s>", *special)])
-    return Tokenizer(backend, Vocabulary(backend), ChatTemplate(template, {}) if template else None, None, 256)
-
-
 @pytest.mark.parametrize(
     ("template", "special", "name"),
     [
+        ("{% for tool in tools %}{% endfor %}<tool_call>\n<function=example_function_name>", (), "Qwen3Coder"),
         ("{% for tool in tools %}{% endfor %}<tool_call>", (), "Hermes"),
         (None, ("[TOOL_CALLS]",), "Mistral"),
         ("{{ messages }}", ("[TOOL_CALLS]", "[ARGS]"), "MistralArguments"),
@@ -152,12 +224,15 @@ def byte_tokenizer(template: str | None, *special: str) -> Tokenizer:
         ("{{ messages }}", (), "PlainJson"),
     ],
 )
-def test_the_format_follows_from_template_and_vocabulary(template: str, special: tuple[str, ...], name: str) -> None:
-    assert type(choose_format("auto", byte_tokenizer(template, *special))).__name__ == name
+def test_the_format_follows_from_template_and_vocabulary(
+    template: str | None, special: tuple[str, ...], name: str
+) -> None:
+    tokenizer = byte_tokenizer(ChatTemplate(template, {}) if template else None, *special)
+    assert type(choose_format("auto", tokenizer)).__name__ == name
 
 
 def test_the_user_has_the_last_word_on_the_format() -> None:
-    assert choose_format("llama3_json", byte_tokenizer("<tool_call>")).name == "llama3_json"
+    assert choose_format("llama3_json", byte_tokenizer(ChatTemplate("<tool_call>", {}))).name == "llama3_json"
 
 
 def test_marks_that_are_special_tokens_are_shown_to_the_reader() -> None:
@@ -192,6 +267,12 @@ TOOLS = [
         (PLAIN, (), '{"name": "f", "arguments": {}}; {"name": "f", "arguments": {}}', "{}"),
         (LISTS, ("[TOOL_CALLS]",), '[TOOL_CALLS] [{"name": "f", "arguments": {}}]', "[TOOL_CALLS] []"),
         (ARGS, ("[TOOL_CALLS]", "[ARGS]"), '[TOOL_CALLS]f[ARGS]{"a":1}', "[TOOL_CALLS]h[ARGS]{}"),
+        (
+            CODER,
+            ("<tool_call>",),
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
+        ),
     ],
 )
 def test_a_required_call_is_one_of_the_tools_with_its_own_schema(
@@ -219,18 +300,6 @@ def test_calls_may_stand_beside_an_answer_that_has_a_structure() -> None:
     assert matches(grammar, tokenizer, '{"city":"Bern"}')
     assert matches(grammar, tokenizer, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     assert not matches(grammar, tokenizer, '{"town":"Bern"}')
-
-
-def matches(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
-    """May a generation be `text`, token by token, and end there?"""
-    constraint = GrammarFactory(lambda: tokenizer, tokenizer.vocab_size, [256])(grammar)
-    for token in [*tokenizer.encode(text, add_special_tokens=False), 256]:
-        mask = memoryview(bytearray(4 * ((tokenizer.vocab_size + 31) // 32))).cast("I")
-        constraint.fill_mask(mask)
-        if not mask[token // 32] >> token % 32 & 1:
-            return False
-        constraint.accept(token)
-    return True
 
 
 def test_a_model_without_tools_in_its_template_is_told_of_them() -> None:

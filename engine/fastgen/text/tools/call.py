@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Content, ToolEvent
+from fastgen.text.tools.json_text import JsonRepair, JsonSpan, dumped, is_name, loaded
 
 # What all models write; anything else is taken in whole before it is judged.
 _HEADER = re.compile(
@@ -15,37 +15,6 @@ _HEADER = re.compile(
 _LONGEST_HEADER = 1024
 _FIRST_KEY = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"')
 _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
-
-
-class JsonSpan:
-    """Finds where a JSON object or array ends, whatever is in it."""
-
-    __slots__ = ("_depth", "_escaped", "_in_string")
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def end(self, text: str) -> int | None:
-        """How much of `text` still belongs to it, where it ends in there; else None, and all of it does."""
-        for place, character in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return place + 1
-        return None
 
 
 class CallReader:
@@ -70,6 +39,7 @@ class CallReader:
         self._raw = ""
         self._object = JsonSpan()
         self._arguments: JsonSpan | None = None
+        self._repair = JsonRepair()
 
     def push(self, text: str) -> tuple[list[ToolEvent], str]:
         """What came of this text, and what of it lies behind the object."""
@@ -89,7 +59,7 @@ class CallReader:
             if closed is not None:
                 self._arguments = None
             if piece:
-                events.append(CallArguments(self._index, piece))
+                events.append(CallArguments(self._index, self._repair.push(piece)))
         if end is not None:
             self._close(events)
         return events, rest
@@ -103,11 +73,11 @@ class CallReader:
         """Looks for the name; returns where in the object the arguments begin."""
         first = _FIRST_KEY.match(self._raw)
         header = _HEADER.match(self._raw[:_LONGEST_HEADER])
-        name = _loaded(header.group(1)) if header else None
-        unknown = isinstance(name, str) and self._names is not None and name not in self._names
+        name = loaded(header.group(1)) if header else None
+        unknown = is_name(name) and self._names is not None and name not in self._names
         if (first and first.group(1) not in _KEYS) or unknown:
             self.done = True
-        elif header and isinstance(name, str):
+        elif header and is_name(name):
             self.called = True
             self._arguments = JsonSpan()
             events.append(CallBegun(self._index, name))
@@ -124,7 +94,7 @@ class CallReader:
     def _close(self, events: list[ToolEvent]) -> None:
         """The object has ended: is it a call?"""
         self.done = True
-        whole = _loaded(self._raw)
+        whole = loaded(self._raw)
         if self.called:
             if whole is None:
                 self.called = False
@@ -138,14 +108,6 @@ class CallReader:
         events += [CallBegun(self._index, call[0]), CallArguments(self._index, call[1])]
 
 
-def _loaded(text: str) -> object:
-    """The JSON in `text`, or None where it is none."""
-    try:
-        return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _call_in(value: object) -> tuple[str, str] | None:
     """Name and arguments of a call in an unusual spelling: arguments first, a text, left out, or inside `function`."""
     if not isinstance(value, dict):
@@ -154,15 +116,10 @@ def _call_in(value: object) -> tuple[str, str] | None:
     call: dict[str, object] = inner if isinstance(inner, dict) else value
     name = call.get("name")
     arguments = call.get("arguments", call.get("parameters"))
-    if not isinstance(name, str):
+    if not is_name(name):
         return None
-    if isinstance(arguments, str) and isinstance(_loaded(arguments), dict):
-        return name, arguments
+    if isinstance(arguments, str) and isinstance(loaded(arguments), dict):
+        return name, JsonRepair().push(arguments)
     if arguments is None or isinstance(arguments, dict):
-        return name, json.dumps(arguments or {}, ensure_ascii=False)
+        return name, dumped(arguments or {})
     return None
-
-
-def is_json_object(text: str) -> bool:
-    """Is `text` a JSON object?"""
-    return isinstance(_loaded(text), dict)

@@ -23,7 +23,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments, which are JSON as the model writes it."""
+    """The next piece of a call's arguments, which together are JSON unless the answer is cut short."""
 
     index: int
     text: str

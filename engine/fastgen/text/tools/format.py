@@ -19,6 +19,8 @@ class OfferedTool:
     schema: Mapping[str, Any]
 
 
+_JSON_SPACE = r"[ \t\n\r]{0,20}"
+
 # A text as it is written in a Lark grammar: as a literal, or as the special token that it is in this vocabulary.
 Spell = Callable[[str], str]
 
@@ -32,14 +34,11 @@ class ToolFormat(Protocol):
     # One call, as a model is told to write it whose own template tells nothing of tools.
     example: str
 
-    def parser(self, names: frozenset[str]) -> ToolParser:
-        """A reader of one answer, where the functions `names` are offered."""
+    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
+        """A reader of one answer, where `tools` are offered."""
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Lark rules of which `calls` is one call or more, up to `most_calls`; None is no limit.
-
-        The arguments of the tool i are the rule `arguments_i`, which is defined elsewhere.
-        """
+        """Lark rules of which `calls` is one call or more, up to `most_calls`; None is no limit."""
 
     def new_id(self) -> str:
         """An id for a call."""
@@ -60,8 +59,18 @@ def repeated(item: str, separator: str, most: int | None) -> str:
     return item if most == 1 else f"{item} ({separator} {item})*"
 
 
+def json_body(schema: Mapping[str, Any]) -> str:
+    """A rule's body: JSON by a schema. Unbounded, a small model may go on with white space for ever."""
+    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': _JSON_SPACE}, **schema})}"
+
+
+def json_arguments(tools: Sequence[OfferedTool]) -> str:
+    """A rule for the arguments of each tool as an object: `arguments_i` for the tool i."""
+    return "".join(f"arguments_{i}: {json_body(tool.schema)}\n" for i, tool in enumerate(tools))
+
+
 def named_objects(tools: Sequence[OfferedTool], arguments: str = "arguments") -> str:
-    """A Lark rule's right side: a call of any of the tools as an object with its name and its `arguments`."""
+    """A rule's body: a call of any of the tools as an object with its name and its `arguments`."""
     return " | ".join(
         f'{quoted(f"""{{"name": {quoted(tool.name)}, "{arguments}": """)} arguments_{i} "}}"'
         for i, tool in enumerate(tools)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fastgen.config import TOOL_PARSERS
 from fastgen.core.request import Grammar
 from fastgen.text.tokenizer import Tokenizer
-from fastgen.text.tools.format import OfferedTool, ToolFormat, quoted
+from fastgen.text.tools.format import OfferedTool, ToolFormat, json_body, quoted
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
 from fastgen.text.tools.plain import Llama3Json, PlainJson
+from fastgen.text.tools.qwen3_coder import Qwen3Coder
 
-_JSON_SPACE = r"[ \t\n\r]{0,20}"
 # The special tokens that a Lark grammar can name as they are; others go by their number.
 _NAMED = re.compile(r"<[^\s<>\[\]]+>")
 
@@ -29,13 +28,15 @@ def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
         return MistralArguments() if _has(tokenizer, "[ARGS]") else Mistral()
     if name == "hermes":
         return Hermes()
+    if name == "qwen3_coder":
+        return Qwen3Coder()
     return Llama3Json() if name == "llama3_json" else PlainJson()
 
 
 def _detect(tokenizer: Tokenizer) -> str:
-    template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
+    template = "" if tokenizer.chat_template is None else tokenizer.chat_template.tool_source
     if "<tool_call>" in template:
-        return "hermes"
+        return "qwen3_coder" if "<function=" in template else "hermes"
     if "[TOOL_CALLS]" in template or _has(tokenizer, "[TOOL_CALLS]"):
         return "mistral"
     if "<|python_tag|>" in template or _has(tokenizer, "<|python_tag|>"):
@@ -74,15 +75,9 @@ def call_grammar(
         f"start: calls{'' if answer is None else ' | answer'}\n",
         format.rules(tools, spell, most_calls=most_calls),
     ]
-    rules += [f"arguments_{i}: {_json(tool.schema)}\n" for i, tool in enumerate(tools)]
     if answer is not None:
-        rules.append(f"answer: {_json(json.loads(answer.text) if answer.text else {'type': 'object'})}\n")
+        rules.append(f"answer: {json_body(json.loads(answer.text) if answer.text else {'type': 'object'})}\n")
     return Grammar(kind="lark", text="".join(rules))
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    """A rule's body: JSON by a schema. Unbounded, a small model may go on with white space for ever."""
-    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': _JSON_SPACE}, **schema})}"
 
 
 def describe(format: ToolFormat, tools: Sequence[dict[str, object]]) -> str:

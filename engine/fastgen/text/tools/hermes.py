@@ -1,11 +1,14 @@
-"""Calls in tags, as Hermes and Qwen 2.5 and 3 write them: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`."""
+"""Calls in tags, as Hermes and Qwen 2.5 and 3 write them: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+
+SmolLM2 writes a list of such objects between one pair of tags; both are read.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fastgen.text.tools.events import ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, long_id, named_objects, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, json_arguments, long_id, named_objects, quoted, repeated
 from fastgen.text.tools.machine import Machine
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -18,9 +21,9 @@ class Hermes:
     marks: tuple[str, ...] = (_OPEN, _CLOSE)
     example = f'{_OPEN}\n{{"name": <function name>, "arguments": <object>}}\n{_CLOSE}'
 
-    def parser(self, names: frozenset[str]) -> ToolParser:
+    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
         """A reader of one answer. The tags make a call clear: a name that nobody offered is passed on."""
-        del names
+        del tools
         return _Reader()
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
@@ -28,6 +31,7 @@ class Hermes:
         return (
             f"calls: {repeated('call', quoted(chr(10)), most_calls)}\n"
             f"call: {spell(_OPEN)} {quoted(chr(10))} ({named_objects(tools)}) {quoted(chr(10))} {spell(_CLOSE)}\n"
+            f"{json_arguments(tools)}"
         )
 
     def new_id(self) -> str:
@@ -49,16 +53,12 @@ class _Reader(Machine):
         if body.startswith("{"):
             prefix, self.buffer = _OPEN + self.buffer[: -len(body)], body
             self.state = self.read_call(prefix, None, self._closing, self._reading)
+        elif body.startswith("["):
+            self.state = self.read_list(_OPEN, self._closing, self._reading)
         else:
             self.show(_OPEN)
             self.state = self._reading
         return True
 
     def _closing(self) -> bool:
-        """Takes the closing tag; a model that forgot it made a call all the same."""
-        body = self.buffer.lstrip()
-        if not self.ended and len(body) < len(_CLOSE) and _CLOSE.startswith(body):
-            return False
-        self.buffer = body.removeprefix(_CLOSE) if not _CLOSE.startswith(body) else ""
-        self.state = self._reading
-        return True
+        return self.skip(_CLOSE, self._reading)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastgen.text.stop import possible_start
 from fastgen.text.tools.call import CallReader
@@ -65,6 +65,40 @@ class Machine:
 
         return reading
 
+    def read_list(self, mark: str, then: State, otherwise: State) -> State:
+        """The state that reads calls from a list, whose bracket comes next: `mark` stood before it.
+
+        `otherwise` goes on where something in it was no call, and `then` behind its end.
+        """
+
+        def beginning() -> bool:
+            inside = self.buffer.lstrip()[1:].lstrip()
+            if not inside and not self.ended:
+                return False
+            if inside.startswith("{"):
+                read_at(inside, mark)
+            else:
+                self.show(mark)
+                self.state = otherwise
+            return True
+
+        def between() -> bool:
+            body = self.buffer.lstrip(" \t\r\n,")
+            if not body and not self.ended:
+                return False
+            if body.startswith("{"):
+                read_at(body, "")
+            else:
+                self.buffer = body.removeprefix("]")
+                self.state = then
+            return True
+
+        def read_at(body: str, before: str) -> None:
+            prefix, self.buffer = before + self.buffer[: len(self.buffer) - len(body)], body
+            self.state = self.read_call(prefix, None, between, otherwise)
+
+        return beginning
+
     def note(self, events: list[ToolEvent]) -> None:
         """Passes on what a reader found."""
         for event in events:
@@ -83,19 +117,37 @@ class Machine:
         """Calls begun so far."""
         return self._num_calls
 
+    def take_until(self, marks: Sequence[str]) -> tuple[str, bool]:
+        """Takes what certainly stands before the first of `marks`; is one of them next?"""
+        places = [place for mark in marks if (place := self.buffer.find(mark)) >= 0]
+        keep = 0 if self.ended else max(possible_start(self.buffer, mark) for mark in marks)
+        certain = min(places, default=len(self.buffer) - keep)
+        taken, self.buffer = self.buffer[:certain], self.buffer[certain:]
+        return taken, bool(places)
+
+    def reach(self, marks: Sequence[str], then: State) -> bool:
+        """A state: shows everything before the first of `marks`, and goes on there with `then`."""
+        before, found = self.take_until(marks)
+        self.show(before)
+        if found:
+            self.state = then
+        return found
+
     def seek(self, mark: str, then: State) -> bool:
         """A state: shows everything before `mark`, takes the mark, and goes on with `then`."""
-        place = self.buffer.find(mark)
-        if place >= 0:
-            self.show(self.buffer[:place])
-            self.buffer = self.buffer[place + len(mark) :]
-            self.state = then
-            return True
-        keep = 0 if self.ended else possible_start(self.buffer, mark)
-        certain = len(self.buffer) - keep
-        self.show(self.buffer[:certain])
-        self.buffer = self.buffer[certain:]
-        return False
+        found = self.reach((mark,), then)
+        if found:
+            self.buffer = self.buffer.removeprefix(mark)
+        return found
+
+    def skip(self, mark: str, then: State) -> bool:
+        """A state: takes a closing mark and goes on with `then`; a model that forgot it made a call all the same."""
+        body = self.buffer.lstrip()
+        if not self.ended and len(body) < len(mark) and mark.startswith(body):
+            return False
+        self.buffer = body.removeprefix(mark) if not mark.startswith(body) else ""
+        self.state = then
+        return True
 
     def _take(self) -> list[ToolEvent]:
         events, self._events = self._events, []

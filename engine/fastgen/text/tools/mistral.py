@@ -6,10 +6,10 @@ import secrets
 import string
 from collections.abc import Sequence
 
-from fastgen.text.tools.call import JsonSpan, is_json_object
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, named_objects, quoted, repeated
-from fastgen.text.tools.machine import Machine, State
+from fastgen.text.tools.format import OfferedTool, Spell, json_arguments, named_objects, quoted, repeated
+from fastgen.text.tools.json_text import JsonRepair, JsonSpan, is_json_object
+from fastgen.text.tools.machine import Machine
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -24,16 +24,16 @@ class Mistral:
     marks: tuple[str, ...] = (_CALLS, _ARGS, _ID)
     example = f'{_CALLS}[{{"name": <function name>, "arguments": <object>}}]'
 
-    def parser(self, names: frozenset[str]) -> ToolParser:
+    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
         """A reader of one answer, in either form. A name that nobody offered is passed on."""
-        del names
+        del tools
         return _Reader()
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Lark rules of which `calls` is one call or more."""
         return (
             f'calls: {spell(_CALLS)} " "? "[" {repeated("call", quoted(", "), most_calls)} "]"\n'
-            f"call: {named_objects(tools)}\n"
+            f"call: {named_objects(tools)}\n{json_arguments(tools)}"
         )
 
     def new_id(self) -> str:
@@ -50,13 +50,13 @@ class MistralArguments(Mistral):
         """Lark rules of which `calls` is one call or more."""
         bodies = [f"{quoted(tool.name)} {spell(_ARGS)} arguments_{i}" for i, tool in enumerate(tools)]
         most = "" if most_calls == 1 else "+"
-        return f"calls: call{most}\ncall: {spell(_CALLS)} ({' | '.join(bodies)})\n"
+        return f"calls: call{most}\ncall: {spell(_CALLS)} ({' | '.join(bodies)})\n{json_arguments(tools)}"
 
 
 class _Reader(Machine):
     def __init__(self) -> None:
         super().__init__(self._reading)
-        self._arguments = JsonSpan()
+        self._arguments, self._repair = JsonSpan(), JsonRepair()
         self._raw = ""
 
     def _reading(self) -> bool:
@@ -66,34 +66,8 @@ class _Reader(Machine):
         body = self.buffer.lstrip()
         if not body and not self.ended:
             return False
-        self.state = self._in_list if body.startswith("[") else self._naming
-        return True
-
-    def _in_list(self) -> bool:
-        inside = self.buffer.lstrip()[1:].lstrip()
-        if not inside and not self.ended:
-            return False
-        if inside.startswith("{"):
-            self._read_at(inside, _CALLS)
-        else:
-            self._show_mark()
-        return True
-
-    def _read_at(self, body: str, mark: str) -> None:
-        prefix, self.buffer = mark + self.buffer[: len(self.buffer) - len(body)], body
-        after: State = self._between
-        self.state = self.read_call(prefix, None, after, self._reading)
-
-    def _between(self) -> bool:
-        """After a call of a list: another one, or its end."""
-        body = self.buffer.lstrip(" \t\r\n,")
-        if not body and not self.ended:
-            return False
-        if body.startswith("{"):
-            self._read_at(body, "")
-        else:
-            self.buffer = body.removeprefix("]")
-            self.state = self._reading
+        in_list = body.startswith("[")
+        self.state = self.read_list(_CALLS, self._reading, self._reading) if in_list else self._naming
         return True
 
     def _naming(self) -> bool:
@@ -111,7 +85,7 @@ class _Reader(Machine):
         self._raw = _CALLS + self.buffer[:place] + _ARGS
         self.buffer = self.buffer[place + len(_ARGS) :]
         self.note([CallBegun(self.num_calls, name)])
-        self._arguments = JsonSpan()
+        self._arguments, self._repair = JsonSpan(), JsonRepair()
         self.state = self._in_arguments
         return True
 
@@ -121,7 +95,7 @@ class _Reader(Machine):
         piece, self.buffer = (self.buffer, "") if end is None else (self.buffer[:end], self.buffer[end:])
         self._raw += piece
         if piece:
-            self.note([CallArguments(index, piece)])
+            self.note([CallArguments(index, self._repair.push(piece))])
         if end is None:
             return False
         if not is_json_object(self._raw.partition(_ARGS)[2]):

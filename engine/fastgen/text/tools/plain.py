@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastgen.text.tools.events import ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, long_id, named_objects, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, json_arguments, long_id, named_objects, quoted, repeated
 from fastgen.text.tools.machine import Machine
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -19,15 +19,15 @@ class PlainJson:
     example = '{"name": <function name>, "arguments": <object>}'
     _arguments = "arguments"
 
-    def parser(self, names: frozenset[str]) -> ToolParser:
+    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
         """A reader of one answer. Nothing but its name tells a call from any other JSON: it must have been offered."""
-        return _Reader(names)
+        return _Reader(frozenset(tool.name for tool in tools))
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Lark rules of which `calls` is one call or more."""
         del spell
         call = named_objects(tools, self._arguments)
-        return f"calls: {repeated('call', quoted('; '), most_calls)}\ncall: {call}\n"
+        return f"calls: {repeated('call', quoted('; '), most_calls)}\ncall: {call}\n{json_arguments(tools)}"
 
     def new_id(self) -> str:
         """An id for a call."""

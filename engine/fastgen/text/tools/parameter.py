@@ -1,0 +1,128 @@
+"""A parameter's value where a model writes it as bare text: what its JSON schema makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastgen.text.tools.json_text import JsonRepair, dumped, loaded
+
+# Of references that lead to references; a client may send a circle of them.
+_LONGEST_CHAIN = 8
+
+
+class ParameterSchema:
+    """What a tool's schema says of one of its parameters. Schemas come from clients: anything may stand anywhere.
+
+    Attributes:
+        schema: the parameter's own, with whatever it refers to.
+        types: the JSON types that it allows; empty where it does not say.
+        choices: the values that it allows, where it lists them.
+
+    Args:
+        tool: the schema of all arguments.
+        name: of the parameter, which need not be among them.
+    """
+
+    def __init__(self, tool: Mapping[str, Any], name: str) -> None:
+        own = _resolved(_mapping(tool.get("properties")).get(name), tool)
+        definitions = {key: tool[key] for key in ("$defs", "definitions") if key in tool}
+        self.schema: Mapping[str, Any] = {**definitions, **own}
+        self.types = _types(own, tool)
+        self.choices = [own["const"]] if "const" in own else _list(own.get("enum"))
+
+    @property
+    def is_text(self) -> bool:
+        """Is the value what is written, whatever that is?"""
+        return self.types <= {"string"}
+
+    def value(self, text: str) -> str:
+        """The JSON of what was written.
+
+        As vLLM's reader has it: what is no JSON stays a text, and constants may be written as Python does, since some
+        templates show a model its own earlier calls so.
+        """
+        if self.is_text:
+            return dumped(text)
+        bare = text.strip()
+        constant, may_be_text = bare.lower(), "string" in self.types
+        if constant in ("null", "none") and ("null" in self.types or not may_be_text):
+            return "null"
+        if constant in ("true", "false") and "boolean" in self.types and not may_be_text:
+            return constant
+        value = loaded(bare)
+        if value is None or (may_be_text and not self.types & _types_of_value(value) - {"string"}):
+            return dumped(text)
+        return JsonRepair().push(bare)
+
+
+def declared_parameters(tool: Mapping[str, Any]) -> tuple[list[str], frozenset[str]]:
+    """The parameters that the schema of all arguments names, in its order, and those that must be given."""
+    required = [name for name in _list(tool.get("required")) if isinstance(name, str)]
+    return list(dict.fromkeys([*_mapping(tool.get("properties")), *required])), frozenset(required)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema with what it refers to in the place of the reference."""
+    found = _mapping(schema)
+    for _ in range(_LONGEST_CHAIN):
+        if "$ref" not in found:
+            break
+        beside = {key: value for key, value in found.items() if key != "$ref"}
+        found = {**_referred(found["$ref"], root), **beside}
+    return found
+
+
+def _referred(reference: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: object = root
+    for part in str(reference).removeprefix("#/").split("/"):
+        found = _mapping(found).get(part)
+    return _mapping(found)
+
+
+def _types(schema: Mapping[str, Any], root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema names, in whichever of its alternatives."""
+    types: set[str] = set()
+    followed: set[str] = set()  # a schema may refer to itself
+    pending = [schema]
+    while pending:
+        schema = pending.pop()
+        said = schema.get("type")
+        if said is not None:
+            types |= {kind for kind in (said, *_list(said)) if isinstance(kind, str)}
+        elif "const" in schema or "enum" in schema:
+            values = [schema["const"]] if "const" in schema else _list(schema["enum"])
+            types = types.union(*map(_types_of_value, values))
+        else:
+            parts = [part for key in ("anyOf", "oneOf", "allOf") for part in _list(schema.get(key))]
+            pending += map(_mapping, parts)
+            reference = str(schema.get("$ref"))
+            if reference not in followed:
+                followed.add(reference)
+                pending.append(_referred(reference, root))
+    return frozenset(types)
+
+
+def _types_of_value(value: object) -> frozenset[str]:
+    match value:
+        case None:
+            return frozenset({"null"})
+        case bool():
+            return frozenset({"boolean"})
+        case str():
+            return frozenset({"string"})
+        case int():
+            return frozenset({"integer", "number"})
+        case float():
+            return frozenset({"number", "integer"} if value.is_integer() else {"number"})
+        case list():
+            return frozenset({"array"})
+    return frozenset({"object"})

@@ -1,0 +1,182 @@
+"""Calls as Qwen3-Coder writes them: a tag for the function, and one for each parameter around its bare value.
+
+The form is that of the model's chat template; its reader is measured by vLLM's `qwen3_coder`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastgen.text.tools.events import CallArguments, CallBegun, ToolParser
+from fastgen.text.tools.format import OfferedTool, Spell, json_body, long_id, quoted, repeated
+from fastgen.text.tools.json_text import dumped
+from fastgen.text.tools.machine import Machine
+from fastgen.text.tools.parameter import ParameterSchema, declared_parameters
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_LONGEST_NAME = 256
+_HEADER = re.compile(rf"({_OPEN}\s*)?{_FUNCTION}([^>\n]{{1,{_LONGEST_NAME}}})>")
+# Where a value ends. Models forget its closing tag now and then: others count where values are unlikely to have them.
+_ENDS = (_PARAMETER_END, f"{_FUNCTION_END}\n{_CLOSE}", f"{_FUNCTION_END}{_CLOSE}")
+_VALUE_ENDS = (*(f"\n{tag}" for tag in (*_ENDS, _PARAMETER)), *_ENDS)
+_END_OF_VALUE = quoted(f"\n{_PARAMETER_END}\n")
+# A text that has none of these in it, as a terminal of a Lark grammar.
+_TEXT = r"/(?s:.*)/ & ~/(?s:.*)(<\/parameter>|<\/function>\n?<\/tool_call>|\n<parameter=)(?s:.*)/"
+
+
+class Qwen3Coder:
+    """The format of tags for everything."""
+
+    name = "qwen3_coder"
+    marks: tuple[str, ...] = (_OPEN, _CLOSE)
+    example = (
+        f"{_OPEN}\n{_FUNCTION}function name>\n{_PARAMETER}parameter name>\n<value>\n{_PARAMETER_END}\n"
+        f"{_FUNCTION_END}\n{_CLOSE}"
+    )
+
+    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
+        """A reader of one answer. In its outer tags a call is clear; without them its name must have been offered."""
+        return _Reader(tools)
+
+    def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
+        """Lark rules of which `calls` is one call or more; parameters stand in their schema's order."""
+        functions = " | ".join(f"function_{i}" for i in range(len(tools)))
+        return (
+            f"calls: {repeated('call', quoted(chr(10)), most_calls)}\n"
+            f"call: {spell(_OPEN)} {quoted(chr(10))} ({functions}) {quoted(chr(10))} {spell(_CLOSE)}\n"
+            f"{''.join(_function(i, tool) for i, tool in enumerate(tools))}"
+            f'any_parameter: "{_PARAMETER}" /[^>\\n]{{1,{_LONGEST_NAME}}}/ ">\\n" TEXT\n'
+            f"TEXT: TEXT_BODY {_END_OF_VALUE}\nTEXT_BODY: {_TEXT}\n"
+        )
+
+    def new_id(self) -> str:
+        """An id for a call."""
+        return long_id()
+
+
+def _function(number: int, tool: OfferedTool) -> str:
+    """The rules of one function."""
+    body, rules = [quoted(f"{_FUNCTION}{tool.name}>\n")], []
+    declared, required = declared_parameters(tool.schema)
+    for place, name in enumerate(declared):
+        parameter = f"parameter_{number}_{place}"
+        body.append(parameter if name in required else f"{parameter}?")
+        head = quoted(f"{_PARAMETER}{name}>\n")
+        rules.append(f"{parameter}: {head} {_value(ParameterSchema(tool.schema, name))}\n")
+    if not declared and tool.schema.get("additionalProperties") is not False:
+        body.append("any_parameter*")
+    return f"function_{number}: {' '.join(body)} {quoted(_FUNCTION_END)}\n" + "".join(rules)
+
+
+def _value(parameter: ParameterSchema) -> str:
+    """A rule's end: a parameter's value, and the tag behind it."""
+    if parameter.choices:
+        texts = (value if isinstance(value, str) else dumped(value) for value in parameter.choices)
+        return f"({' | '.join(map(quoted, texts))}) {_END_OF_VALUE}"
+    if not parameter.types or "string" in parameter.types:
+        return "TEXT"
+    return f"{json_body(parameter.schema)} {_END_OF_VALUE}"
+
+
+class _Reader(Machine):
+    """Passes a text on as it comes; any other value once it is whole.
+
+    An answer that ends inside a value has been cut short, and the call's arguments with it, as in the other formats.
+    """
+
+    def __init__(self, tools: Sequence[OfferedTool]) -> None:
+        super().__init__(self._reading)
+        self._schemas = {tool.name: tool.schema for tool in tools}
+        self._schema: Mapping[str, Any] = {}
+        self._parameter = ParameterSchema({}, "")
+        self._value = ""
+        self._separator = ""
+
+    def _reading(self) -> bool:
+        return self.reach((_OPEN, _FUNCTION), self._opened)
+
+    def _opened(self) -> bool:
+        """Takes a function's name, with or without the outer tag before it, which some models forget."""
+        header = _HEADER.match(self.buffer)
+        if header and (header[1] or header[2] in self._schemas):
+            self.buffer = self.buffer[header.end() :]
+            self._schema, self._separator = self._schemas.get(header[2], {}), ""
+            self.note([CallBegun(self.num_calls, header[2])])
+            self._write("{")
+            self.state = self._between
+            return True
+        if not header and not self.ended and _may_become_header(self.buffer):
+            return False
+        mark = _OPEN if self.buffer.startswith(_OPEN) else _FUNCTION
+        self.show(mark)
+        self.buffer = self.buffer.removeprefix(mark)
+        self.state = self._reading
+        return True
+
+    def _between(self) -> bool:
+        """Looks for the next parameter or the function's end; nothing else has a meaning there."""
+        _, found = self.take_until((_PARAMETER, _FUNCTION_END, _CLOSE, _OPEN))
+        if not found and not self.ended:
+            return False
+        if self.buffer.startswith(_PARAMETER):
+            self.state = self._naming
+        else:
+            self._write("}")
+            self.buffer = self.buffer.removeprefix(_FUNCTION_END)
+            self.state = self._closing
+        return True
+
+    def _naming(self) -> bool:
+        """Takes `<parameter=NAME>`."""
+        place = self.buffer.find(">")
+        if place < 0 and not self.ended and len(self.buffer) <= _LONGEST_NAME:
+            return False
+        self.state = self._between
+        if not 0 <= place <= _LONGEST_NAME:
+            self.buffer = self.buffer.removeprefix(_PARAMETER)
+            return True
+        name, self.buffer = self.buffer[len(_PARAMETER) : place], self.buffer[place + 1 :]
+        self._parameter, self._value = ParameterSchema(self._schema, name), ""
+        self._write(f"{self._separator}{dumped(name)}: " + ('"' if self._parameter.is_text else ""))
+        self._separator = ", "
+        self.state = self._at_value
+        return True
+
+    def _at_value(self) -> bool:
+        """The line break before a value is none of it."""
+        if not self.buffer:
+            return False
+        self.buffer = self.buffer.removeprefix("\n")
+        self.state = self._in_value
+        return True
+
+    def _in_value(self) -> bool:
+        taken, found = self.take_until(_VALUE_ENDS)
+        if self._parameter.is_text:
+            self._write(dumped(taken)[1:-1] + ('"' if found else ""))
+        else:
+            self._value += taken
+            self._write(self._parameter.value(self._value) if found else "")
+        if found:
+            self.buffer = self.buffer.removeprefix("\n").removeprefix(_PARAMETER_END)
+            self.state = self._between
+        return found
+
+    def _closing(self) -> bool:
+        return self.skip(_CLOSE, self._reading)
+
+    def _write(self, text: str) -> None:
+        if text:
+            self.note([CallArguments(self.num_calls - 1, text)])
+
+
+def _may_become_header(text: str) -> bool:
+    rest = text.removeprefix(_OPEN).lstrip()
+    if len(rest) < len(_FUNCTION):
+        return _FUNCTION.startswith(rest)
+    name = rest.removeprefix(_FUNCTION)
+    return name != rest and len(name) <= _LONGEST_NAME and not re.search(r"[>\n]", name)

@@ -1,0 +1,76 @@
+"""What `tool_choice` lets a model write: the grammar of its answer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine.text.matching import byte_tokenizer, matches
+from fastgen.core.request import RequestError
+from fastgen.server.lifecycle import ServedModel
+from fastgen.server.protocol import ChatRequest
+from fastgen.server.tooling import ToolUse
+from fastgen.text.tools.events import Collected
+from fastgen.text.tools.hermes import Hermes
+from fastgen.text.tools.qwen3_coder import Qwen3Coder
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
+TOKENIZER = byte_tokenizer(None)
+FORMATS = {
+    Hermes(): '<tool_call>\n{{"name": "{}", "arguments": {{}}}}\n</tool_call>',
+    Qwen3Coder(): "<tool_call>\n<function={}>\n</function>\n</tool_call>",
+}
+
+
+def use_of(format: Any, **fields: Any) -> tuple[ToolUse, ServedModel]:
+    """What a request with these fields says about tools, to a model of this format."""
+    model = cast(ServedModel, SimpleNamespace(tokenizer=TOKENIZER, tool_format=format))
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **fields}
+    use = ToolUse.of(ChatRequest.model_validate(body), model)
+    assert use is not None
+    return use, model
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize(("format", "call"), FORMATS.items(), ids=[format.name for format in FORMATS])
+@pytest.mark.parametrize(
+    ("fields", "may_be_called", "several"),
+    [
+        ({"tool_choice": "required"}, "fg", True),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, "fg", False),
+        ({"tool_choice": named("f")}, "f", False),
+        ({"tool_choice": named("g")}, "g", False),
+        ({"tool_choice": named("g"), "parallel_tool_calls": True}, "g", False),
+    ],
+)
+def test_a_choice_leaves_the_calls_that_it_names_and_nothing_else(
+    format: Any, call: str, fields: dict[str, Any], may_be_called: str, several: bool
+) -> None:
+    use, model = use_of(format, **fields)
+    found = use.grammar(model, None)
+    assert found is not None
+    grammar, _ = found
+    assert "".join(name for name in "fgh" if matches(grammar, TOKENIZER, call.format(name))) == may_be_called
+    once = call.format(may_be_called[0])
+    assert matches(grammar, TOKENIZER, f"{once}\n{once}") == several
+    assert not matches(grammar, TOKENIZER, "No, thanks.")
+
+
+def test_a_named_function_must_be_offered() -> None:
+    with pytest.raises(RequestError, match="tools has no function 'h'"):
+        use_of(Hermes(), tool_choice=named("h"))
+
+
+def test_the_reader_goes_by_the_schemas_that_are_offered() -> None:
+    count = {"type": "object", "properties": {"count": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": count}}
+    use, _ = use_of(Qwen3Coder(), tools=[tool])
+    found, parser = Collected(), use.parser()
+    found.take(parser.push("<tool_call>\n<function=f>\n<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>"))
+    found.take(parser.finish())
+    assert [call.arguments for call in found.calls] == ['{"count": 3}']

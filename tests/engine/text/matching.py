@@ -1,0 +1,36 @@
+"""Whether a text matches a grammar, over a vocabulary small enough to read."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from fastgen.core.request import Grammar
+from fastgen.text.chat import ChatTemplate
+from fastgen.text.grammar import GrammarFactory
+from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.vocabulary import Vocabulary, byte_alphabet
+
+END = 256
+
+
+def byte_tokenizer(template: ChatTemplate | None, *special: str) -> Tokenizer:
+    """A vocabulary of bytes and some special tokens."""
+    alphabet = sorted(byte_alphabet().values())
+    backend = Backend(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in ("</s>", *special)])
+    return Tokenizer(backend, Vocabulary(backend), template, None, END)
+
+
+def matches(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
+    """May a generation be `text`, token by token, and end there?"""
+    constraint = GrammarFactory(lambda: tokenizer, tokenizer.vocab_size, [END])(grammar)
+    for token in [*tokenizer.encode(text, add_special_tokens=False), END]:
+        mask = memoryview(bytearray(4 * ((tokenizer.vocab_size + 31) // 32))).cast("I")
+        constraint.fill_mask(mask)
+        if not mask[token // 32] >> token % 32 & 1:
+            return False
+        constraint.accept(token)
+    return True

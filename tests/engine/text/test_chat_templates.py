@@ -1,0 +1,88 @@
+"""Models with several chat templates: requests with tools have their own, wherever it is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from fastgen.config import ConfigError
+from fastgen.text.chat import ChatTemplate
+from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+from fastgen.text.tools.formats import choose_format
+
+PLAIN = "{{ bos_token }}plain: {{ messages[0].content }}"
+WITH_TOOLS = "{{ bos_token }}{{ tools[0].function.name }} <tool_call>: {{ messages[0].content }}"
+HI = [{"role": "user", "content": "hi"}]
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.fixture
+def folder(smollm2: Tokenizer, tmp_path: Path) -> Path:
+    """A model's folder without chat templates."""
+    PreTrainedTokenizerFast(tokenizer_object=smollm2.backend, bos_token="<|im_start|>").save_pretrained(tmp_path)
+    assert template_of(tmp_path) is None
+    return tmp_path
+
+
+def template_of(folder: Path) -> ChatTemplate | None:
+    return Tokenizer.load(TokenizerSource("huggingface", directory=folder)).chat_template
+
+
+def tell(folder: Path, chat_template: object) -> None:
+    """Writes the templates into tokenizer_config.json."""
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": chat_template}))
+
+
+def check(tokenizer: Tokenizer) -> None:
+    """Are there the two templates, each in its place?"""
+    template = tokenizer.chat_template
+    assert template is not None
+    assert template.takes_tools
+    assert template.render(HI) == "<|im_start|>plain: hi"
+    assert template.render(HI, tools=TOOLS) == "<|im_start|>f <tool_call>: hi"
+    assert template.render_unfinished(HI, tools=TOOLS) == "<|im_start|>f <tool_call>: hi"
+    assert choose_format("auto", tokenizer).name == "hermes"
+
+
+def test_a_list_in_the_settings_has_a_template_for_tools(folder: Path) -> None:
+    tell(folder, [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": WITH_TOOLS}])
+    check(Tokenizer.load(TokenizerSource("huggingface", directory=folder)))
+    assert PreTrainedTokenizerFast.from_pretrained(folder).apply_chat_template(
+        HI, tools=TOOLS, tokenize=False
+    ) == template_of(folder).render(HI, tools=TOOLS)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("in_settings", [True, False])
+def test_a_folder_of_templates_has_one_for_tools(folder: Path, in_settings: bool) -> None:
+    if in_settings:
+        tell(folder, PLAIN)
+    else:
+        (folder / "chat_template.jinja").write_text(PLAIN)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)
+    check(Tokenizer.load(TokenizerSource("huggingface", directory=folder)))
+
+
+def test_a_gguf_file_has_one_for_tools(smollm2_metadata: Any) -> None:
+    templates = {"tokenizer.chat_template": PLAIN, "tokenizer.chat_template.tool_use": WITH_TOOLS}
+    check(Tokenizer.load(TokenizerSource("gguf", {**smollm2_metadata, **templates})))
+
+
+def test_a_file_of_its_own_replaces_all_that_the_settings_have(folder: Path) -> None:
+    tell(folder, [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "old {{ tools }}"}])
+    (folder / "chat_template.jinja").write_text(PLAIN)
+    template = template_of(folder)
+    assert template is not None
+    assert not template.takes_tools
+    assert template.render(HI, tools=TOOLS) == "<|im_start|>plain: hi"
+
+
+def test_a_template_for_tools_that_is_no_jinja_is_refused_at_load(folder: Path) -> None:
+    tell(folder, [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": "{% if %}"}])
+    with pytest.raises(ConfigError, match="chat template: line 1"):
+        template_of(folder)

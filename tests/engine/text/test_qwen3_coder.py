@@ -1,0 +1,206 @@
+"""Qwen3-Coder's calls: bare values between tags, which become JSON by the tool's schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.text.matching import byte_tokenizer, matches
+from fastgen.core.request import Grammar
+from fastgen.text.chat import ChatTemplate
+from fastgen.text.grammar import check_grammar
+from fastgen.text.tools.events import CallArguments, Collected
+from fastgen.text.tools.format import OfferedTool
+from fastgen.text.tools.formats import call_grammar
+from fastgen.text.tools.parameter import ParameterSchema
+from fastgen.text.tools.qwen3_coder import Qwen3Coder
+
+FORMAT = Qwen3Coder()
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "share": {"type": "number"},
+        "sure": {"type": "boolean"},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/point"}},
+        "point": {"$ref": "#/$defs/point"},
+        "colour": {"allOf": [{"$ref": "#/$defs/colour"}]},
+        "direct_colour": {"$ref": "#/$defs/colour"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "maybe_count": {"type": ["integer", "null"]},
+        "either": {"type": ["integer", "string"]},
+        "level": {"enum": [1, 2, "high"]},
+        "tree": {"$ref": "#/$defs/tree"},
+        "anything": {},
+    },
+    "$defs": {
+        "point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+        "colour": {"enum": ["red", "green"]},
+        "tree": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/tree"}}, {"$ref": "#/$defs/tree"}]},
+    },
+    "required": ["text"],
+}
+TOOL = OfferedTool("f", SCHEMA)
+# The model's own template, as far as it writes calls.
+TEMPLATE = """\
+{%- for tool_call in messages[0].tool_calls %}
+    {{- '<tool_call>\\n<function=' + tool_call.function.name + '>\\n' }}
+    {%- for name, value in tool_call.function.arguments | items %}
+        {{- '<parameter=' + name + '>\\n' + (value if value is string else value | tojson) + '\\n</parameter>\\n' }}
+    {%- endfor %}
+    {{- '</function>\\n</tool_call>' }}
+    {{- '' if loop.last else '\\n' }}
+{%- endfor %}"""
+
+
+def shown(*calls: dict[str, Any]) -> str:
+    """These arguments of calls as the template shows them to the model."""
+    written = [{"type": "function", "function": {"name": "f", "arguments": arguments}} for arguments in calls]
+    return ChatTemplate(TEMPLATE, {}).render([{"role": "assistant", "content": "", "tool_calls": written}])
+
+
+def read(pieces: list[str]) -> tuple[str, list[Any]]:
+    parser, collected = FORMAT.parser([TOOL]), Collected()
+    collected.take([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+    return collected.content, [json.loads(call.arguments) for call in collected.calls]
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "value"),
+    [
+        ("text", "12", "12"),
+        ("text", "null", "null"),
+        ("text", ' {"a": 1}', ' {"a": 1}'),
+        ("not_declared", "12", "12"),
+        ("anything", "12", "12"),
+        ("count", "12", 12),
+        ("count", " -3\n", -3),
+        ("count", "twelve", "twelve"),
+        ("count", "None", None),
+        ("share", "0.50", 0.5),
+        ("share", "NaN", "NaN"),
+        ("sure", "true", True),
+        ("sure", "False", False),
+        ("sure", "perhaps", "perhaps"),
+        ("list", '[{"x": 1}]', [{"x": 1}]),
+        ("list", "[1, 2", "[1, 2"),
+        ("point", '{\n"x": "a\nb"}', {"x": "a\nb"}),
+        ("point", "[" * 100_000, "[" * 100_000),
+        ("colour", "red", "red"),
+        ("direct_colour", "true", "true"),
+        ("maybe", "null", None),
+        ("maybe", "None", None),
+        ("maybe", "nothing", "nothing"),
+        ("maybe", "12", "12"),
+        ("maybe_count", "12", 12),
+        ("maybe_count", "null", None),
+        ("either", "12", 12),
+        ("either", "twelve", "twelve"),
+        ("either", "true", "true"),
+        ("level", "2", 2),
+        ("level", "high", "high"),
+        ("tree", "[[], []]", [[], []]),
+    ],
+)
+def test_a_value_is_what_its_schema_makes_of_it(name: str, written: str, value: object) -> None:
+    assert json.loads(ParameterSchema(SCHEMA, name).value(written)) == value
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": [1], "required": 3},
+        {"properties": {"a": 1}, "required": [{}, "b"]},
+        {"properties": {"a": {"$ref": "#/properties/a"}, "b": {"$ref": 3}}},
+        {"properties": {"a": {"anyOf": 1, "enum": 2, "type": {}}, "b": {"type": [1]}}},
+    ],
+)
+def test_a_schema_that_makes_no_sense_breaks_nothing(schema: dict[str, Any]) -> None:
+    tool = OfferedTool("f", schema)
+    assert json.loads(ParameterSchema(schema, "a").value("x")) == "x"
+    FORMAT.rules([tool], json.dumps, most_calls=None)
+
+
+ARGUMENTS = st.fixed_dictionaries(
+    {"text": st.text('a"\\\n\t </>=é')},
+    optional={
+        "count": st.integers(),
+        "share": st.floats(allow_nan=False, allow_infinity=False),
+        "sure": st.booleans(),
+        "list": st.lists(st.fixed_dictionaries({"x": st.integers()}), max_size=2),
+        "point": st.fixed_dictionaries({"x": st.integers()}, optional={"y": st.text('"\\\n</parameter>')}),
+        "colour": st.sampled_from(["red", "green"]),
+        "maybe": st.sampled_from(["", "\n", "a", None]),
+        "maybe_count": st.none() | st.integers(),
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3))
+def test_what_the_template_shows_is_read_back_as_it_was(calls: list[dict[str, Any]]) -> None:
+    text = shown(*calls)
+    assert read([text]) == ("", calls)
+    assert read(list(text)) == ("", calls)
+
+
+def test_a_text_is_passed_on_as_it_comes() -> None:
+    parser = FORMAT.parser([TOOL])
+    begun = parser.push("<tool_call>\n<function=f>\n<parameter=text>\nline one\nline")
+    assert "".join(event.text for event in begun if isinstance(event, CallArguments)) == '{"text": "line one\\nline'
+    assert parser.push(" two\n") == [CallArguments(0, " two")]
+    assert parser.push("</param") == []
+    assert parser.push("s") == [CallArguments(0, "\\n</params")]
+
+
+@pytest.fixture(scope="module")
+def grammar() -> Grammar:
+    made = call_grammar(FORMAT, [TOOL], byte_tokenizer(None), most_calls=None)
+    check_grammar(made, byte_tokenizer(None))
+    return made
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"text": ""},
+        {"text": "a\n\n<b></parameter"},
+        {"text": "a", "count": 3, "share": 0.5, "sure": True, "list": [{"x": 1}], "point": {"x": 2}},
+        {"text": "a", "direct_colour": "red", "maybe": None, "maybe_count": None, "level": "high", "anything": "b"},
+    ],
+)
+def test_a_required_call_may_be_all_that_the_template_shows(grammar: Grammar, arguments: dict[str, Any]) -> None:
+    assert matches(grammar, byte_tokenizer(None), shown(arguments))
+    assert matches(grammar, byte_tokenizer(None), shown(arguments, arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"count": 1},
+        {"text": "a", "count": "b"},
+        {"text": "a", "list": [{"x": "y"}]},
+        {"text": "a", "direct_colour": "blue"},
+        {"text": "a", "level": 3},
+        {"text": "a", "maybe_count": 0.5},
+        {"text": "a", "not_declared": "b"},
+    ],
+)
+def test_a_required_call_fits_its_schema(grammar: Grammar, arguments: dict[str, Any]) -> None:
+    assert not matches(grammar, byte_tokenizer(None), shown(arguments))
+
+
+def test_a_tool_that_declares_no_parameters_may_get_any_unless_it_says_otherwise() -> None:
+    tokenizer = byte_tokenizer(None)
+    for schema, allowed in (({}, True), ({"type": "object", "additionalProperties": False}, False)):
+        grammar = call_grammar(FORMAT, [OfferedTool("f", schema)], tokenizer, most_calls=1)
+        check_grammar(grammar, tokenizer)
+        assert matches(grammar, tokenizer, shown({}))
+        assert matches(grammar, tokenizer, shown({"a": "1", "b": "2"})) == allowed
+        assert not matches(grammar, tokenizer, shown({}, {}))

@@ -56,7 +56,8 @@ def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
     if template is None:
         raise RequestError("this model has no chat template: use /v1/completions", "messages")
     messages = [message.for_template() for message in body.messages]
-    if "developer" not in template.source:  # OpenAI's newer name for the system
+    source = template.source if tools is None else template.tool_source
+    if "developer" not in source:  # OpenAI's newer name for the system
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
     if tools is not None and not template.takes_tools:
         messages = tools.tell(messages)

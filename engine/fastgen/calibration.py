@@ -17,6 +17,7 @@ from fastgen.core.knee import Knee, StepTime, find_knee
 from fastgen.core.passes import Chunk, Pass
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.sequence import Sequence as TokenSequence
+from fastgen.core.shaping import LEAST_PROMPT_TOKENS
 from fastgen.engine import Runner
 
 log = logging.getLogger("fastgen.calibration")
@@ -94,7 +95,8 @@ def knee_of(calibration: Calibration, config: EngineConfig) -> Knee:
     return find_knee(
         calibration.curve,
         target_seconds=target / 1000 if isinstance(target, int) else None,
-        at_least=config.max_sequences or 1,
+        # Where no target can be met, a prompt still has to get on.
+        at_least=config.max_sequences or LEAST_PROMPT_TOKENS,
         at_most=config.most_tokens,
     )
 

@@ -11,10 +11,8 @@ IntArray = npt.NDArray[np.int64]
 
 TILE = 64  # keys per softmax step of the kernel: every item begins at a multiple of it
 
-# An item holds at least this many keys, so that its own overhead does not count.
+# An item holds at least this many keys, where its context does, so that its own overhead does not count.
 _SHORTEST_SPLIT = 512
-# Items each thread should have to choose from, so that all end at about the same time.
-_ITEMS_PER_THREAD = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +52,12 @@ class DecodeItems:
         visible = np.maximum(contexts - window, 0) if window else np.zeros_like(contexts)
         origins = visible // TILE * TILE
         spans = contexts - origins
-        even_share = int(spans.sum()) * num_kv_heads // (num_threads * _ITEMS_PER_THREAD)
-        longest = max(_SHORTEST_SPLIT, -(-even_share // TILE) * TILE)
-        splits = -(-spans // longest)
-        shares = -(-spans // splits)
+        # How a context is cut depends on nothing but itself: what is merged from other parts differs in its last bits,
+        # and the same seed has to give the same tokens whatever else is in the pass.
+        shares = -(-spans // np.maximum(spans // _SHORTEST_SPLIT, 1))
         # Every split but the last is a whole number of the kernel's tiles.
         lengths = -(-shares // TILE) * TILE
+        splits = -(-spans // lengths)
 
         groups = np.repeat(np.arange(len(contexts)), num_kv_heads)  # one for each decode and head
         heads = np.tile(np.arange(num_kv_heads), len(contexts))

@@ -151,8 +151,9 @@ def plan_kv_blocks(config: EngineConfig, shape: PassShape, kv: KVShape, room: Ca
                 f"--memory-percent {config.memory_percent}: of {_mib(room.most)} left beside the weights not one "
                 f"KV cache block of {block_bytes} bytes fits: {_MORE_MEMORY[config.device]}"
             )
-    # More than every sequence at the model's full length can never be used.
-    return min(blocks, config.sequence_limit * -(-shape.max_position_embeddings // config.block_size))
+    most_used = config.sequence_limit * -(-shape.max_position_embeddings // config.block_size)
+    # More than every sequence at the model's full length is of use to the prefix cache only: it has what it is given.
+    return blocks if config.kv_cache_memory is not None and config.prefix_caching else min(blocks, most_used)
 
 
 def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) -> int:

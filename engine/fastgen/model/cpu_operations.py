@@ -19,6 +19,7 @@ from fastgen.kernels.tile import ROWS
 from fastgen.model.architecture import Activation, ModelArchitecture
 from fastgen.model.batch import Batch
 from fastgen.model.checkpoint import Table
+from fastgen.model.errors import ModelError
 from fastgen.model.kv_cache import KVCache
 from fastgen.model.rope import Rope
 
@@ -36,7 +37,11 @@ class CPUBackend:
 
     def __init__(self, architecture: ModelArchitecture, ropes: Sequence[Rope]) -> None:
         """`ropes`: one for each of the architecture's rotaries."""
-        assert architecture.head_dim % ROWS == 0, "the kernel of chunks takes so many of a head's values at a time"
+        if architecture.head_dim % ROWS:
+            # The kernel of chunks takes so many of a head's values at a time.
+            raise ModelError(
+                f"head size {architecture.head_dim}: on a CPU it must be a multiple of {ROWS}; use --device cuda"
+            )
         self.architecture = architecture
         self.ropes = ropes
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}

@@ -59,19 +59,20 @@ def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
     source = template.source if tools is None else template.tool_source
     if "developer" not in source:  # OpenAI's newer name for the system
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-    if tools is not None and not template.takes_tools:
-        messages = tools.tell(messages)
+    ways = [messages] if tools is None or template.takes_tools else tools.tell(messages)
     context: dict[str, Any] = {
         "tools": None if tools is None else tools.tools,
         "documents": body.documents,
         "variables": body.chat_template_kwargs,
     }
-    try:
-        if body.continues:
-            return template.render_unfinished(messages, **context)
-        return template.render(messages, add_generation_prompt=body.opens_answer, **context)
-    except ChatTemplateError as error:
-        raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+    for conversation in ways:
+        try:
+            if body.continues:
+                return template.render_unfinished(conversation, **context)
+            return template.render(conversation, add_generation_prompt=body.opens_answer, **context)
+        except ChatTemplateError as error:
+            refusal = error
+    raise RequestError(f"the model's chat template refuses these messages: {refusal}", "messages") from refusal
 
 
 async def _prompt(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> Prompt:

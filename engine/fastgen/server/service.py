@@ -156,10 +156,12 @@ async def checked(grammar: Grammar, field_name: str, tokenizer: Tokenizer) -> Gr
 
 
 async def bad_word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that would write these words, at the beginning of a text and after a space."""
-    spellings = [text for word in words for text in (word, f" {word}")]
-    encoded = await encode(tokenizer, spellings, add_special_tokens=False)
-    return tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
+    """The token sequences that would write these words: at the beginning of a text, after a space, within a line."""
+    # Some kinds put a space before every text: what stands behind a line break is written without one.
+    spellings = ["\n", *(text for word in words for text in (word, f" {word}", f"\n{word}"))]
+    line, *encoded = await encode(tokenizer, spellings, add_special_tokens=False)
+    bare = [tokens[len(line) :] if tokens[: len(line)] == line else tokens for tokens in encoded]
+    return tuple(dict.fromkeys(tuple(tokens) for tokens in bare if tokens))
 
 
 async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:

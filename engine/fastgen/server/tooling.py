@@ -89,13 +89,18 @@ class ToolUse:
         either = call_grammar(self.format, self.offered, model.tokenizer, most_calls=self.most_calls, answer=content)
         return either, field
 
-    def tell(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages, with the tools in the system's one: for models whose template has no place for tools."""
-        told = describe(self.format, self.tools)
-        if messages[0]["role"] == "system":
-            first = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
-            return [first, *messages[1:]]
-        return [{"role": "system", "content": told}, *messages]
+    def tell(self, messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        """The messages with the tools told, for models whose template has no place for tools, the best way first.
+
+        The system tells of them, else the first question does: some templates refuse messages of a system.
+        """
+        told, first = describe(self.format, self.tools), messages[0]
+        if first["role"] == "system":
+            return [[{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]]
+        by_system = [{"role": "system", "content": told}, *messages]
+        if first["role"] != "user" or not isinstance(first["content"], str):
+            return [by_system]
+        return [by_system, [{**first, "content": f"{told}\n\n{first['content']}"}, *messages[1:]]]
 
 
 def _offered(tool: Tool) -> OfferedTool:

@@ -23,6 +23,8 @@ from fastgen.config import ConfigError
 
 # White space that no template writes behind a message itself.
 _MARK_SPACE = " \n\t"
+# The name of a tool that no template has in it.
+_PROBE = "fastgen_probe"
 
 
 class ChatTemplateError(ValueError):
@@ -45,10 +47,9 @@ class ChatTemplate:
         self.source = source
         self.tool_source = tool_source or source
         self._special_tokens = dict(special_tokens)
-        # Templates set the name themselves where it is not given, so the compiler's list of free names is no help.
-        self.takes_tools = re.search(r"\btools\b", self.tool_source) is not None
         self._template = _compiled(source)
         self._tool_template = _compiled(self.tool_source)
+        self.takes_tools = self._shows_tools()
 
     @classmethod
     def named(cls, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
@@ -93,6 +94,17 @@ class ChatTemplate:
             raise ChatTemplateError(str(error) or type(error).__name__) from error
         except RecursionError:
             raise ChatTemplateError("something in them is nested too deeply") from None
+
+    def _shows_tools(self) -> bool:
+        """Is a tool that is offered told to the model? The word alone, which may be a message's field, says little."""
+        if re.search(r"\btools\b", self.tool_source) is None:
+            return False
+        function = {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}}
+        try:
+            shown = self.render([{"role": "user", "content": "a"}], tools=[{"type": "function", "function": function}])
+        except ChatTemplateError:  # it wants another conversation, or another tool
+            return True
+        return _PROBE in shown
 
     def render_unfinished(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
         """As `render`, ending inside the last message, so that the model goes on with it.

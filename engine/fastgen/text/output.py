@@ -87,7 +87,7 @@ class OutputText:
     def _show(self, text: str, pieces: list[str]) -> bool:
         """Adds what may be shown of `text` to `pieces`; did a stop string end it?"""
         if self.num_tokens < self._rules.min_tokens:
-            pieces.append(text)
+            pieces.append(self._stops.let_pass(text))
             return False
         shown, found = self._stops.push(text)
         pieces.append(shown)

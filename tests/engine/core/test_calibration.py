@@ -37,6 +37,20 @@ def test_auto_becomes_the_knee_of_what_the_device_takes() -> None:
         assert point.seconds == pytest.approx(0.020 + 0.0001 * point.tokens)
 
 
+def test_what_was_chosen_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    device = runner(base=0.020, token=0.0001, kv_token=0.0)
+    with caplog.at_level("INFO", "fastgen.calibration"):
+        prepare(device, auto(max_sequences=8), hear_nothing, device.clock)
+    assert "token budget auto: 832, set by the knee: a pass of 832 tokens takes" in caplog.text
+
+
+def test_a_target_that_no_pass_meets_still_lets_prompts_get_on() -> None:
+    device = runner(base=0.300, token=0.002, kv_token=0.0)
+    config, _ = prepare(device, auto(inter_token_target=100), hear_nothing, device.clock)
+    assert config.token_budget == 16
+    assert config.sequence_limit == 16
+
+
 def test_the_target_bounds_it_and_the_line_says_so() -> None:
     device = runner(base=0.020, token=0.001, kv_token=0.0)
     settings = auto(max_sequences=8, inter_token_target=100)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from fastgen.config import EngineConfig
 from fastgen.core.output import PassResult, Sampled, TokenLogprobs
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
 from fastgen.core.scheduler import Pass
@@ -97,6 +98,58 @@ def test_when_all_have_run_out_of_time_no_pass_is_made() -> None:
     assert [output.finish_reason for output in report.outputs] == [FinishReason.DEADLINE]
     assert not runner.passes
     assert not engine.cancel("a")
+
+
+def chunks_of(prompt: int, budget: int, **knobs: object) -> list[int]:
+    """Prompt tokens of each pass."""
+    runner = SimulatedRunner(200, 4)
+    engine = make_engine(runner, token_budget=budget, max_sequences=4, **knobs)
+    engine.add(request(prompt=prompt))
+    while engine.has_work:
+        engine.step()
+    return [sum(chunk.num_tokens for chunk in pass_.chunks) for pass_ in runner.passes][: -(-prompt // budget)]
+
+
+def test_the_settings_decide_how_prompts_are_cut() -> None:
+    assert EngineConfig(model="").chunking == "even"
+    assert chunks_of(300, 200, chunking="even") == [150, 150]
+    assert chunks_of(300, 200, chunking="greedy") == [200, 100]
+
+
+@pytest.mark.parametrize(("target", "most"), [("off", 200), (40, 40)])
+def test_the_inter_token_target_bounds_passes_with_decodes(target: object, most: int) -> None:
+    """A pass of the simulated device takes a millisecond for each token here."""
+    runner = SimulatedRunner(400, 4, base=0.0, token=0.001, kv_token=0.0)
+    engine = make_engine(runner, token_budget=200, max_sequences=4, inter_token_target=target)
+    engine.add(request("decoding", max_tokens=60))
+    for _ in range(40):
+        engine.step()
+    engine.add(request("long", prompt=600))
+    sizes = []
+    while engine.has_work:
+        engine.step()
+        tokens = sum(chunk.num_tokens for chunk in runner.passes[-1].chunks)
+        if any(chunk.sequence.id == "decoding" for chunk in runner.passes[-1].chunks):
+            sizes.append(tokens)
+    assert 0.7 * most < max(sizes) <= 1.3 * most
+
+
+@pytest.mark.parametrize(("seconds_per_block", "swaps"), [(0.0, True), (1e6, False)])
+def test_what_copying_a_block_takes_decides_how_victims_are_preempted(seconds_per_block: float, swaps: bool) -> None:
+    runner = SimulatedRunner(6, 4, num_host_blocks=6, seconds_per_block=seconds_per_block)
+    engine = make_engine(runner, token_budget=8, max_sequences=4, preemption="auto")
+    for prompt in (1, 3, 8, 16, 5, 12):  # so that it is known what computing tokens takes
+        engine.add(request("before", prompt=prompt))
+        while engine.has_work:
+            engine.step()
+    engine.add(request("old", prompt=8, max_tokens=16))
+    engine.add(request("new", prompt=12, max_tokens=10))
+    preempted = swapped = 0
+    while engine.has_work:
+        stats = engine.step().stats
+        preempted, swapped = preempted + stats.preemptions, swapped + stats.swapped_out
+    assert preempted > 0
+    assert (swapped > 0) == swaps
 
 
 def test_the_fit_of_step_times_is_told() -> None:

@@ -36,6 +36,22 @@ def test_items_cover_every_visible_key_of_every_head_once(
     assert sorted(part for parts in merged.values() for part in parts) == list(range(work.num_parts))
 
 
+def test_a_context_is_cut_alone_as_it_is_in_company() -> None:
+    """Merging other parts would change the last bits, and with them now and then a token."""
+
+    def cut_of_the_first(contexts: list[int], num_threads: int) -> list[tuple[int, int, int]]:
+        items = DecodeItems.cut(
+            np.array(contexts), np.zeros(len(contexts), np.int64), num_kv_heads=3, num_threads=num_threads
+        ).items
+        return sorted((head, begin, end) for row, head, _, begin, end, _, _ in items.tolist() if row == 0)
+
+    for context in (2000, 700, 5000):
+        alone = cut_of_the_first([context], 2)
+        assert cut_of_the_first([context, *[3000] * 7], 2) == alone
+        assert cut_of_the_first([context, 1, 8000], 16) == alone
+    assert len(cut_of_the_first([2000], 2)) == 9
+
+
 def test_threads_get_even_shares_of_the_keys() -> None:
     contexts = np.array([2000] * 8 + [64] * 8)
     items = DecodeItems.cut(contexts, np.zeros(16, np.int64), num_kv_heads=3, num_threads=2).items

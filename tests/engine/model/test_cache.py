@@ -57,7 +57,14 @@ def test_a_block_holds_keys_and_values_of_all_layers() -> None:
         ({"memory_percent": 50}, 100 * BLOCK, True, 50),
         ({}, 100 * GIB, False, 4 * GIB // BLOCK),
         ({}, 100 * GIB, True, 90 * GIB // BLOCK),
-        ({"max_sequences": 2}, 100 * GIB, True, 2 * 128),  # two sequences of 8192 tokens can use no more
+        ({"max_sequences": 2}, 100 * GIB, True, 2 * 128),  # two sequences of 8192 tokens use no more
+        (
+            {"max_sequences": 2, "kv_cache_memory": GIB},
+            100 * GIB,
+            True,
+            GIB // BLOCK,
+        ),  # the prefix cache has it
+        ({"max_sequences": 2, "kv_cache_memory": 2 * GIB, "prefix_caching": False}, 100 * GIB, True, 2 * 128),
     ],
 )
 def test_blocks_follow_from_what_is_asked_for_and_what_there_is(

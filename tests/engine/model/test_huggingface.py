@@ -157,6 +157,12 @@ def test_a_sliding_window_as_long_as_the_model_is_none(folder: Path) -> None:
     assert ModelSource.open(str(folder)).architecture.max_position_embeddings == 512
 
 
+def test_a_head_size_that_the_kernels_cannot_take_is_named(tmp_path: Path) -> None:
+    folder = save(random_model(LlamaForCausalLM, LlamaConfig(**SMALL, head_dim=6)), tmp_path)
+    with pytest.raises(ModelError, match="head size 6: on a CPU it must be a multiple of 4"):
+        load(folder)
+
+
 def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
     edit_config(folder, intermediate_size=96)
     with pytest.raises(ModelError, match=r"layers\.0\.mlp\.gate_proj\.weight has shape \(80, 48\)"):

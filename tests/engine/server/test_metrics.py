@@ -99,6 +99,23 @@ def test_a_request_is_counted(scripted: Serving) -> None:
     }
 
 
+def test_the_caches_hits_and_the_fit_of_step_times_are_told(scripted: Serving) -> None:
+    prompt = [*range(600, 800)]
+
+    def now() -> tuple[float, float]:
+        names = ("query", "hit")
+        asked, found = (scripted.metric(f"fastgen_prefix_cache_{name}_tokens_total") for name in names)
+        return asked, found
+
+    before = now()
+    for _ in range(2):
+        assert scripted.post("/v1/completions", {"prompt": prompt, "max_tokens": 9}).status_code == 200
+    asked, found = now()
+    assert (asked - before[0], found - before[1]) == (400, 192), "three blocks of 64, the second time"
+    assert scripted.metric("fastgen_step_model") > 0, "a pass takes some time"
+    assert scripted.metric("fastgen_num_requests_swapped") == 0
+
+
 def test_refusals_are_counted_by_reason(scripted: Serving) -> None:
     scripted.post("/v1/completions", {"model": "nobody", "prompt": "a"})
     before = scripted.metric("fastgen_request_rejected_total", reason="model_not_found")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
 
 from engine.server.serving import Serving
 from engine.server.speaking import asking, speak
@@ -13,6 +15,7 @@ from fastgen.server.protocol import ChatRequest, CompletionRequest
 from fastgen.server.service import bad_word_tokens
 from fastgen.text.output import TextRules
 from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.vocabulary import Vocabulary
 
 GIVEN: dict[str, Any] = {
     "temperature": 0.7,
@@ -77,6 +80,18 @@ async def test_a_bad_word_is_meant_at_the_beginning_and_after_a_space(smollm2: T
         return tuple(smollm2.encode(text, add_special_tokens=False))
 
     assert await bad_word_tokens(["cat", "cat"], smollm2) == (encode("cat"), encode(" cat"))
+
+
+async def test_a_bad_word_is_meant_within_a_line_too_where_texts_get_a_space_before_them() -> None:
+    names = ["<unk>", "\u2581", "h", "i", "hi", "\u2581hi", *(f"<0x{byte:02X}>" for byte in range(256))]
+    ids = {name: token for token, name in enumerate(names)}
+    merges = [("h", "i"), ("\u2581", "hi")]
+    backend = Backend(models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Tokenizer(backend, Vocabulary(backend), None, None, None)
+    assert (ids["hi"],) in await bad_word_tokens(["hi"], tokenizer)
+    assert (ids["\u2581hi"],) in await bad_word_tokens(["hi"], tokenizer)
 
 
 def test_a_seed_may_be_negative_and_minus_one_is_none() -> None:

@@ -9,9 +9,11 @@ import pytest
 
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.request import RequestError
+from fastgen.server.chat import render
 from fastgen.server.lifecycle import ServedModel
 from fastgen.server.protocol import ChatRequest
 from fastgen.server.tooling import ToolUse
+from fastgen.text.chat import ChatTemplate
 from fastgen.text.tools.events import Collected
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
@@ -35,6 +37,46 @@ def use_of(format: Any, **fields: Any) -> tuple[ToolUse, ServedModel]:
 
 def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
+
+
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}{% endfor %}"
+)
+TOOLS_OF_MESSAGES = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.get('tools', '') }}{% endfor %}"
+OWN_WAY = "{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def model_with(template: str) -> ServedModel:
+    tokenizer = byte_tokenizer(ChatTemplate(template, {}))
+    return cast(ServedModel, SimpleNamespace(tokenizer=tokenizer, tool_format=Hermes()))
+
+
+@pytest.mark.parametrize(
+    ("template", "told_in"),
+    [(NO_SYSTEM, "<turn>user"), (TOOLS_OF_MESSAGES, "<system>"), (OWN_WAY, "[{")],
+    ids=["no-system", "tools-of-messages", "tools"],
+)
+def test_every_template_tells_the_model_of_its_tools(template: str, told_in: str) -> None:
+    model = cast(
+        ServedModel, SimpleNamespace(tokenizer=byte_tokenizer(ChatTemplate(template, {})), tool_format=Hermes())
+    )
+    question = {"role": "user", "content": "Weather in Bern?"}
+    body = ChatRequest.model_validate({"messages": [question], "tools": TOOLS})
+    text = render(body, model, ToolUse.of(body, model))
+    assert text.startswith(told_in)
+    assert '"name": "f"' in text or "'name': 'f'" in text
+    assert text.endswith("Weather in Bern?")
+
+
+def test_a_template_that_refuses_the_messages_says_so_with_tools_too() -> None:
+    model = cast(
+        ServedModel, SimpleNamespace(tokenizer=byte_tokenizer(ChatTemplate(NO_SYSTEM, {})), tool_format=Hermes())
+    )
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS})
+    with pytest.raises(RequestError, match="System role not supported"):
+        render(body, model, ToolUse.of(body, model))
 
 
 @pytest.mark.parametrize(("format", "call"), FORMATS.items(), ids=[format.name for format in FORMATS])

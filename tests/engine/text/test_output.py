@@ -109,6 +109,14 @@ def test_no_stop_string_ends_a_text_before_its_least_tokens(smollm2: Tokenizer) 
     assert (output.finish_reason, output.stop_string) == (FinishReason.STOP, "two")
 
 
+def test_a_stop_string_may_begin_before_the_least_tokens_and_be_complete_after_them(smollm2: Tokenizer) -> None:
+    ids = smollm2.encode("one two three four", add_special_tokens=False)
+    assert len(ids) == 4
+    output = OutputText(smollm2, TextRules(stop=("one two three", "two"), min_tokens=3))
+    assert "".join(output.push([token], None).text for token in ids[:3]) == ""
+    assert (output.finish_reason, output.stop_string) == (FinishReason.STOP, "one two three")
+
+
 def test_a_mark_may_be_shown_where_others_are_hidden(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("<repo_name>a<filename>", add_special_tokens=False)
     output = OutputText(smollm2, TextRules(shown_tokens=frozenset(ids[:1])))

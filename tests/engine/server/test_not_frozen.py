@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -13,12 +13,12 @@ from engine.server.serving import Serving
 from fastgen.server.service import bad_word_tokens, encode
 from fastgen.text.tokenizer import Tokenizer
 
-# A kubelet's probe gives up after a second by default.
-LONGEST_SILENCE = 1.0
+# Of the time that the work takes. Where it is done in the event loop, that is silent for nearly all of it.
+MOST_SILENCE = 0.5
 
 
-async def longest_silence(work: Callable[[], object]) -> float:
-    """The longest that the event loop does nothing else while it awaits the work, seconds."""
+async def longest_silence(work: Callable[[], Awaitable[object]]) -> float:
+    """The longest that the event loop does nothing else while it awaits the work, as a part of the work's time."""
     silences, last = [0.0], time.perf_counter()
 
     async def listen() -> None:
@@ -32,22 +32,21 @@ async def longest_silence(work: Callable[[], object]) -> float:
     listening = asyncio.create_task(listen())
     await asyncio.sleep(0)
     began = time.perf_counter()
-    await work()  # type: ignore[misc]
-    assert time.perf_counter() - began > LONGEST_SILENCE, "too little to freeze anything"
+    await work()
+    took = time.perf_counter() - began
     await asyncio.sleep(0.002)
     listening.cancel()
-    return max(silences)
+    return max(silences) / took
 
 
 @pytest.mark.parametrize("texts", [["word " * 400_000], ["word " * 800] * 500], ids=["a long one", "many"])
 async def test_texts_are_encoded_beside_the_event_loop(smollm2: Tokenizer, texts: list[str]) -> None:
-    silence = await longest_silence(lambda: encode(smollm2, texts, add_special_tokens=True))
-    assert silence < LONGEST_SILENCE
+    assert await longest_silence(lambda: encode(smollm2, texts, add_special_tokens=True)) < MOST_SILENCE
 
 
 async def test_bad_words_are_encoded_beside_the_event_loop(smollm2: Tokenizer) -> None:
     words = [f"{number:04d}" + " word" * 200 for number in range(1000)]
-    assert await longest_silence(lambda: bad_word_tokens(words, smollm2)) < LONGEST_SILENCE
+    assert await longest_silence(lambda: bad_word_tokens(words, smollm2)) < MOST_SILENCE
 
 
 def test_probes_are_answered_while_a_million_prompts_are_refused(scripted: Serving) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastgen.core.request import SamplingParams
 from fastgen.model import limits
+from fastgen.model.cache import ROWS_SAMPLED_AT_ONCE
 from fastgen.model.sampler import Draw
 from fastgen.model.sampler import sample as sample_rows
 
@@ -32,6 +34,39 @@ def frequencies(logits: torch.Tensor, count: int = 4000, **settings: Any) -> tor
 def test_greedy_takes_the_largest_and_of_equals_the_first() -> None:
     logits = torch.stack([LOGITS, torch.tensor([1.0, 7, 7, 7, 0, 0, 0, 0])])
     assert sample(logits, draws(2, temperature=0)) == [1, 1]
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0},
+        {"temperature": 0.7},
+        {"top_p": 0.9, "top_k": 40, "min_p": 0.01},
+        {"temperature": 0, "logprobs": 2},
+    ],
+)
+def test_a_batch_takes_no_more_operations_than_two_rows(settings: dict[str, Any]) -> None:
+    """Common settings are vectorised: a loop over rows would show in the count."""
+
+    def operations(count: int) -> int:
+        logits = torch.randn(count, 200, generator=torch.Generator().manual_seed(0))
+        with Operations() as seen:
+            sample(logits, draws(count, **settings))
+        return seen.count
+
+    assert operations(ROWS_SAMPLED_AT_ONCE) == operations(2)
 
 
 def test_nothing_to_sample_is_no_error() -> None:

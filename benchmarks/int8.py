@@ -22,6 +22,7 @@ from fastgen.core.scheduler import Pass  # noqa: E402
 from fastgen.model.batch import Batch  # noqa: E402
 from fastgen.model.decoder import Decoder  # noqa: E402
 from fastgen.model.kv_cache import KVCache  # noqa: E402
+from fastgen.model.memory import give_back  # noqa: E402
 from fastgen.model.native import load_on_cpu  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
 
@@ -75,6 +76,7 @@ def main() -> None:
         models.append(
             load_on_cpu(source, quantization=quantization, max_model_length=None, progress=lambda _fraction: None)
         )
+        give_back()  # what loading freed, which the next model would else be loaded into
         sizes.append(resident_bytes() - before)
     print(f"{arguments.model}: weights take {sizes[1] / sizes[0]:.2f} of float32's memory ({sizes[0] >> 20} MiB)")
     print(f"{'rows':>5} {'float32 tokens/s':>17} {'int8 tokens/s':>14} {'ratio':>6}")

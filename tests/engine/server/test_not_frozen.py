@@ -14,7 +14,7 @@ from fastgen.server.service import bad_word_tokens, encode
 from fastgen.text.tokenizer import Tokenizer
 
 # Of the time that the work takes. Where it is done in the event loop, that is silent for nearly all of it.
-MOST_SILENCE = 0.5
+MOST_SILENCE = 0.8
 
 
 async def longest_silence(work: Callable[[], Awaitable[object]]) -> float:

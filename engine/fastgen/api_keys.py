@@ -24,5 +24,10 @@ def keys_of_file(path: Path) -> list[str]:
     return _present(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
 
 
+def own_key() -> str | None:
+    """The key that a program sends: the environment's first one."""
+    return next(iter(keys_of_environment()), None)
+
+
 def _present(keys: Iterable[str]) -> list[str]:
     return [key for key in map(str.strip, keys) if key]

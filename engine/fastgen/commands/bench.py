@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fastgen.api_keys import keys_of_environment
+from fastgen.api_keys import own_key
 from fastgen.commands.flags import Subcommands, add_command, add_knobs, engine_config
 from fastgen.config import KNOBS, ConfigError
 from fastgen.load.results import SHARES, Results, as_json
@@ -71,7 +71,7 @@ def _workload(options: argparse.Namespace) -> Workload:
 def _over_server(options: argparse.Namespace, workload: Workload) -> Results:
     from fastgen.load.clients import run_against
 
-    remote = Remote(options.model, next(iter(keys_of_environment()), None))
+    remote = Remote(options.model, own_key())
     with _answered(workload.requests) as on_answer:
         return run_against(remote, workload, options.served_model_name, on_answer)
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fastgen.api_keys import keys_of_environment
+from fastgen.api_keys import own_key
 from fastgen.commands.flags import Subcommands, add_command
 from fastgen.config import ConfigError
 from fastgen.remote import Remote, RemoteError
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Shows it until interrupted."""
     if not 0.05 <= options.interval <= 3600:
         raise ConfigError(f"--interval {options.interval}: must be from 0.05 to 3600 seconds")
-    remote = Remote(options.url, next(iter(keys_of_environment()), None), timeout=10.0)
+    remote = Remote(options.url, own_key(), timeout=10.0)
 
     def look() -> Scrape:
         return Scrape.parse(remote.get("/metrics"), time.monotonic())

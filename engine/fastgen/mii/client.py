@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fastgen.api_keys import keys_of_environment
+from fastgen.api_keys import own_key
 from fastgen.core.request import RequestError
 from fastgen.mii import deployments
 from fastgen.mii.arguments import GenerateArguments, Response, as_list
@@ -57,7 +57,7 @@ class Client:
     def __init__(self, deployment: Deployment, *, api_key: str | None = None) -> None:
         self.deployment = deployment
         # The variable may hold several keys, as the server takes them.
-        self._remote = Remote(deployment.url, api_key or next(iter(keys_of_environment()), None))
+        self._remote = Remote(deployment.url, api_key or own_key())
 
     def generate(
         self, prompts: str | Sequence[str], streaming_fn: StreamingFunction | None = None, **arguments: Any

@@ -114,8 +114,8 @@ class Generation(BaseModel):
             self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
         )
 
-    def check_stream_options(self) -> None:
-        """Raises RequestError where it is said how to stream and not to."""
+    def check(self) -> None:
+        """Raises RequestError where fields contradict each other."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options: goes with stream set to true; leave it out", "stream_options")
 

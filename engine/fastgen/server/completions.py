@@ -116,10 +116,10 @@ class _Writer:
         if begins:
             self._begun[index] = None if self.body.logprobs is None else self._likelihoods()
         likelihoods = self._begun[index]
-        if begins and self.body.echo:
-            text = self._prompt_text(index) + text
+        echoed = self._prompt_text(index) if begins and self.body.echo else None
+        if echoed is not None:
+            text = echoed + text
         if likelihoods is not None:
-            echoed = self._prompt_text(index) if begins and self.body.echo else None
             logprobs = self._logprobs(likelihoods, piece.logprobs, generation, echoed)
         return CompletionChoice(
             index, text, piece.finish_reason, logprobs, piece.stop_reason, self._of_prompt(generation)

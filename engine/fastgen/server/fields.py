@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, Strict, WithJsonSchema
 
 _MOST_STOPS = 64
-_LONGEST_STOP = 1024  # characters, of a stop string or a bad word
+_LONGEST_TEXT = 1024  # characters, of a stop string or a bad word
 _MOST_LISTED = 1024  # of tokens and words that each generated token is compared with
 _WORD_SIZE = 1 << 63
 
@@ -53,41 +53,33 @@ Text = Annotated[str, BeforeValidator(_text)]
 Switch = Annotated[bool, Strict()]
 
 
-def _texts(value: Any, what: str) -> list[str]:
-    texts = [value] if isinstance(value, str) else value
+def _texts(value: Any, what: str, most: int) -> tuple[str, ...]:
+    texts: Any = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"must be a {what} or a list of them")
     if not all(texts):
         raise ValueError(f"holds an empty {what}; leave it out")
-    return texts
+    noun = what.split()[-1]
+    if len(texts) > most:
+        raise ValueError(f"has {len(texts)} {noun}s; at most {most} are taken")
+    if any(len(text) > _LONGEST_TEXT for text in texts):
+        raise ValueError(f"holds a {noun} of more than {_LONGEST_TEXT} characters; shorten it")
+    return tuple(texts)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    stops = _texts([] if value is None else value, "stop string")
-    if len(stops) > _MOST_STOPS:
-        raise ValueError(f"has {len(stops)} strings; at most {_MOST_STOPS} are taken")
-    if any(len(stop) > _LONGEST_STOP for stop in stops):
-        raise ValueError(f"holds a string of more than {_LONGEST_STOP} characters; shorten it")
-    return tuple(stops)
+    return _texts(value, "stop string", _MOST_STOPS)
 
 
 def _bad_words(value: Any) -> tuple[str, ...]:
-    words = _texts([] if value is None else value, "word")
-    if len(words) > _MOST_LISTED:
-        raise ValueError(f"has {len(words)} words; at most {_MOST_LISTED} are taken")
-    if any(len(word) > _LONGEST_STOP for word in words):
-        raise ValueError(f"holds a word of more than {_LONGEST_STOP} characters; shorten it")
-    return tuple(words)
+    return _texts(value, "word", _MOST_LISTED)
 
 
 def _token_list(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
-        raise ValueError("must be a list of token ids")
-    if len(value) > _MOST_LISTED:
-        raise ValueError(f"has {len(value)} tokens; at most {_MOST_LISTED} are taken")
-    return tuple(_whole(token) for token in value)
+    tokens = [] if value is None else _token_ids(value)
+    if len(tokens) > _MOST_LISTED:
+        raise ValueError(f"has {len(tokens)} tokens; at most {_MOST_LISTED} are taken")
+    return tuple(_whole(token) for token in tokens)
 
 
 def _token_ids(value: Any) -> list[int]:

@@ -53,7 +53,7 @@ class CompletionRequest(Generation):
 
     def check(self) -> None:
         """Raises RequestError where fields contradict each other."""
-        self.check_stream_options()
+        super().check()
         if self.num_candidates < self.num_choices:
             raise RequestError(
                 f"best_of is {self.best_of}: it must be at least n, which is {self.num_choices}", "best_of"
@@ -114,7 +114,7 @@ class ChatRequest(Generation):
 
     def check(self) -> None:
         """Raises RequestError where fields contradict each other."""
-        self.check_stream_options()
+        super().check()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs: needs logprobs to be true", "top_logprobs")
         if self.continues and self.add_generation_prompt:

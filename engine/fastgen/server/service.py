@@ -157,6 +157,8 @@ async def checked(grammar: Grammar, field_name: str, tokenizer: Tokenizer) -> Gr
 
 async def bad_word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The token sequences that would write these words: at the beginning of a text, after a space, within a line."""
+    if not words:
+        return ()
     # Some kinds put a space before every text: what stands behind a line break is written without one.
     spellings = ["\n", *(text for word in words for text in (word, f" {word}", f"\n{word}"))]
     line, *encoded = await encode(tokenizer, spellings, add_special_tokens=False)

@@ -48,7 +48,7 @@ class ChatTemplate:
         self.tool_source = tool_source or source
         self._special_tokens = dict(special_tokens)
         self._template = _compiled(source)
-        self._tool_template = _compiled(self.tool_source)
+        self._tool_template = _compiled(tool_source) if tool_source else self._template
         self.takes_tools = self._shows_tools()
 
     @classmethod

@@ -18,7 +18,7 @@ from fastgen.text.tokenizer import Tokenizer
 log = logging.getLogger("fastgen.grammar")
 
 # Between the parts of a JSON text. Unbounded, a small model may go on with white space for ever.
-_JSON_SPACE = r"[ \t\n\r]{0,20}"
+JSON_SPACE = r"[ \t\n\r]{0,20}"
 # Compiled grammars that are kept: the requests of one application share a few.
 _GRAMMARS_KEPT = 64
 
@@ -162,7 +162,7 @@ def _serialised(grammar: Grammar) -> str:
     schema = grammar.text if grammar.kind == "json_schema" else '{"type": "object"}'
     try:
         # With defaults given, the text is parsed here, not pasted.
-        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _JSON_SPACE})
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": JSON_SPACE})
     except ValueError as error:
         raise _refusal(grammar, str(error)) from None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fastgen.text.grammar import JSON_SPACE
 from fastgen.text.tools.events import ToolParser
 
 
@@ -18,8 +19,6 @@ class OfferedTool:
     name: str
     schema: Mapping[str, Any]
 
-
-_JSON_SPACE = r"[ \t\n\r]{0,20}"
 
 # A text as it is written in a Lark grammar: as a literal, or as the special token that it is in this vocabulary.
 Spell = Callable[[str], str]
@@ -60,8 +59,8 @@ def repeated(item: str, separator: str, most: int | None) -> str:
 
 
 def json_body(schema: Mapping[str, Any]) -> str:
-    """A rule's body: JSON by a schema. Unbounded, a small model may go on with white space for ever."""
-    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': _JSON_SPACE}, **schema})}"
+    """A rule's body: JSON by a schema."""
+    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': JSON_SPACE}, **schema})}"
 
 
 def json_arguments(tools: Sequence[OfferedTool]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -64,6 +65,7 @@ class FluidFleet:
         start: seconds from a pod's creation to ready.
         noise: share by which load and step model are off, either way.
         silent: which ready pods give no sample at a time.
+        never_start: whether pods that are added later never become ready.
     """
 
     policy: Policy
@@ -72,6 +74,7 @@ class FluidFleet:
     noise: float = 0.0
     seed: int = 0
     silent: Callable[[float, str], bool] = lambda *_: False
+    never_start: bool = False
     replicas: dict[str, Replica] = field(default_factory=dict)
     samples: dict[str, Sample] = field(default_factory=dict)
     state: State = field(default_factory=State)
@@ -86,7 +89,7 @@ class FluidFleet:
         """A fleet of so many ready replicas."""
         fleet = cls(policy, load, **options)  # type: ignore[arg-type]
         for _ in range(count):
-            fleet._add(-fleet.start)
+            fleet._add(-fleet.start, ready=0.0)
         return fleet
 
     def run(self, seconds: float) -> FluidFleet:
@@ -130,12 +133,12 @@ class FluidFleet:
         self.decisions.append(decision)
         self.sizes.append(decision.replicas)
         while len(self.replicas) < decision.replicas:
-            self._add(self.time)
+            self._add(self.time, ready=math.inf if self.never_start else self.time + self.start)
         while len(self.replicas) > decision.replicas:
             youngest = max(self.replicas, key=lambda name: self.replicas[name].ready)
             del self.replicas[youngest]
             self.samples.pop(youngest, None)
 
-    def _add(self, born: float) -> None:
+    def _add(self, born: float, ready: float) -> None:
         self.made += 1
-        self.replicas[f"pod-{self.made}"] = Replica(born, born + self.start)
+        self.replicas[f"pod-{self.made}"] = Replica(born, ready)

@@ -16,7 +16,7 @@ from fastgen_operator.autoscale.averages import Peaks
 from fastgen_operator.autoscale.capacity import RequestShape, fleet_capacity, modelled
 from fastgen_operator.autoscale.demand import flow_between
 from fastgen_operator.autoscale.observation import Fleet, Sample
-from fastgen_operator.autoscale.recommend import DOWN_SECONDS, UP_SECONDS, State, recommend
+from fastgen_operator.autoscale.recommend import State, recommend
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, FluidFleet, policy
 
 SHAPE = RequestShape(PROMPT, PROMPT, GENERATED)
@@ -103,19 +103,17 @@ def test_a_restart_in_a_lull_takes_nothing_away_before_a_whole_window() -> None:
 def test_pending_pods_are_supply_so_a_slow_start_does_not_run_away(start: float) -> None:
     fleet = FluidFleet.of(1, policy(), lambda time: 0.5 if time < 300 else 4.0, start=start).run(300 + 6 * start + 600)
     # What came during the start waits as well, and is drained within another one: twice the load, not more.
-    assert max(fleet.sizes) <= math.ceil(2 * 4.0 / 0.85)
+    assert max(fleet.sizes) <= 2 * 4
     assert fleet.sizes[-1] >= 4
 
 
-def test_pods_that_never_start_do_not_bring_about_more_and_more() -> None:
-    fleet = FluidFleet.of(1, policy(), lambda time: 0.5 if time < 300 else 1.5, start=1e9)
-    fleet.replicas["pod-1"].ready = 0.0
-    fleet.run(300)
-    fleet.start = 1e9
-    sizes = fleet.run(600).sizes
-    # What one replica leaves over grows without end, and so does the wish: the bound is what the user set.
-    assert max(sizes) <= fleet.policy.max_replicas
-    assert all(later - earlier <= 4 for earlier, later in itertools.pairwise(sizes))
+@pytest.mark.parametrize(("load", "most"), [(1.5, 3), (2.0, 4), (3.0, 6)])
+def test_pods_that_never_start_do_not_bring_about_more_and_more(load: float, most: int) -> None:
+    """The backlog grows until the queue is full; the fleet that is wanted stays within twice the load."""
+    fleet = FluidFleet.of(1, policy(), lambda time: 0.5 if time < 300 else load, never_start=True).run(2100)
+    assert len(fleet.observed().ready) == 1
+    assert fleet.sizes[-1] >= load
+    assert max(fleet.sizes) <= most
 
 
 def test_a_burst_that_is_over_before_a_pod_could_start_adds_none() -> None:
@@ -135,20 +133,12 @@ def test_a_jump_is_acted_on_within_two_scrapes() -> None:
     assert change.reason in (words.DEMAND_JUMPED, words.BACKLOG_TOO_LONG)
 
 
-def test_growth_is_at_most_to_twice_or_by_four_in_each_period() -> None:
-    sizes = FluidFleet.of(2, policy(), lambda time: 0.5 if time < 300 else 40.0, start=10.0).run(600).sizes
-    period = int(UP_SECONDS / 5)
-    for earlier, later in zip(sizes, sizes[period:], strict=False):
-        assert later <= max(4 * earlier, earlier + 8), "two periods may touch a window of one"
-    assert max(sizes) > 20
-
-
 def test_a_scale_down_takes_a_quarter_a_minute_at_most() -> None:
     fleet = FluidFleet.of(20, policy(), lambda time: 14.0 if time < 600 else 1.0).run(3000)
     steps = [(i, a, b) for i, (a, b) in enumerate(itertools.pairwise(fleet.sizes)) if b < a]
     assert steps
     assert all(before - after <= max(1, before // 4) for _, before, after in steps)
-    assert all(5 * (later[0] - earlier[0]) >= DOWN_SECONDS for earlier, later in itertools.pairwise(steps))
+    assert all(5 * (later[0] - earlier[0]) >= 60 for earlier, later in itertools.pairwise(steps))
 
 
 @settings(max_examples=8, deadline=None)

@@ -47,7 +47,7 @@ RUN if [ "$DEMO" = 1 ]; then list=engine-demo; else list=engine; fi \
 COPY --from=project /opt/venv /opt/venv
 # Compiled here, so that a pod does not spend its first half minute on it. A processor of another kind compiles its own.
 ENV FASTGEN_KERNEL_CACHE=/opt/fastgen/kernels
-RUN python -m fastgen.kernels.build /opt/fastgen/kernels
+RUN python -m fastgen.kernels.cpu.build /opt/fastgen/kernels
 USER 65532:65532
 EXPOSE 8000
 ENTRYPOINT ["fastgen"]

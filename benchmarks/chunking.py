@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fastgen.config import EngineConfig
-from fastgen.core.output import PassResult, Sampled
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Pass
-from fastgen.engine import Engine
+from fastgen.core.step_output import PassResult, Sampled
+from fastgen.engine.core import Engine
 
 # Tokens of a pass, tokens per second in such passes.
 RATES = ((8, 156), (16, 292), (32, 450), (64, 594), (128, 720), (256, 849), (512, 881))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from timing import least_seconds
 
-from fastgen.kernels import environment
+from fastgen.kernels.cpu import environment
 
 environment.prepare()
 
@@ -23,14 +23,14 @@ import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 from fastgen.core.request import Request, SamplingParams  # noqa: E402
 from fastgen.core.scheduler import Chunk, Pass  # noqa: E402
 from fastgen.core.sequence import Sequence  # noqa: E402
-from fastgen.model.batch import Batch  # noqa: E402
-from fastgen.model.cpu_operations import CPUBackend  # noqa: E402
-from fastgen.model.decoder import Decoder  # noqa: E402
-from fastgen.model.kv_cache import KVCache  # noqa: E402
-from fastgen.model.linear import PackedPlacement  # noqa: E402
+from fastgen.kv_cache.tensors import KVCache  # noqa: E402
+from fastgen.model.layers.cpu_backend import CPUBackend  # noqa: E402
+from fastgen.model.layers.decoder import Decoder  # noqa: E402
+from fastgen.model.layers.linear import PackedPlacement  # noqa: E402
+from fastgen.model.layers.weights import MLP, DecoderWeights  # noqa: E402
 from fastgen.model.native import make_ropes, open_checkpoint  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
-from fastgen.model.weights import MLP, DecoderWeights  # noqa: E402
+from fastgen.model.step_input import Batch  # noqa: E402
 
 BLOCK_SIZE = 64
 

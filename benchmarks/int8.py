@@ -12,19 +12,19 @@ from collections.abc import Callable
 
 from forward_pass import BLOCK_SIZE, Scenario, make_pass
 
-from fastgen.kernels import environment
+from fastgen.kernels.cpu import environment
 
 environment.prepare()
 
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 
 from fastgen.core.scheduler import Pass  # noqa: E402
-from fastgen.model.batch import Batch  # noqa: E402
-from fastgen.model.decoder import Decoder  # noqa: E402
-from fastgen.model.kv_cache import KVCache  # noqa: E402
-from fastgen.model.memory import give_back  # noqa: E402
+from fastgen.kv_cache.memory import give_back  # noqa: E402
+from fastgen.kv_cache.tensors import KVCache  # noqa: E402
+from fastgen.model.layers.decoder import Decoder  # noqa: E402
 from fastgen.model.native import load_on_cpu  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
+from fastgen.model.step_input import Batch  # noqa: E402
 
 ROWS = (1, 4, 8, 32, 256)
 CONTEXT = 64

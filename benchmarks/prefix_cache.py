@@ -15,12 +15,12 @@ import statistics
 import time
 
 from fastgen.config import EngineConfig
-from fastgen.core.output import PassResult, Sampled
-from fastgen.core.passes import Pass
 from fastgen.core.request import Request, SamplingParams
-from fastgen.engine import Engine, LoadedRunner
-from fastgen.model.loader import load_runner
+from fastgen.core.step_output import PassResult, Sampled
+from fastgen.core.step_plan import Pass
+from fastgen.engine.core import Engine, LoadedRunner
 from fastgen.model.source import ModelSource
+from fastgen.runner.loader import load_runner
 
 TOKEN_IDS = range(1000, 40000)
 

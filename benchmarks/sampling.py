@@ -14,7 +14,7 @@ from typing import Any
 
 from timing import least_seconds
 
-from fastgen.kernels import environment
+from fastgen.kernels.cpu import environment
 
 environment.prepare()
 
@@ -23,7 +23,7 @@ import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 from fastgen.core.request import Request, SamplingParams  # noqa: E402
 from fastgen.core.scheduler import Chunk  # noqa: E402
 from fastgen.core.sequence import Sequence  # noqa: E402
-from fastgen.model.sampler import Draw, sample  # noqa: E402
+from fastgen.sampling.sampler import Draw, sample  # noqa: E402
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

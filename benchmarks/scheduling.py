@@ -13,13 +13,13 @@ import statistics
 import time
 from collections import defaultdict
 
-from fastgen.core.blocks import BlockPool
+from fastgen.core.block_pool import BlockPool
+from fastgen.core.chunking import AutomaticTarget, Shaper
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
-from fastgen.core.shaping import AutomaticTarget, Shaper
 from fastgen.core.step_model import StepModel
-from fastgen.model.batch import Batch
+from fastgen.model.step_input import Batch
 
 BLOCK_SIZE = 64
 PARTS = ("schedule", "batch", "complete", "stats")

@@ -21,8 +21,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from fastgen.knobs import parse_size
 from fastgen.model.source import ModelSource
+from fastgen.settings import parse_size
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 
 # What starts first, so that the longest does not end last. The third is short: the process that runs the first holds it
 # back until then.
-FIRST = ("node", "tests/engine/model/test_exactness.py", "tests/cluster/test_archive.py", "control plane")
+FIRST = ("node", "tests/engine/runner/test_exactness.py", "tests/cluster/test_archive.py", "control plane")
 
 
 def group_of(nodeid: str) -> str:

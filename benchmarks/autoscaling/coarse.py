@@ -3,7 +3,7 @@
 The real scheduler walks over all sequences in every pass. Here a pass knows only how many decode, how many tokens they
 hold and which prompt is next, and passes without prompt tokens are taken many at once. How prompts are cut into passes
 is the engine's own code. What is left out: blocks (a cache that is full admits nobody, and nobody is preempted), the
-prefix cache, and learning the step model, which is known. `tests/operator/test_simulator.py` holds it next to the real
+prefix cache, and learning the step model, which is known. `tests/operator/autoscale/test_simulator.py` holds it next to the real
 scheduler.
 """
 
@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, Ledger, Reading
-from fastgen.core.shaping import FixedTarget, Load, Shaper
+from fastgen.core.chunking import FixedTarget, Load, Shaper
 
 _LOOK_AHEAD = 64  # passes of backlog that shape a pass, as in fastgen.core.scheduler
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from benchmarks.autoscaling.device import Device
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, Ledger, Reading
 from fastgen.config import EngineConfig
-from fastgen.core.output import PassResult, Sampled
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Pass
-from fastgen.engine import Engine as RealEngine
-from fastgen.messages import StepStats
+from fastgen.core.step_output import PassResult, Sampled
+from fastgen.engine.core import Engine as RealEngine
+from fastgen.engine.messages import StepStats
 
 _BLOCK = 64
 

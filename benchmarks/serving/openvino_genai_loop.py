@@ -14,8 +14,8 @@ from typing import Any
 
 import openvino_genai as genai
 
-from fastgen.load.results import Answer, Results, as_json
-from fastgen.load.workload import Ask, Workload
+from fastgen.bench.results import Answer, Results, as_json
+from fastgen.bench.workload import Ask, Workload
 
 
 @dataclass

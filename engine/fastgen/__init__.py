@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fastgen.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from fastgen.api import LLM
     from fastgen.core.request import SamplingParams
+    from fastgen.llm.llm import LLM
     from fastgen.mii.client import client
     from fastgen.mii.pipeline import pipeline
     from fastgen.mii.server import serve
@@ -18,7 +18,7 @@ __all__ = ["LLM", "SamplingParams", "__version__", "client", "pipeline", "serve"
 
 # None of these names may be a module's too: importing it would put the module in the name's place.
 _WHERE = {
-    "LLM": "fastgen.api",
+    "LLM": "fastgen.llm.llm",
     "SamplingParams": "fastgen.core.request",
     "client": "fastgen.mii.client",
     "pipeline": "fastgen.mii.pipeline",

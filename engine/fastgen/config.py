@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastgen.knobs import ConfigError, Knob, knob, knobs_of, parse_size, parsed_knobs
+from fastgen.settings import ConfigError, Knob, knob, knobs_of, parse_size, parsed_knobs
 
 __all__ = [
     "DEFAULT_TOKEN_BUDGET",

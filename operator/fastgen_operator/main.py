@@ -20,26 +20,26 @@ from kubernetes.client import ApiClient
 from kubernetes.config import ConfigException
 from prometheus_client import start_http_server
 
-from fastgen_operator.apiserver import ApiServer, connect
 from fastgen_operator.autoscale.loop import Autoscaler
 from fastgen_operator.autoscale.scrape import Scraper
 from fastgen_operator.autoscale.watchlist import Watchlist
-from fastgen_operator.controller import Controller
-from fastgen_operator.discovery import Discovery
-from fastgen_operator.health import HealthServer
 from fastgen_operator.kinds import FASTGEN
-from fastgen_operator.kube import Kube
-from fastgen_operator.leadership import Leadership, LeadershipLost, SoleLeadership
-from fastgen_operator.lease import Lease
-from fastgen_operator.loads import read_loads
-from fastgen_operator.logs import configure_logging
+from fastgen_operator.kube.cache import Mirror
+from fastgen_operator.kube.cached_client import MirroredCluster
+from fastgen_operator.kube.client import Kube
+from fastgen_operator.kube.lease import Lease
+from fastgen_operator.kube.transport import ApiServer, connect
+from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.mirror import Mirror
-from fastgen_operator.mirrored import MirroredCluster
-from fastgen_operator.reconcile import Reconciler
-from fastgen_operator.settings import Settings, parse_settings
-from fastgen_operator.watches import Watches
-from fastgen_operator.watching import build_registry, kinds_read, kopf_settings
+from fastgen_operator.reconcile.pod_loads import read_loads
+from fastgen_operator.reconcile.reconciler import Reconciler
+from fastgen_operator.runtime.controller import Controller
+from fastgen_operator.runtime.discovery import Discovery
+from fastgen_operator.runtime.health_server import HealthServer
+from fastgen_operator.runtime.informers import build_registry, kinds_read, kopf_settings
+from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, SoleLeadership
+from fastgen_operator.runtime.logs import configure_logging
+from fastgen_operator.runtime.settings import Settings, parse_settings
 
 # Where the kubelet writes the pod's namespace.
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

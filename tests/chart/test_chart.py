@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from cluster.commands import CommandError
+from fastgen_operator.api.crd import custom_resource_definition
 from fastgen_operator.children import Platform
-from fastgen_operator.crd import custom_resource_definition
 from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, OPTIONAL_KINDS, POD
-from fastgen_operator.settings import parse_settings
-from fastgen_operator.watching import kinds_read
+from fastgen_operator.runtime.informers import kinds_read
+from fastgen_operator.runtime.settings import parse_settings
 from harness.chart import CHART, SYSTEM, Helm
 from support.namespace import Object
 

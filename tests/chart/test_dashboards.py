@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from dashboards.files import FOLDER, rendered
-from fastgen.server.metrics import Metrics as EngineMetrics
+from fastgen.server.serving.metrics import Metrics as EngineMetrics
 from fastgen_operator.metrics import Metrics as OperatorMetrics
 from harness.chart import SYSTEM, Helm
 

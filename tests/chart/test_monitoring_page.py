@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from fastgen.server.metrics import Metrics as EngineMetrics
+from fastgen.server.serving.metrics import Metrics as EngineMetrics
 from fastgen_operator.metrics import Metrics as OperatorMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.commands import CommandError
-from fastgen_operator.children.network import CLUSTER_DNS, HTTPS_ANYWHERE
-from fastgen_operator.settings import Settings, parse_settings
+from fastgen_operator.children.network_policy import CLUSTER_DNS, HTTPS_ANYWHERE
+from fastgen_operator.runtime.settings import Settings, parse_settings
 from harness.chart import SYSTEM, Helm
 
 

@@ -112,7 +112,7 @@ def ensure_kernels(say: Callable[[str], None]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with _same_path_as_in_pods() as source:
         environment = {**os.environ, "PYTHONPATH": str(source)}
-        run([sys.executable, "-m", "fastgen.kernels.build", folder], environment=environment)
+        run([sys.executable, "-m", "fastgen.kernels.cpu.build", folder], environment=environment)
     done.touch()
 
 

@@ -37,7 +37,7 @@ def test_a_killed_engine_container_comes_back_and_ready_goes_false_and_true(name
     kill_engine = (
         "import os, pathlib, signal\n"
         "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        "    if b'fastgen.worker' in (p / 'cmdline').read_bytes() and int(p.name) != os.getpid():\n"
+        "    if b'fastgen.engine.process' in (p / 'cmdline').read_bytes() and int(p.name) != os.getpid():\n"
         "        os.kill(int(p.name), signal.SIGKILL)\n"
     )
     namespace.kubectl("exec", pod, "--", "python", "-c", kill_engine)

@@ -18,11 +18,11 @@ from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Chunk, Pass
 from fastgen.core.sequence import Sequence
-from fastgen.model.adapter import TransformersModel
-from fastgen.model.cache import KVShape
-from fastgen.model.device import choose_device, choose_dtype, gpu_room
-from fastgen.model.kv_cache import KVCache
-from fastgen.model.runner import ModelRunner
+from fastgen.kv_cache.sizing import KVShape
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.transformers_backend.model import TransformersModel
+from fastgen.runner.device import choose_device, choose_dtype, gpu_room
+from fastgen.runner.runner import ModelRunner
 
 NEEDS_GPU = [
     pytest.mark.gpu,
@@ -77,7 +77,7 @@ def chunk(subject: Sequence, size: int) -> Chunk:
     return Chunk(subject, subject.num_computed_tokens, min(size, subject.num_pending_tokens))
 
 
-# On CPUs tests/engine/model/test_adapter.py has more of them.
+# On CPUs tests/engine/model/test_transformers_backend.py has more of them.
 PAIRS = [
     pytest.param((device, kind), marks=NEEDS_GPU if device == "cuda" else [], id=f"{kind} on {device}")
     for device, kinds in (("cpu", ["falcon", "gemma2"]), ("cuda", [*MODELS]))

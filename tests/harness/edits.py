@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fastgen_operator.crd import custom_resource_definition
+from fastgen_operator.api.crd import custom_resource_definition
 from fastgen_operator.kinds import Object
 
 Path = tuple[str | int, ...]

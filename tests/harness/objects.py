@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastgen_operator.api import Spec
-from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.world import World
+from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.replicas import wanted_replicas
 from harness.space import resource
 
 UID = "uid-of-chat"

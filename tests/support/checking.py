@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastgen.engine import Engine
+from fastgen.engine.core import Engine
 from support.simulation import solo, solo_prompt_logprobs
 from support.workloads import Arrival, Outcome, Step
 

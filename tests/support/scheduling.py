@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastgen.core.blocks import BlockPool
+from fastgen.core.block_pool import BlockPool
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Pass, Scheduler
 from fastgen.core.sequence import Sequence

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fastgen.config import EngineConfig
-from fastgen.core.output import PassResult, Sampled, TokenLogprobs
 from fastgen.core.request import Request
 from fastgen.core.scheduler import Chunk, Pass
-from fastgen.engine import Engine
+from fastgen.core.step_output import PassResult, Sampled, TokenLogprobs
+from fastgen.engine.core import Engine
 
 VOCABULARY = 1000
 

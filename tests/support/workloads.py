@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.scheduler import Pass
-from fastgen.engine import Engine
-from fastgen.messages import StepReport
+from fastgen.engine.core import Engine
+from fastgen.engine.messages import StepReport
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fastgen.api_keys import own_key
+from fastgen.api_client.api_keys import own_key
+from fastgen.api_client.http import Remote
+from fastgen.bench.results import SHARES, Results, as_json
+from fastgen.bench.workload import Workload
 from fastgen.commands.flags import Subcommands, add_command, add_knobs, engine_config
 from fastgen.config import KNOBS, ConfigError
-from fastgen.load.results import SHARES, Results, as_json
-from fastgen.load.workload import Workload
-from fastgen.remote import Remote
 
 
 def add(commands: Subcommands) -> None:
@@ -69,7 +69,7 @@ def _workload(options: argparse.Namespace) -> Workload:
 
 
 def _over_server(options: argparse.Namespace, workload: Workload) -> Results:
-    from fastgen.load.clients import run_against
+    from fastgen.bench.http_clients import run_against
 
     remote = Remote(options.model, own_key())
     with _answered(workload.requests) as on_answer:
@@ -77,8 +77,8 @@ def _over_server(options: argparse.Namespace, workload: Workload) -> Results:
 
 
 def _in_process(options: argparse.Namespace, workload: Workload) -> Results:
+    from fastgen.bench.in_process import run_in_process
     from fastgen.commands.loading import load_model
-    from fastgen.load.inprocess import run_in_process
 
     model = load_model(engine_config(options))
     model.wait_until_settled()

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config
 from fastgen.config import KNOBS, ConfigError, EngineConfig, default_model_name
-from fastgen.core.knee import Knee, StepTime, repaired
+from fastgen.core.budget_tuning import Knee, StepTime, repaired
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 
 if TYPE_CHECKING:
-    from fastgen.calibration import Calibration
+    from fastgen.engine.calibration import Calibration
 
 _BAR = 20
 
@@ -100,8 +100,8 @@ def run(options: argparse.Namespace) -> int:
 def _measure(config: EngineConfig, most_tokens: int, seconds: float) -> tuple[Calibration, Knee]:
     source = ModelSource.open(config.model)
     with progress_bar() as on_progress:
-        from fastgen.calibration import knee_of, ladder, measure
-        from fastgen.model.loader import load_runner
+        from fastgen.engine.calibration import knee_of, ladder, measure
+        from fastgen.runner.loader import load_runner
 
         runner = load_runner(source, config, on_progress)
         sizes = ladder(most_tokens)
@@ -140,7 +140,7 @@ def table(calibration: Calibration, knee: Knee, fit: Fit) -> Table:
 
 def conclusion(knee: Knee, fit: Fit) -> list[str]:
     """What follows from the curve, in words."""
-    from fastgen.calibration import describe
+    from fastgen.engine.calibration import describe
 
     per_kv = f" + {fit.kv_token * 1e6:.3f} µs a resident KV token" if fit.kv_token > 0 else ""
     return [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastgen.core.knee import ENOUGH, Knee, StepTime, repaired
+from fastgen.core.budget_tuning import ENOUGH, Knee, StepTime, repaired
 
 if TYPE_CHECKING:
     from fastgen.commands.calibrate import Fit

@@ -15,7 +15,7 @@ from fastgen.config import KNOBS, ConfigError
 from fastgen.core.request import SamplingParams
 
 if TYPE_CHECKING:
-    from fastgen.api import LLM, Prompt
+    from fastgen.llm.llm import LLM, Prompt
 
 
 def add(commands: Subcommands) -> None:

@@ -10,7 +10,7 @@ from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 
 if TYPE_CHECKING:
-    from fastgen.api import LLM
+    from fastgen.llm.llm import LLM
 
 
 def load_model(config: EngineConfig) -> LLM:
@@ -21,7 +21,7 @@ def load_model(config: EngineConfig) -> LLM:
     """
     source = ModelSource.open(config.model)  # what is wrong with it shows before torch is imported
     with progress_bar() as on_loading:
-        from fastgen.api import LLM
+        from fastgen.llm.llm import LLM
 
         knobs = asdict(config) | {"model": str(source.path)}
         return LLM(knobs.pop("model"), on_loading=on_loading, **knobs)

@@ -8,7 +8,7 @@ import sys
 from fastgen import logs
 from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config, given
 from fastgen.config import KNOBS, SERVER_KNOBS, ServerConfig
-from fastgen.launch import Launch
+from fastgen.engine.launch import Launch
 
 
 def add(commands: Subcommands) -> None:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     launch = Launch(server_config.log_format)
     try:
         # Imported only now, so that the engine process is on its way.
-        from fastgen.process import EngineStartError
+        from fastgen.engine.client import EngineStartError
         from fastgen.server.main import run as serve
 
         try:

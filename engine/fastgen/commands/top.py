@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fastgen.api_keys import own_key
+from fastgen.api_client.api_keys import own_key
+from fastgen.api_client.http import Remote, RemoteError
+from fastgen.api_client.metrics import Interval, Scrape
 from fastgen.commands.flags import Subcommands, add_command
 from fastgen.config import ConfigError
-from fastgen.remote import Remote, RemoteError
-from fastgen.scrape import Interval, Scrape
 
 _BAR = 30
 

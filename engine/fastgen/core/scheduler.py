@@ -9,17 +9,17 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence as Row
 
-from fastgen.core.blocks import BlockPool
+from fastgen.core.block_pool import BlockPool
+from fastgen.core.chunking import Load, NoTarget, Shaper
 from fastgen.core.deadlines import Deadlines
-from fastgen.core.passes import Chunk, Draft, Pass
+from fastgen.core.kv_cache_manager import Residency
 from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.request import FinishReason
-from fastgen.core.residency import Residency
+from fastgen.core.request_queue import WaitingQueue
 from fastgen.core.sequence import Rank, Sequence
-from fastgen.core.shaping import Load, NoTarget, Shaper
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_model import StepModel
-from fastgen.core.waiting import WaitingQueue
+from fastgen.core.step_plan import Chunk, Draft, Pass
 
 __all__ = ["Chunk", "Pass", "Scheduler"]
 

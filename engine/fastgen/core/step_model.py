@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Protocol
 
-from fastgen.core.knee import StepTime
+from fastgen.core.budget_tuning import StepTime
 
 Vector = tuple[float, float, float]
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fastgen.api_keys import own_key
+from fastgen.api_client.api_keys import own_key
+from fastgen.api_client.http import Remote, RemoteError
 from fastgen.core.request import RequestError
 from fastgen.mii import deployments
 from fastgen.mii.arguments import GenerateArguments, Response, as_list
 from fastgen.mii.deployments import Deployment, DeploymentError
-from fastgen.remote import Remote, RemoteError
 
 _MOST_AT_ONCE = 64
 _LOOK_SECONDS = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastgen.api import LLM
+from fastgen.llm.llm import LLM
 from fastgen.mii.arguments import GenerateArguments, Response, as_list, check_model_arguments
 
 

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastgen.api_keys import keys_of_file
+from fastgen.api_client.api_keys import keys_of_file
+from fastgen.api_client.http import Remote, RemoteError
 from fastgen.config import (
     KNOBS,
     SERVER_KNOBS,
@@ -25,7 +26,6 @@ from fastgen.mii.arguments import check_model_arguments
 from fastgen.mii.client import Client
 from fastgen.mii.deployments import Deployment, DeploymentError
 from fastgen.model.source import ModelSource
-from fastgen.remote import Remote, RemoteError
 from fastgen.terminal import progress_bar
 
 # What a server is started with; its arguments are added.

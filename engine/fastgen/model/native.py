@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fastgen.model.architecture import ModelArchitecture
-from fastgen.model.checkpoint import Checkpoint, open_safetensors
-from fastgen.model.decoder import Decoder
-from fastgen.model.gguf_checkpoint import open_gguf
-from fastgen.model.int8 import Int8Placement
-from fastgen.model.linear import PackedPlacement, Placement
-from fastgen.model.operations import Backend
-from fastgen.model.rope import Rope
+from fastgen.model.checkpoint.gguf import open_gguf
+from fastgen.model.checkpoint.safetensors import Checkpoint, open_safetensors
+from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.layers.backend import Backend
+from fastgen.model.layers.decoder import Decoder
+from fastgen.model.layers.int8_linear import Int8Placement
+from fastgen.model.layers.linear import PackedPlacement, Placement
+from fastgen.model.layers.rope import Rope
+from fastgen.model.layers.torch_backend import TorchBackend, TorchPlacement
+from fastgen.model.layers.weights import DecoderWeights
 from fastgen.model.source import ModelSource
-from fastgen.model.torch_operations import TorchBackend, TorchPlacement
-from fastgen.model.weights import DecoderWeights
 
 log = logging.getLogger("fastgen.model")
 
@@ -48,7 +48,7 @@ def load_on_cpu(
     weights = DecoderWeights.load(architecture, checkpoint, placement, progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     if make_backend is None:
-        from fastgen.model.cpu_operations import CPUBackend
+        from fastgen.model.layers.cpu_backend import CPUBackend
 
         make_backend = CPUBackend
     return Decoder(weights, make_backend(architecture, ropes), device=torch.device("cpu"), dtype=torch.float32)

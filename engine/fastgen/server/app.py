@@ -14,14 +14,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fastgen import logs
 from fastgen.config import ServerConfig
 from fastgen.core.request import RequestError
-from fastgen.server import chat, completions, context, errors, openapi, probes, tokenization
-from fastgen.server.context import RequestContexts
-from fastgen.server.errors import APIError
-from fastgen.server.keys import KeyCheck, KeyRing
-from fastgen.server.lifecycle import Lifecycle
-from fastgen.server.limits import BodyLimit
-from fastgen.server.service import Service
-from fastgen.server.tracing import Tracer, Traces
+from fastgen.server import openapi, probes
+from fastgen.server.http import errors, request_context
+from fastgen.server.http.auth import KeyCheck, KeyRing
+from fastgen.server.http.body_limit import BodyLimit
+from fastgen.server.http.errors import APIError
+from fastgen.server.http.request_context import RequestContexts
+from fastgen.server.http.tracing import Tracer, Traces
+from fastgen.server.openai import chat, completions, tokenization
+from fastgen.server.serving.lifecycle import Lifecycle
+from fastgen.server.serving.service import Service
 from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
@@ -40,7 +42,7 @@ def create_app(service: Service, config: ServerConfig, keys: KeyRing, tracer: Tr
             allow_origins=[origin.strip() for origin in config.allowed_origins.split(",")],
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[context.HEADER, "Retry-After"],
+            expose_headers=[request_context.HEADER, "Retry-After"],
         )
     if tracer is not None:
         app = Traces(app, tracer)

@@ -18,21 +18,21 @@ import uvicorn
 import uvloop
 
 from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
-from fastgen.launch import Launch
+from fastgen.engine.client import EngineProcess, EngineStartError
+from fastgen.engine.launch import Launch
 from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
-from fastgen.process import EngineProcess, EngineStartError
-from fastgen.server.admission import Admission
 from fastgen.server.app import create_app
-from fastgen.server.connection import connection_class
-from fastgen.server.fitting import LongestText
-from fastgen.server.keys import KeyRing
-from fastgen.server.lifecycle import Lifecycle, ServedModel
-from fastgen.server.metrics import Metrics
-from fastgen.server.service import Service
-from fastgen.server.tracing import Tracer, is_configured
+from fastgen.server.http.auth import KeyRing
+from fastgen.server.http.connection import connection_class
+from fastgen.server.http.tracing import Tracer, is_configured
+from fastgen.server.serving.admission import Admission
+from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
+from fastgen.server.serving.metrics import Metrics
+from fastgen.server.serving.prompt_length import LongestText
+from fastgen.server.serving.service import Service
 from fastgen.text.tokenizer import Tokenizer
-from fastgen.text.tools.formats import choose_format
+from fastgen.text.tools.registry import choose_format
 from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")

@@ -8,9 +8,9 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from fastgen.server.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
+from fastgen.server.openai.tokenization import Text, Tokens
 from fastgen.server.probes import Status, Version
-from fastgen.server.responses import ChatCompletion, Completion, ModelCard, ModelList
-from fastgen.server.tokenization import Text, Tokens
 
 _REF = "#/components/schemas/{name}"
 _ANSWERS: dict[str, type] = {

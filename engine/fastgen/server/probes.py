@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from fastgen.server.responses import ModelCard, ModelList
-from fastgen.server.service import Service
+from fastgen.server.openai.responses import ModelCard, ModelList
+from fastgen.server.serving.service import Service
 from fastgen.version import VERSION
 
 router = APIRouter()

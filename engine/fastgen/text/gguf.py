@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from fastgen.config import ConfigError
-from fastgen.text.cuts import CUTS
+from fastgen.text.pre_tokenizers import CUTS
 
 # Token types of the GGUF specification.
 _CONTROL, _USER_DEFINED = 3, 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fastgen.core.request import FinishReason
 from fastgen.text.detokenizer import Detokenizer
-from fastgen.text.stop import StopStrings
+from fastgen.text.stop_strings import StopStrings
 from fastgen.text.tokenizer import Tokenizer
 
 

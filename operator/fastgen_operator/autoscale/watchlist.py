@@ -16,10 +16,10 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.recommend import State
-from fastgen_operator.autoscale.wanted import wanted_replicas
 from fastgen_operator.kinds import Key, Object
-from fastgen_operator.pods import is_ready, name_of
-from fastgen_operator.world import World
+from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.pods import is_ready, name_of
+from fastgen_operator.plan.replicas import wanted_replicas
 
 # Pods that only keep their record.
 _ENDED: Final = ("Failed", "Succeeded")

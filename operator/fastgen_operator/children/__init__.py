@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastgen_operator.api import Spec
-from fastgen_operator.children.cache import build_claim
 from fastgen_operator.children.deployment import build_deployment
-from fastgen_operator.children.disruption import build_disruption_budget
+from fastgen_operator.children.disruption_budget import build_disruption_budget
 from fastgen_operator.children.inference_pool import build_inference_pool
-from fastgen_operator.children.model import downloads_in_pods, is_downloaded, is_preloaded
-from fastgen_operator.children.network import (
+from fastgen_operator.children.model_cache import build_claim
+from fastgen_operator.children.model_source import downloads_in_pods, is_downloaded, is_preloaded
+from fastgen_operator.children.network_policy import (
     UNKNOWN_NEIGHBOURS,
     Neighbours,
     build_fetch_policy,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fastgen_operator.api import INTER_TOKEN_TARGET, Scheduling, Spec
 from fastgen_operator.children.metadata import HTTP_PORT, selector, without_empty
-from fastgen_operator.children.model import model_init_containers, model_mounts, model_path, model_volumes
+from fastgen_operator.children.model_source import model_init_containers, model_mounts, model_path, model_volumes
 
 ENGINE_CONTAINER: Final = "engine"
 # The image's unprivileged user.

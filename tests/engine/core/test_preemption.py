@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastgen.core.knee import StepTime
+from fastgen.core.budget_tuning import StepTime
 from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.step_model import StepModel

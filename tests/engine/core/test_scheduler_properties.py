@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from fastgen.engine import Engine
+from fastgen.engine.core import Engine
 from support.checking import check_outcome, check_step
 from support.simulation import SimulatedRunner, make_engine
 from support.workloads import Arrival, Step, play

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _EACH = """
 import contextlib, io, json, sys
-from fastgen.cli import main
+from fastgen.commands.main import main
 ended = []
 for arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as output:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fastgen.kernels import chunk_items, reference
-from fastgen.kernels.chunk import TILE, attend_chunks
-from fastgen.kernels.decode import attend_decodes
-from fastgen.kernels.items import DecodeItems
-from fastgen.kernels.lanes import LANES
+from fastgen.kernels import reference
+from fastgen.kernels.cpu import prefill_work_items
+from fastgen.kernels.cpu.decode_attention import attend_decodes
+from fastgen.kernels.cpu.decode_work_items import DecodeItems
+from fastgen.kernels.cpu.prefill_attention import TILE, attend_chunks
+from fastgen.kernels.cpu.vector_width import LANES
 
 TOLERANCE, TOLERANCE_OF_LARGE = 5e-6, 1e-5
 SHAPES = [(64, 3, 3), (64, 2, 4), (128, 1, 8), (128, 2, 1), (32, 2, 4), (16, 1, 3)]  # head size, kv heads, group
@@ -219,7 +220,7 @@ def chunks(
     """Attends spans (first row, tokens, context), one for each sequence of `paged`, as a pass does."""
     starts = np.cumsum([0, *(len(table) for table in paged.tables)])[:-1]
     kv_heads = paged.keys.shape[1]
-    items = chunk_items.cut(
+    items = prefill_work_items.cut(
         np.array([(*span, start) for span, start in zip(spans, starts, strict=True)]),
         lanes=LANES,
         num_kv_heads=kv_heads,

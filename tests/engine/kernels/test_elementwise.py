@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastgen.kernels import elementwise, reference
+from fastgen.kernels import reference
+from fastgen.kernels.cpu import elementwise
 
 
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 576), (3, 7), (65, 128)])

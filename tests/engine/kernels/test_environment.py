@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastgen.kernels import build, environment
+from fastgen.kernels.cpu import build, environment
 
 PROBE = """
 import json, os, sys
@@ -23,7 +23,7 @@ assert "torch" not in sys.modules and "numba" not in sys.modules
 """
 
 KERNEL = """
-from fastgen.kernels.elementwise import silu_multiply
+from fastgen.kernels.cpu.elementwise import silu_multiply
 import numpy as np
 out = np.empty((1, 2), np.float32)
 silu_multiply(np.array([[0, 1, 5, 5]], np.float32), out)
@@ -34,7 +34,7 @@ PRODUCTS = """
 from fastgen.kernels import environment
 environment.prepare()
 import torch
-from fastgen.model.linear import OneDNNLinear
+from fastgen.model.layers.linear import OneDNNLinear
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -95,7 +95,7 @@ def test_folders_that_cannot_be_written_are_passed_over() -> None:
 
 def test_prebuilt_kernels_are_taken_over_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prebuilt, cache = tmp_path / "prebuilt", tmp_path / "cache"
-    command = [sys.executable, "-m", "fastgen.kernels.build", str(prebuilt)]
+    command = [sys.executable, "-m", "fastgen.kernels.cpu.build", str(prebuilt)]
     subprocess.run(command, check=True, timeout=250, capture_output=True)
     assert build.is_built(prebuilt)
     assert not build.is_built(cache)

@@ -12,11 +12,11 @@ import pytest
 
 import fastgen
 from engine.server.serving import SCRIPTED
-from engine.weights import smollm2
 from fastgen.core.request import RequestError
 from fastgen.mii import server
 from fastgen.mii.client import Client
 from fastgen.mii.deployments import DeploymentError, find
+from support.demo_weights import smollm2
 
 PROGRAM = """
 import sys, fastgen

@@ -15,16 +15,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.model.driving import FewBlocks, generate, run_in_chunks
-from engine.model.families import PROMPT_LENGTH, TINY, prompt, saved
 from fastgen.config import EngineConfig
 from fastgen.core.request import SamplingParams
-from fastgen.model.decoder import Decoder
-from fastgen.model.families import FAMILIES
-from fastgen.model.loader import with_cache
+from fastgen.model.config.families import FAMILIES
+from fastgen.model.layers.decoder import Decoder
 from fastgen.model.native import load_on_cpu, load_on_torch
-from fastgen.model.runner import ModelRunner
 from fastgen.model.source import ModelSource
+from fastgen.runner.loader import with_cache
+from fastgen.runner.runner import ModelRunner
+from support.driving import FewBlocks, generate, run_in_chunks
+from support.tiny_models import PROMPT_LENGTH, TINY, prompt, saved
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 12

@@ -13,12 +13,12 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from engine.model import families
-from engine.model.driving import load, run_in_chunks
-from engine.model.gguf_writing import ARCHITECTURES, write_gguf
-from fastgen.model import gguf_architecture
+from fastgen.model.config import from_gguf
+from support import tiny_models
+from support.driving import load, run_in_chunks
+from support.gguf_writing import ARCHITECTURES, write_gguf
 
-SIZES: dict[str, Any] = families.SIZES | {"intermediate_size": 96}
+SIZES: dict[str, Any] = tiny_models.SIZES | {"intermediate_size": 96}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 GEMMA2 = {
     "head_dim": 32,
@@ -102,7 +102,7 @@ def their_logits(model: PreTrainedModel) -> torch.Tensor:
 
 def test_every_family_of_gguf_files_is_tested() -> None:
     written = {gguf.MODEL_ARCH_NAMES[ARCHITECTURES[build(name).config.model_type]] for name in MODELS}
-    assert written == set(gguf_architecture._FAMILIES)
+    assert written == set(from_gguf._FAMILIES)
 
 
 @pytest.mark.parametrize("name", MODELS)

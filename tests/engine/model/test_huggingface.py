@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from engine.model.driving import generate, load, run_in_chunks
 from fastgen.core.request import SamplingParams
 from fastgen.model.errors import ModelError
 from fastgen.model.source import ModelSource
+from support.driving import generate, load, run_in_chunks
 
 SMALL: dict[str, Any] = {
     "vocab_size": 211,

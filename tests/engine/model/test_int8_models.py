@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.driving import demo_model, generate, load, run_in_chunks
-from engine.model.gguf_writing import write_gguf
-from engine.model.prompts import PROMPTS
 from engine.model.test_gguf_families import TOKENS, build
 from fastgen.core.request import SamplingParams
-from fastgen.model.int8 import Int8Linear
-from fastgen.model.runner import ModelRunner
+from fastgen.model.layers.int8_linear import Int8Linear
 from fastgen.model.source import ModelSource
+from fastgen.runner.runner import ModelRunner
 from fastgen.text.tokenizer import Tokenizer
+from support.driving import demo_model, generate, load, run_in_chunks
+from support.gguf_writing import write_gguf
+from support.prompts import PROMPTS
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "phi3 with a window", "gemma3"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastgen.model.linear import (
+from fastgen.model.layers.linear import (
     LinearKind,
     MKLLinear,
     OneDNNLinear,

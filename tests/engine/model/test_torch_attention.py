@@ -8,14 +8,14 @@ import random
 import pytest
 import torch
 
-from engine.model.driving import sequence
 from fastgen.core.scheduler import Chunk, Pass
 from fastgen.kernels import reference
-from fastgen.model import torch_attention
-from fastgen.model.batch import Batch
-from fastgen.model.cache import KVShape
-from fastgen.model.kv_cache import KVCache
-from fastgen.model.torch_attention import TorchPagedAttention
+from fastgen.kv_cache.sizing import KVShape
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.layers import torch_attention
+from fastgen.model.layers.torch_attention import TorchPagedAttention
+from fastgen.model.step_input import Batch
+from support.driving import sequence
 
 BLOCK_SIZE, KV_HEADS, NUM_BLOCKS, LAYERS = 16, 2, 64, 2
 CPU = torch.device("cpu")

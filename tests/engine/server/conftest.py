@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import weights
 from engine.server.serving import Serving, serving
-from fastgen.model.gguf import GGUFFile
+from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+from support import demo_weights
 
 
 @pytest.fixture(scope="session")
@@ -31,4 +31,4 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.fixture(scope="session")
 def smollm2() -> Tokenizer:
     """The demo model's tokenizer."""
-    return Tokenizer.load(TokenizerSource("gguf", GGUFFile(Path(weights.smollm2())).metadata))
+    return Tokenizer.load(TokenizerSource("gguf", GGUFFile(Path(demo_weights.smollm2())).metadata))

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-import fastgen.launch
+import fastgen.engine.launch
 
 if __name__ == "__main__":
-    fastgen.launch.WORKER = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
-    from fastgen.cli import main
+    fastgen.engine.launch.WORKER = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
+    from fastgen.commands.main import main
 
     sys.exit(main())

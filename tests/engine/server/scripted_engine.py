@@ -20,10 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.output import PassResult, Sampled, TokenLogprobs
 from fastgen.core.scheduler import Chunk, Pass
 from fastgen.core.sequence import Sequence
-from fastgen.engine import LoadedRunner
+from fastgen.core.step_output import PassResult, Sampled, TokenLogprobs
+from fastgen.engine.core import LoadedRunner
 
 SPEAK = 5  # <file_sep> in the demo model's vocabulary, a token that no test needs otherwise
 END = 2
@@ -109,9 +109,9 @@ def load(_source: object, config: EngineConfig, progress: Callable[[str, float],
 
 if __name__ == "__main__":
     # In the place of the module that loads the real runner, and of torch with it.
-    stub = types.ModuleType("fastgen.model.loader")
+    stub = types.ModuleType("fastgen.runner.loader")
     stub.load_runner = load  # type: ignore[attr-defined]
-    sys.modules["fastgen.model.loader"] = stub
-    from fastgen.worker import main
+    sys.modules["fastgen.runner.loader"] = stub
+    from fastgen.engine.process import main
 
     sys.exit(main(lambda: None))

@@ -11,9 +11,9 @@ import pytest
 
 from engine.server.serving import Serving, serving, wait_until
 from fastgen.core.request import FinishReason
-from fastgen.inflight import InFlight, Rate
-from fastgen.messages import StepReport, StepStats, TokenOutput
-from fastgen.server.admission import retry_after
+from fastgen.engine.in_flight import InFlight, Rate
+from fastgen.engine.messages import StepReport, StepStats, TokenOutput
+from fastgen.server.serving.admission import retry_after
 
 PLACES, QUEUE = 2, 3
 ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": True}

@@ -11,8 +11,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.server.serving import Serving
 from engine.server.speaking import asking, speak
 from fastgen.core.request import SamplingParams
-from fastgen.server.protocol import ChatRequest, CompletionRequest
-from fastgen.server.service import bad_word_tokens
+from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
+from fastgen.server.serving.service import bad_word_tokens
 from fastgen.text.output import TextRules
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Vocabulary

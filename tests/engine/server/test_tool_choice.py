@@ -9,10 +9,10 @@ import pytest
 
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.request import RequestError
-from fastgen.server.chat import render
-from fastgen.server.lifecycle import ServedModel
-from fastgen.server.protocol import ChatRequest
-from fastgen.server.tooling import ToolUse
+from fastgen.server.openai.chat import render
+from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.tool_calling import ToolUse
+from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.chat import ChatTemplate
 from fastgen.text.tools.events import Collected
 from fastgen.text.tools.hermes import Hermes

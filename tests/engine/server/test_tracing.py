@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from engine.server.collector import Collector, attributes
 from engine.server.serving import Serving, serving, wait_until
 from fastgen.config import ConfigError
-from fastgen.server.tracing import Tracer, is_configured
+from fastgen.server.http.tracing import Tracer, is_configured
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

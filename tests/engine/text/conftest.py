@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from engine import weights
-from fastgen.model.gguf import GGUFFile
+from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+from support import demo_weights
 
 
 @pytest.fixture(scope="session")
 def smollm2_metadata() -> Mapping[str, Any]:
     """What the demo model's file says of its tokenizer."""
-    return GGUFFile(Path(weights.smollm2())).metadata
+    return GGUFFile(Path(demo_weights.smollm2())).metadata
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from fastgen.config import ConfigError
 from fastgen.text.chat import ChatTemplate
 from fastgen.text.tokenizer import Tokenizer, TokenizerSource
-from fastgen.text.tools.formats import choose_format
+from fastgen.text.tools.registry import choose_format
 
 PLAIN = "{{ bos_token }}plain: {{ messages[0].content }}"
 WITH_TOOLS = "{{ bos_token }}{{ tools[0].function.name }} <tool_call>: {{ messages[0].content }}"

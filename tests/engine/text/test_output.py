@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastgen.core.request import FinishReason
 from fastgen.text.detokenizer import Detokenizer
 from fastgen.text.output import OutputText, TextRules
-from fastgen.text.stop import StopStrings
+from fastgen.text.stop_strings import StopStrings
 from fastgen.text.tokenizer import Tokenizer, TokenizerSource
 
 token_ids = st.lists(st.integers(0, 49151), max_size=60)

@@ -15,9 +15,9 @@ from fastgen.text.chat import ChatTemplate
 from fastgen.text.grammar import check_grammar
 from fastgen.text.tools.events import CallArguments, Collected
 from fastgen.text.tools.format import OfferedTool
-from fastgen.text.tools.formats import call_grammar
-from fastgen.text.tools.parameter import ParameterSchema
+from fastgen.text.tools.parameter_values import ParameterSchema
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
+from fastgen.text.tools.registry import call_grammar
 
 FORMAT = Qwen3Coder()
 SCHEMA: dict[str, Any] = {

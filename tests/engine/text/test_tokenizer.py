@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import GemmaTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from fastgen.config import ConfigError
-from fastgen.text.cuts import CUTS
+from fastgen.text.pre_tokenizers import CUTS
 from fastgen.text.tokenizer import Tokenizer, TokenizerSource
 
 TEXTS = [

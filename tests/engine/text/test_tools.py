@@ -17,11 +17,11 @@ from fastgen.text.chat import ChatTemplate
 from fastgen.text.grammar import check_grammar
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Collected, ToolEvent
 from fastgen.text.tools.format import OfferedTool, ToolFormat
-from fastgen.text.tools.formats import call_grammar, choose_format, describe, shown_tokens
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
-from fastgen.text.tools.plain import Llama3Json, PlainJson
+from fastgen.text.tools.plain_json import Llama3Json, PlainJson
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
+from fastgen.text.tools.registry import call_grammar, choose_format, describe, shown_tokens
 
 OFFERED = [OfferedTool("f", {}), OfferedTool("g", {})]
 Found = tuple[str, list[tuple[str, str]]]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fastgen.text.tools.events import ToolParser
 from fastgen.text.tools.format import OfferedTool, Spell, json_arguments, long_id, named_objects, quoted, repeated
-from fastgen.text.tools.machine import Machine
+from fastgen.text.tools.parser import Machine
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, ToolParser
 from fastgen.text.tools.format import OfferedTool, Spell, json_arguments, named_objects, quoted, repeated
 from fastgen.text.tools.json_text import JsonRepair, JsonSpan, is_json_object
-from fastgen.text.tools.machine import Machine
+from fastgen.text.tools.parser import Machine
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARACTERS = string.ascii_letters + string.digits

@@ -12,8 +12,8 @@ from typing import Any
 from fastgen.text.tools.events import CallArguments, CallBegun, ToolParser
 from fastgen.text.tools.format import OfferedTool, Spell, json_body, long_id, quoted, repeated
 from fastgen.text.tools.json_text import dumped
-from fastgen.text.tools.machine import Machine
-from fastgen.text.tools.parameter import ParameterSchema, declared_parameters
+from fastgen.text.tools.parameter_values import ParameterSchema, declared_parameters
+from fastgen.text.tools.parser import Machine
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"

@@ -1,0 +1,1 @@
+"""A client of a running FastGen server, on the standard library alone."""

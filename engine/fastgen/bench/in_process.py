@@ -1,0 +1,63 @@
+"""The same closed loop over an engine in this process: no HTTP, no second process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fastgen.bench.results import Answer, Results
+from fastgen.bench.workload import Workload
+from fastgen.core.request import Request, SamplingParams
+from fastgen.engine.core import Engine
+
+Encode = Callable[[str], list[int]]
+
+
+def run_in_process(
+    engine: Engine, encode: Encode, workload: Workload, max_model_length: int, on_answer: Callable[[], None]
+) -> Results:
+    """Plays the workload over an idle engine, after one request that does not count.
+
+    Prompts that leave no room are cut; so are generations.
+    """
+    _run(engine, encode, workload.warm_up(), max_model_length, lambda: None)
+    return _run(engine, encode, workload, max_model_length, on_answer)
+
+
+def _run(
+    engine: Engine, encode: Encode, workload: Workload, max_model_length: int, on_answer: Callable[[], None]
+) -> Results:
+    """The loop: a request is added when another has ended."""
+    todo = [
+        (encode(ask.text)[: max(1, max_model_length - ask.max_tokens)], min(ask.max_tokens, max_model_length - 1))
+        for ask in workload.asks()
+    ]
+    todo.reverse()
+    sent: dict[str, float] = {}
+    prompts: dict[str, int] = {}
+    arrivals: dict[str, list[float]] = {}
+    answers = []
+
+    def send() -> None:
+        if not todo:
+            return
+        tokens, max_tokens = todo.pop()
+        name = str(len(sent))
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        sent[name], prompts[name], arrivals[name] = time.perf_counter(), len(tokens), []
+        engine.add(Request(id=name, prompt_token_ids=tokens, sampling=sampling))
+
+    begin = time.perf_counter()
+    for _ in range(workload.clients):
+        send()
+    while engine.has_work:
+        outputs = engine.step().outputs
+        now = time.perf_counter()
+        for output in outputs:
+            arrivals[output.request_id] += [now] * len(output.token_ids)
+            if output.finish_reason is not None:
+                got = tuple(arrivals.pop(output.request_id))
+                answers.append(Answer(sent[output.request_id], got, prompts[output.request_id], len(got)))
+                on_answer()
+                send()
+    return Results(time.perf_counter() - begin, tuple(answers), ())

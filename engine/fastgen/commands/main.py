@@ -1,0 +1,59 @@
+"""The command `fastgen`. What is wrong with what a user asked for is one line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from fastgen.api_client.http import RemoteError
+from fastgen.config import ConfigError
+from fastgen.core.request import RequestError
+from fastgen.version import VERSION
+
+_MISUSE, _FAILURE = 2, 1
+_COMMANDS = ("serve", "generate", "fetch", "calibrate", "bench", "top")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code."""
+    try:
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        options = _parser(given).parse_args(given)
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except (ConfigError, RequestError) as error:
+        return _fail(str(error), _MISUSE)
+    except RemoteError as error:
+        return _fail(str(error), _FAILURE)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `fastgen generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail too
+        return _FAILURE
+
+
+def _fail(message: str, exit_code: int) -> int:
+    print(f"fastgen: error: {message}", file=sys.stderr)
+    return exit_code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, without the usage that --help prints."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_MISUSE, f"fastgen: error: {message}\n")
+
+
+def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Knows the command that is asked for, or all of them: what one imports takes time that others need not spend."""
+    parser = _Parser(prog="fastgen", description="Serve language models with Dynamic SplitFuse.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"fastgen {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    asked = [name for name in _COMMANDS if name in arguments[:1]]
+    for name in asked or _COMMANDS:
+        importlib.import_module(f"fastgen.commands.{name}").add(commands)
+    return parser

@@ -1,0 +1,1 @@
+"""The engine process: step loop, messages, calibration, and the server's handle on it."""

@@ -1,0 +1,1 @@
+"""Numba kernels for CPUs: attention, matrix products, element-wise steps."""

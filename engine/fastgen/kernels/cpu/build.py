@@ -1,0 +1,87 @@
+"""Compiles all CPU kernels ahead of time into a folder: `python -m fastgen.kernels.cpu.build FOLDER`.
+
+An image sets `FASTGEN_KERNEL_CACHE` to that folder, so that its engines start without compiling. An engine that starts
+without compiled kernels runs this program beside loading the weights, on another core.
+
+A folder says by an empty file for each module, `built-MODULE-KEY`, that it holds all of it for this kind of CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from fastgen.kernels.cpu import environment
+
+ALWAYS = ("chunk", "decode", "elementwise", "product")  # importing one compiles its kernels
+MODULES = (*ALWAYS, "int8")  # with those that only some models need
+
+
+def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
+    """Does `folder` hold the kernels of this very code for this CPU?"""
+    return all((folder / _marker(module)).exists() for module in modules)
+
+
+def start(modules: Iterable[str] = ALWAYS) -> list[subprocess.Popen[bytes]]:
+    """Starts compiling `modules` into numba's folder, a process for each; none where nothing is to be done or kept."""
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    if folder is None or "numba" in sys.modules:
+        return []
+    # Their output is of no use: what fails there is compiled, and fails aloud, in the engine itself.
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "fastgen.kernels.cpu.build", folder, module],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for module in modules
+        if not is_built(Path(folder), [module])
+    ]
+
+
+def build(folder: Path, modules: Iterable[str] = MODULES) -> None:
+    """Compiles into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+    os.environ.pop(environment.PREBUILT, None)
+    environment.prepare()
+    for module in modules:
+        importlib.import_module(f"fastgen.kernels.{module}")
+        (folder / _marker(module)).touch()
+
+
+def _marker(module: str) -> str:
+    """The name of the file that says so: it has a hash of all that compiled code depends on."""
+    from llvmlite import binding  # type: ignore[import-untyped]
+
+    parts = [
+        *(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))),
+        str(Path(__file__).parent),  # numba keeps code by the place of its source
+        version("numba"),
+        version("llvmlite"),
+        platform.python_version(),
+        os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name(),
+        os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten(),
+    ]
+    return f"built-{module}-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def main() -> int:
+    """Runs the program; returns its exit code."""
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(MODULES):
+        print(f"usage: python -m fastgen.kernels.cpu.build FOLDER [{'|'.join(MODULES)} ...]", file=sys.stderr)
+        return 2
+    build(Path(sys.argv[1]), sys.argv[2:] or MODULES)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

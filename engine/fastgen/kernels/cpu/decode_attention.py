@@ -1,0 +1,264 @@
+"""Attention of single tokens over paged keys and values (decodes), as a numba kernel.
+
+The work is cut into items: one decode, one key-value head, one range of its context. All query heads of a key-value
+head share each load of a key or value. Softmax runs on line (Milakov and Gimelshein, 2018), a tile of keys at a time;
+the parts of a context that was split are merged at the end by their log-sum-exp. Twin: `reference.paged_attention`.
+
+One machine code serves every head size, group and block size: unrolling by constants was not faster, and what is
+compiled once can be compiled ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastgen.kernels.cpu.decode_work_items import TILE
+from fastgen.kernels.cpu.jit import intrinsic, kernel, prange, serial, types
+from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+assert TILE % 16 == 0  # and block sizes divide it or are multiples of it: keys are taken four and eight at a time
+
+_f32 = np.float32
+_LANES = 16
+_MASKED = np.float32(-1e30)
+
+
+@serial
+def _score_tile(
+    query: FloatArray,
+    keys: FloatArray,
+    tables: IntArray,
+    table: int,
+    head: int,
+    tile: int,
+    num_keys: int,
+    scores: FloatArray,
+) -> None:
+    """scores [group, TILE] <- query [group, head_dim] · keys of a tile; masked beyond `num_keys`."""
+    group, head_dim = query.shape
+    block_size = keys.shape[2]
+    run = min(TILE, block_size)  # keys of a tile that lie side by side
+    for first in range(0, num_keys, run):
+        block = tables[table + (tile + first) // block_size]
+        offset = (tile + first) % block_size
+        # Four keys at a time: each load of a query value serves four sums.
+        for j in range(0, run, 4):
+            o = offset + j
+            for g in range(group):
+                s0, s1, s2, s3 = _f32(0), _f32(0), _f32(0), _f32(0)
+                for d in range(head_dim):
+                    q = query[g, d]
+                    s0 += q * keys[block, head, o, d]
+                    s1 += q * keys[block, head, o + 1, d]
+                    s2 += q * keys[block, head, o + 2, d]
+                    s3 += q * keys[block, head, o + 3, d]
+                scores[g, first + j] = s0
+                scores[g, first + j + 1] = s1
+                scores[g, first + j + 2] = s2
+                scores[g, first + j + 3] = s3
+    for g in range(group):
+        for j in range(num_keys, TILE):
+            scores[g, j] = _MASKED
+
+
+@serial
+def _restrict_tile(scores: FloatArray, num_keys: int, num_hidden: int, softcap: np.float32) -> None:
+    """Squeezes a tile's scores between ± `softcap` where it is above 0, and masks the first `num_hidden`."""
+    for g in range(scores.shape[0]):
+        if softcap > _f32(0):
+            for j in range(num_keys):
+                scores[g, j] = softcap * _f32(math.tanh(scores[g, j] / softcap))
+        for j in range(num_hidden):
+            scores[g, j] = _MASKED
+
+
+def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
+    """scores [TILE] <- exp(scores - highest); the address of the scores."""
+    scores, highest = arguments
+    emit = Emitter(builder, _LANES)
+    top = emit.spread(highest)
+    for step in range(TILE // _LANES):
+        place = emit.offset(scores, I64(step), _LANES * 4)
+        emit.store(emit.exp(builder.fsub(emit.load(place), top)), place)
+
+
+@intrinsic
+def _exponentiate(_typing: Any, scores: Any, highest: Any) -> Any:
+    return types.void(scores, highest), lowered(_emit_powers)
+
+
+@serial
+def _softmax_tile(
+    scores: FloatArray,
+    num_keys: int,
+    num_hidden: int,
+    state: FloatArray,
+    acc: FloatArray,
+) -> None:
+    """scores <- exp(scores - highest so far), 0 for hidden keys; brings `state` and `acc` up to date.
+
+    Hidden are the first `num_hidden` keys of the tile and those from `num_keys` on.
+
+    state [group, 2] holds the highest score and the sum of exponentials.
+    """
+    for g in range(scores.shape[0]):
+        highest = state[g, 0]
+        for j in range(TILE):
+            highest = max(highest, scores[g, j])
+        if highest > state[g, 0]:
+            correction = _f32(math.exp(state[g, 0] - highest))
+            state[g, 0] = highest
+            state[g, 1] *= correction
+            for d in range(acc.shape[1]):
+                acc[g, d] *= correction
+        _exponentiate(scores.ctypes.data + g * TILE * 4, highest)
+        for j in range(num_hidden):
+            scores[g, j] = _f32(0)
+        for j in range(num_keys, TILE):
+            scores[g, j] = _f32(0)
+        total = _f32(0)
+        for j in range(TILE):
+            total += scores[g, j]
+        state[g, 1] += total
+
+
+@serial
+def _add_values(
+    scores: FloatArray,
+    values: FloatArray,
+    tables: IntArray,
+    table: int,
+    head: int,
+    tile: int,
+    num_keys: int,
+    acc: FloatArray,
+) -> None:
+    """acc [group, head_dim] += scores · values of a tile. Weights beyond `num_keys` are 0."""
+    group, head_dim = acc.shape
+    block_size = values.shape[2]
+    run = min(TILE, block_size)
+    for first in range(0, num_keys, run):
+        block = tables[table + (tile + first) // block_size]
+        offset = (tile + first) % block_size
+        for j in range(0, run, 8):
+            o, s = offset + j, first + j
+            for g in range(group):
+                p0, p1, p2, p3 = scores[g, s], scores[g, s + 1], scores[g, s + 2], scores[g, s + 3]
+                p4, p5, p6, p7 = scores[g, s + 4], scores[g, s + 5], scores[g, s + 6], scores[g, s + 7]
+                for d in range(head_dim):
+                    acc[g, d] += (
+                        p0 * values[block, head, o, d]
+                        + p1 * values[block, head, o + 1, d]
+                        + p2 * values[block, head, o + 2, d]
+                        + p3 * values[block, head, o + 3, d]
+                        + p4 * values[block, head, o + 4, d]
+                        + p5 * values[block, head, o + 5, d]
+                        + p6 * values[block, head, o + 6, d]
+                        + p7 * values[block, head, o + 7, d]
+                    )
+
+
+@serial
+def _attend_item(
+    n: int,
+    items: IntArray,
+    queries: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    tables: IntArray,
+    parts: FloatArray,
+    out: FloatArray,
+    scale: np.float32,
+    softcap: np.float32,
+) -> None:
+    """One item, to `out` or to its part."""
+    row, head, table = items[n, 0], items[n, 1], items[n, 2]
+    begin, end, part, visible = items[n, 3], items[n, 4], items[n, 5], items[n, 6]
+    group, head_dim = parts.shape[1], keys.shape[3]
+    query = np.empty((group, head_dim), np.float32)
+    scores = np.empty((group, TILE), np.float32)
+    acc = np.empty((group, head_dim), np.float32)
+    state = np.empty((group, 2), np.float32)
+    for g in range(group):
+        state[g, 0], state[g, 1] = _MASKED, _f32(0)
+        for d in range(head_dim):
+            query[g, d] = queries[row, head * group + g, d] * scale
+            acc[g, d] = _f32(0)
+    for tile in range(begin, end, TILE):
+        num_keys = min(TILE, end - tile)
+        _score_tile(query, keys, tables, table, head, tile, num_keys, scores)
+        num_hidden = max(visible - tile, 0)
+        if num_hidden > 0 or softcap > _f32(0):
+            _restrict_tile(scores, num_keys, num_hidden, softcap)
+        _softmax_tile(scores, num_keys, num_hidden, state, acc)
+        _add_values(scores, values, tables, table, head, tile, num_keys, acc)
+    for g in range(group):
+        if part < 0:
+            inverse = _f32(1) / state[g, 1]
+            for d in range(head_dim):
+                out[row, head * group + g, d] = acc[g, d] * inverse
+        else:
+            for d in range(head_dim):
+                parts[part, g, d] = acc[g, d]
+            parts[part, g, head_dim], parts[part, g, head_dim + 1] = state[g, 0], state[g, 1]
+
+
+@serial
+def _merge_parts(merges: IntArray, parts: FloatArray, out: FloatArray) -> None:
+    """Joins the parts of split contexts; `parts` hold acc, highest score and sum of exponentials."""
+    group, head_dim = parts.shape[1], out.shape[2]
+    for m in range(merges.shape[0]):
+        row, head, first, count = merges[m, 0], merges[m, 1], merges[m, 2], merges[m, 3]
+        for g in range(group):
+            highest = _MASKED
+            for p in range(first, first + count):
+                highest = max(highest, parts[p, g, head_dim])
+            total = _f32(0)
+            for d in range(head_dim):
+                out[row, head * group + g, d] = _f32(0)
+            for p in range(first, first + count):
+                weight = _f32(math.exp(parts[p, g, head_dim] - highest))
+                total += weight * parts[p, g, head_dim + 1]
+                for d in range(head_dim):
+                    out[row, head * group + g, d] += weight * parts[p, g, d]
+            for d in range(head_dim):
+                out[row, head * group + g, d] /= total
+
+
+@kernel(
+    "void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[:,::1], i8[:,::1], f4[:,:,::1], f4[:,:,::1], f4, f4)"
+)
+def attend_decodes(
+    queries: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    tables: IntArray,
+    items: IntArray,
+    merges: IntArray,
+    parts: FloatArray,
+    out: FloatArray,
+    scale: np.float32,
+    softcap: np.float32,
+) -> None:
+    """Attention of all decodes of a pass, one layer; all arrays contiguous.
+
+    Args:
+        queries, out: [T, heads, head_dim]; rows of `out` that are decodes are written.
+        keys, values: the layer's cache, [blocks, kv heads, block size, head_dim]; block size a power of two from 16.
+        tables: all block tables, one after another.
+        items, merges: see `items.DecodeItems`.
+        parts: [p, query heads per kv head, head_dim + 2]: scratch; its second size is read even where p is 0.
+        scale: on the scores.
+        softcap: scores are squeezed between ± this by tanh; 0 where not.
+    """
+    for n in prange(items.shape[0]):
+        _attend_item(n, items, queries, keys, values, tables, parts, out, scale, softcap)
+    _merge_parts(merges, parts, out)

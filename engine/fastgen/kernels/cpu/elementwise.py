@@ -1,0 +1,174 @@
+"""Element-wise steps of a decoder layer as numba kernels, a row of the pass per iteration.
+
+Arrays are float32 and contiguous; T is the number of rows (tokens) of the pass. All write into what they are given.
+Twins in plain torch: `reference.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, serial, types
+from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+_f32 = np.float32
+_TWICE_ROOT = 1.5957691216057308  # 2 * sqrt(2 / pi)
+LANES = 16
+
+
+@kernel("void(f4[:,::1], f4[:,::1], f4[::1], f4, f4[:,::1])")
+def add_rms_norm(x: FloatArray, update: FloatArray, weight: FloatArray, epsilon: np.float32, out: FloatArray) -> None:
+    """x += update; out = x / rms(x) * weight. All [T, hidden], weight [hidden]."""
+    hidden = x.shape[1]
+    for t in prange(x.shape[0]):
+        total = _f32(0)
+        for i in range(hidden):
+            value = x[t, i] + update[t, i]
+            x[t, i] = value
+            total += value * value
+        scale = _f32(1) / np.sqrt(total / _f32(hidden) + epsilon)
+        for i in range(hidden):
+            out[t, i] = x[t, i] * scale * weight[i]
+
+
+@serial
+def _norm_segment(row: FloatArray, first: int, weight: FloatArray, epsilon: np.float32) -> None:
+    """The RMS norm of row[first : first + size] times `weight` [size], in place."""
+    size = weight.shape[0]
+    total = _f32(0)
+    for i in range(size):
+        total += row[first + i] * row[first + i]
+    scale = _f32(1) / np.sqrt(total / _f32(size) + epsilon)
+    for i in range(size):
+        row[first + i] = row[first + i] * scale * weight[i]
+
+
+@kernel("void(f4[:,::1], f4[::1], f4)")
+def rms_norm(x: FloatArray, weight: FloatArray, epsilon: np.float32) -> None:
+    """x = x / rms(x) * weight, in place; x [T, hidden], weight [hidden]."""
+    for t in prange(x.shape[0]):
+        _norm_segment(x[t], 0, weight, epsilon)
+
+
+@kernel("void(f4[:,::1], f4[::1], f4[::1], i8, i8, f4)")
+def norm_heads(
+    qkv: FloatArray, query_norm: FloatArray, key_norm: FloatArray, heads: int, kv_heads: int, epsilon: np.float32
+) -> None:
+    """Normalises each head's queries and keys in place; qkv [T, (heads + 2 * kv heads) * head_dim]."""
+    head_dim = query_norm.shape[0]
+    for t in prange(qkv.shape[0]):
+        for h in range(heads):
+            _norm_segment(qkv[t], h * head_dim, query_norm, epsilon)
+        for h in range(heads, heads + kv_heads):
+            _norm_segment(qkv[t], h * head_dim, key_norm, epsilon)
+
+
+@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[::1], f4[:,:,::1])")
+def rotate_and_store(
+    qkv: FloatArray,
+    cosines: FloatArray,
+    sines: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    blocks: IntArray,
+    slots: IntArray,
+    queries: FloatArray,
+) -> None:
+    """Rotary positions for queries and keys; writes keys and values to their slots in the paged cache.
+
+    Args:
+        qkv: [T, (heads + 2 * kv heads) * head_dim], the fused projection.
+        cosines, sines: [T, turning / 2], for each row's position: of a head, the first `turning` dimensions turn, by
+            halves, and the rest stay.
+        keys, values: one layer's cache, [blocks, kv heads, block size, head_dim].
+        blocks, slots: [T], where each row's key and value go.
+        queries: [T, heads, head_dim], written.
+    """
+    heads, head_dim = queries.shape[1], queries.shape[2]
+    kv_heads = keys.shape[1]
+    half = cosines.shape[1]
+    for t in prange(qkv.shape[0]):
+        block, slot = blocks[t], slots[t]
+        for h in range(heads):
+            base = h * head_dim
+            for d in range(half):
+                a, b = qkv[t, base + d], qkv[t, base + half + d]
+                queries[t, h, d] = a * cosines[t, d] - b * sines[t, d]
+                queries[t, h, half + d] = b * cosines[t, d] + a * sines[t, d]
+            for d in range(2 * half, head_dim):
+                queries[t, h, d] = qkv[t, base + d]
+        for h in range(kv_heads):
+            base = (heads + h) * head_dim
+            for d in range(half):
+                a, b = qkv[t, base + d], qkv[t, base + half + d]
+                keys[block, h, slot, d] = a * cosines[t, d] - b * sines[t, d]
+                keys[block, h, slot, half + d] = b * cosines[t, d] + a * sines[t, d]
+            for d in range(2 * half, head_dim):
+                keys[block, h, slot, d] = qkv[t, base + d]
+            base = (heads + kv_heads + h) * head_dim
+            for d in range(head_dim):
+                values[block, h, slot, d] = qkv[t, base + d]
+
+
+def _emit_gated(is_gelu: bool, builder: Any, arguments: Sequence[Any]) -> None:
+    """out = gate * sigmoid(slope) * up over `count` floats, a multiple of LANES; addresses of each."""
+    gates, ups, count, out = arguments
+    emit = Emitter(builder, LANES)
+    with lowering.for_range(builder, builder.udiv(count, I64(LANES))) as step:
+        gate, up = (emit.load(emit.offset(first, step.index, LANES * 4)) for first in (gates, ups))
+        slope = _emit_gelu_slope(emit, gate) if is_gelu else gate
+        divisor = builder.fadd(emit.constant(1.0), emit.exp(builder.fneg(slope)))
+        emit.store(builder.fdiv(builder.fmul(gate, up), divisor), emit.offset(out, step.index, LANES * 4))
+
+
+def _emit_gelu_slope(emit: Emitter, x: Any) -> Any:
+    """2u of gelu's tanh form (Hendrycks and Gimpel, 2016): x * (1 + tanh(u)) / 2 is x * sigmoid(2u)."""
+    builder = emit.builder
+    square = builder.fmul(x, x)
+    return builder.fmul(x, emit.fused(square, emit.constant(_TWICE_ROOT * 0.044715), emit.constant(_TWICE_ROOT)))
+
+
+@intrinsic
+def _gate_silu(_typing: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
+    return types.void(gates, ups, count, out), lowered(partial(_emit_gated, False))
+
+
+@intrinsic
+def _gate_gelu(_typing: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
+    return types.void(gates, ups, count, out), lowered(partial(_emit_gated, True))
+
+
+@kernel("void(f4[:,::1], f4[:,::1])")
+def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
+    """out [T, width] = silu(gate) * up for gate_up [T, 2 * width] with the gate first."""
+    width = out.shape[1]
+    whole = width // LANES * LANES
+    for t in prange(out.shape[0]):
+        gates, results = gate_up.ctypes.data + t * width * 8, out.ctypes.data + t * width * 4
+        _gate_silu(gates, gates + width * 4, whole, results)
+        for i in range(whole, width):
+            x = gate_up[t, i]
+            out[t, i] = x * gate_up[t, width + i] / (_f32(1) + _f32(math.exp(-x)))
+
+
+@kernel("void(f4[:,::1], f4[:,::1])")
+def gelu_tanh_multiply(gate_up: FloatArray, out: FloatArray) -> None:
+    """out [T, width] = gelu(gate) * up, gelu in its tanh form, for gate_up [T, 2 * width] with the gate first."""
+    width = out.shape[1]
+    whole = width // LANES * LANES
+    for t in prange(out.shape[0]):
+        gates, results = gate_up.ctypes.data + t * width * 8, out.ctypes.data + t * width * 4
+        _gate_gelu(gates, gates + width * 4, whole, results)
+        for i in range(whole, width):
+            x = gate_up[t, i]
+            slope = _f32(_TWICE_ROOT) * (x + _f32(0.044715) * x * x * x)
+            out[t, i] = x * gate_up[t, width + i] / (_f32(1) + _f32(math.exp(-slope)))

@@ -1,0 +1,121 @@
+"""Products with weights that are kept as int8 in memory, for any number of rows, on CPUs.
+
+A weight [out, in] lies as groups of `LANES` outputs: int8 [groups, in, LANES], and for every `BLOCK` inputs a scale,
+float32 [groups, in / BLOCK, LANES] (`int8_layout`). One load then gives an input's weights for a whole group: they
+become float32 in registers, serve a tile of rows there, and are never written back. A decode reads a byte for a weight
+instead of four.
+
+The inner loop is written in LLVM's vectors of sixteen lanes: two registers of AVX2, one of AVX-512. Twin in plain
+torch: `reference.int8_product`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+
+from fastgen.kernels.cpu.int8_layout import BLOCK, LANES
+from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, types
+from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, lowered
+from fastgen.kernels.cpu.vector_width import has_wide_vectors
+
+_STEPS = 4  # inputs in one turn of the inner loop
+_REGISTERS_FOR_SUMS = 12  # of AVX2's sixteen: the others hold weights and an input
+
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
+
+
+def _sums_of_a_row(rows: int) -> int:
+    """How many sums a row has side by side: with few rows, one sum would wait for its own last addition."""
+    registers = rows * (1 if has_wide_vectors() else 2)
+    sums = 1
+    while sums < _STEPS and 2 * sums * registers <= _REGISTERS_FOR_SUMS:
+        sums *= 2
+    return sums
+
+
+def _total(emit: Emitter, places: Sequence[Any]) -> Any:
+    parts = [emit.builder.load(place) for place in places]
+    while len(parts) > 1:
+        parts = [emit.builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _emit_tile(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
+    """out [rows, LANES] = x [rows, blocks * BLOCK] times one group's weights."""
+    x, x_stride, values, scales, blocks, out, out_stride = arguments
+    emit = Emitter(builder, LANES)
+    chains = _sums_of_a_row(rows)
+    totals, sums = emit.places(rows), [emit.places(chains) for _ in range(rows)]
+    inputs = [emit.offset(x, I64(row), x_stride) for row in range(rows)]
+    with lowering.for_range(builder, blocks) as block:
+        for place in (place for row in sums for place in row):
+            builder.store(emit.zero, place)
+        with lowering.for_range(builder, I64(BLOCK // _STEPS)) as turn:
+            first = emit.offset(builder.mul(block.index, I64(BLOCK)), turn.index, _STEPS)
+            for step in range(_STEPS):
+                k = builder.add(first, I64(step))
+                weights = builder.sitofp(emit.load(emit.offset(values, k, LANES), _BYTES), emit.floats)
+                for row in range(rows):
+                    scalar = emit.load(emit.offset(inputs[row], k, 4), F32)
+                    emit.add_product(sums[row][step % chains], emit.spread(scalar), weights)
+        scale = emit.load(emit.offset(scales, block.index, LANES * 4))
+        for row in range(rows):
+            emit.add_product(totals[row], _total(emit, sums[row]), scale)
+    for row in range(rows):
+        emit.store(builder.load(totals[row]), emit.offset(out, I64(row), out_stride))
+
+
+def _tile(rows: int) -> Callable[[int, int, int, int, int, int, int], None]:
+    """The tile of so many rows as a function for kernels: (x, x_stride, values, scales, blocks, out, out_stride)."""
+
+    def tile(
+        _typing: Any, x: Any, x_stride: Any, values: Any, scales: Any, blocks: Any, out: Any, out_stride: Any
+    ) -> Any:
+        return types.void(x, x_stride, values, scales, blocks, out, out_stride), lowered(partial(_emit_tile, rows))
+
+    made: Callable[[int, int, int, int, int, int, int], None] = intrinsic(tile)
+    return made
+
+
+_tile_1, _tile_2, _tile_3, _tile_4, _tile_6 = _tile(1), _tile(2), _tile(3), _tile(4), _tile(6)
+
+
+@kernel("void(f4[:,::1], i1[:,:,::1], f4[:,:,::1], f4[:,::1])")
+def multiply(
+    x: npt.NDArray[np.float32],
+    values: npt.NDArray[np.int8],
+    scales: npt.NDArray[np.float32],
+    out: npt.NDArray[np.float32],
+) -> None:
+    """out [T, groups * LANES] = x [T, in] times the weights [groups, in, LANES]; `in` is a multiple of BLOCK."""
+    rows, blocks = x.shape[0], scales.shape[1]
+    x_stride, out_stride = x.shape[1] * 4, out.shape[1] * 4
+    for group in prange(values.shape[0]):
+        w = values.ctypes.data + group * values.shape[1] * LANES
+        s = scales.ctypes.data + group * blocks * LANES * 4
+        row = 0
+        while row < rows:
+            a = x.ctypes.data + row * x_stride
+            b = out.ctypes.data + row * out_stride + group * LANES * 4
+            left = rows - row
+            if left >= 6:
+                _tile_6(a, x_stride, w, s, blocks, b, out_stride)
+                row += 6
+            elif left >= 4:
+                _tile_4(a, x_stride, w, s, blocks, b, out_stride)
+                row += 4
+            elif left == 3:
+                _tile_3(a, x_stride, w, s, blocks, b, out_stride)
+                row += 3
+            elif left == 2:
+                _tile_2(a, x_stride, w, s, blocks, b, out_stride)
+                row += 2
+            else:
+                _tile_1(a, x_stride, w, s, blocks, b, out_stride)
+                row += 1

@@ -1,0 +1,41 @@
+"""The two ways functions are compiled here, and what kernels take of numba."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from fastgen.kernels.cpu import environment
+
+environment.prepare()
+
+import numba  # noqa: E402  (reads the environment when it is imported)
+import numba.core.cgutils  # noqa: E402
+import numba.extending  # noqa: E402
+
+# Taken from here by the kernels: numba must not be imported before the lines above.
+prange = numba.prange
+types: Any = numba.types
+intrinsic: Any = numba.extending.intrinsic  # for functions that emit LLVM code themselves, with `lowering`
+lowering: Any = numba.core.cgutils
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Sums may be reordered, which is what lets LLVM vectorise them; no kernel relies on NaN or infinity.
+_OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
+
+
+def kernel(signature: str) -> Callable[[Function], Function]:
+    """Compiles a function whose `prange` loops run on all threads, for one signature, at once.
+
+    Compiled code is kept on disk where `environment.prepare` found a folder for it.
+    """
+    compile_now: Any = numba.njit(signature, parallel=True, cache=bool(os.environ.get("NUMBA_CACHE_DIR")), **_OPTIONS)
+    return cast("Callable[[Function], Function]", compile_now)
+
+
+def serial(function: Function) -> Function:
+    """Marks a function that kernels call; it becomes part of their machine code."""
+    compiled: Function = numba.njit(**_OPTIONS)(function)
+    return compiled

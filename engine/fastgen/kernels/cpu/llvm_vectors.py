@@ -1,0 +1,101 @@
+"""LLVM's vectors for numba kernels: the inner loops that numba would not keep in registers.
+
+numba keeps a small array of sums in memory, which takes several times as long as sums in registers. What is emitted
+here has as many lanes as its user asks for; LLVM makes of them what the processor has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+
+from fastgen.kernels.cpu.jit import lowering
+
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+_LOG2E = 1.4426950408889634
+# 2^f for f from -1/2 to 1/2, the highest power first.
+_POLYNOMIAL = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
+
+
+def lowered(emit: Callable[[Any, Sequence[Any]], None]) -> Callable[..., Any]:
+    """What numba calls for an intrinsic without a result: `emit(builder, arguments)` writes its code."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        emit(builder, arguments)
+        return context.get_dummy_value()
+
+    return generate
+
+
+class Emitter:
+    """LLVM code on vectors of `lanes` floats. Addresses are 64-bit integers, in bytes."""
+
+    def __init__(self, builder: Any, lanes: int) -> None:
+        self.builder = builder
+        self.floats = ir.VectorType(F32, lanes)
+        self._first_lane = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+        signature = ir.FunctionType(self.floats, [self.floats] * 3)
+        self._fused = lowering.get_or_insert_function(builder.module, signature, f"llvm.fmuladd.v{lanes}f32")
+        unary = ir.FunctionType(self.floats, [self.floats])
+        self._floor = lowering.get_or_insert_function(builder.module, unary, f"llvm.floor.v{lanes}f32")
+
+    def offset(self, address: Any, count: Any, size: Any) -> Any:
+        """address + count * size."""
+        return self.builder.add(address, self.builder.mul(count, I64(size) if isinstance(size, int) else size))
+
+    def load(self, address: Any, kind: Any = None) -> Any:
+        """What lies there: floats in all lanes, or a value of another kind."""
+        return self.builder.load(self.builder.inttoptr(address, (kind or self.floats).as_pointer()), align=1)
+
+    def store(self, values: Any, address: Any) -> None:
+        """Writes the floats of all lanes."""
+        self.builder.store(values, self.builder.inttoptr(address, self.floats.as_pointer()), align=1)
+
+    def spread(self, scalar: Any) -> Any:
+        """The scalar in all lanes."""
+        lane = self.builder.insert_element(ir.Constant(self.floats, ir.Undefined), scalar, I32(0))
+        return self.builder.shuffle_vector(lane, lane, self._first_lane)
+
+    def fused(self, a: Any, b: Any, c: Any) -> Any:
+        """a * b + c."""
+        return self.builder.call(self._fused, [a, b, c])
+
+    def add_product(self, place: Any, a: Any, b: Any) -> None:
+        """*place += a * b."""
+        self.builder.store(self.fused(a, b, self.builder.load(place)), place)
+
+    def constant(self, value: float) -> Any:
+        """A value in all lanes."""
+        return ir.Constant(self.floats, [value] * self.floats.count)
+
+    def larger(self, a: Any, b: Any) -> Any:
+        """The larger one, in each lane."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def exp(self, x: Any) -> Any:
+        """e^x as 2^i * 2^f, with a polynomial for 2^f (error 2e-7); at most 1e38, at least 1e-38."""
+        builder = self.builder
+        scaled = self.larger(builder.fmul(x, self.constant(_LOG2E)), self.constant(-126.0))
+        highest = self.constant(126.0)
+        scaled = builder.select(builder.fcmp_ordered("<", scaled, highest), scaled, highest)
+        whole = builder.call(self._floor, [builder.fadd(scaled, self.constant(0.5))])
+        f = builder.fsub(scaled, whole)
+        power = self.constant(_POLYNOMIAL[0])
+        for coefficient in _POLYNOMIAL[1:]:
+            power = self.fused(power, f, self.constant(coefficient))
+        bits = ir.VectorType(I32, self.floats.count)
+        biased = builder.add(builder.fptosi(whole, bits), ir.Constant(bits, [127] * self.floats.count))
+        exponent = builder.shl(biased, ir.Constant(bits, [23] * self.floats.count))
+        return builder.fmul(power, builder.bitcast(exponent, self.floats))
+
+    @property
+    def zero(self) -> Any:
+        """0 in all lanes."""
+        return ir.Constant(self.floats, None)
+
+    def places(self, count: int) -> list[Any]:
+        """Places of sums, 0 at first; LLVM keeps them in registers."""
+        return [lowering.alloca_once_value(self.builder, self.zero) for _ in range(count)]

@@ -1,0 +1,45 @@
+"""Products with float32 weights for any number of rows, on CPUs.
+
+A weight [out, in] lies as groups of `LANES` outputs, [groups, in, LANES]. A part of a group that fits into the
+processor's first cache serves all rows before the next one is read, so that weights are read once from memory.
+
+A row's result does not depend on the rows beside it: each of its sums is added in one order. Twin in plain torch:
+`torch.nn.functional.linear`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fastgen.kernels.cpu.jit import kernel, prange
+from fastgen.kernels.cpu.matmul_tile import ROWS, product_tile
+from fastgen.kernels.cpu.vector_width import LANES
+
+FloatArray = npt.NDArray[np.float32]
+
+_DEPTH = 256  # inputs of a part: 24 KiB of weights with vectors of 256 bits
+
+_tile_1, _tile_2, _tile_3, _tile_4 = (product_tile(rows) for rows in range(1, ROWS + 1))
+
+
+@kernel("void(f4[:,::1], f4[:,:,::1], f4[:,::1])")
+def multiply(x: FloatArray, weights: FloatArray, out: FloatArray) -> None:
+    """out [T, groups * LANES] = x [T, in] times the weights [groups, in, LANES]."""
+    rows, depth = x.shape
+    x_row, out_row = depth * 4, out.shape[1] * 4
+    for group in prange(weights.shape[0]):
+        for first in range(0, depth, _DEPTH):
+            size = min(_DEPTH, depth - first)
+            part = weights.ctypes.data + (group * depth + first) * LANES * 4
+            for row in range(0, rows, ROWS):
+                a = x.ctypes.data + row * x_row + first * 4
+                c = out.ctypes.data + row * out_row + group * LANES * 4
+                if rows - row >= ROWS:
+                    _tile_4(a, x_row, 4, part, size, c, out_row, first)
+                elif rows - row == 3:
+                    _tile_3(a, x_row, 4, part, size, c, out_row, first)
+                elif rows - row == 2:
+                    _tile_2(a, x_row, 4, part, size, c, out_row, first)
+                else:
+                    _tile_1(a, x_row, 4, part, size, c, out_row, first)

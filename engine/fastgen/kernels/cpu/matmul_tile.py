@@ -1,0 +1,69 @@
+"""A tile of a matrix product in LLVM's vectors, for kernels that lay their matrices out for it.
+
+Three vectors of the right-hand matrix are shared by up to four rows of the left-hand one, which keeps up to twelve sums
+in registers (Goto and van de Geijn, 2008; four rows leave AVX2's sixteen registers one for a factor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from fastgen.kernels.cpu.jit import intrinsic, lowering, types
+from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, lowered
+from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
+
+ROWS = 4  # of a tile, at most
+_UNROLLED = 4  # columns of a step: fewer counts and jumps between the sums
+
+Tile = Callable[[int, int, int, int, int, int, int, int], None]
+
+
+def product_tile(rows: int) -> Tile:
+    """c [rows, LANES] = a [rows, depth] · b [depth, LANES] as a function for kernels.
+
+    Its arguments: a's address, the bytes to its next row and to its next column; b's address, `depth`; c's address and
+    the bytes to its next row; and whether (1 or 0) the product is added to what c holds. b's rows lie one behind the
+    other. Each sum is added in the order of the columns, however many rows there are.
+    """
+
+    def tile(_typing: Any, a: Any, a_row: Any, a_column: Any, b: Any, depth: Any, c: Any, c_row: Any, adds: Any) -> Any:
+        return types.void(a, a_row, a_column, b, depth, c, c_row, adds), lowered(partial(_emit, rows))
+
+    made: Tile = intrinsic(tile)
+    return made
+
+
+def _emit(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
+    a, a_row, a_column, b, depth, c, c_row, adds = arguments
+    emit = Emitter(builder, WIDTH)
+    sums = [emit.places(VECTORS) for _ in range(rows)]
+    inputs = [emit.offset(a, I64(row), a_row) for row in range(rows)]
+    results = [
+        [emit.offset(emit.offset(c, I64(row), c_row), I64(vector), WIDTH * 4) for vector in range(VECTORS)]
+        for row in range(rows)
+    ]
+    pairs = [pair for row in zip(sums, results, strict=True) for pair in zip(*row, strict=True)]
+
+    def add_column(column: Any) -> None:
+        line = emit.offset(b, column, LANES * 4)
+        vectors = [emit.load(emit.offset(line, I64(vector), WIDTH * 4)) for vector in range(VECTORS)]
+        for first, row in zip(inputs, sums, strict=True):
+            factor = emit.spread(emit.load(emit.offset(first, column, a_column), F32))
+            for vector, total in zip(vectors, row, strict=True):
+                emit.add_product(total, factor, vector)
+
+    steps = builder.sdiv(depth, I64(_UNROLLED))
+    with lowering.for_range(builder, steps) as step:
+        begin = builder.mul(step.index, I64(_UNROLLED))
+        for ahead in range(_UNROLLED):
+            add_column(builder.add(begin, I64(ahead)))
+    with lowering.for_range(builder, depth, start=builder.mul(steps, I64(_UNROLLED))) as step:
+        add_column(step.index)
+    # What was there is added last: long sums are then sums of short ones, whose rounding is smaller.
+    with builder.if_then(builder.icmp_signed("!=", adds, I64(0))):
+        for total, result in pairs:
+            builder.store(builder.fadd(emit.load(result), builder.load(total)), total)
+    for total, result in pairs:
+        emit.store(builder.load(total), result)

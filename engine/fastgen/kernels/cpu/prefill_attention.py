@@ -1,0 +1,204 @@
+"""Attention of prompt chunks over paged keys and values, as a numba kernel.
+
+The work is cut into items: `LANES` queries of one key-value head of one chunk, all its query heads side by side
+(`chunk_items`). Queries lie in the lanes of vectors: a key or value is read from its page, once for all of them, and
+nothing is gathered or transposed but the queries. Softmax runs on line (Milakov and Gimelshein, 2018), a tile of keys
+at a time, so that scores stay in the processor's first cache, and tiles that no query of an item sees are left out.
+Twin: `reference.paged_attention`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, serial, types
+from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
+from fastgen.kernels.cpu.matmul_tile import ROWS, product_tile
+from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+TILE = 64  # keys of a softmax step
+
+_product = product_tile(ROWS)  # head sizes and block sizes are multiples of its rows
+
+_f32 = np.float32
+_MASKED = np.float32(-1e30)
+_STRIDE = LANES * 4  # bytes from one row of scratch to the next
+
+
+def _emit_highest(builder: Any, arguments: Sequence[Any]) -> None:
+    """highest [LANES] <- the highest of itself and scores [num_keys, LANES]."""
+    scores, num_keys, highest = arguments
+    emit = Emitter(builder, WIDTH)
+    places = [emit.offset(highest, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
+    tops = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
+    with lowering.for_range(builder, num_keys) as key:
+        line = emit.offset(scores, key.index, _STRIDE)
+        for vector, top in enumerate(tops):
+            score = emit.load(emit.offset(line, I64(vector), WIDTH * 4))
+            builder.store(emit.larger(score, builder.load(top)), top)
+    for place, top in zip(places, tops, strict=True):
+        emit.store(builder.load(top), place)
+
+
+def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
+    """scores [num_keys, LANES] <- exp(scores - highest [LANES]); total [LANES] += their sum."""
+    scores, num_keys, highest, total = arguments
+    emit = Emitter(builder, WIDTH)
+    places = [emit.offset(total, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
+    totals = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
+    tops = [emit.load(emit.offset(highest, I64(vector), WIDTH * 4)) for vector in range(VECTORS)]
+    with lowering.for_range(builder, num_keys) as key:
+        line = emit.offset(scores, key.index, _STRIDE)
+        for vector in range(VECTORS):
+            place = emit.offset(line, I64(vector), WIDTH * 4)
+            power = emit.exp(builder.fsub(emit.load(place), tops[vector]))
+            emit.store(power, place)
+            builder.store(builder.fadd(power, builder.load(totals[vector])), totals[vector])
+    for place, sum_ in zip(places, totals, strict=True):
+        emit.store(builder.load(sum_), place)
+
+
+@intrinsic
+def _raise_highest(_typing: Any, scores: Any, num_keys: Any, highest: Any) -> Any:
+    return types.void(scores, num_keys, highest), lowered(_emit_highest)
+
+
+@intrinsic
+def _exponentiate(_typing: Any, scores: Any, num_keys: Any, highest: Any, total: Any) -> Any:
+    return types.void(scores, num_keys, highest, total), lowered(_emit_powers)
+
+
+@serial
+def _mask(scores: FloatArray, tile: int, num_keys: int, first: IntArray, last: IntArray) -> None:
+    """Masks what a lane does not see: it sees keys from its `first` to its `last`."""
+    for j in range(num_keys):
+        for lane in range(LANES):
+            if tile + j > last[lane] or tile + j < first[lane]:
+                scores[j, lane] = _MASKED
+
+
+@serial
+def _squeeze(scores: FloatArray, num_keys: int, softcap: np.float32) -> None:
+    """Squeezes scores between ± `softcap`."""
+    for j in range(num_keys):
+        for lane in range(LANES):
+            scores[j, lane] = softcap * _f32(math.tanh(scores[j, lane] / softcap))
+
+
+@serial
+def _softmax(
+    scores: FloatArray, num_keys: int, highest: FloatArray, total: FloatArray, sums: FloatArray, tops: FloatArray
+) -> None:
+    """scores [num_keys, LANES] <- exp(scores - highest so far); brings highest, total and the weighted `sums` up to it.
+
+    A lane that has seen only masked keys counts them fully, until its first real score wipes that out. `tops` is
+    scratch [LANES].
+    """
+    for lane in range(LANES):
+        tops[lane] = highest[lane]
+    _raise_highest(scores.ctypes.data, num_keys, tops.ctypes.data)
+    grown = False
+    for lane in range(LANES):
+        grown |= tops[lane] > highest[lane]
+    if grown:
+        for lane in range(LANES):
+            correction = _f32(math.exp(highest[lane] - tops[lane]))
+            highest[lane] = tops[lane]
+            tops[lane] = correction
+            total[lane] *= correction
+        for d in range(sums.shape[0]):
+            for lane in range(LANES):
+                sums[d, lane] *= tops[lane]
+    _exponentiate(scores.ctypes.data, num_keys, highest.ctypes.data, total.ctypes.data)
+
+
+@serial
+def _attend_item(
+    item: IntArray,
+    queries: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    tables: IntArray,
+    out: FloatArray,
+    scale: np.float32,
+    softcap: np.float32,
+) -> None:
+    """One item: its rows of `out`."""
+    row, num_tokens, context, table, head, first_lane, window = item
+    kv_heads, block_size, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
+    group = queries.shape[1] // kv_heads
+    num_lanes = min(LANES, num_tokens * group - first_lane)
+    line = head_dim * 4
+    run = min(TILE, block_size)  # keys of a tile that lie side by side
+    turned = np.zeros((head_dim, LANES), np.float32)
+    sums = np.zeros((head_dim, LANES), np.float32)
+    scores = np.empty((TILE, LANES), np.float32)
+    highest, total = np.full(LANES, _MASKED, np.float32), np.zeros(LANES, np.float32)
+    tops = np.empty(LANES, np.float32)
+    first, last = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    for lane in range(LANES):
+        # Lanes beyond the chunk are copies of its last one.
+        token, g = divmod(first_lane + min(lane, num_lanes - 1), group)
+        last[lane] = context + token
+        first[lane] = max(0, last[lane] + 1 - window)
+        for d in range(head_dim):
+            turned[d, lane] = queries[row + token, head * group + g, d] * scale
+    end = last[LANES - 1] + 1
+    for tile in range(first[0] // TILE * TILE, end, TILE):
+        num_keys = min(TILE, end - tile)
+        for offset in range(0, num_keys, ROWS):
+            at = tile + offset
+            page = (tables[table + at // block_size] * kv_heads + head) * block_size + at % block_size
+            key, score = keys.ctypes.data + page * line, scores.ctypes.data + offset * _STRIDE
+            _product(key, line, 4, turned.ctypes.data, head_dim, score, _STRIDE, 0)
+        if softcap > _f32(0):
+            _squeeze(scores, num_keys, softcap)
+        if tile + num_keys - 1 > last[0] or tile < first[LANES - 1]:
+            _mask(scores, tile, num_keys, first, last)
+        _softmax(scores, num_keys, highest, total, sums, tops)
+        for offset in range(0, num_keys, run):
+            at = tile + offset
+            page = (tables[table + at // block_size] * kv_heads + head) * block_size + at % block_size
+            weights = scores.ctypes.data + offset * _STRIDE
+            depth = min(run, num_keys - offset)
+            for d in range(0, head_dim, ROWS):
+                value = values.ctypes.data + page * line + d * 4
+                _product(value, 4, line, weights, depth, sums.ctypes.data + d * _STRIDE, _STRIDE, 1)
+    for lane in range(num_lanes):
+        token, g = divmod(first_lane + lane, group)
+        for d in range(head_dim):
+            out[row + token, head * group + g, d] = sums[d, lane] / total[lane]
+
+
+@kernel("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[:,::1], f4[:,:,::1], f4, f4)")
+def attend_chunks(
+    queries: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    tables: IntArray,
+    items: IntArray,
+    out: FloatArray,
+    scale: np.float32,
+    softcap: np.float32,
+) -> None:
+    """Attention of all prompt chunks of a pass, one layer; all arrays contiguous.
+
+    Args:
+        queries, out: [T, heads, head_dim]; rows of `out` that are in chunks are written. head_dim a multiple of 4.
+        keys, values: the layer's cache, [blocks, kv heads, block size, head_dim], the chunks' own already written;
+            block size a power of two from 16.
+        tables: all block tables, one after another.
+        items: see `chunk_items.cut`.
+        scale: on the scores.
+        softcap: scores are squeezed between ± this by tanh; 0 where not.
+    """
+    for n in prange(items.shape[0]):
+        _attend_item(items[n], queries, keys, values, tables, out, scale, softcap)

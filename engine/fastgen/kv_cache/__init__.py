@@ -1,0 +1,1 @@
+"""Paged KV cache tensors, their size, prefaulting and swapping."""

@@ -1,0 +1,1 @@
+"""Tensors of safetensors and GGUF checkpoints under one set of names."""

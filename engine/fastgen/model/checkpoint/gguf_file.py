@@ -1,0 +1,200 @@
+"""Reading GGUF files: metadata at once, tensors when asked for.
+
+Format: the GGUF specification of ggml, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastgen.model.checkpoint.dequantise import TYPES, TensorType, dequantise
+from fastgen.model.errors import ModelError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_MOST_DIMENSIONS = 8  # ggml has 4; a larger number means garbage
+
+# GGUF value types 0 .. 12 but for string and array: the struct code of each.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+class _Truncated(Exception):
+    """The file ends inside what is being read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies. `shape` is in NumPy's order, rows first (the file has the reverse)."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    offset: int
+    num_bytes: int
+
+
+class _Cursor:
+    """Reads GGUF's primitive values one after another."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self.position = 0
+
+    def scalar(self, code: str) -> Any:
+        try:
+            (value,) = struct.unpack_from("<" + code, self._data, self.position)
+        except struct.error:
+            raise _Truncated from None
+        self.position += struct.calcsize("<" + code)
+        return value
+
+    def string(self) -> str:
+        length = self.scalar("Q")
+        start, end = self.position, self.position + length
+        if end > len(self._data):
+            raise _Truncated
+        self.position = end
+        return self._data[start:end].decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array()
+        if kind not in _SCALARS:
+            raise ValueError(f"value type {kind}")
+        return self.scalar(_SCALARS[kind])
+
+    def _array(self) -> list[Any]:
+        kind, count = self.scalar("I"), self.scalar("Q")
+        if kind == _STRING:
+            if count > len(self._data):
+                raise _Truncated
+            return [self.string() for _ in range(count)]
+        if kind == _ARRAY:
+            return [self._array() for _ in range(count)]
+        if kind not in _SCALARS:
+            raise ValueError(f"array type {kind}")
+        dtype = np.dtype("<" + _SCALARS[kind]) if kind != 7 else np.dtype(np.bool_)
+        end = self.position + count * dtype.itemsize
+        if end > len(self._data):
+            raise _Truncated
+        values: list[Any] = np.frombuffer(self._data, dtype, count, self.position).tolist()
+        self.position = end
+        return values
+
+
+class GGUFFile:
+    """A GGUF file, mapped into memory.
+
+    Attributes:
+        path: the file.
+        metadata: the key-value pairs as plain Python values (str, int, float, bool, list).
+
+    Raises:
+        ModelError: when the file is no GGUF, of another version, or truncated.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: cannot be read as a GGUF file ({error})") from None
+        cursor = _Cursor(self._data)
+        try:
+            num_tensors, num_pairs = self._read_header(cursor)
+            self.metadata: Mapping[str, Any] = {
+                cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(num_pairs)
+            }
+            self._tensors = self._read_tensor_infos(cursor, num_tensors)
+        except _Truncated:
+            raise ModelError(f"{path}: the GGUF file is truncated: download it again") from None
+        except ValueError as error:
+            raise ModelError(f"{path}: the GGUF file is damaged ({error}): download it again") from None
+
+    def tensor_names(self) -> Sequence[str]:
+        """All tensors, in the file's order."""
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, rows first. KeyError if there is no such tensor."""
+        return self._tensors[name].shape
+
+    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor dequantised to float32, in NumPy's order of dimensions; read-only where it is a view of the file.
+
+        Raises:
+            KeyError: when there is no such tensor.
+        """
+        kind, raw = self.raw(name)
+        return dequantise(raw, kind).reshape(self._tensors[name].shape)
+
+    def raw(self, name: str) -> tuple[TensorType, npt.NDArray[np.uint8]]:
+        """How a tensor's values are stored, and the stored bytes. KeyError if there is no such tensor."""
+        info = self._tensors[name]
+        return info.type, np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
+
+    def _read_header(self, cursor: _Cursor) -> tuple[int, int]:
+        if self._data[:4] != _MAGIC:
+            raise ModelError(f"{self.path}: not a GGUF file (it does not begin with GGUF)")
+        cursor.position = 4
+        version = cursor.scalar("I")
+        if version not in _VERSIONS:
+            if version & 0xFFFF == 0:
+                raise ModelError(f"{self.path}: a big-endian GGUF file: convert it to little-endian")
+            raise ModelError(f"{self.path}: GGUF version {version}: versions 2 and 3 can be read, convert it again")
+        return cursor.scalar("Q"), cursor.scalar("Q")
+
+    def _read_tensor_infos(self, cursor: _Cursor, count: int) -> dict[str, TensorInfo]:
+        entries = []
+        for _ in range(count):
+            name, num_dimensions = cursor.string(), cursor.scalar("I")
+            if num_dimensions > _MOST_DIMENSIONS:
+                raise ValueError(f"tensor {name} with {num_dimensions} dimensions")
+            shape = tuple(cursor.scalar("Q") for _ in range(num_dimensions))[::-1]
+            entries.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
+        alignment = int(self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+        data_start = -(-cursor.position // alignment) * alignment
+        tensors = {}
+        for name, shape, kind, offset in entries:
+            tensor_type = self._type_of(name, kind, shape)
+            num_bytes = math.prod(shape) // tensor_type.block * tensor_type.block_bytes
+            info = TensorInfo(name, shape, tensor_type, data_start + offset, num_bytes)
+            if info.offset + info.num_bytes > len(self._data):
+                raise _Truncated
+            tensors[name] = info
+        return tensors
+
+    def _type_of(self, name: str, kind: int, shape: tuple[int, ...]) -> TensorType:
+        found = TYPES.get(kind)
+        if found is None:
+            raise ModelError(
+                f"{self.path}: tensor {name} has {_name_of(kind)}, which is not served: "
+                f"convert the model to Q8_0, Q4_K_M or F16 ({', '.join(each.name for each in TYPES.values())} are read)"
+            )
+        if shape and shape[-1] % found.block:
+            raise ValueError(f"tensor {name}: rows of {shape[-1]} values in blocks of {found.block}")
+        return found
+
+
+def _name_of(kind: int) -> str:
+    """What a type that is not served is called: package gguf, slow to import, knows them all."""
+    import gguf
+
+    try:
+        return f"type {gguf.GGMLQuantizationType(kind).name}"
+    except ValueError:
+        return f"the unknown type {kind}"

@@ -1,0 +1,85 @@
+"""Matrices as int8 with a scale for every 32 values of a row. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fastgen.model.checkpoint.dequantise import BLOCK, TensorType, dequantise, five_bits, four_bits
+
+_ROWS_AT_A_TIME = 64  # of a conversion, so that what lies between stays in a processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Blocks:
+    """A matrix [rows, columns]: value = values * scale of its block of `BLOCK` columns.
+
+    Attributes:
+        values: int8 [rows, columns].
+        scales: float32 [rows, columns / BLOCK rounded up].
+    """
+
+    values: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        rows, columns = self.values.shape
+        assert self.scales.shape == (rows, -(-columns // BLOCK))
+
+    @classmethod
+    def quantise(cls, matrix: npt.NDArray[np.float32]) -> Int8Blocks:
+        """The nearest blocks to a matrix [rows, columns]: the largest value of a block becomes ± 127, as in Q8_0.
+
+        Unlike Q8_0, scales are float32.
+        """
+        rows, columns = matrix.shape
+        padded = -(-columns // BLOCK) * BLOCK
+        values, scales = np.empty((rows, columns), np.int8), np.empty((rows, padded // BLOCK), np.float32)
+        part = np.zeros((min(rows, _ROWS_AT_A_TIME), padded), np.float32)
+        for start in range(0, rows, _ROWS_AT_A_TIME):
+            chosen = slice(start, min(rows, start + _ROWS_AT_A_TIME))
+            taken = part[: chosen.stop - start]
+            taken[:, :columns] = matrix[chosen]
+            blocks = taken.reshape(len(taken), -1, BLOCK)
+            largest = np.maximum(blocks.max(axis=2), -blocks.min(axis=2))
+            scales[chosen] = largest / np.float32(127)
+            inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+            values[chosen] = np.rint(blocks * inverse[:, :, None]).reshape(len(taken), padded)[:, :columns]
+        return cls(values, scales)
+
+    @classmethod
+    def of_tensor(cls, raw: npt.NDArray[np.uint8], kind: TensorType, columns: int) -> Int8Blocks:
+        """A GGUF tensor's rows: exactly as stored where the type is blocks of whole numbers, else quantised.
+
+        Args:
+            raw: bytes of whole rows.
+            kind: the tensor's type.
+            columns: values in a row.
+        """
+        blocks = raw.view(kind.layout)
+        match kind.name:
+            case "Q8_0":
+                values = np.ascontiguousarray(blocks["values"])
+            case "Q5_0":
+                values = five_bits(blocks).view(np.int8) - np.int8(16)
+            case "Q4_0":
+                values = four_bits(blocks).view(np.int8) - np.int8(8)
+            case _:
+                return cls.quantise(dequantise(raw, kind).reshape(-1, columns))
+        scales = blocks["scale"].astype(np.float32)
+        return cls(values.reshape(-1, columns), scales.reshape(-1, columns // BLOCK))
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Int8Blocks]) -> Int8Blocks:
+        """Matrices of as many columns, one below the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.scales for part in parts]))
+
+    def dequantised(self) -> npt.NDArray[np.float32]:
+        """The matrix as float32, exactly."""
+        columns = self.values.shape[1]
+        return self.values * np.repeat(self.scales, BLOCK, axis=1)[:, :columns]

@@ -1,0 +1,1 @@
+"""Model architectures and families, read from config.json or GGUF metadata."""

@@ -1,0 +1,204 @@
+"""A decoder described by its features, whatever family it is of: what the forward pass and the loader go by.
+
+`huggingface_architecture` and `gguf_architecture` make descriptions from a model's configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fastgen.model.config.rope import LongScaling, Rotary
+from fastgen.model.errors import ModelError
+
+Activation = Literal["silu", "gelu_tanh"]
+
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of a layer's MLP.
+
+    Attributes:
+        count, top_k: experts of the layer, and how many of them each token goes to.
+        intermediate_size: of one expert.
+        normalised: whether the weights of a token's experts are made to sum to 1.
+        shared_intermediate_size: of the expert that every token goes to, through a sigmoid gate; 0 where there is none.
+    """
+
+    count: int
+    top_k: int
+    intermediate_size: int
+    normalised: bool
+    shared_intermediate_size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.top_k > self.count:
+            raise ModelError(f"{self.top_k} experts for each token, but the layers have only {self.count}")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What may differ from layer to layer.
+
+    Attributes:
+        window: each token sees this many, itself the last of them; None where it sees all.
+        rotary: index of its rotary positions.
+        experts: its mixture of experts; None where it has one MLP.
+    """
+
+    window: int | None = None
+    rotary: int = 0
+    experts: Experts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArchitecture:
+    """A decoder with RMS norms, rotary positions, grouped-query attention and gated MLPs.
+
+    Attributes:
+        name: the family, as Hugging Face's model_type says it.
+        mlp_size: of the MLP of layers without experts.
+        max_position_embeddings: positions that can be served.
+        norm_offset: added to the weight of every norm.
+        sandwich_norms: whether attention and MLP are normalised behind, too, before they join the stream.
+        qk_norm: whether each head's queries and keys are normalised before they turn.
+        qkv_bias, output_bias, mlp_bias: which products have a bias.
+        attention_scale: on the scores.
+        attention_softcap, logit_softcap: scores and logits are squeezed between ± this by tanh; None where not.
+        embedding_scale: on the embeddings.
+        eos_token_ids: every token that ends a generation.
+        bos_token_id: the token that begins a text, or None.
+    """
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    mlp_size: int
+    layers: tuple[LayerKind, ...]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rotaries: tuple[Rotary, ...]
+    attention_scale: float
+    tie_word_embeddings: bool
+    eos_token_ids: frozenset[int]
+    bos_token_id: int | None
+    activation: Activation = "silu"
+    norm_offset: float = 0.0
+    sandwich_norms: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads evenly"
+            )
+        for rotary in self.rotaries:
+            if rotary.dimensions % 2:
+                raise ModelError(f"head_dim {rotary.dimensions} is odd: rotary positions need pairs")
+        assert all(layer.rotary < len(self.rotaries) for layer in self.layers)
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
+
+    @property
+    def heads_per_kv_head(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def default_length(self) -> int:
+        """The longest prompt plus generation served unless more is asked for: up to it every result is exact."""
+        originals = [
+            rotary.scaling.original_max_position_embeddings
+            for rotary in self.rotaries
+            if isinstance(rotary.scaling, LongScaling)
+        ]
+        return min([self.max_position_embeddings, *originals])
+
+    @property
+    def intermediate_size(self) -> int:
+        """Activations that one token has in the widest MLP, all its experts together."""
+        widths = [self.mlp_size]
+        for layer in self.layers:
+            if layer.experts is not None:
+                mixed = layer.experts.top_k * layer.experts.intermediate_size
+                widths.append(mixed + layer.experts.shared_intermediate_size)
+        return max(widths)
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model; a tied head counts once."""
+        return sum(math.prod(shape) for shape in self.tensor_shapes().values())
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of the model and its shape, by Hugging Face's names for Llama, Qwen2-MoE and Gemma 2."""
+        shapes: dict[str, tuple[int, ...]] = {
+            EMBEDDING: (self.vocab_size, self.hidden_size),
+            FINAL_NORM: (self.hidden_size,),
+        }
+        if not self.tie_word_embeddings:
+            shapes[HEAD] = (self.vocab_size, self.hidden_size)
+        for index, layer in enumerate(self.layers):
+            for part, shape in (self._attention_shapes() | self._norm_shapes() | self._mlp_shapes(layer)).items():
+                shapes[f"model.layers.{index}.{part}"] = shape
+        return shapes
+
+    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {}
+        for part, width in (("q", queries), ("k", keys), ("v", keys)):
+            shapes[f"self_attn.{part}_proj.weight"] = (width, self.hidden_size)
+            if self.qkv_bias:
+                shapes[f"self_attn.{part}_proj.bias"] = (width,)
+        shapes["self_attn.o_proj.weight"] = (self.hidden_size, queries)
+        if self.output_bias:
+            shapes["self_attn.o_proj.bias"] = (self.hidden_size,)
+        if self.qk_norm:
+            shapes |= {f"self_attn.{part}_norm.weight": (self.head_dim,) for part in ("q", "k")}
+        return shapes
+
+    def _norm_shapes(self) -> dict[str, tuple[int, ...]]:
+        names = ["input_layernorm", "post_attention_layernorm"]
+        if self.sandwich_norms:
+            names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        return {f"{name}.weight": (self.hidden_size,) for name in names}
+
+    def _mlp_shapes(self, layer: LayerKind) -> dict[str, tuple[int, ...]]:
+        if layer.experts is None:
+            return self._gated_shapes("mlp", self.mlp_size)
+        experts = layer.experts
+        shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, self.hidden_size)}
+        for number in range(experts.count):
+            shapes |= self._gated_shapes(f"mlp.experts.{number}", experts.intermediate_size)
+        if experts.shared_intermediate_size:
+            shapes |= self._gated_shapes("mlp.shared_expert", experts.shared_intermediate_size)
+            shapes["mlp.shared_expert_gate.weight"] = (1, self.hidden_size)
+        return shapes
+
+    def _gated_shapes(self, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        sizes = {"gate": (width, self.hidden_size), "up": (width, self.hidden_size), "down": (self.hidden_size, width)}
+        for part, shape in sizes.items():
+            shapes[f"{prefix}.{part}_proj.weight"] = shape
+            if self.mlp_bias:
+                shapes[f"{prefix}.{part}_proj.bias"] = shape[:1]
+        return shapes
+
+
+def layer_tensor(layer: int, part: str) -> str:
+    """The name of one of a layer's weights, for example `self_attn.q_proj`."""
+    return f"model.layers.{layer}.{part}.weight"

@@ -1,0 +1,95 @@
+"""A model's description from a Hugging Face config.json.
+
+Whatever would be served wrong is refused by name: a wrong answer is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastgen.model.config.architecture import Activation, LayerKind, ModelArchitecture
+from fastgen.model.config.families import FAMILIES, Family
+from fastgen.model.config.fields import Fields
+from fastgen.model.config.rope_from_huggingface import longest, rotaries
+from fastgen.model.errors import ModelError
+
+_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def architecture_from_huggingface(
+    config: Mapping[str, Any], generation_config: Mapping[str, Any] | None
+) -> ModelArchitecture:
+    """The description that config.json holds; generation_config.json may add end tokens.
+
+    Raises:
+        ModelError: naming the field at fault.
+    """
+    family = _family(config)
+    try:
+        return _describe(family, config, generation_config or {})
+    except ModelError as error:
+        raise ModelError(f"config.json: {error}") from None
+
+
+def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> ModelArchitecture:
+    fields = Fields(config)
+    heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    head_dim = fields.integer("head_dim", family.head_dim or hidden // heads)
+    rotary = rotaries(config, head_dim, family.theta)
+    length = longest(fields.integer("max_position_embeddings", 2048), rotary)
+    features = {"attention_scale": head_dim**-0.5, **family.describe(config, fields)}
+    features["layers"] = tuple(without_idle_window(layer, length) for layer in features["layers"])
+    return ModelArchitecture(
+        name=config["model_type"],
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        mlp_size=fields.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        max_position_embeddings=length,
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rotaries=rotary,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
+        eos_token_ids=_token_ids(config.get("eos_token_id")) | _token_ids(generation_config.get("eos_token_id")),
+        bos_token_id=config.get("bos_token_id"),
+        activation=_ACTIVATIONS[family.activation],
+        **features,
+    )
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    """The model's family, once nothing speaks against computing it here.
+
+    Raises:
+        ModelError: naming the field that does.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ModelError(f"config.json: model_type is {kind!r}: this engine serves {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
+    classes = config.get("architectures")
+    if classes and family.model_class not in classes:
+        raise ModelError(f"config.json: architectures is {classes}: only {family.model_class} is served")
+    if config.get("quantization_config"):
+        raise ModelError("config.json: quantization_config is set: quantised checkpoints are not served, use GGUF")
+    activation = config.get(family.activation_field) or family.activation
+    if activation != family.activation:
+        raise ModelError(
+            f"config.json: {family.activation_field} is {activation!r}: only {family.activation} is served"
+        )
+    return family
+
+
+def without_idle_window(layer: LayerKind, length: int) -> LayerKind:
+    """A window that no sequence outgrows is none."""
+    return layer if layer.window is None or layer.window < length else replace(layer, window=None)
+
+
+def _token_ids(value: Any) -> frozenset[int]:
+    """`eos_token_id` may be missing, a number or a list."""
+    if value is None:
+        return frozenset()
+    return frozenset(value if isinstance(value, list) else [value])

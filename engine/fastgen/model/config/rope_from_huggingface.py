@@ -1,0 +1,146 @@
+"""Rotary positions from config.json.
+
+They are in `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling` (before).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastgen.model.config.fields import Fields
+from fastgen.model.config.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    Rotary,
+    Scaling,
+    YarnScaling,
+)
+from fastgen.model.errors import ModelError
+
+_PARTIAL = ("phi3",)  # of the native families, those whose heads may turn only in part
+_GEMMA3_LOCAL_THETA = 10_000.0
+
+
+def rotaries(config: Mapping[str, Any], head_dim: int, theta: float) -> tuple[Rotary, ...]:
+    """One set of rotary positions, or Gemma 3's two: those of layers that see all, then those of layers with a window.
+
+    Args:
+        config: config.json.
+        head_dim: size of a head.
+        theta: the family's base, where the configuration has none.
+
+    Raises:
+        ModelError: naming the field at fault.
+    """
+    if config.get("model_type") == "gemma3_text":
+        return _of_gemma3(config, head_dim, theta)
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return (_rotary(config, parameters, head_dim, Fields(config).number("rope_theta", theta)),)
+
+
+def longest(max_position_embeddings: int, rotaries: Sequence[Rotary]) -> int:
+    """Positions that can be served: some configurations give the length before it is stretched."""
+    length = max_position_embeddings
+    if len(rotaries) == 1:
+        match rotaries[0].scaling:
+            case LinearScaling(factor):
+                length = int(length * factor)
+            case YarnScaling(factor=factor, original_max_position_embeddings=original):
+                length = max(length, int(original * factor))
+    return length
+
+
+def _of_gemma3(config: Mapping[str, Any], head_dim: int, theta: float) -> tuple[Rotary, ...]:
+    given = config.get("rope_parameters") or {}
+    everywhere = given.get("full_attention") or config.get("rope_scaling") or {}
+    local = given.get("sliding_attention") or {}
+    fields = Fields(config)
+    return (
+        _rotary(config, everywhere, head_dim, fields.number("rope_theta", theta)),
+        _rotary(config, local, head_dim, fields.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA)),
+    )
+
+
+def _rotary(config: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: int, theta: float) -> Rotary:
+    share = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    if share != 1 and config.get("model_type") not in _PARTIAL:
+        raise ModelError("partial_rotary_factor is not 1: partial rotary positions are not served")
+    dimensions = int(head_dim * share)
+    base = Fields(parameters).number("rope_theta", theta)
+    return Rotary(base, dimensions, _scaling(config, parameters, dimensions))
+
+
+def _scaling(config: Mapping[str, Any], parameters: Mapping[str, Any], dimensions: int) -> Scaling | None:
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if config.get("model_type") == "phi3" and kind in ("su", "yarn"):
+        kind = "longrope"  # what Phi-3's first configurations called it
+    fields = Fields(parameters)
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(fields.number("factor"))
+    if kind == "dynamic":
+        return DynamicScaling()
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=fields.number("factor"),
+            low_freq_factor=fields.number("low_freq_factor"),
+            high_freq_factor=fields.number("high_freq_factor"),
+            original_max_position_embeddings=_original_length(config, fields),
+        )
+    if kind == "yarn":
+        return _yarn(config, parameters)
+    if kind == "longrope":
+        return _long(config, parameters, dimensions)
+    raise ModelError(
+        f"rope_type is {kind!r}: only default, linear, dynamic, llama3, yarn and longrope rope scaling are served"
+    )
+
+
+def _original_length(config: Mapping[str, Any], fields: Fields) -> int:
+    """The length before stretching. A field beside the parameters counts first, as in transformers."""
+    beside = Fields(config).optional_integer("original_max_position_embeddings")
+    if beside is not None:
+        return beside
+    return fields.integer("original_max_position_embeddings", config.get("max_position_embeddings"))
+
+
+def _yarn(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> YarnScaling:
+    fields = Fields(parameters)
+    original = _original_length(config, fields)
+    factor = fields.number("factor", Fields(config).integer("max_position_embeddings", 2048) / original)
+    attention = fields.optional_number("attention_factor")
+    if attention is None:
+        part, whole = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        attention = _magnitude(factor, part) / _magnitude(factor, whole) if part and whole else _magnitude(factor, 1)
+    return YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=attention,
+        beta_fast=parameters.get("beta_fast") or 32,
+        beta_slow=parameters.get("beta_slow") or 1,
+        rounded=fields.flag("truncate", True),
+    )
+
+
+def _magnitude(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _long(config: Mapping[str, Any], parameters: Mapping[str, Any], dimensions: int) -> LongScaling:
+    fields = Fields(parameters)
+    original = _original_length(config, fields)
+    factor = fields.number("factor", Fields(config).integer("max_position_embeddings") / original)
+    attention = fields.optional_number("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongScaling(
+        short_factors=fields.numbers("short_factor", dimensions // 2),
+        long_factors=fields.numbers("long_factor", dimensions // 2),
+        original_max_position_embeddings=original,
+        attention_factor=attention,
+    )

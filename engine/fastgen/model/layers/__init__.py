@@ -1,0 +1,1 @@
+"""The decoder and its layers, on CPU kernels or torch operations."""

@@ -1,0 +1,184 @@
+"""The operations of a pass in float32 on CPUs, by the project's kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastgen.kernels.cpu import elementwise, prefill_work_items
+from fastgen.kernels.cpu.decode_attention import attend_decodes
+from fastgen.kernels.cpu.decode_work_items import DecodeItems
+from fastgen.kernels.cpu.matmul_tile import ROWS
+from fastgen.kernels.cpu.prefill_attention import attend_chunks
+from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.checkpoint.safetensors import Table
+from fastgen.model.config.architecture import Activation, ModelArchitecture
+from fastgen.model.errors import ModelError
+from fastgen.model.layers.rope import Rope
+from fastgen.model.step_input import Batch
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+_ACTIVATE: dict[Activation, Callable[[FloatArray, FloatArray], None]] = {
+    "silu": elementwise.silu_multiply,
+    "gelu_tanh": elementwise.gelu_tanh_multiply,
+}
+
+
+class CPUBackend:
+    """CPUs of one machine."""
+
+    def __init__(self, architecture: ModelArchitecture, ropes: Sequence[Rope]) -> None:
+        """`ropes`: one for each of the architecture's rotaries."""
+        if architecture.head_dim % ROWS:
+            # The kernel of chunks takes so many of a head's values at a time.
+            raise ModelError(
+                f"head size {architecture.head_dim}: on a CPU it must be a multiple of {ROWS}; use --device cuda"
+            )
+        self.architecture = architecture
+        self.ropes = ropes
+        self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
+
+    def begin(self, batch: Batch, cache: KVCache) -> CPUOperations:
+        """The operations of a pass."""
+        return CPUOperations(self, batch, cache)
+
+    def array(self, weight: torch.Tensor) -> FloatArray:
+        """A weight as the kernels see it. It is kept, and with it the tensor, so that no other takes its place."""
+        kept = self._weights.get(id(weight))
+        if kept is None:
+            kept = self._weights[id(weight)] = (weight, weight.numpy())
+        return kept[1]
+
+
+class _Shared:
+    """Scratch [rows, ...] that torch and the kernels see alike.
+
+    Behind a large product the processor's caches hold nothing of Python or torch: to see a tensor as an array then
+    takes longer than many a kernel, so it is done once.
+    """
+
+    __slots__ = ("array", "flat", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.flat = tensor.flatten(1)
+        self.array: FloatArray = tensor.numpy()
+
+    def first(self, rows: int) -> _Shared:
+        """Its first rows."""
+        return self if rows == len(self.array) else _Shared(self.tensor[:rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The attention of all layers with the same window."""
+
+    items: DecodeItems
+    parts: FloatArray
+    chunks: IntArray
+
+
+class CPUOperations:
+    """The steps of one pass; see `operations.Operations`."""
+
+    def __init__(self, backend: CPUBackend, batch: Batch, cache: KVCache) -> None:
+        a = backend.architecture
+        self._backend = backend
+        self._batch = batch
+        self._keys: FloatArray = cache.keys.numpy()
+        self._values: FloatArray = cache.values.numpy()
+        self._epsilon = np.float32(a.rms_norm_eps)
+        self._scale, self._softcap = np.float32(a.attention_scale), np.float32(a.attention_softcap or 0)
+        self._activate = _ACTIVATE[a.activation]
+        positions = torch.from_numpy(batch.positions)
+        self._turns = [tuple(part.numpy() for part in rope(positions)) for rope in backend.ropes]
+        self._work = {window: self._plan(window) for window in {layer.window for layer in a.layers}}
+        self._wanted = torch.from_numpy(batch.logit_rows)
+        self._normed = _Shared(torch.empty(batch.num_rows, a.hidden_size))
+        self._activated = torch.empty(batch.num_rows * a.intermediate_size)
+        self._gated: dict[tuple[int, int], _Shared] = {}
+        self._queries = _Shared(torch.empty(batch.num_rows, a.num_heads, a.head_dim))
+        self._attended = _Shared(torch.empty(batch.num_rows, a.num_heads, a.head_dim))
+        self._stream: tuple[torch.Tensor, FloatArray] | None = None
+
+    def embed(self, table: Table, scale: float) -> torch.Tensor:
+        """The embeddings of the pass's tokens."""
+        stream = table(torch.from_numpy(self._batch.token_ids))
+        return stream if scale == 1 else stream.mul_(scale)
+
+    def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Adds in place and normalises."""
+        if self._stream is None or self._stream[0] is not stream:
+            self._stream = (stream, stream.numpy())
+        out, array = self._normed.first(len(update)), self._stream[1]
+        elementwise.add_rms_norm(array, update.numpy(), self._backend.array(weight), self._epsilon, out.array)
+        return out.tensor
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Normalises in place."""
+        elementwise.rms_norm(x.numpy(), self._backend.array(weight), self._epsilon)
+        return x
+
+    def attend(
+        self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention with everything before it."""
+        a, batch, backend = self._backend.architecture, self._batch, self._backend
+        kind, mixed = a.layers[layer], qkv.numpy()
+        keys, values, queries, out = self._keys[layer], self._values[layer], self._queries.array, self._attended.array
+        if query_norm is not None and key_norm is not None:
+            norms = backend.array(query_norm), backend.array(key_norm)
+            elementwise.norm_heads(mixed, *norms, a.num_heads, a.num_kv_heads, self._epsilon)
+        cosines, sines = self._turns[kind.rotary]
+        elementwise.rotate_and_store(mixed, cosines, sines, keys, values, batch.blocks, batch.slots, queries)
+        work, how = self._work[kind.window], (self._scale, self._softcap)
+        if len(work.items.items):
+            items, merges = work.items.items, work.items.merges
+            attend_decodes(queries, keys, values, batch.tables, items, merges, work.parts, out, *how)
+        if len(work.chunks):
+            attend_chunks(queries, keys, values, batch.tables, work.chunks, out, *how)
+        return self._attended.flat
+
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """The activation of the gate times the rest."""
+        shape = (gate_up.shape[0], gate_up.shape[1] // 2)
+        out = self._gated.get(shape)
+        if out is None:
+            out = self._gated[shape] = _Shared(self._activated[: math.prod(shape)].view(shape))
+        self._activate(gate_up.numpy(), out.array)
+        return out.tensor
+
+    def wanted(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows whose logits are wanted."""
+        return x.index_select(0, self._wanted)
+
+    def _plan(self, window: int | None) -> _Work:
+        a, batch = self._backend.architecture, self._batch
+        items = DecodeItems.cut(
+            batch.contexts,
+            batch.table_starts,
+            num_kv_heads=a.num_kv_heads,
+            num_threads=torch.get_num_threads(),
+            window=window,
+        )
+        chunks = [(span.row, span.num_tokens, span.context, span.table_start) for span in batch.chunks]
+        return _Work(
+            items=items,
+            parts=np.empty((items.num_parts, a.heads_per_kv_head, a.head_dim + 2), np.float32),
+            chunks=prefill_work_items.cut(
+                np.array(chunks, np.int64).reshape(-1, 4),
+                lanes=LANES,
+                num_kv_heads=a.num_kv_heads,
+                group=a.heads_per_kv_head,
+                num_threads=torch.get_num_threads(),
+                window=window,
+            ),
+        )

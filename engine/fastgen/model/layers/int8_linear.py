@@ -1,0 +1,70 @@
+"""Products with matrices that stay int8 in memory; activations are float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from fastgen.kernels.cpu.int8_layout import BLOCK, LANES, in_groups
+from fastgen.model.checkpoint.int8_blocks import Int8Blocks
+from fastgen.model.checkpoint.safetensors import Stored, Table
+from fastgen.model.layers.linear import Linear, PackedPlacement
+
+
+class Int8Placement:
+    """Matrices kept as int8; what is looked up or decides much stays float32."""
+
+    def __init__(self) -> None:
+        self._packed = PackedPlacement()
+
+    def linear(self, parts: Sequence[Stored]) -> Linear:
+        """The product with int8 blocks."""
+        return Int8Linear(Int8Blocks.stacked([part.int8() for part in parts]))
+
+    def exact(self, part: Stored) -> Linear:
+        """The packed product in float32."""
+        return self._packed.exact(part)
+
+    def table(self, part: Stored) -> Table:
+        """As it is stored."""
+        return part.table()
+
+    def vector(self, weight: torch.Tensor) -> torch.Tensor:
+        """As it is."""
+        return weight
+
+
+class Int8Linear:
+    """The product with a matrix of int8 blocks, laid out as the kernel wants it.
+
+    It differs from the product with the dequantised matrix only by float32's rounding of sums.
+    """
+
+    __slots__ = ("_columns", "_rows", "_scales", "_values")
+
+    def __init__(self, blocks: Int8Blocks) -> None:
+        self._rows, self._columns = blocks.values.shape
+        num_blocks = blocks.scales.shape[1]
+        self._values = in_groups(blocks.values, num_blocks * BLOCK)
+        self._scales = in_groups(blocks.scales, num_blocks)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the matrix takes."""
+        return self._values.nbytes + self._scales.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes the product."""
+        # Not above: importing it compiles, which a process of its own does while the weights are loaded.
+        from fastgen.kernels.cpu.int8_matmul import multiply
+
+        assert x.dim() == 2
+        assert x.shape[1] == self._columns
+        groups, padded = self._values.shape[:2]
+        if padded != self._columns:
+            x = F.pad(x, (0, padded - self._columns))
+        out = torch.empty(x.shape[0], groups * LANES)
+        multiply(x.contiguous().numpy(), self._values, self._scales, out.numpy())
+        return out if out.shape[1] == self._rows else out[:, : self._rows].contiguous()

@@ -1,0 +1,46 @@
+"""Mixtures of experts: each token goes through its best few experts, weighted by the router."""
+
+from __future__ import annotations
+
+import torch
+
+from fastgen.model.layers.backend import Operations
+from fastgen.model.layers.weights import MLP, Mixture, SharedExpert
+
+
+def gated(mlp: MLP, x: torch.Tensor, operations: Operations) -> torch.Tensor:
+    """A gated MLP (Shazeer, 2020): [n, hidden] -> [n, hidden]."""
+    return mlp.down(operations.activate(mlp.gate_up(x)))
+
+
+def mixed(mixture: Mixture, x: torch.Tensor, operations: Operations) -> torch.Tensor:
+    """A mixture of experts (as in Jiang et al., 2024): [T, hidden] -> [T, hidden].
+
+    Rows are brought together by expert, so that each expert's products run once over all its rows.
+    """
+    weights, chosen = route(mixture, x)  # both [T, top k]
+    by_expert = chosen.flatten().argsort(stable=True)
+    rows = by_expert // mixture.shape.top_k  # [T * top k], sorted by expert
+    scales = weights.flatten()[by_expert, None]
+    counts = torch.bincount(chosen.flatten(), minlength=mixture.shape.count).tolist()
+    out = torch.zeros_like(x)
+    shares = zip(mixture.experts, torch.split(rows, counts), torch.split(scales, counts), strict=True)
+    for expert, own_rows, own_scales in shares:
+        if len(own_rows):
+            out.index_add_(0, own_rows, gated(expert, x.index_select(0, own_rows), operations) * own_scales)
+    if mixture.shared is not None:
+        out += _shared(mixture.shared, x, operations)
+    return out
+
+
+def route(mixture: Mixture, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and numbers of each row's experts, both [T, top k], the weights in x's type."""
+    chances = mixture.router(x).float().softmax(-1)
+    weights, chosen = chances.topk(mixture.shape.top_k, dim=-1)
+    if mixture.shape.normalised:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(x.dtype), chosen
+
+
+def _shared(shared: SharedExpert, x: torch.Tensor, operations: Operations) -> torch.Tensor:
+    return gated(shared.mlp, x, operations) * torch.sigmoid(shared.gate(x))

@@ -1,0 +1,163 @@
+"""A decoder's weights as a forward pass wants them: fused, and in the form their products want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fastgen.model.checkpoint.safetensors import Checkpoint, Table
+from fastgen.model.config.architecture import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    Experts,
+    LayerKind,
+    ModelArchitecture,
+    layer_tensor,
+)
+from fastgen.model.layers.linear import BiasedLinear, Linear, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """A gated MLP."""
+
+    gate_up: Linear  # hidden -> 2 * intermediate, the gate first
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """The expert that every token goes to, times the sigmoid of its gate."""
+
+    mlp: MLP
+    gate: Linear  # hidden -> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of experts."""
+
+    shape: Experts
+    router: Linear  # hidden -> experts
+    experts: tuple[MLP, ...]
+    shared: SharedExpert | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer; projections that read the same rows are one product. Norms are [hidden] float32.
+
+    Attributes:
+        qkv: hidden -> (heads + 2 * kv heads) * head_dim.
+        query_norm, key_norm: [head_dim] float32, of each head; None where the family has none.
+        behind_attention, behind_mlp: norms before the result joins the stream; None where the family has none.
+    """
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    attention_output: Linear
+    behind_attention: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    mlp: MLP | Mixture
+    behind_mlp: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights of a model."""
+
+    architecture: ModelArchitecture
+    embedding: Table  # a row [hidden] for each token of the vocabulary
+    layers: tuple[Layer, ...]
+    final_norm: torch.Tensor  # [hidden] float32
+    head: Linear  # hidden -> vocabulary
+
+    @classmethod
+    def load(
+        cls,
+        architecture: ModelArchitecture,
+        source: Checkpoint,
+        placement: Placement,
+        progress: Callable[[float], None],
+    ) -> DecoderWeights:
+        """Reads, fuses and places; `progress` hears the share done, 0 to 1.
+
+        Raises:
+            ModelError: when a tensor cannot be used.
+        """
+        progress(0.0)
+        reader = _Reader(architecture, source, placement)
+        layers = []
+        for index, kind in enumerate(architecture.layers):
+            layers.append(reader.layer(index, kind))
+            progress((index + 1) / (architecture.num_layers + 1))
+        final_norm = placement.vector(source.tensor(FINAL_NORM) + architecture.norm_offset)
+        embedding = source.stored(EMBEDDING)
+        head = placement.linear([embedding if architecture.tie_word_embeddings else source.stored(HEAD)])
+        weights = cls(architecture, placement.table(embedding), tuple(layers), final_norm, head)
+        progress(1.0)
+        return weights
+
+
+class _Reader:
+    """Makes layers of a checkpoint's tensors."""
+
+    def __init__(self, architecture: ModelArchitecture, source: Checkpoint, placement: Placement) -> None:
+        self._architecture = architecture
+        self._source = source
+        self._placement = placement
+
+    def layer(self, index: int, kind: LayerKind) -> Layer:
+        a = self._architecture
+        has_heads_normed, sandwiched = a.qk_norm, a.sandwich_norms
+        return Layer(
+            input_norm=self._norm(index, "input_layernorm"),
+            qkv=self._linear(index, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", with_bias=a.qkv_bias),
+            query_norm=self._norm(index, "self_attn.q_norm") if has_heads_normed else None,
+            key_norm=self._norm(index, "self_attn.k_norm") if has_heads_normed else None,
+            attention_output=self._linear(index, "self_attn.o_proj", with_bias=a.output_bias),
+            behind_attention=self._norm(index, "post_attention_layernorm") if sandwiched else None,
+            mlp_norm=self._norm(index, "pre_feedforward_layernorm" if sandwiched else "post_attention_layernorm"),
+            mlp=self._mlp(index, "mlp") if kind.experts is None else self._mixture(index, kind.experts),
+            behind_mlp=self._norm(index, "post_feedforward_layernorm") if sandwiched else None,
+        )
+
+    def _mixture(self, index: int, experts: Experts) -> Mixture:
+        shared = None
+        if experts.shared_intermediate_size:
+            gate = self._exact(index, "mlp.shared_expert_gate")
+            shared = SharedExpert(self._mlp(index, "mlp.shared_expert"), gate)
+        return Mixture(
+            shape=experts,
+            router=self._exact(index, "mlp.gate"),
+            experts=tuple(self._mlp(index, f"mlp.experts.{number}") for number in range(experts.count)),
+            shared=shared,
+        )
+
+    def _mlp(self, index: int, prefix: str) -> MLP:
+        has_bias = self._architecture.mlp_bias
+        return MLP(
+            self._linear(index, f"{prefix}.gate_proj", f"{prefix}.up_proj", with_bias=has_bias),
+            self._linear(index, f"{prefix}.down_proj", with_bias=has_bias),
+        )
+
+    def _linear(self, index: int, *parts: str, with_bias: bool) -> Linear:
+        """The product with the weights of `parts`, one below the other."""
+        names = [layer_tensor(index, part) for part in parts]
+        product = self._placement.linear([self._source.stored(name) for name in names])
+        if not with_bias:
+            return product
+        bias = torch.cat([self._source.tensor(name.removesuffix("weight") + "bias") for name in names])
+        return BiasedLinear(product, self._placement.vector(bias))
+
+    def _exact(self, index: int, part: str) -> Linear:
+        return self._placement.exact(self._source.stored(layer_tensor(index, part)))
+
+    def _norm(self, index: int, part: str) -> torch.Tensor:
+        # The offset is part of the weight from here on: a product of float32 either way.
+        return self._placement.vector(self._source.tensor(layer_tensor(index, part)) + self._architecture.norm_offset)

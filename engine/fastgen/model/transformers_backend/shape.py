@@ -1,0 +1,109 @@
+"""What an adapted model is, found by running it once: its layers tell what they ask of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Row
+from dataclasses import dataclass
+from typing import Any
+
+from fastgen.kv_cache.sizing import KVShape
+from fastgen.model.transformers_backend.paged_attention import AttentionCall, NotServedError
+
+# Rotary frequencies of these kinds depend on the longest position in the batch, so on who else is in the pass: up to
+# the length that the model was trained for they do not.
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
+_DEFAULT_POSITIONS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedArchitecture:
+    """A model as the engine sees it; see `fastgen.runner.runner.ServedShape`."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    max_position_embeddings: int
+    eos_token_ids: frozenset[int]
+    num_parameters: int
+
+    @property
+    def default_length(self) -> int:
+        """The longest sequence that is served unless more is asked for."""
+        return self.max_position_embeddings
+
+
+def kv_shape(calls: Row[AttentionCall]) -> KVShape:
+    """The cache that the calls of all layers, in a pass, need.
+
+    Raises:
+        NotServedError: when layers are not all of one shape, or not each called once.
+    """
+    layers = [call.layer for call in calls]
+    if not layers or sorted(layers) != list(range(len(layers))):
+        raise NotServedError(f"attention in layers {layers}, not once in each")
+    shapes = {(call.keys.shape[1], call.keys.shape[2], call.values.shape[2]) for call in calls}
+    if len(shapes) > 1:
+        raise NotServedError("layers with keys and values of different sizes")
+    ((num_kv_heads, key_dim, value_dim),) = shapes
+    return KVShape(len(layers), num_kv_heads, key_dim, value_dim, calls[0].keys.element_size())
+
+
+def layer_windows(config: Any, num_layers: int) -> list[int | None]:
+    """The window of each layer, by a model's configuration.
+
+    Raises:
+        NotServedError: when it has layers that are neither full nor sliding-window attention.
+    """
+    for name in ("attention_chunk_size", "window_size", "local_attention"):
+        if getattr(config, name, None):
+            raise NotServedError(f"attention as its {name} says")
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * num_layers
+    windows: dict[str, int | None] = {"full_attention": None, "sliding_attention": window}
+    for layer, kind in enumerate(kinds):
+        if kind not in windows:
+            raise NotServedError(f"{kind} in layer {layer}")
+    return [windows[kind] for kind in kinds]
+
+
+def check_windows(windows: Row[int | None], calls: Row[AttentionCall]) -> None:
+    """Does each layer ask for its own window? A short self-check cannot tell: a window is longer than its prompt.
+
+    Raises:
+        NotServedError: when some layer does not.
+    """
+    for call in calls:
+        if call.window != windows[call.layer]:
+            raise NotServedError(f"a window of {call.window} in layer {call.layer}, not {windows[call.layer]}")
+
+
+def longest_sequence(config: Any) -> int:
+    """Positions that are served, of a transformers configuration."""
+    longest = getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if parameters.get("rope_type") in _ROPE_BY_LENGTH:
+            original = parameters.get("original_max_position_embeddings")
+            longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
+    return int(longest)
+
+
+def widest_layer(config: Any, hidden_size: int) -> int:
+    """Numbers of a row within a feed-forward layer, under whatever name the configuration has them."""
+    names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    widths = [getattr(config, name, None) for name in names]
+    return max([width for width in widths if isinstance(width, int)], default=4 * hidden_size)
+
+
+def end_tokens(*configs: Any) -> frozenset[int]:
+    """Every end-of-sequence token that a model's configurations name."""
+    found: set[int] = set()
+    for config in configs:
+        value = getattr(config, "eos_token_id", None)
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(found)

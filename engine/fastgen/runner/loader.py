@@ -1,0 +1,139 @@
+"""From what lies at MODEL to a runner that is ready for passes.
+
+This module imports torch only when a model is loaded: OpenMP and numba read their settings once, before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from subprocess import Popen
+from typing import TYPE_CHECKING
+
+from fastgen.config import ConfigError, EngineConfig
+from fastgen.kernels.cpu import build, environment
+from fastgen.kv_cache.memory import available_memory, give_back
+from fastgen.kv_cache.sizing import (
+    host_room,
+    plan_host_blocks,
+    plan_kv_blocks,
+    resolve_max_model_length,
+    working_memory_bytes,
+)
+from fastgen.model.source import ModelSource
+
+if TYPE_CHECKING:
+    from fastgen.model.config.architecture import ModelArchitecture
+    from fastgen.model.layers.cpu_backend import CPUBackend
+    from fastgen.model.layers.rope import Rope
+    from fastgen.runner.runner import Model, ModelRunner
+
+Progress = Callable[[str, float], None]
+
+
+def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -> ModelRunner:
+    """Loads the model and takes the memory of its KV cache.
+
+    Args:
+        source: what to load.
+        config: the limits to serve within.
+        progress: hears the stage and the share of it that is done, 0 to 1.
+
+    Raises:
+        ModelError: when the weights cannot be used.
+        ConfigError: when the device is not there, or the limits do not fit the model or the memory.
+    """
+    progress("starting", 0.0)
+    environment.prepare()
+    if source.native is not None and config.device == "cpu" and config.dtype in ("auto", "float32"):
+        return with_cache(_load_on_cpu(source, config, progress), config)
+    return with_cache(_load_on_torch(source, config, progress), config)
+
+
+def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
+    """A native model over the project's kernels, which are compiled and brought by another thread meanwhile."""
+    compiling = build.start(build.MODULES if config.quantization == "int8" else build.ALWAYS)
+    import torch
+
+    torch.set_num_threads(environment.usable_cpus())
+    from fastgen.model.native import load_on_cpu
+
+    with ThreadPoolExecutor(1, "kernels") as pool:
+        importing = pool.submit(_import_backend, compiling)
+
+        def make_backend(architecture: ModelArchitecture, ropes: Sequence[Rope]) -> CPUBackend:
+            progress("compiling kernels", 0.0)
+            backend = importing.result()(architecture, ropes)
+            progress("compiling kernels", 1.0)
+            return backend
+
+        return load_on_cpu(
+            source,
+            quantization=config.quantization,
+            max_model_length=config.max_model_length,
+            make_backend=make_backend,
+            progress=lambda fraction: progress("loading weights", fraction),
+        )
+
+
+def _import_backend(compiling: Iterable[Popen[bytes]]) -> type[CPUBackend]:
+    """The backend, when the kernels that it imports are compiled: imported before, they would be compiled twice."""
+    for process in compiling:
+        process.wait()
+    from fastgen.model.layers.cpu_backend import CPUBackend
+
+    return CPUBackend
+
+
+def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
+    """A model over torch's own operations: native ones by our code, others by transformers'."""
+    import torch
+
+    torch.set_num_threads(environment.usable_cpus())
+    from fastgen.runner.device import choose_device, choose_dtype
+
+    device, dtype = choose_device(config), choose_dtype(config)
+
+    def on_weights(fraction: float) -> None:
+        progress("loading weights", fraction)
+
+    if source.native is not None:
+        from fastgen.model.native import load_on_torch
+
+        return load_on_torch(source, device, dtype, max_model_length=config.max_model_length, progress=on_weights)
+    if config.quantization != "none":
+        raise ConfigError(
+            f"--quantization {config.quantization}: not for a model that transformers' code runs: leave it out"
+        )
+    from fastgen.model.transformers_backend.model import TransformersModel
+
+    return TransformersModel.load(source.path, device=device, dtype=dtype, progress=on_weights)
+
+
+def with_cache(model: Model, config: EngineConfig) -> ModelRunner:
+    """A runner over a loaded model: the memory that is left becomes its KV cache.
+
+    Raises:
+        ConfigError: when the limits do not fit the model or the memory.
+    """
+    from fastgen.kv_cache.tensors import KVCache
+    from fastgen.runner.runner import ModelRunner
+
+    shape, kv = model.architecture, model.kv_shape
+    give_back()
+    memory = available_memory()
+    if model.device.type == "cpu":
+        free = max(0, memory.num_bytes - working_memory_bytes(config, shape, kv))
+        num_host_blocks = plan_host_blocks(config, kv, free)
+        room = host_room(config, free - num_host_blocks * kv.block_bytes(config.block_size), limited=memory.limited)
+    else:
+        from fastgen.runner.device import gpu_room
+
+        num_host_blocks = plan_host_blocks(config, kv, memory.num_bytes)
+        room = gpu_room(model, config)
+    num_blocks = plan_kv_blocks(config, shape, kv, room)
+    max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
+    cache = KVCache(
+        kv, num_blocks, config.block_size, num_host_blocks=num_host_blocks, device=model.device, dtype=model.dtype
+    )
+    return ModelRunner(model, cache, max_model_length=max_model_length)

@@ -1,0 +1,144 @@
+"""Runs passes: a model, its KV cache and sampling, on whatever device the model is on."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Protocol
+
+import torch
+
+from fastgen.core.scheduler import Pass
+from fastgen.core.step_output import PassResult, TokenLogprobs
+from fastgen.kv_cache.prefault import PagesAhead
+from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, PassShape
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.step_input import Batch, num_scored
+from fastgen.sampling.logprobs import token_logprobs
+from fastgen.sampling.sampler import Draw, sample
+
+
+class ServedShape(PassShape, Protocol):
+    """What the engine and its users are told of a model."""
+
+    @property
+    def name(self) -> str:
+        """The family."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model."""
+
+
+class Model(Protocol):
+    """A forward pass over given weights, on one device.
+
+    Passes are flat: token ids, positions, slots and block tables (`Batch`), no padding and no phases.
+    """
+
+    @property
+    def architecture(self) -> ServedShape:
+        """The model's shape."""
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What a token leaves in the cache."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and cache."""
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Computes a pass and writes its keys and values to the cache.
+
+        Returns:
+            [R, hidden], what the head reads, for each of `batch.logit_rows`.
+        """
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> logits [R, vocabulary] in float32."""
+
+
+class ModelRunner:
+    """Passes of one model over its KV cache.
+
+    Attributes:
+        architecture: the model's shape.
+        num_blocks, block_size: the KV cache.
+        num_host_blocks: of the buffer in host memory that blocks are swapped to; 0 where there is none.
+        seconds_per_block: what copying a block there or back takes.
+        max_model_length: longest prompt plus generation of one request.
+        num_parameters: of the model.
+        device, dtype: where and in what numbers it runs, as the configuration names them.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, *, max_model_length: int) -> None:
+        self.architecture = model.architecture
+        self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
+        self.num_host_blocks = cache.num_host_blocks
+        self.seconds_per_block = cache.seconds_per_block() if cache.num_host_blocks else 0.0
+        self.max_model_length = max_model_length
+        self.num_parameters = model.architecture.num_parameters
+        self.device = model.device.type
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        self._model = model
+        self._cache = cache
+        self._pages: PagesAhead | None = None
+
+    def settle(self) -> None:
+        """From now on, the cache's memory is taken ahead of passes in the background.
+
+        Not before the model serves, because whatever measures passes is disturbed by it.
+        """
+        self._pages = self._cache.pages
+        if self._pages is not None:
+            self._pages.reach(0)
+
+    def wait_until_settled(self) -> None:
+        """Until what `settle` began is done."""
+        if self._pages is not None:
+            self._pages.wait()
+
+    @torch.inference_mode()
+    def execute(self, pass_: Pass) -> PassResult:
+        """Copies the blocks that the pass swaps, computes it, samples, and scores the prompts that ask for it."""
+        self._cache.swap(pass_.swap_out, pass_.swap_in)
+        if not pass_.chunks:
+            return PassResult([])
+        batch = Batch.from_pass(pass_, block_size=self.block_size)
+        if self._pages is not None:
+            self._pages.reach(int(batch.blocks.max()))
+        hidden = self._model.forward(batch, self._cache)
+        end_tokens = self.architecture.eos_token_ids
+        draws = [Draw.of(chunk, end_tokens) for chunk in pass_.chunks if chunk.samples]
+        sampled = sample(self._model.head(hidden[: batch.num_sampled]), draws)
+        return PassResult(sampled, self._prompt_logprobs(pass_, hidden[batch.num_sampled :]))
+
+    def _prompt_logprobs(self, pass_: Pass, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
+        """By index of the chunk; `hidden` [P, hidden] are the rows that are scored, in the order of the chunks."""
+        scored = [(index, chunk, num_scored(chunk)) for index, chunk in enumerate(pass_.chunks)]
+        next_tokens: list[int] = []
+        top: list[int] = []
+        for _, chunk, count in scored:
+            next_tokens += chunk.sequence.tokens[chunk.start + 1 : chunk.start + 1 + count]
+            top += [chunk.sequence.sampling.prompt_logprobs or 0] * count
+        found: list[TokenLogprobs] = []
+        # A few rows at a time: the logits of a whole prompt would be larger than all else in the pass.
+        for first in range(0, len(next_tokens), ROWS_SAMPLED_AT_ONCE):
+            rows = slice(first, first + ROWS_SAMPLED_AT_ONCE)
+            found += token_logprobs(self._model.head(hidden[rows]), next_tokens[rows], top[rows])
+        rest = iter(found)
+        return {index: list(islice(rest, count)) for index, _, count in scored if count}
+
+    @torch.inference_mode()
+    def logits(self, pass_: Pass) -> torch.Tensor:
+        """Computes a pass; returns [S, vocabulary] float32, a row for each chunk that samples."""
+        batch = Batch.from_pass(pass_, block_size=self.block_size)
+        return self._model.head(self._model.forward(batch, self._cache)[: batch.num_sampled])

@@ -1,0 +1,1 @@
+"""Logits to tokens: masks, penalties, top-k/top-p, random numbers, logprobs."""

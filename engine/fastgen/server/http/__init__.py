@@ -1,0 +1,1 @@
+"""HTTP concerns: authentication, limits, server-sent events, errors, tracing."""

@@ -1,0 +1,1 @@
+"""OpenAI's protocol: request fields, endpoints, responses."""

@@ -1,0 +1,93 @@
+"""/tokenize and /detokenize, in the shapes that vLLM's users know: what a prompt becomes, and back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+from pydantic import BaseModel, Field
+
+from fastgen.core.request import RequestError
+from fastgen.server.http.body_limit import JSONRoute
+from fastgen.server.openai.chat import render
+from fastgen.server.openai.field_types import Switch, TokenIds
+from fastgen.server.openai.field_types import Text as TextField
+from fastgen.server.openai.messages import Message
+from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.tool_calling import ToolUse
+from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.service import Service, encode
+
+router = APIRouter(route_class=JSONRoute)
+
+
+class TokenizeRequest(ChatRequest):
+    """The body of /tokenize: a prompt, or what /v1/chat/completions takes."""
+
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None  # type: ignore[assignment]
+    prompt: TextField | None = None
+    return_token_strs: Switch | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """The body of /detokenize."""
+
+    model: TextField | None = None
+    tokens: TokenIds
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """The response of /tokenize; `token_strs` as the vocabulary spells them, where they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str | None] | UnsetType = UNSET
+
+
+class Text(msgspec.Struct, frozen=True):
+    """The response of /detokenize."""
+
+    prompt: str
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """The tokens that a prompt or a conversation becomes."""
+    service: Service = request.app.state.service
+    model = service.lifecycle.model()
+    service.check_model(body.model)
+    text, add_special_tokens = _text(body, model)
+    (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=add_special_tokens)
+    spelled = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
+    return _json(Tokens(len(tokens), model.engine.info.max_model_length, tokens, spelled))
+
+
+def _text(body: TokenizeRequest, model: ServedModel) -> tuple[str, bool]:
+    """What to encode, and whether the model's own marks go around it: a template has put them there already."""
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("prompt: give either prompt or messages", "prompt")
+    if body.prompt is not None:
+        return body.prompt, body.add_special_tokens is not False
+    return render(body, model, ToolUse.of(body, model)), body.add_special_tokens is True
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of tokens."""
+    service: Service = request.app.state.service
+    model = service.lifecycle.model()
+    service.check_model(body.model)
+    size = model.engine.info.vocabulary_size
+    wrong = next((token for token in body.tokens if not 0 <= token < size), None)
+    if wrong is not None:
+        raise RequestError(f"tokens: {wrong} is no token of this model: they go from 0 to {size - 1}", "tokens")
+    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return _json(Text(text))
+
+
+def _json(body: Tokens | Text) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

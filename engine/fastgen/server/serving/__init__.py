@@ -1,0 +1,1 @@
+"""What the endpoints share: admission, request handling, lifecycle, metrics."""

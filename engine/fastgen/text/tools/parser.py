@@ -1,0 +1,154 @@
+"""What the readers of all formats share: a state machine over the text not yet understood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fastgen.text.stop_strings import possible_start
+from fastgen.text.tools.events import CallBegun, Content, ToolEvent
+from fastgen.text.tools.json_call import CallReader
+
+State = Callable[[], bool]
+
+
+class Machine:
+    """Runs states over `buffer`. A state takes what it understands, sets the next one, and says whether it got on.
+
+    White space around calls is no content: it is held until it is known what follows.
+    """
+
+    def __init__(self, start: State) -> None:
+        self.buffer = ""
+        self.ended = False
+        self.state = start
+        self._num_calls = 0
+        self._space = ""
+        self._events: list[ToolEvent] = []
+
+    def push(self, text: str) -> list[ToolEvent]:
+        """What has become certain with this text."""
+        self.buffer += text
+        while self.state():
+            pass
+        return self._take()
+
+    def finish(self) -> list[ToolEvent]:
+        """What is left when the answer has ended."""
+        self.ended = True
+        while self.state():
+            pass
+        if not self._num_calls and self._space:
+            self._events.append(Content(self._space))
+        return self._take()
+
+    def show(self, text: str) -> None:
+        """Passes `text` on as content."""
+        text = self._space + text
+        solid = text.rstrip()
+        self._space = text[len(solid) :]
+        if solid:
+            self._events.append(Content(solid))
+
+    def read_call(self, prefix: str, names: frozenset[str] | None, then: State, otherwise: State) -> State:
+        """The state that reads one call from an object; `otherwise` goes on where it was none."""
+        reader = CallReader(self._num_calls, prefix, names)
+
+        def reading() -> bool:
+            events, self.buffer = reader.push(self.buffer)
+            if self.ended and not reader.done:
+                events += reader.finish()
+            self.note(events)
+            if not reader.done:
+                return False
+            self.state = then if reader.called else otherwise
+            return True
+
+        return reading
+
+    def read_list(self, mark: str, then: State, otherwise: State) -> State:
+        """The state that reads calls from a list, whose bracket comes next: `mark` stood before it.
+
+        `otherwise` goes on where something in it was no call, and `then` behind its end.
+        """
+
+        def beginning() -> bool:
+            inside = self.buffer.lstrip()[1:].lstrip()
+            if not inside and not self.ended:
+                return False
+            if inside.startswith("{"):
+                read_at(inside, mark)
+            else:
+                self.show(mark)
+                self.state = otherwise
+            return True
+
+        def between() -> bool:
+            body = self.buffer.lstrip(" \t\r\n,")
+            if not body and not self.ended:
+                return False
+            if body.startswith("{"):
+                read_at(body, "")
+            else:
+                self.buffer = body.removeprefix("]")
+                self.state = then
+            return True
+
+        def read_at(body: str, before: str) -> None:
+            prefix, self.buffer = before + self.buffer[: len(self.buffer) - len(body)], body
+            self.state = self.read_call(prefix, None, between, otherwise)
+
+        return beginning
+
+    def note(self, events: list[ToolEvent]) -> None:
+        """Passes on what a reader found."""
+        for event in events:
+            match event:
+                case Content(text):
+                    self.show(text)
+                case CallBegun():
+                    self._num_calls += 1
+                    self._space = ""
+                    self._events.append(event)
+                case _:
+                    self._events.append(event)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls begun so far."""
+        return self._num_calls
+
+    def take_until(self, marks: Sequence[str]) -> tuple[str, bool]:
+        """Takes what certainly stands before the first of `marks`; is one of them next?"""
+        places = [place for mark in marks if (place := self.buffer.find(mark)) >= 0]
+        keep = 0 if self.ended else max(possible_start(self.buffer, mark) for mark in marks)
+        certain = min(places, default=len(self.buffer) - keep)
+        taken, self.buffer = self.buffer[:certain], self.buffer[certain:]
+        return taken, bool(places)
+
+    def reach(self, marks: Sequence[str], then: State) -> bool:
+        """A state: shows everything before the first of `marks`, and goes on there with `then`."""
+        before, found = self.take_until(marks)
+        self.show(before)
+        if found:
+            self.state = then
+        return found
+
+    def seek(self, mark: str, then: State) -> bool:
+        """A state: shows everything before `mark`, takes the mark, and goes on with `then`."""
+        found = self.reach((mark,), then)
+        if found:
+            self.buffer = self.buffer.removeprefix(mark)
+        return found
+
+    def skip(self, mark: str, then: State) -> bool:
+        """A state: takes a closing mark and goes on with `then`; a model that forgot it made a call all the same."""
+        body = self.buffer.lstrip()
+        if not self.ended and len(body) < len(mark) and mark.startswith(body):
+            return False
+        self.buffer = body.removeprefix(mark) if not mark.startswith(body) else ""
+        self.state = then
+        return True
+
+    def _take(self) -> list[ToolEvent]:
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,89 @@
+"""Which format a model writes its tool calls in, and how it is kept to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from fastgen.config import TOOL_PARSERS
+from fastgen.core.request import Grammar
+from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.tools.format import OfferedTool, ToolFormat, json_body, quoted
+from fastgen.text.tools.hermes import Hermes
+from fastgen.text.tools.mistral import Mistral, MistralArguments
+from fastgen.text.tools.plain_json import Llama3Json, PlainJson
+from fastgen.text.tools.qwen3_coder import Qwen3Coder
+
+# The special tokens that a Lark grammar can name as they are; others go by their number.
+_NAMED = re.compile(r"<[^\s<>\[\]]+>")
+
+
+def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
+    """The format that `--tool-parser` names; for `auto`, the one that the model's template and vocabulary speak of."""
+    assert name in TOOL_PARSERS
+    if name == "auto":
+        name = _detect(tokenizer)
+    if name == "mistral":
+        return MistralArguments() if _has(tokenizer, "[ARGS]") else Mistral()
+    if name == "hermes":
+        return Hermes()
+    if name == "qwen3_coder":
+        return Qwen3Coder()
+    return Llama3Json() if name == "llama3_json" else PlainJson()
+
+
+def _detect(tokenizer: Tokenizer) -> str:
+    template = "" if tokenizer.chat_template is None else tokenizer.chat_template.tool_source
+    if "<tool_call>" in template:
+        return "qwen3_coder" if "<function=" in template else "hermes"
+    if "[TOOL_CALLS]" in template or _has(tokenizer, "[TOOL_CALLS]"):
+        return "mistral"
+    if "<|python_tag|>" in template or _has(tokenizer, "<|python_tag|>"):
+        return "llama3_json"
+    return "json"
+
+
+def _has(tokenizer: Tokenizer, token: str) -> bool:
+    return tokenizer.backend.token_to_id(token) is not None
+
+
+def shown_tokens(format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int]:
+    """The special tokens that the format's reader must see as text."""
+    ids = (tokenizer.backend.token_to_id(mark) for mark in format.marks)
+    return frozenset(i for i in ids if i is not None and i in tokenizer.special_token_ids)
+
+
+def call_grammar(
+    format: ToolFormat,
+    tools: Sequence[OfferedTool],
+    tokenizer: Tokenizer,
+    *,
+    most_calls: int | None,
+    answer: Grammar | None = None,
+) -> Grammar:
+    """The grammar of calls of these tools; with `answer`, which is JSON, of either calls or that."""
+
+    def spell(mark: str) -> str:
+        token_id = tokenizer.backend.token_to_id(mark)
+        is_special = token_id is not None and token_id in tokenizer.special_token_ids
+        if not is_special:
+            return quoted(mark)
+        return mark if _NAMED.fullmatch(mark) else f"<[{token_id}]>"
+
+    rules = [
+        f"start: calls{'' if answer is None else ' | answer'}\n",
+        format.rules(tools, spell, most_calls=most_calls),
+    ]
+    if answer is not None:
+        rules.append(f"answer: {json_body(json.loads(answer.text) if answer.text else {'type': 'object'})}\n")
+    return Grammar(kind="lark", text="".join(rules))
+
+
+def describe(format: ToolFormat, tools: Sequence[dict[str, object]]) -> str:
+    """What a model is told of its tools where its own template tells it nothing."""
+    listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    return (
+        f"You can call these functions, given as JSON with the schema of their parameters:\n{listed}\n\n"
+        f"To call one, answer with nothing but:\n{format.example}"
+    )

@@ -1,0 +1,196 @@
+"""The CustomResourceDefinition, generated from the typed API: `python -m fastgen_operator.api.crd [--write]`.
+
+Without `--write` it is printed; with it, `crds/` and the chart's copy are rewritten in the current folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel
+
+from fastgen_operator.api import NAME_LIMIT, Spec
+from fastgen_operator.api.status import Status
+from fastgen_operator.kinds import FASTGEN, GROUP, VERSION
+
+CRD_PATH: Final = Path("crds/fastgendeployments.yaml")
+CHART_PATH: Final = Path("charts/fastgen/templates/crd.yaml")
+
+# Words of JSON Schema that a structural schema has too; the rest of what pydantic writes is dropped.
+_KEPT: Final = (
+    "type",
+    "format",
+    "description",
+    "default",
+    "enum",
+    "pattern",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "required",
+    "anyOf",
+)
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The whole CRD as the API server takes it."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{FASTGEN.plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": FASTGEN.name,
+                "listKind": f"{FASTGEN.name}List",
+                "plural": FASTGEN.plural,
+                "singular": FASTGEN.name.lower(),
+                "shortNames": ["fgd"],
+                "categories": ["all", "fastgen"],
+            },
+            "scope": "Namespaced",
+            "versions": [_version()],
+        },
+    }
+
+
+def _version() -> dict[str, Any]:
+    return {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": _root_schema()},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "additionalPrinterColumns": [
+            _column("Model", "string", ".spec.model.source"),
+            _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+            _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
+            _column("Replicas", "integer", ".status.readyReplicas"),
+            _column("Desired", "integer", ".status.desiredReplicas"),
+            _column("Tokens/s", "integer", ".status.capacity.tokensPerSecond") | {"priority": 1},
+            _column("URL", "string", ".status.url") | {"priority": 1},
+            _column("Age", "date", ".metadata.creationTimestamp"),
+        ],
+    }
+
+
+def _column(name: str, kind: str, path: str) -> dict[str, Any]:
+    return {"name": name, "type": kind, "jsonPath": path}
+
+
+def _root_schema() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": "A language model served by FastGen engines behind one OpenAI-compatible endpoint.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": {**structural(Spec), "description": "What the user wants."},
+            "status": {**structural(Status), "description": "What the operator has observed."},
+        },
+        "x-kubernetes-validations": [
+            {
+                "rule": f"self.metadata.name.size() <= {NAME_LIMIT}",
+                "message": f"metadata.name must be at most {NAME_LIMIT} characters: choose a shorter one",
+            },
+            {
+                "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+                "message": "metadata.name must start with a letter and hold only lower-case letters, digits and "
+                "dashes, because the Service is named after it: choose another one",
+            },
+        ],
+    }
+
+
+def structural(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's structural schema: references written out, optional fields without null, nothing superfluous."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    return _convert(schema, schema.get("$defs", {}))
+
+
+def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in node:
+        target = definitions[node["$ref"].rsplit("/", 1)[1]]
+        node = {**target, **{word: value for word, value in node.items() if word != "$ref"}}
+    options = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
+    if len(options) == 1:
+        # `X | None`: an optional field. Its null default is left out: absent is how a resource says none.
+        rest = {word: value for word, value in node.items() if word not in ("anyOf", "default")}
+        node = {**_convert(options[0], definitions), **rest}
+    schema: dict[str, Any] = {word: node[word] for word in _KEPT if word in node}
+    schema |= {word: value for word, value in node.items() if word.startswith("x-kubernetes-")}
+    if "const" in node:
+        schema["enum"] = [node["const"]]
+    if "properties" in node:
+        schema["properties"] = {name: _convert(child, definitions) for name, child in node["properties"].items()}
+    if "items" in node:
+        schema["items"] = _convert(node["items"], definitions)
+    if isinstance(node.get("additionalProperties"), dict):
+        schema["additionalProperties"] = _convert(node["additionalProperties"], definitions)
+    default = schema.get("default")
+    if default is None:
+        schema.pop("default", None)
+    if isinstance(default, (dict, list)):
+        # An empty list or map is the same as none. An object's default is that of its fields, written out in full:
+        # the API server checks its rules on the default as it stands here.
+        schema.pop("default")
+        if "properties" in schema:
+            fields = schema["properties"].items()
+            schema["default"] = {name: child["default"] for name, child in fields if "default" in child}
+    return schema
+
+
+def crd_yaml() -> str:
+    """The text of `crds/fastgendeployments.yaml`."""
+    header = "# Generated from the operator's typed API by `python -m fastgen_operator.api.crd --write`.\n"
+    return header + yaml.dump(custom_resource_definition(), sort_keys=False, width=110, Dumper=_Dumper)
+
+
+def chart_yaml() -> str:
+    """The text of the chart's template: the same CRD, behind a switch, kept when the chart is uninstalled."""
+    crd = custom_resource_definition()
+    crd["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
+    body = yaml.dump(crd, sort_keys=False, width=110, Dumper=_Dumper)
+    assert "{{" not in body, "the CRD's text would be taken for a template"
+    header = "{{- /* Generated from the operator's typed API by `python -m fastgen_operator.api.crd --write`. */}}\n"
+    return f"{header}{{{{- if .Values.crd.install }}}}\n{body}{{{{- end }}}}\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes equal objects out each time: anchors are not for people."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def main() -> None:
+    """Prints the CRD, or rewrites both files with `--write`."""
+    parser = argparse.ArgumentParser(description="Generate the FastGenDeployment CRD.")
+    parser.add_argument("--write", action="store_true", help=f"rewrite {CRD_PATH} and {CHART_PATH}")
+    if not parser.parse_args().write:
+        print(crd_yaml(), end="")
+        return
+    for path, text in ((CRD_PATH, crd_yaml()), (CHART_PATH, chart_yaml())):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Reads and writes of Kubernetes objects: client, informer cache, Events, lease."""

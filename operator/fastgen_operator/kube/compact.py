@@ -1,0 +1,54 @@
+"""Objects as the mirror keeps them: without what nobody reads, their words held once. Pure but for interning.
+
+A pod as the API server gives it is some 10 KB, most of it a copy of its Deployment's template.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from fastgen_operator.kinds import POD, REPLICA_SET, Kind, Object
+from fastgen_operator.plan.drift import TEMPLATE_DIGEST, template_digest
+
+# Who set which field: half of many an object, and read by the API server alone.
+_METADATA: Final = ("managedFields", "selfLink")
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+# Of a pod's spec and of its containers this is kept; the rest is the template's, which the Deployment holds.
+_POD_SPEC: Final = ("nodeName", "containers", "initContainers", "terminationGracePeriodSeconds")
+_CONTAINER: Final = ("name", "image", "resources", "ports", "restartPolicy", "startupProbe", "readinessProbe")
+_REPLICA_SET_SPEC: Final = ("replicas",)
+
+
+def compact(kind: Kind, obj: Object) -> Object:
+    """A copy of the object with all that the operator reads of one of that kind."""
+    metadata = {name: value for name, value in obj["metadata"].items() if name not in _METADATA}
+    annotations = metadata.get("annotations")
+    if annotations and _LAST_APPLIED in annotations:
+        metadata["annotations"] = {name: value for name, value in annotations.items() if name != _LAST_APPLIED}
+    kept: Object = {"apiVersion": kind.api_version, "kind": kind.name, **obj, "metadata": metadata}
+    spec = obj.get("spec")
+    if kind == POD and spec:
+        kept["spec"] = _only(spec, _POD_SPEC) | {
+            part: [_only(container, _CONTAINER) for container in spec[part]]
+            for part in ("containers", "initContainers")
+            if part in spec
+        }
+    elif kind == REPLICA_SET and spec:
+        # The template itself is asked for one thing only: whether it is the Deployment's.
+        kept["spec"] = _only(spec, _REPLICA_SET_SPEC) | {TEMPLATE_DIGEST: template_digest(obj)}
+    shared: Object = _intern(kept)
+    return shared
+
+
+def _only(fields: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields}
+
+
+def _intern(value: Any) -> Any:
+    """The same value, its words shared with all others: a thousand pods say the same ones."""
+    if isinstance(value, dict):
+        return {sys.intern(name): _intern(field) for name, field in value.items()}
+    if isinstance(value, list):
+        return [_intern(item) for item in value]
+    return sys.intern(value) if type(value) is str else value

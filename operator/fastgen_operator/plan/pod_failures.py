@@ -1,0 +1,231 @@
+"""Why a pod does not serve, in its own last words: a reason for programs, a message for people on call. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.pods import (
+    ENGINE_CONTAINER,
+    is_ready,
+    is_scheduled,
+    name_of,
+    node_of,
+    pod_condition,
+    unschedulable_message,
+)
+
+# The engine's exit code for a setting or a model that it cannot serve: starting again cannot help.
+BAD_CONFIGURATION_EXIT: Final = 2
+# From the third restart on, the kubelet's back-off makes a pod look alive and dead by turns.
+CRASH_LOOP_RESTARTS: Final = 3
+# The kubelet forgets a container's crashes after it has run for so long; so do we.
+CRASH_MEMORY: Final = timedelta(minutes=10)
+
+_IMAGE_REASONS: Final = (
+    *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
+    *("ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"),
+)
+_CREATE_REASONS: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+# How a process ends that somebody else ended: cleanly at SIGTERM, by SIGKILL, by SIGTERM.
+_ENDED_FROM_OUTSIDE: Final = (0, 137, 143)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a pod does not come up: a reason for programs, a message for people."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """One container of a pod: what was asked for, and what the kubelet says of it. `grace`: the pod's, seconds."""
+
+    role: Literal["engine", "container", "sidecar", "init container"]
+    spec: dict[str, Any]
+    status: dict[str, Any]
+    grace: int
+
+    @property
+    def title(self) -> str:
+        return "the engine" if self.role == "engine" else f"{self.role} {self.status['name']}"
+
+    @property
+    def running(self) -> dict[str, Any] | None:
+        running: dict[str, Any] | None = self.status.get("state", {}).get("running")
+        return running
+
+    @property
+    def waiting(self) -> dict[str, Any]:
+        return dict(self.status.get("state", {}).get("waiting", {}))
+
+    @property
+    def restarts(self) -> int:
+        return int(self.status.get("restartCount", 0))
+
+    @property
+    def ended(self) -> dict[str, Any] | None:
+        """How it last ended, with the times; None where it never did."""
+        for state in (self.status.get("state", {}), self.status.get("lastState", {})):
+            if "terminated" in state:
+                return dict(state["terminated"])
+        return None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has nothing more to do: an init container that came to its end."""
+        ended = self.status.get("state", {}).get("terminated", {})
+        return self.role == "init container" and ended.get("exitCode") == 0
+
+
+def failure_of(pod: Object, at: datetime | None = None) -> Failure | None:
+    """Why the pod does not come up; None while it starts, runs, or ended for the first times.
+
+    `at` is the time of the look, with a zone: a container that kept ending is still failing `CRASH_MEMORY` later, even
+    if it passes its probes in between. None: only what is not ready fails.
+    """
+    for container in _containers(pod):
+        if _counts(container, at):
+            failure = _failure(container)
+            if failure is not None:
+                return Failure(failure.reason, f"pod {name_of(pod)}: {failure.message}")
+    return None
+
+
+def state_of(pod: Object) -> str:
+    """What a pod that is not ready is at, in words; without anything that changes as time goes by."""
+    failure = failure_of(pod)
+    if failure is not None:
+        return failure.message
+    return f"pod {name_of(pod)}: {_state(pod)}"
+
+
+def _state(pod: Object) -> str:
+    words = unschedulable_message(pod)
+    if words is not None:
+        return words
+    if not is_scheduled(pod):
+        return "waits for the scheduler"
+    containers = [container for container in _containers(pod) if not container.is_done]
+    for container in containers:
+        if container.running is None and container.ended is not None:
+            return f"{container.title} {_ending(container)}"
+        if container.waiting.get("reason", "PodInitializing") not in ("PodInitializing", "ContainerCreating"):
+            return f"{container.title}: {container.waiting.get('message') or container.waiting['reason']}"
+    for container in containers:
+        if container.running is not None and not container.status.get("ready"):
+            return _running(container, container.running.get("startedAt", ""))
+    ready = pod_condition(pod, "ContainersReady")
+    if ready is not None and ready["status"] == "True" and not is_ready(pod):
+        return f"its node {node_of(pod)} does not answer; the last that it said was that the pod is ready"
+    return f"starts on node {node_of(pod)}"
+
+
+def _running(container: _Container, since: str) -> str:
+    if container.role == "init container":
+        return f"{container.title} runs since {since}"
+    probe = container.spec.get("readinessProbe", {}).get("httpGet", {}).get("path", "its readiness probe")
+    if container.status.get("started"):
+        return f"{container.title} runs since {since}, but {probe} does not pass: it is draining, overloaded or hung"
+    earlier = f" again, after it {_ending(container)}" if container.ended is not None else ""
+    return f"{container.title} loads since {since}{earlier}; {probe} has not passed yet"
+
+
+def _containers(pod: Object) -> Iterator[_Container]:
+    """Init containers first: while one of them fails, nothing after it has begun."""
+    grace = int(pod.get("spec", {}).get("terminationGracePeriodSeconds", 30))
+    for kind in ("initContainer", "container"):
+        specs = {spec["name"]: spec for spec in pod.get("spec", {}).get(f"{kind}s", ())}
+        for status in pod.get("status", {}).get(f"{kind}Statuses", ()):
+            spec = specs.get(status["name"], {})
+            yield _Container(_role(kind, status["name"], spec), spec, status, grace)
+
+
+def _role(kind: str, name: str, spec: dict[str, Any]) -> Literal["engine", "container", "sidecar", "init container"]:
+    if kind == "container":
+        return "engine" if name == ENGINE_CONTAINER else "container"
+    return "sidecar" if spec.get("restartPolicy") == "Always" else "init container"
+
+
+def _counts(container: _Container, at: datetime | None) -> bool:
+    if container.is_done:
+        return False
+    if not container.status.get("ready"):
+        return True
+    return at is not None and container.restarts >= CRASH_LOOP_RESTARTS and _ended_lately(container, at)
+
+
+def _ended_lately(container: _Container, at: datetime) -> bool:
+    finished = (container.ended or {}).get("finishedAt")
+    return finished is not None and at - datetime.fromisoformat(finished) < CRASH_MEMORY
+
+
+def _failure(container: _Container) -> Failure | None:
+    reason, words = container.waiting.get("reason", ""), container.waiting.get("message", "")
+    if reason in _IMAGE_REASONS:
+        image = container.spec.get("image") or container.status.get("image", "")
+        return Failure(
+            "ImagePullBackOff", f"the image {image} of {container.title} cannot be pulled: {words or reason}"
+        )
+    if reason in _CREATE_REASONS:
+        return Failure("ContainerNotCreated", f"{container.title} cannot be created: {words or reason}")
+    ended = container.ended
+    if ended is None:
+        return None
+    if ended.get("reason") == "OOMKilled":
+        return Failure("OutOfMemory", f"{container.title} {_ending(container)}{_times(container)}")
+    if container.role == "engine" and ended.get("exitCode") == BAD_CONFIGURATION_EXIT:
+        return Failure(
+            "BadConfiguration", _last_line(ended) or "the engine refused its configuration (exit code 2) without a word"
+        )
+    if _exceeded_startup(container, ended):
+        return Failure("StartupDeadlineExceeded", f"{container.title} {_ending(container)}{_times(container)}")
+    if reason == "CrashLoopBackOff" or container.restarts >= CRASH_LOOP_RESTARTS:
+        return Failure("CrashLoopBackOff", f"{container.title} {_ending(container)}{_times(container)}")
+    return None
+
+
+def _ending(container: _Container) -> str:
+    """How the container last ended."""
+    ended = container.ended or {}
+    code, reason = ended.get("exitCode"), ended.get("reason", "Error")
+    last = _last_line(ended)
+    tail = f"; last words: {last}" if last else ""
+    if reason == "OOMKilled":
+        limit = container.spec.get("resources", {}).get("limits", {}).get("memory")
+        had = f"its limit of {limit}" if limit else "its node had left: it has no limit"
+        return f"was killed for using more memory than {had}{tail}"
+    if _exceeded_startup(container, ended):
+        return f"was ended because it was not ready {_startup_seconds(container)} s after its start{tail}"
+    if code in _ENDED_FROM_OUTSIDE and container.role == "engine":
+        return f"was ended from outside (exit code {code}), as after failed liveness probes{tail}"
+    return f"ended with exit code {code} ({reason}){tail}"
+
+
+def _times(container: _Container) -> str:
+    return f"; restarted {container.restarts} times" if container.restarts > 1 else ""
+
+
+def _exceeded_startup(container: _Container, ended: dict[str, Any]) -> bool:
+    """Whether it lived as long as its startup probe allows, and no longer than the kubelet then needs to end it."""
+    allowed = _startup_seconds(container)
+    start, finish = ended.get("startedAt"), ended.get("finishedAt")
+    if not allowed or not start or not finish or ended.get("exitCode") not in _ENDED_FROM_OUTSIDE:
+        return False
+    lived = (datetime.fromisoformat(finish) - datetime.fromisoformat(start)).total_seconds()
+    return allowed <= lived <= allowed + container.grace
+
+
+def _startup_seconds(container: _Container) -> int:
+    probe = container.spec.get("startupProbe")
+    return int(probe.get("periodSeconds", 10)) * int(probe.get("failureThreshold", 3)) if probe else 0
+
+
+def _last_line(ended: dict[str, Any]) -> str:
+    lines = [line.strip() for line in ended.get("message", "").splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,104 @@
+"""What a rollout and a scale-down need beyond the Deployment controller: room for the new pods, and an order. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastgen_operator.api import Spec
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.drift import first_difference
+from fastgen_operator.plan.observed import World, current_pods, is_controlled_by, is_rollout_observed, older_pods
+from fastgen_operator.plan.pods import (
+    has_ended,
+    has_started,
+    is_leaving,
+    is_ready,
+    name_of,
+    node_of,
+    unschedulable_message,
+)
+from fastgen_operator.plan.replicas import wanted_replicas
+
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+"""The ReplicaSet controller deletes the pod with the lowest of these first, among those that are ready and run."""
+
+_HIGHEST_COST: Final = 2**31 - 1
+
+
+def with_room(spec: Spec, world: World) -> Spec:
+    """The spec, with a higher `rollout.maxUnavailable` while the rollout could never go on without it.
+
+    Where a node is short of GPUs, the Deployment controller may delete an old pod that waits for one instead of an old
+    pod that holds one and only crashes: the new pod then waits for that GPU, and the controller for the new pod. Pods
+    that are not ready are no loss, so that number may be unavailable; those that are ready stay as many as they are.
+    """
+    asked = spec.rollout.max_unavailable
+    allowed = _max_unavailable(asked, wanted_replicas(spec, world), world)
+    if allowed == asked:
+        return spec
+    return spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"max_unavailable": allowed})})
+
+
+def _max_unavailable(asked: int, wanted: int, world: World) -> int:
+    deployment = world.deployment
+    if deployment is None or not is_controlled_by(deployment, world.resource):
+        return asked
+    if not is_rollout_observed(deployment):
+        # Whether it is stuck is not known now: what was given is not taken back before it could work.
+        return max(asked, _live_max_unavailable(deployment, asked))
+    idle = [pod for pod in older_pods(world) if node_of(pod) and not is_ready(pod) and not has_started(pod)]
+    waiting = [pod for pod in current_pods(world) if unschedulable_message(pod) is not None]
+    if not idle or not waiting:
+        return asked
+    ready = sum(is_ready(pod) for pod in (*current_pods(world), *older_pods(world)))
+    return max(asked, wanted - ready)
+
+
+def _live_max_unavailable(deployment: Object, asked: int) -> int:
+    live = deployment["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable", asked)
+    return live if isinstance(live, int) else asked
+
+
+def room_reason(manifest: Object, live: Object) -> str | None:
+    """Why the Deployment is written where nothing but that number of pods differs; None where more does."""
+    wanted, now = _rolling_update(manifest).get("maxUnavailable"), _rolling_update(live).get("maxUnavailable")
+    like_live = {**manifest["spec"]["strategy"]["rollingUpdate"], "maxUnavailable": now}
+    strategy = {**manifest["spec"]["strategy"], "rollingUpdate": like_live}
+    if wanted == now or first_difference({**manifest["spec"], "strategy": strategy}, live["spec"]) is not None:
+        return None
+    return f"may have {wanted} pods unavailable from now on ({now} before)"
+
+
+def _rolling_update(deployment: Object) -> dict[str, Any]:
+    return dict(deployment["spec"].get("strategy", {}).get("rollingUpdate", {}))
+
+
+def loses_pods(manifest: Object, live: Object | None) -> bool:
+    """Whether writing that Deployment makes its controller delete pods: fewer replicas, or another template."""
+    if live is None:
+        return False
+    fewer = bool(manifest["spec"]["replicas"] < live["spec"].get("replicas", 0))
+    return fewer or first_difference(manifest["spec"]["template"], live["spec"].get("template")) is not None
+
+
+def weighed_pods(world: World) -> tuple[Object, ...]:
+    """The pods among which their load decides who goes first; the others go before them anyway, or have gone."""
+    pods = [pod for pod in world.pods if is_ready(pod) and not is_leaving(pod) and not has_ended(pod)]
+    return tuple(sorted(pods, key=name_of)) if len(pods) > 1 else ()
+
+
+def deletion_costs(world: World) -> tuple[tuple[Object, str], ...]:
+    """The pods whose deletion cost is to be written, with it: the tokens in flight, so that the fewest are disturbed.
+
+    A pod that did not say counts as the busiest that did: it may be too busy to answer.
+    """
+    loads = world.in_flight_tokens
+    if not loads:
+        return ()
+    unknown = max(loads.values())
+    costs = [(pod, str(min(_HIGHEST_COST, round(loads.get(name_of(pod), unknown))))) for pod in weighed_pods(world)]
+    return tuple((pod, cost) for pod, cost in costs if _written_cost(pod) != cost)
+
+
+def _written_cost(pod: Object) -> str:
+    return str(pod["metadata"].get("annotations", {}).get(DELETION_COST, "0"))

@@ -1,0 +1,1 @@
+"""One reconcile of one resource: observe, plan, apply, status."""

@@ -1,0 +1,36 @@
+"""How many tokens each replica has in flight, asked of the replicas themselves right before some of them go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.scrape import Scraper, Target, metrics_url
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.pods import name_of
+
+logger = logging.getLogger(__name__)
+
+# A scale-down waits no longer for a replica that does not answer.
+_SECONDS: Final = 2.0
+
+
+def read_loads(pods: Sequence[Object], model_name: str) -> dict[str, float]:
+    """Tokens in flight by pod name: prompt tokens still to compute, and tokens in the KV cache.
+
+    For threads without an event loop. Without the pods that gave no answer that makes sense in time.
+    """
+    addresses = {name_of(pod): pod.get("status", {}).get("podIP") for pod in pods}
+    targets = [Target(name, metrics_url(address), model_name) for name, address in addresses.items() if address]
+    if not targets:
+        return {}
+    loads = {}
+    for target, answer in asyncio.run(Scraper(_SECONDS).scrape(targets)).items():
+        if isinstance(answer, Sample):
+            loads[target.pod] = answer.kv_tokens + answer.backlog_tokens
+        else:
+            logger.debug("pod %s: reading its load: %s: %s", target.pod, answer.reason, answer)
+    return loads

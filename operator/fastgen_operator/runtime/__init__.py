@@ -1,0 +1,1 @@
+"""The operator as a process: controller loops, informers, leader election, probes, settings."""

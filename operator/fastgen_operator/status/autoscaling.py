@@ -1,0 +1,78 @@
+"""What the status says of autoscaling. Pure, and the same from visit to visit while nothing happens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.decision import BOUNDS_CHANGED
+from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.replicas import wanted_replicas
+
+# Changes that the status remembers.
+_HISTORY: Final = 5
+# A capacity is written anew when it has moved by more than this share: the model's fit moves with every pass.
+_MOVED: Final = 0.2
+
+
+def autoscaling_status(spec: Spec, world: World, now: str) -> dict[str, Any] | None:
+    """`status.autoscaling`: the replicas wanted, and the last changes; None without autoscaling.
+
+    A change is what the last status does not know of yet; so a restart of the operator forgets nothing. `now` is an RFC
+    3339 time.
+    """
+    if spec.autoscaling is None:
+        return None
+    old: dict[str, Any] = world.resource.get("status", {}).get("autoscaling", {})
+    wanted = wanted_replicas(spec, world)
+    before = old.get("desiredReplicas")
+    if before == wanted:
+        return old
+    if before is None:
+        return {**old, "desiredReplicas": wanted}
+    reason, message = _why(spec, world, wanted)
+    step = {"time": now, "fromReplicas": before, "toReplicas": wanted, "reason": reason, "message": message}
+    return {
+        "desiredReplicas": wanted,
+        "lastScaleTime": now,
+        "reason": reason,
+        "message": message,
+        "history": [step, *old.get("history", ())][:_HISTORY],
+    }
+
+
+def capacity_status(spec: Spec, world: World) -> dict[str, Any] | None:
+    """`status.capacity`: what one replica can do, rounded; None while nothing is known, and without autoscaling."""
+    if spec.autoscaling is None:
+        return None
+    old: dict[str, Any] | None = world.resource.get("status", {}).get("capacity")
+    found = None if world.decision is None else world.decision.capacity
+    if found is None:
+        return old
+    new = {
+        "tokensPerSecond": _rounded(found.tokens_per_second),
+        "tokenBudget": found.token_budget,
+        "source": found.source,
+    }
+    if old is None or old.get("tokenBudget") != new["tokenBudget"]:
+        return new
+    known = old.get("tokensPerSecond", 0)
+    return old if abs(found.tokens_per_second - known) <= _MOVED * known else new
+
+
+def _why(spec: Spec, world: World, wanted: int) -> tuple[str, str]:
+    decision = world.decision
+    if decision is not None and decision.replicas == wanted and decision.change is not None:
+        return decision.change.reason, decision.change.message
+    assert spec.autoscaling is not None
+    bounds = f"{spec.autoscaling.min_replicas} to {spec.autoscaling.max_replicas}"
+    return BOUNDS_CHANGED, f"spec.autoscaling now allows {bounds} replicas"
+
+
+def _rounded(number: float) -> int:
+    """To two digits."""
+    if number < 1:
+        return round(number)
+    unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return int(round(number / unit) * unit)

@@ -1,0 +1,113 @@
+"""ModelCached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from fastgen.fetch.errors import ACCESS_DENIED, SOURCE_NOT_FOUND, VOLUME_FULL
+from fastgen_operator.api import Spec
+from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.model_cache import complete_job
+from fastgen_operator.plan.observed import World, current_pods
+from fastgen_operator.plan.pods import name_of, unschedulable_message
+from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.status.conditions.condition import Condition
+
+MODEL_CACHED: Final = "ModelCached"
+"""Whether the model is where the pods read it. From the download's container: of the Job's pod, or of each pod's own.
+True: Cached; NotNeeded (it is in the image or in a claim of the user's, or no pod is wanted that would download it).
+Unknown: Downloading. False, with the download's last line, until the next try: SourceNotFound, AccessDenied,
+VolumeFull, SecretNotFound, DownloadFailed (anything else: the source cannot be reached, the pod has no node or no
+image). Whatever it is, the download is tried again by itself, with what it has so far, after at most five minutes."""
+
+_REASONS: Final = {
+    SOURCE_NOT_FOUND: "SourceNotFound",
+    ACCESS_DENIED: "AccessDenied",
+    VOLUME_FULL: "VolumeFull",
+}
+_REMEDIES: Final = {
+    "SourceNotFound": "correct spec.model.source or spec.model.revision",
+    "AccessDenied": "put credentials that may read it into the Secret that spec.model.secretName names",
+    "VolumeFull": "raise spec.cache.size",
+}
+
+
+def model_cached(spec: Spec, world: World) -> Condition:
+    """See `MODEL_CACHED`."""
+    source = urlsplit(spec.model.source)
+    if not is_downloaded(spec):
+        where = f"claim {source.netloc}" if source.scheme == "pvc" else "engine's image"
+        return _true("NotNeeded", f"the model is in the {where}")
+    if is_preloaded(spec):
+        if complete_job(spec, world) is not None:
+            return _true("Cached", f"{spec.model.source} is in the volume {world.key[1]}")
+        return _of_pods(spec, world.fetch_pods)
+    if wanted_replicas(spec, world) == 0:
+        return _true("NotNeeded", "no pods are wanted, and each downloads the model as it starts")
+    pods = current_pods(world)
+    missing = [pod for pod in pods if not _has_it(pod)]
+    if pods and not missing:
+        return _true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")
+    return _of_pods(spec, missing)
+
+
+def _of_pods(spec: Spec, pods: Iterable[Object]) -> Condition:
+    """What the pods that download say: the first that fails, else the first."""
+    said = [_of_pod(spec, pod) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    none = Condition(MODEL_CACHED, "Unknown", "Downloading", "the download has no pod yet")
+    return next((each for each in said if each.status == "False"), said[0] if said else none)
+
+
+def _of_pod(spec: Spec, pod: Object) -> Condition:
+    name = name_of(pod)
+    if (words := unschedulable_message(pod)) is not None:
+        return _false("DownloadFailed", f"pod {name} has no node: {words}")
+    status = _fetch_status(pod)
+    waiting = status.get("state", {}).get("waiting", {})
+    words = waiting.get("message", "")
+    if waiting.get("reason") == "CreateContainerConfigError":
+        reason = "SecretNotFound" if words.startswith("secret ") else "DownloadFailed"
+        remedy = "create it, or correct spec.model.secretName" if reason == "SecretNotFound" else ""
+        return _false(reason, f"pod {name}: {words}", remedy)
+    if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName"):
+        return _false("DownloadFailed", f"pod {name}: the image {status.get('image', '')} cannot be pulled: {words}")
+    ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated")
+    if ended is None or ended.get("exitCode") == 0:
+        return Condition(MODEL_CACHED, "Unknown", "Downloading", f"pod {name} downloads {spec.model.source}")
+    last = _last_line(ended)
+    tries = status.get("restartCount", 0) + 1
+    if "running" in status.get("state", {}):
+        message = f"pod {name} downloads {spec.model.source}, try {tries}; the last one ended with: {last}"
+        return Condition(MODEL_CACHED, "Unknown", "Downloading", message)
+    reason = _REASONS.get(ended.get("exitCode", 0), "DownloadFailed")
+    return _false(reason, last, _REMEDIES.get(reason, ""))
+
+
+def _has_it(pod: Object) -> bool:
+    ended = _fetch_status(pod).get("state", {}).get("terminated")
+    return ended is not None and ended.get("exitCode") == 0
+
+
+def _fetch_status(pod: Object) -> dict[str, Any]:
+    """The status of the pod's container that downloads; {} while the kubelet has not reported it."""
+    status = pod.get("status", {})
+    containers = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+    return next((container for container in containers if container["name"] == FETCH_CONTAINER), {})
+
+
+def _last_line(ended: dict[str, Any]) -> str:
+    lines = [line.strip() for line in ended.get("message", "").splitlines() if line.strip()]
+    if not lines:
+        return f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
+    return str(lines[-1]).removeprefix("fastgen: error: ")
+
+
+def _true(reason: str, message: str) -> Condition:
+    return Condition(MODEL_CACHED, "True", reason, message)
+
+
+def _false(reason: str, message: str, remedy: str = "") -> Condition:
+    return Condition(MODEL_CACHED, "False", reason, f"{message}: {remedy}" if remedy else message)

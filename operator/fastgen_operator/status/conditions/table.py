@@ -1,0 +1,66 @@
+"""All conditions in their order: what Ready sums up, and what stands beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from fastgen_operator.api import Spec
+from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.plan import Problem
+from fastgen_operator.status.conditions.available import AVAILABLE, available
+from fastgen_operator.status.conditions.condition import Condition, Judge
+from fastgen_operator.status.conditions.model_cached import MODEL_CACHED, model_cached
+from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED, pods_restricted
+from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED, pods_scheduled
+from fastgen_operator.status.conditions.progressing import PROGRESSING, progressing
+from fastgen_operator.status.conditions.ready import ready
+from fastgen_operator.status.conditions.scaling_active import SCALING_ACTIVE, scaling_active
+from fastgen_operator.status.conditions.scaling_limited import SCALING_LIMITED, scaling_limited
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A condition's type, and who says what it is."""
+
+    type: str
+    judge: Judge
+
+
+SUMMED: Final = (
+    Row(MODEL_CACHED, model_cached),
+    Row(PODS_SCHEDULED, pods_scheduled),
+    Row(PROGRESSING, progressing),
+    Row(AVAILABLE, available),
+)
+"""The first that does not hold is what Ready shows: a cause stands before what follows from it."""
+
+BESIDE: Final = (
+    Row(PODS_RESTRICTED, pods_restricted),
+    Row(SCALING_ACTIVE, scaling_active),
+    Row(SCALING_LIMITED, scaling_limited),
+)
+"""What may fail while every wanted replica serves: Ready does not look at it."""
+
+ORDER: Final = tuple(row.type for row in (*SUMMED, *BESIDE))
+
+
+def all_conditions(spec: Spec | None, world: World, problem: Problem | None) -> tuple[Condition, ...]:
+    """Ready first, then the others. `spec` is None where it could not be read: `problem` then says why."""
+    parts = _judged(SUMMED, spec, world, problem)
+    return ready(parts), *parts, *_judged(BESIDE, spec, world, problem)
+
+
+def _judged(rows: tuple[Row, ...], spec: Spec | None, world: World, problem: Problem | None) -> tuple[Condition, ...]:
+    judged = (_judge(row, spec, world, problem) for row in rows)
+    return tuple(condition for condition in judged if condition is not None)
+
+
+def _judge(row: Row, spec: Spec | None, world: World, problem: Problem | None) -> Condition | None:
+    if row.type == PROGRESSING and problem is not None:
+        return Condition(PROGRESSING, "False", problem.reason, problem.message)
+    if spec is None and row in BESIDE:
+        return None
+    if spec is None:
+        return Condition(row.type, "Unknown", "NotObserved", "the spec could not be read")
+    return row.judge(spec, world)

@@ -1,0 +1,71 @@
+"""The status of a FastGenDeployment, and which of its changes are worth an Event. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastgen_operator.api import Spec
+from fastgen_operator.children.service import endpoint_url
+from fastgen_operator.kinds import Object
+from fastgen_operator.kube.events import Notice
+from fastgen_operator.plan.observed import World, current_pods, pod_selector
+from fastgen_operator.plan.plan import Problem
+from fastgen_operator.plan.pods import is_ready
+from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
+from fastgen_operator.status.conditions import READY, all_conditions, merge
+
+
+def build_status(spec: Spec | None, world: World, problem: Problem | None, now: datetime) -> dict[str, Any]:
+    """The whole status; only its transition times depend on `now`, and only where a condition's status changed."""
+    namespace, name = world.key
+    deployment = world.deployment or {}
+    pods = current_pods(world)
+    old = world.resource.get("status", {})
+    conditions = all_conditions(spec, world, problem)
+    time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    scaling = {
+        "capacity": old.get("capacity") if spec is None else capacity_status(spec, world),
+        "autoscaling": old.get("autoscaling") if spec is None else autoscaling_status(spec, world, time),
+    }
+    return {
+        "observedGeneration": world.generation,
+        # The number that the last readable spec asked for, where this one cannot be read.
+        "desiredReplicas": deployment.get("spec", {}).get("replicas", 0)
+        if spec is None
+        else wanted_replicas(spec, world),
+        "replicas": deployment.get("status", {}).get("replicas", 0),
+        "readyReplicas": sum(is_ready(pod) for pod in pods),
+        "updatedReplicas": len(pods),
+        "selector": pod_selector(name),
+        "url": endpoint_url(namespace, name),
+        **{name: value for name, value in scaling.items() if value is not None},
+        "conditions": merge(conditions, old.get("conditions", ()), world.generation, time),
+    }
+
+
+def transition_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
+    """The Event for a change of Ready's status or reason. What passes through Unknown is not worth one."""
+    before, after = _ready(resource.get("status", {})), _ready(status)
+    if after["status"] == "Unknown":
+        return None
+    if before is not None and (before["status"], before["reason"]) == (after["status"], after["reason"]):
+        return None
+    passing = after["status"] == "True" or after["reason"] == "ReplicasNotReady"
+    return Notice("Normal" if passing else "Warning", after["reason"], after["message"])
+
+
+def scaling_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
+    """The Event for a change of the replicas by the autoscaler."""
+    before, after = resource.get("status", {}).get("autoscaling", {}), status.get("autoscaling", {})
+    if not after.get("history") or before.get("history") == after["history"]:
+        return None
+    step = after["history"][0]
+    reason = "ScaledUp" if step["toReplicas"] > step["fromReplicas"] else "ScaledDown"
+    words = f"from {step['fromReplicas']} to {step['toReplicas']} replicas: {step['message']}"
+    return Notice("Normal", reason, words)
+
+
+def _ready(status: dict[str, Any]) -> Any:
+    return next((condition for condition in status.get("conditions", ()) if condition["type"] == READY), None)

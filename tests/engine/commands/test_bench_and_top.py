@@ -1,0 +1,113 @@
+"""`fastgen bench` and `fastgen top` against a server, and what they work out."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from engine.server.conftest import scripted as scripted
+from engine.server.serving import Serving, free_port
+from fastgen.api_client.http import Remote, RemoteError
+from fastgen.api_client.metrics import Interval, Scrape
+from fastgen.bench.results import Answer, Results, percentile
+from fastgen.bench.workload import Workload
+from fastgen.commands import main
+
+WORKLOAD = Workload(requests=50, clients=2, prompt_tokens=100, generation_tokens=20, deviation=0.3, seed=1)
+
+
+def test_the_same_seed_asks_the_same_and_lengths_are_about_their_means() -> None:
+    asks = WORKLOAD.asks()
+    assert asks == WORKLOAD.asks()
+    lengths = [len(ask.text.split()) for ask in asks]
+    assert 85 < sum(lengths) / len(lengths) < 115
+    assert min(lengths) < 80
+    assert max(lengths) > 120
+    assert all(ask.max_tokens >= 1 for ask in asks)
+
+
+def test_latencies_are_worked_out_from_arrivals() -> None:
+    answers = (Answer(0.0, (1.0, 1.1, 1.3), 10, 3), Answer(0.5, (1.0, 1.4), 20, 2), Answer(0.6, (), 5, 0))
+    results = Results(2.0, answers, ("refused",))
+    first, gaps, per_token, whole = results.latencies()
+    assert first.percentiles[0] == pytest.approx(0.75)
+    assert gaps.most == pytest.approx(0.4)
+    assert per_token.mean == pytest.approx((0.15 + 0.4) / 2)
+    assert whole.most == pytest.approx(1.3)
+    assert results.rate(results.prompt_tokens + results.generated_tokens) == 20.0
+    assert Results(1.0, (), ()).latencies() == []
+
+
+def test_a_percentile_lies_between_its_neighbours() -> None:
+    assert percentile([1.0], 0.99) == 1.0
+    assert percentile([0.0, 1.0, 2.0, 3.0], 0.5) == 1.5
+
+
+def test_bench_measures_a_server(scripted: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--requests", "6", "--clients", "3", "--prompt-tokens", "20", "--generation-tokens", "5"]
+    assert main.main(["bench", scripted.url, *load, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["answered"], found["failed"]) == (6, 0)
+    assert found["generated_tokens"] >= 6
+    assert main.main(["bench", f"{scripted.url}/v1", *load, "--deviation", "0"]) == 0
+    said = capsys.readouterr().out
+    for row in ("requests answered", "total tokens/s", "time to first token", "inter-token latency", "p99"):
+        assert row in said
+
+
+def test_bench_counts_what_the_server_refuses(scripted: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--requests", "2", "--clients", "1", "--prompt-tokens", "2000", "--deviation", "0"]
+    assert main.main(["bench", scripted.url, *load]) == 1
+    assert "2 requests failed, the first: " in capsys.readouterr().err
+
+
+def test_top_shows_what_happened_between_two_looks(scripted: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    scripted.post("/v1/completions", {"prompt": "one two three", "max_tokens": 5})
+    assert main.main(["top", scripted.url, "--once", "--interval", "0.1"]) == 0
+    said = capsys.readouterr().out
+    for row in ("smollm2", "budget fill", "KV cache", "requests", "backlog", "tokens/s", "between tokens"):
+        assert row in said
+    assert "of 256 tokens" in said
+
+
+@pytest.mark.parametrize("command", [["top", "--once"], ["bench"]])
+def test_a_server_that_is_not_there_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    name, *flags = command
+    assert main.main([name, f"http://127.0.0.1:{free_port()}", *flags]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Connection refused" in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_refusal_is_told_in_the_servers_words(scripted: Serving) -> None:
+    remote = Remote(scripted.url)
+    with pytest.raises(RemoteError, match=r"404.*is not served here") as refused:
+        remote.post("/v1/completions", {"model": "nothing", "prompt": "a"})
+    assert refused.value.status == 404
+    with pytest.raises(RemoteError, match="is no address"):
+        Remote("ftp://somewhere")
+
+
+def look(seconds: float, count: float, buckets: dict[str, float]) -> Scrape:
+    lines = [f'fastgen_things_total{{model_name="m",kind="{kind}"}} {count * n}' for n, kind in ((1, "a"), (2, "b"))]
+    lines += [f'fastgen_gap_seconds_bucket{{model_name="m",le="{le}"}} {n}' for le, n in buckets.items()]
+    lines.append(f'fastgen_gap_seconds_count{{model_name="m"}} {buckets["+Inf"]}')
+    lines.append('fastgen_gap_seconds_sum{model_name="m"} 1')
+    text = "# TYPE fastgen_things counter\n" + "\n".join(lines[:2])
+    return Scrape.parse(f"{text}\n# TYPE fastgen_gap_seconds histogram\n" + "\n".join(lines[2:]) + "\n", seconds)
+
+
+def test_rates_and_quantiles_are_of_the_interval_alone() -> None:
+    before = look(10.0, 5, {"0.1": 100, "0.2": 100, "+Inf": 100})
+    after = look(12.0, 15, {"0.1": 100, "0.2": 110, "+Inf": 110})
+    interval = Interval(before, after)
+    assert after.model_name == "m"
+    assert interval.rate("things_total") == 15.0
+    assert interval.rate("things_total", "b") == 10.0
+    assert interval.quantile("gap_seconds", 0.5) == pytest.approx(0.15)
+    assert math.isnan(interval.quantile("nothing", 0.5))
+    again = Interval(after, look(13.0, 1, {"0.1": 1, "0.2": 1, "+Inf": 1}))
+    assert again.rate("things_total") == 3.0, "the server was started again"

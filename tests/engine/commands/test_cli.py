@@ -1,0 +1,186 @@
+"""The command line: what is wrong is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+
+from fastgen import __version__
+from fastgen.commands import main
+from fastgen.config import KNOBS, SERVER_KNOBS
+from support.demo_weights import smollm2
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """The exit code and what was said on standard error, of a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "fastgen", *arguments], capture_output=True, text=True, timeout=240)
+    return done.returncode, done.stderr
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Runs the command here; asserts that it is refused in one line, and returns the line."""
+    capsys.readouterr()  # what was said before: writing a GGUF file logs
+    try:
+        code = main.main(arguments)
+    except SystemExit as end:  # argparse
+        code = int(end.code or 0)
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("fastgen: error: ")
+    return line
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"fastgen {__version__}\n"
+
+
+def test_help_names_every_knob_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    for knob in (*KNOBS, *SERVER_KNOBS):
+        assert knob.flag in shown
+    assert "(default: 1024)" in shown
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--token-budget", "0"], "--token-budget 0: must be at least 1"),
+        (["--token-budget", "lots"], "argument --token-budget: invalid auto or int value: 'lots'"),
+        (["--block-size", "48"], "--block-size 48: must be a power of two"),
+        (["--kv-cache-memory", "2 apples"], "write a whole number with a unit, for example 2GiB"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--max-sequences", "64", "--token-budget", "16"], "must be at most --token-budget 16"),
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["--token", "16"], "unrecognized arguments: --token"),
+    ],
+)
+def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str], command: str, flags: list[str], said: str) -> None:
+    prompt = ["a prompt"] if command == "generate" else []
+    assert said in refuse(capsys, command, "model.gguf", *prompt, *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--max-tokens", "0"], "max_tokens is 0"),
+        (["--top-p", "2"], "top_p is 2.0"),
+    ],
+)
+def test_bad_sampling_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+    assert said in refuse(capsys, "generate", "model.gguf", "a prompt", *flags)
+
+
+@pytest.mark.parametrize("arguments", [[], ["serve"], ["generate", "model.gguf"], ["sing", "model.gguf"]])
+def test_a_command_that_is_not_whole_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert refuse(capsys, *arguments)
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+class TestModels:
+    def refuse(self, capsys: pytest.CaptureFixture[str], command: str, model: Path) -> str:
+        return refuse(capsys, command, str(model), *(["a prompt"] if command == "generate" else []))
+
+    def test_a_path_that_is_not_there_is_one_line(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+    ) -> None:
+        assert "no such file or directory" in self.refuse(capsys, command, tmp_path / "nothing.gguf")
+
+    def test_a_file_that_is_no_model_is_one_line(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+    ) -> None:
+        path = tmp_path / "notes.txt"
+        path.write_text("not a model at all, but long enough to have a header")
+        assert str(path) in self.refuse(capsys, command, path)
+
+    def test_an_unknown_architecture_is_one_line(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+    ) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert"}))
+        assert "bert" in self.refuse(capsys, command, tmp_path).lower()
+        path = tmp_path / "mamba.gguf"
+        writer = gguf.GGUFWriter(path, "mamba")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        assert "mamba" in self.refuse(capsys, command, path)
+
+
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = refuse(capsys, "serve", smollm2(), "--host", "127.0.0.1", "--port", port)
+    assert f"--port {port}: Address already in use; choose another" in line
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--port", "65536"), ("--host", "nowhere.invalid")])
+def test_an_address_that_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
+    assert f"{flag} {value}" in refuse(capsys, "serve", smollm2(), flag, value)
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_a_context_larger_than_the_cache_is_one_line(command: str) -> None:
+    flags = ["--kv-cache-memory", "16MiB", "--max-model-length", "8192"]
+    rest = ["--host", "127.0.0.1", "--port", "0"] if command == "serve" else ["a prompt"]
+    code, said = run(command, smollm2(), *rest, *flags)
+    assert code == 2
+    lines = said.splitlines()
+    assert lines[-1].startswith("fastgen: error: --max-model-length 8192")
+    assert sum("error" in line.lower() for line in lines) == 1
+    assert "Traceback" not in said
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    program = """
+import sys
+from fastgen import cli
+def talk(options):
+    while True:
+        print("more")
+main._parser = lambda arguments: main._Parser()
+main._Parser.parse_args = lambda self, arguments: main.argparse.Namespace(command=talk)
+sys.exit(main.main([]))
+"""
+    talker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert talker.stdout is not None
+    assert talker.stderr is not None
+    assert talker.stdout.readline() == b"more\n"
+    talker.stdout.close()
+    assert talker.stderr.read() == b""
+    assert talker.wait() == 1
+
+
+def test_importing_fastgen_or_the_server_brings_no_torch() -> None:
+    program = """
+import sys
+import fastgen, fastgen.server.main, fastgen.commands.main
+heavy = {"torch", "numba", "llvmlite", "transformers"} & set(sys.modules)
+assert not heavy, heavy
+from fastgen import LLM, SamplingParams, client, pipeline, serve
+assert LLM.__module__ == "fastgen.llm.llm"
+assert callable(fastgen.serve), "the function, not a module of that name"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_fastgen_lacks_is_an_attribute_error() -> None:
+    import fastgen
+
+    with pytest.raises(AttributeError, match="no attribute 'Pipeline'"):
+        fastgen.Pipeline  # noqa: B018

@@ -1,0 +1,51 @@
+"""The documents that are generated, and what the others say of the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from fastgen.commands.reference import FLAGS_PATH, flags_page
+from fastgen.config import KNOBS, SERVER_KNOBS
+from fastgen.mii.arguments import GenerateArguments
+
+ROOT = Path(__file__).parents[3]
+PAGES = ("guide.md", "from-deepspeed-mii.md")
+
+
+def test_the_committed_reference_is_the_generated_one() -> None:
+    assert (ROOT / FLAGS_PATH).read_text() == flags_page(), "run: python -m fastgen.commands.reference --write"
+
+
+def test_the_reference_names_every_setting() -> None:
+    page = flags_page()
+    for knob in (*KNOBS, *SERVER_KNOBS):
+        assert f"| `{knob.flag}` |" in page
+        assert knob.help in page
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_name_only_flags_that_exist(page: str) -> None:
+    from fastgen.commands.main import _parser
+
+    text = (ROOT / "docs" / page).read_text()
+    commands = _parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    known = {flag for command in commands.values() for flag in command._option_string_actions}  # type: ignore[union-attr, attr-defined]
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+    assert named - known == set()
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_mii_page_maps_every_argument_of_generate() -> None:
+    text = (ROOT / "docs" / "from-deepspeed-mii.md").read_text()
+    for field in dataclasses.fields(GenerateArguments):
+        if field.name != "more":
+            assert f"`{field.name}`" in text

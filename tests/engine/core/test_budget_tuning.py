@@ -1,0 +1,77 @@
+"""The token budget out of measured step times."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastgen.core.budget_tuning import ENOUGH, StepTime, find_knee, repaired
+
+SIZES = (16, 32, 64, 128, 256, 512, 1024)
+
+
+def line(base: float, per_token: float, sizes: tuple[int, ...] = SIZES) -> list[StepTime]:
+    return [StepTime(size, 0, base + per_token * size) for size in sizes]
+
+
+def saturating(base: float, per_token: float, knee: int) -> list[StepTime]:
+    """Weights' bandwidth takes `base` however few the tokens; arithmetic takes over beyond the knee."""
+    return [StepTime(size, 0, max(base, base * size / knee) + per_token * size) for size in SIZES]
+
+
+def test_the_budget_is_the_fewest_tokens_that_reach_95_percent_of_the_peak() -> None:
+    knee = find_knee(line(0.020, 0.001), target_seconds=None, at_least=1, at_most=1024)
+    # n / (0.020 + 0.001 n) = 0.95 of its value at 1024 where n = 263; the next multiple of 64 above 256.
+    assert knee.token_budget == 320
+    assert knee.throughput >= ENOUGH * knee.peak
+    assert knee.bound == "knee"
+    assert knee.seconds == pytest.approx(0.340)
+
+
+def test_a_flat_curve_wants_all_the_tokens_it_was_measured_at() -> None:
+    flat = [StepTime(size, 0, 0.030) for size in SIZES]
+    assert find_knee(flat, target_seconds=None, at_least=1, at_most=1024).token_budget == 1024
+
+
+def test_tokens_beyond_saturation_are_not_taken() -> None:
+    assert find_knee(saturating(0.02, 1e-6, 128), target_seconds=None, at_least=1, at_most=1024).token_budget == 128
+
+
+def test_a_target_below_the_knees_pass_lowers_the_budget() -> None:
+    points = line(0.020, 0.001)
+    knee = find_knee(points, target_seconds=0.100, at_least=1, at_most=1024)
+    assert (knee.token_budget, knee.bound) == (80, "inter-token target")
+    assert find_knee(points, target_seconds=10.0, at_least=1, at_most=1024).bound == "knee"
+
+
+def test_running_sequences_need_their_token_whatever_the_target() -> None:
+    knee = find_knee(line(0.020, 0.001), target_seconds=0.001, at_least=96, at_most=1024)
+    assert (knee.token_budget, knee.bound) == (96, "fewest tokens")
+    assert find_knee(line(0.020, 0.001), target_seconds=None, at_least=1, at_most=100).token_budget == 100
+
+
+def test_a_slow_outlier_does_not_move_the_knee() -> None:
+    clean = line(0.020, 0.001)
+    noisy = [*clean, StepTime(256, 0, 3.0)]
+    noisy[3] = StepTime(128, 0, 1.5)
+    limits = {"target_seconds": None, "at_least": 1, "at_most": 1024}
+    assert find_knee([*noisy, *clean], **limits) == find_knee(clean, **limits)  # type: ignore[arg-type]
+    assert repaired(noisy)[3].seconds == clean[4].seconds, "no slower than twice its tokens were"
+
+
+points = st.lists(st.builds(StepTime, st.integers(1, 8192), st.just(0), st.floats(1e-4, 10.0)), min_size=1, max_size=12)
+
+
+@given(points, st.none() | st.floats(1e-4, 10.0), st.integers(1, 300), st.integers(300, 9000))
+def test_any_curve_gives_a_budget_within_its_limits(
+    measured: list[StepTime], target: float | None, at_least: int, at_most: int
+) -> None:
+    knee = find_knee(measured, target_seconds=target, at_least=at_least, at_most=at_most)
+    assert at_least <= knee.token_budget <= at_most
+    curve = repaired(measured)
+    assert [p.seconds for p in curve] == sorted(p.seconds for p in curve)
+    inside = curve[0].tokens <= knee.token_budget <= curve[-1].tokens
+    if knee.bound == "inter-token target" and inside:
+        assert target is not None
+        assert knee.seconds <= target * (1 + 1e-9)

@@ -1,0 +1,198 @@
+"""What the engine tells of its passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from fastgen.config import EngineConfig
+from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
+from fastgen.core.scheduler import Pass
+from fastgen.core.step_output import PassResult, Sampled, TokenLogprobs
+from fastgen.engine.messages import TokenOutput
+from support.simulation import SimulatedRunner, make_engine, solo_prompt_logprobs
+
+
+def request(name: str = "a", *, prompt: int = 10, deadline: float | None = None, **sampling: object) -> Request:
+    params = SamplingParams(**{"max_tokens": 3, "temperature": 0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    return Request(id=name, prompt_token_ids=list(range(1, prompt + 1)), sampling=params, deadline_seconds=deadline)
+
+
+@dataclass
+class Telling(SimulatedRunner):
+    """A device that gives the log-probability of each sampled token."""
+
+    def execute(self, pass_: Pass) -> PassResult:
+        result = super().execute(pass_)
+        told = [Sampled(s.token_id, TokenLogprobs(s.token_id, -1.5, 2)) for s in result.sampled]
+        return PassResult(told, result.prompt_logprobs)
+
+
+def outputs_of(runner: SimulatedRunner, *requests: Request, **knobs: object) -> list[TokenOutput]:
+    engine = make_engine(runner, token_budget=8, max_sequences=4, **knobs)
+    for asked in requests:
+        engine.add(asked)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step().outputs
+    return outputs
+
+
+def test_log_probabilities_come_with_their_tokens() -> None:
+    for output in outputs_of(Telling(16, 4), request(logprobs=0)):
+        assert output.logprobs == [TokenLogprobs(output.token_ids[0], -1.5, 2)]
+
+
+def test_prompt_log_probabilities_come_once_before_the_first_token() -> None:
+    asked = request(prompt=20, prompt_logprobs=0)
+    outputs = outputs_of(SimulatedRunner(16, 4), asked)
+    rows = [row for output in outputs for row in output.prompt_logprobs or ()]
+    assert [row.token_id for row in rows] == asked.prompt_token_ids[1:]
+    assert [row.logprob for row in rows] == solo_prompt_logprobs(asked)
+    assert [len(output.token_ids) for output in outputs] == [0, 0, 1, 1, 1]
+
+
+def test_a_recomputed_prompt_does_not_tell_its_log_probabilities_twice() -> None:
+    others, asked = request("old", prompt=8, max_tokens=16), request("new", prompt=12, max_tokens=10, prompt_logprobs=0)
+    runner = SimulatedRunner(6, 4)
+    outputs = outputs_of(runner, others, asked)
+    assert any(sequence.id == "new" for pass_ in runner.passes for sequence in pass_.preempted)
+    rows = [row.token_id for o in outputs if o.request_id == "new" for row in o.prompt_logprobs or ()]
+    assert rows == asked.prompt_token_ids[1:]
+
+
+def test_cached_tokens_are_told_with_the_first_output_and_counted() -> None:
+    engine = make_engine(SimulatedRunner(16, 4), token_budget=16, max_sequences=4)
+    told, hits, queries = [], 0, 0
+    for name in ("a", "b"):
+        engine.add(request(name))
+        while engine.has_work:
+            report = engine.step()
+            told += [output.cached_tokens for output in report.outputs]
+            hits += report.stats.prefix_cache_hit_tokens
+            queries += report.stats.prefix_cache_query_tokens
+    assert told == [0, None, None, 8, None, None]
+    assert (hits, queries) == (8, 20)
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    outputs = outputs_of(SimulatedRunner(64, 4), request("a"), request("b"), prefix_caching=False)
+    assert [output.cached_tokens for output in outputs if output.cached_tokens is not None] == [0, 0]
+
+
+def test_a_deadline_ends_a_request_between_passes_with_what_there_is() -> None:
+    runner = SimulatedRunner(16, 4, base=1.0)
+    outputs = outputs_of(runner, request(deadline=3.5, max_tokens=20))
+    assert outputs[-1].finish_reason == FinishReason.DEADLINE
+    assert outputs[-1].token_ids == []
+    assert 1 <= sum(len(output.token_ids) for output in outputs) < 20
+
+
+def test_when_all_have_run_out_of_time_no_pass_is_made() -> None:
+    runner = SimulatedRunner(16, 4)
+    engine = make_engine(runner, token_budget=8, max_sequences=4)
+    engine.add(request(deadline=0.5))
+    runner.clock.now = 1.0
+    report = engine.step()
+    assert [output.finish_reason for output in report.outputs] == [FinishReason.DEADLINE]
+    assert not runner.passes
+    assert not engine.cancel("a")
+
+
+def chunks_of(prompt: int, budget: int, **knobs: object) -> list[int]:
+    """Prompt tokens of each pass."""
+    runner = SimulatedRunner(200, 4)
+    engine = make_engine(runner, token_budget=budget, max_sequences=4, **knobs)
+    engine.add(request(prompt=prompt))
+    while engine.has_work:
+        engine.step()
+    return [sum(chunk.num_tokens for chunk in pass_.chunks) for pass_ in runner.passes][: -(-prompt // budget)]
+
+
+def test_the_settings_decide_how_prompts_are_cut() -> None:
+    assert EngineConfig(model="").chunking == "even"
+    assert chunks_of(300, 200, chunking="even") == [150, 150]
+    assert chunks_of(300, 200, chunking="greedy") == [200, 100]
+
+
+@pytest.mark.parametrize(("target", "most"), [("off", 200), (40, 40)])
+def test_the_inter_token_target_bounds_passes_with_decodes(target: object, most: int) -> None:
+    """A pass of the simulated device takes a millisecond for each token here."""
+    runner = SimulatedRunner(400, 4, base=0.0, token=0.001, kv_token=0.0)
+    engine = make_engine(runner, token_budget=200, max_sequences=4, inter_token_target=target)
+    engine.add(request("decoding", max_tokens=60))
+    for _ in range(40):
+        engine.step()
+    engine.add(request("long", prompt=600))
+    sizes = []
+    while engine.has_work:
+        engine.step()
+        tokens = sum(chunk.num_tokens for chunk in runner.passes[-1].chunks)
+        if any(chunk.sequence.id == "decoding" for chunk in runner.passes[-1].chunks):
+            sizes.append(tokens)
+    assert 0.7 * most < max(sizes) <= 1.3 * most
+
+
+@pytest.mark.parametrize(("seconds_per_block", "swaps"), [(0.0, True), (1e6, False)])
+def test_what_copying_a_block_takes_decides_how_victims_are_preempted(seconds_per_block: float, swaps: bool) -> None:
+    runner = SimulatedRunner(6, 4, num_host_blocks=6, seconds_per_block=seconds_per_block)
+    engine = make_engine(runner, token_budget=8, max_sequences=4, preemption="auto")
+    for prompt in (1, 3, 8, 16, 5, 12):  # so that it is known what computing tokens takes
+        engine.add(request("before", prompt=prompt))
+        while engine.has_work:
+            engine.step()
+    engine.add(request("old", prompt=8, max_tokens=16))
+    engine.add(request("new", prompt=12, max_tokens=10))
+    preempted = swapped = 0
+    while engine.has_work:
+        stats = engine.step().stats
+        preempted, swapped = preempted + stats.preemptions, swapped + stats.swapped_out
+    assert preempted > 0
+    assert (swapped > 0) == swaps
+
+
+def test_the_fit_of_step_times_is_told() -> None:
+    runner = SimulatedRunner(64, 4)
+    engine = make_engine(runner, token_budget=64, max_sequences=4)
+    for number in range(12):
+        engine.add(request(str(number), prompt=20 + number, max_tokens=20))
+    while engine.has_work:
+        report = engine.step()
+    a, b, c = report.stats.step_model
+    for tokens, kv_tokens in ((4, 100), (64, 200)):
+        assert a + b * tokens + c * kv_tokens == pytest.approx(runner.seconds(tokens, kv_tokens), rel=0.02)
+
+
+@dataclass
+class Anything:
+    """A grammar that allows all and ends nothing."""
+
+    accepted: list[int] = field(default_factory=list)
+    end: FinishReason | None = None
+
+    def fill_mask(self, mask: memoryview) -> None:
+        """Leaves the mask as it is."""
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+def test_a_grammar_sees_each_generated_token_once() -> None:
+    constraint = Anything()
+    runner = SimulatedRunner(16, 4)
+    engine = make_engine(runner, token_budget=8, max_sequences=4)
+    engine._grammars = lambda _grammar: constraint
+    engine.add(request(grammar=Grammar(kind="json_object")))
+    tokens = []
+    while engine.has_work:
+        tokens += [token for output in engine.step().outputs for token in output.token_ids]
+    assert constraint.accepted == tokens
+
+
+def test_an_engine_without_grammars_refuses_them() -> None:
+    engine = make_engine(SimulatedRunner(16, 4), token_budget=8, max_sequences=4)
+    with pytest.raises(RequestError, match="no grammars") as refused:
+        engine.add(request(grammar=Grammar(kind="json_object")))
+    assert refused.value.param == "grammar"
+    assert not engine.has_work

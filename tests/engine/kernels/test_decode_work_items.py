@@ -1,0 +1,66 @@
+"""Cutting the work of decode attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastgen.kernels.cpu.decode_work_items import DecodeItems
+
+
+@pytest.mark.parametrize("window", [None, 1, 64, 700])
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("contexts", [[1], [512], [513], [8192], [8000, 1, 700], [64] * 40, [5000] + [30] * 100])
+def test_items_cover_every_visible_key_of_every_head_once(
+    contexts: list[int], num_threads: int, window: int | None
+) -> None:
+    heads = 3
+    work = DecodeItems.cut(
+        np.array(contexts), np.arange(len(contexts)) * 1000, num_kv_heads=heads, num_threads=num_threads, window=window
+    )
+    covered: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for row, head, table, begin, end, part, visible in work.items.tolist():
+        assert table == row * 1000
+        assert begin % 64 == 0
+        assert begin < end
+        assert visible == max(contexts[row] - (window or contexts[row]), 0)
+        covered.setdefault((row, head), []).append((begin, end, part))
+    assert covered.keys() == {(row, head) for row in range(len(contexts)) for head in range(heads)}
+    for (row, _), runs in covered.items():
+        runs.sort()
+        first = max(contexts[row] - (window or contexts[row]), 0) // 64 * 64
+        assert [begin for begin, _, _ in runs] == [first, *(end for _, end, _ in runs[:-1])]
+        assert runs[-1][1] == contexts[row]
+    merged = {(row, head): list(range(first, first + count)) for row, head, first, count in work.merges.tolist()}
+    assert merged == {key: [part for *_, part in runs] for key, runs in covered.items() if len(runs) > 1}
+    assert sorted(part for parts in merged.values() for part in parts) == list(range(work.num_parts))
+
+
+def test_a_context_is_cut_alone_as_it_is_in_company() -> None:
+    """Merging other parts would change the last bits, and with them now and then a token."""
+
+    def cut_of_the_first(contexts: list[int], num_threads: int) -> list[tuple[int, int, int]]:
+        items = DecodeItems.cut(
+            np.array(contexts), np.zeros(len(contexts), np.int64), num_kv_heads=3, num_threads=num_threads
+        ).items
+        return sorted((head, begin, end) for row, head, _, begin, end, _, _ in items.tolist() if row == 0)
+
+    for context in (2000, 700, 5000):
+        alone = cut_of_the_first([context], 2)
+        assert cut_of_the_first([context, *[3000] * 7], 2) == alone
+        assert cut_of_the_first([context, 1, 8000], 16) == alone
+    assert len(cut_of_the_first([2000], 2)) == 9
+
+
+def test_threads_get_even_shares_of_the_keys() -> None:
+    contexts = np.array([2000] * 8 + [64] * 8)
+    items = DecodeItems.cut(contexts, np.zeros(16, np.int64), num_kv_heads=3, num_threads=2).items
+    keys = items[:, 4] - items[:, 3]
+    half = (len(items) + 1) // 2
+    assert abs(int(keys[:half].sum()) - int(keys[half:].sum())) <= 512
+
+
+def test_a_pass_without_decodes_has_no_items() -> None:
+    nothing = np.empty(0, np.int64)
+    work = DecodeItems.cut(nothing, nothing, num_kv_heads=3, num_threads=2)
+    assert (len(work.items), len(work.merges), work.num_parts) == (0, 0, 0)

@@ -1,0 +1,40 @@
+"""Kernels as they are written for processors with vectors of 512 bits, which LLVM can make for others too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+WIDE = """
+import fastgen.kernels.cpu.vector_width as lanes
+lanes.has_wide_vectors = lambda: True
+lanes.WIDTH, lanes.LANES = 16, 48
+
+import numpy as np
+import torch
+
+from fastgen.kernels import chunk_items, reference
+from fastgen.kernels.cpu.prefill_attention import attend_chunks
+from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.model.layers.linear import TiledLinear
+
+assert LANES == 48
+torch.manual_seed(0)
+weight, x = torch.randn(100, 300), torch.randn(7, 300)
+torch.testing.assert_close(TiledLinear(weight)(x), x @ weight.T, atol=1e-4, rtol=0)
+
+keys, values, queries = torch.randn(4, 2, 64, 32), torch.randn(4, 2, 64, 32), torch.randn(70, 6, 32)
+table, out, scale = np.array([2, 0, 3]), torch.empty(70, 6, 32), 32**-0.5
+items = chunk_items.cut(np.array([(0, 70, 90, 0)]), lanes=LANES, num_kv_heads=2, group=3, num_threads=2)
+arrays = (array.numpy() for array in (queries, keys, values))
+attend_chunks(*arrays, table, items, out.numpy(), np.float32(scale), np.float32(0))
+expected = reference.paged_attention(queries, keys, values, torch.from_numpy(table), 90, scale)
+torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+"""
+
+
+def test_wide_tiles_compute_what_narrow_ones_do(tmp_path: Path) -> None:
+    # In a folder of its own: the compiled code would be taken for that of this processor afterwards.
+    subprocess.run([sys.executable, "-c", WIDE], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, check=True)

@@ -1,0 +1,173 @@
+"""The KV cache's size, and how much memory there is for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fastgen.config import ConfigError, EngineConfig
+from fastgen.kv_cache.memory import AvailableMemory, available_memory
+from fastgen.kv_cache.sizing import (
+    CacheRoom,
+    KVShape,
+    device_room,
+    host_room,
+    plan_host_blocks,
+    plan_kv_blocks,
+    resolve_max_model_length,
+    working_memory_bytes,
+)
+from fastgen.model.config.architecture import LayerKind, ModelArchitecture
+from fastgen.model.config.rope import Rotary
+
+SMOLLM2 = ModelArchitecture(
+    name="llama",
+    vocab_size=49152,
+    hidden_size=576,
+    mlp_size=1536,
+    layers=(LayerKind(),) * 30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    max_position_embeddings=8192,
+    rms_norm_eps=1e-5,
+    rotaries=(Rotary(1e5, 64),),
+    attention_scale=64**-0.5,
+    tie_word_embeddings=True,
+    eos_token_ids=frozenset({2}),
+    bos_token_id=1,
+)
+KV = KVShape(num_layers=30, num_kv_heads=3, key_dim=64, value_dim=64)
+BLOCK = 2 * 30 * 3 * 64 * 64 * 4
+GIB = 1 << 30
+
+
+def test_a_block_holds_keys_and_values_of_all_layers() -> None:
+    assert KV.block_bytes(64) == BLOCK
+    assert dataclasses.replace(KV, element_bytes=2, value_dim=32).block_bytes(64) == BLOCK // 2 * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "available", "limited", "blocks"),
+    [
+        ({"kv_cache_memory": 10 * BLOCK + 5}, GIB, False, 10),
+        ({}, 100 * BLOCK, True, 90),
+        ({"memory_percent": 50}, 100 * BLOCK, True, 50),
+        ({}, 100 * GIB, False, 4 * GIB // BLOCK),
+        ({}, 100 * GIB, True, 90 * GIB // BLOCK),
+        ({"max_sequences": 2}, 100 * GIB, True, 2 * 128),  # two sequences of 8192 tokens use no more
+        (
+            {"max_sequences": 2, "kv_cache_memory": GIB},
+            100 * GIB,
+            True,
+            GIB // BLOCK,
+        ),  # the prefix cache has it
+        ({"max_sequences": 2, "kv_cache_memory": 2 * GIB, "prefix_caching": False}, 100 * GIB, True, 2 * 128),
+    ],
+)
+def test_blocks_follow_from_what_is_asked_for_and_what_there_is(
+    settings: dict[str, int], available: int, limited: bool, blocks: int
+) -> None:
+    config = EngineConfig(model="", **settings)
+    assert plan_kv_blocks(config, SMOLLM2, KV, host_room(config, available, limited=limited)) == blocks
+
+
+def test_memory_is_kept_free_for_the_fullest_pass_and_for_sampling_every_row() -> None:
+    def kept(**settings: int) -> int:
+        return working_memory_bytes(EngineConfig(model="", **settings), SMOLLM2, KV)
+
+    logits = 49152 * 4
+    assert kept(token_budget=64, max_sequences=64) > 64 * logits
+    assert kept(token_budget=64, max_sequences=64) < 512 << 20
+    assert kept(max_sequences=128) - kept(max_sequences=64) == 64 * logits
+    assert kept(token_budget=512) > kept(token_budget=256)
+    assert kept(max_model_length=2048) < kept(max_model_length=8192) == kept()
+
+
+@pytest.mark.parametrize(
+    ("settings", "available", "words"),
+    [
+        ({"kv_cache_memory": 1000}, GIB, f"raise it to {BLOCK}"),
+        ({"kv_cache_memory": 2 * GIB}, GIB, "only 1024MiB of memory are left"),
+        ({}, 1000, "not one KV cache block"),
+    ],
+)
+def test_an_impossible_cache_is_refused_with_the_remedy(settings: dict[str, int], available: int, words: str) -> None:
+    config = EngineConfig(model="", **settings)
+    with pytest.raises(ConfigError, match=words):
+        plan_kv_blocks(config, SMOLLM2, KV, host_room(config, available, limited=True))
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_blocks", "length"), [(None, 40, 2560), (None, 1000, 8192), (2560, 40, 2560), (1, 40, 1)]
+)
+def test_the_longest_request_fits_the_model_and_the_cache(asked: int | None, num_blocks: int, length: int) -> None:
+    assert resolve_max_model_length(EngineConfig(model="", max_model_length=asked), SMOLLM2, KV, num_blocks) == length
+
+
+def test_a_length_larger_than_the_cache_is_refused_with_numbers_that_work() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_max_model_length(EngineConfig(model="", max_model_length=8192), SMOLLM2, KV, 40)
+    assert str(caught.value) == (
+        "--max-model-length 8192 needs 128 blocks of 64 tokens, the KV cache has 40: "
+        "lower it to 2560 or raise --kv-cache-memory to 360MiB"
+    )
+    enough = plan_kv_blocks(EngineConfig(model="", kv_cache_memory=360 << 20), SMOLLM2, KV, CacheRoom(GIB, GIB))
+    assert enough == 128
+
+
+def test_a_length_beyond_the_models_positions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the model has 8192 positions: lower it to 8192"):
+        resolve_max_model_length(EngineConfig(model="", max_model_length=8193), SMOLLM2, KV, 4000)
+
+
+def test_on_a_gpu_the_memory_percent_is_of_the_whole_memory_and_covers_weights_and_passes() -> None:
+    config = EngineConfig(model="", device="cuda", memory_percent=90)
+    assert device_room(config, total_bytes=1000, free_bytes=700, pass_bytes=150) == CacheRoom(450, 550)
+    assert device_room(config, total_bytes=1000, free_bytes=100, pass_bytes=150) == CacheRoom(0, 0)
+    with pytest.raises(ConfigError, match="use a GPU with more memory"):
+        plan_kv_blocks(config, SMOLLM2, KV, CacheRoom(0, 0))
+
+
+def test_the_swap_space_becomes_host_blocks() -> None:
+    def blocks(swap_space: int) -> int:
+        return plan_host_blocks(EngineConfig(model="", swap_space=swap_space), KV, GIB)
+
+    assert (blocks(0), blocks(BLOCK), blocks(5 * BLOCK + 1)) == (0, 1, 5)
+    with pytest.raises(ConfigError, match=f"raise it to {BLOCK} or more"):
+        blocks(BLOCK - 1)
+    with pytest.raises(ConfigError, match="only 1024MiB of host memory are left"):
+        blocks(GIB + 1)
+
+
+@pytest.fixture
+def meminfo(tmp_path: Path) -> Path:
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
+    return path
+
+
+def test_memory_without_a_container_limit_is_the_machines(tmp_path: Path, meminfo: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path, meminfo) == AvailableMemory(8000 * 1024, limited=False)
+    assert available_memory(tmp_path / "none", meminfo) == AvailableMemory(8000 * 1024, limited=False)
+
+
+def test_memory_under_a_cgroup_v2_limit_is_what_the_limit_leaves(tmp_path: Path, meminfo: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("600000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 100000\n")
+    assert available_memory(tmp_path, meminfo) == AvailableMemory(500000, limited=True)
+
+
+@pytest.mark.parametrize(("limit", "left"), [("1000000", 500000), ("9223372036854771712", None)])
+def test_memory_under_cgroup_v1(tmp_path: Path, meminfo: Path, limit: str, left: int | None) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(limit + "\n")
+    (folder / "memory.usage_in_bytes").write_text("600000\n")
+    (folder / "memory.stat").write_text("total_inactive_file 100000\n")
+    expected = AvailableMemory(8000 * 1024, False) if left is None else AvailableMemory(left, True)
+    assert available_memory(tmp_path, meminfo) == expected

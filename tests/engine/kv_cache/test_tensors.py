@@ -1,0 +1,47 @@
+"""The cache's tensors and the host buffer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastgen.kv_cache.sizing import KVShape
+from fastgen.kv_cache.tensors import KVCache
+
+SHAPE = KVShape(num_layers=3, num_kv_heads=2, key_dim=8, value_dim=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_cache_is_zero_and_as_large_as_its_shape_says(dtype: torch.dtype) -> None:
+    shape = KVShape(3, 2, 8, 4, dtype.itemsize)
+    cache = KVCache(shape, 5, 16, num_host_blocks=7, dtype=dtype)
+    assert (cache.num_blocks, cache.num_host_blocks, cache.block_size) == (5, 7, 16)
+    assert cache.keys.dtype == cache.host_values.dtype == dtype
+    assert not cache.keys.any()
+    assert cache.keys.nbytes + cache.values.nbytes == 5 * shape.block_bytes(16)
+    assert cache.host_keys.nbytes + cache.host_values.nbytes == 7 * shape.block_bytes(16)
+
+
+def test_blocks_go_out_to_the_host_buffer_and_come_back_elsewhere() -> None:
+    cache = KVCache(SHAPE, 90, 16, num_host_blocks=80)
+    cache.keys.normal_()
+    cache.values.normal_()
+    keys, values = cache.keys.clone(), cache.values.clone()
+    out = [(block, 79 - block) for block in range(70)]
+    cache.swap(out, [])
+    cache.keys[:, :70] = 0
+    cache.values[:, :70] = 0
+    cache.swap([], [(block + 5, host) for block, host in out[:40]])
+    assert torch.equal(cache.keys[:, 5:45], keys[:, :40])
+    assert torch.equal(cache.values[:, 5:45], values[:, :40])
+    assert torch.equal(cache.values[:, 70:], values[:, 70:])
+    assert not cache.keys[:, :5].any()
+    assert not cache.keys[:, 45:70].any()
+
+
+def test_a_block_may_leave_and_be_filled_again_in_one_pass() -> None:
+    cache = KVCache(SHAPE, 2, 16, num_host_blocks=2)
+    cache.keys[:, 0], cache.host_keys[:, 1] = 1.0, 2.0
+    cache.swap([(0, 0)], [(0, 1)])
+    assert (cache.keys[:, 0] == 2).all()
+    assert (cache.host_keys[:, 0] == 1).all()

@@ -1,0 +1,251 @@
+"""`LLM` and `fastgen generate`, in process, with real weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastgen import LLM, SamplingParams
+from fastgen.commands import main
+from fastgen.config import ConfigError
+from fastgen.core.request import Grammar, RequestError
+from fastgen.mii.pipeline import Pipeline, pipeline
+from support.demo_weights import smollm2
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    stages: list[str] = []
+    model = LLM(
+        smollm2(),
+        kv_cache_memory="128MiB",
+        max_model_length=512,
+        on_loading=lambda stage, _fraction: stages.append(stage),
+    )
+    assert "loading weights" in stages
+    return model
+
+
+def test_several_prompts_give_what_each_gives_alone(llm: LLM) -> None:
+    prompts = ["The sun is", "Once upon a time", "1, 2, 3, 4,"]
+    together = llm.generate(prompts, GREEDY, progress=True)
+    assert together == [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
+    first = together[0]
+    assert llm.tokenizer.decode(first.token_ids) == first.text
+    assert list(first.prompt_token_ids) == llm.tokenizer.encode("The sun is", add_special_tokens=True)
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (3, 12)
+    assert first.finish_reason == "length"
+
+
+def test_each_prompt_may_have_its_own_sampling_and_several_completions(llm: LLM) -> None:
+    short, long = SamplingParams(temperature=0, max_tokens=2), SamplingParams(temperature=1, max_tokens=8, seed=5)
+    done = llm.generate(["The sun is", "Once upon a time"], [short, long], n=3)
+    assert [len(completion.token_ids) for completion in done] == [2, 2, 2, 8, 8, 8]
+    assert len({completion.text for completion in done[:3]}) == 1, "greedy"
+    assert len({completion.text for completion in done[3:]}) == 3, "each with a seed of its own"
+    assert done[4].text == llm.generate("Once upon a time", replace(long, seed=6))[0].text
+    with pytest.raises(RequestError, match="sampling has 1 entries for 2 prompts"):
+        llm.generate(["a", "b"], [short])
+    with pytest.raises(RequestError, match="n is 0"):
+        llm.generate("a", short, n=0)
+
+
+def test_log_probabilities_come_where_they_are_asked_for(llm: LLM) -> None:
+    asked = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
+    (done,) = llm.generate("The sun is", asked)
+    assert done.logprobs is not None
+    assert [one.token_id for one in done.logprobs] == list(done.token_ids)
+    assert all(one.rank == 1 and one.top[0] == (one.token_id, one.logprob) for one in done.logprobs)
+    assert llm.generate("The sun is", GREEDY)[0].logprobs is None
+    (stopped,) = llm.generate("1, 2, 3, 4,", replace(asked, max_tokens=50), stop=["7"])
+    assert stopped.logprobs is not None
+    assert len(stopped.logprobs) == len(stopped.token_ids)
+
+
+def test_a_grammar_is_followed(llm: LLM) -> None:
+    date = Grammar(kind="regex", text=r"\d{4}-\d{2}-\d{2}")
+    (done,) = llm.generate("Today is ", SamplingParams(temperature=0, max_tokens=16, grammar=date))
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", done.text)
+    assert done.finish_reason == "stop"
+
+
+def test_a_prompt_that_was_there_before_comes_from_the_cache(llm: LLM) -> None:
+    prompt = [llm.tokenizer.encode("The sun is", add_special_tokens=True) * 50]
+    assert llm.generate(prompt, GREEDY)[0].usage.cached_tokens == 0
+    again = llm.generate(prompt, GREEDY)[0]
+    assert again.usage.cached_tokens == 128, "whole blocks of 64"
+
+
+def test_token_ids_are_a_prompt(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode("The sun is", add_special_tokens=True)
+    assert llm.generate([tokens], GREEDY) == llm.generate(["The sun is"], GREEDY)
+
+
+def test_a_chat_is_answered(llm: LLM) -> None:
+    done = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=32))
+    assert (done.text, done.finish_reason) == (ANSWER, "stop")
+    assert done.token_ids[-1] == 2  # the mark that ended it
+
+
+def test_streams_may_be_open_at_once_and_a_batch_run_between_their_pieces(llm: LLM) -> None:
+    prompts = ["The sun is", "Once upon a time", "1, 2, 3, 4,"]
+    alone = [completion.text for completion in llm.generate(prompts, GREEDY)]
+    first, second = (llm.stream(prompt, GREEDY) for prompt in prompts[:2])
+    texts = [next(first).text, next(second).text]
+    assert llm.generate(prompts[2], GREEDY)[0].text == alone[2]
+    texts[1] += "".join(delta.text for delta in second)
+    texts[0] += "".join(delta.text for delta in first)
+    assert texts == alone[:2]
+    abandoned = llm.stream("The sun is", GREEDY)
+    next(abandoned)
+    del abandoned
+    assert llm.generate(prompts[0], GREEDY)[0].text == alone[0]
+
+
+def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:
+    deltas = list(llm.stream("Once upon a time", GREEDY))
+    assert "".join(delta.text for delta in deltas) == llm.generate("Once upon a time", GREEDY)[0].text
+    assert deltas[-1].finish_reason == "length"
+    assert len(deltas) > 6
+
+
+def test_a_stream_left_early_ends_its_generation(llm: LLM) -> None:
+    stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    assert llm.engine.has_work
+    stream.close()
+    assert not llm.engine.has_work
+
+
+def test_a_stop_string_ends_text_and_tokens(llm: LLM) -> None:
+    done = llm.generate("1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=50), stop=["7"])[0]
+    assert (done.text, done.finish_reason) == (" 5, 6, ", "stop")
+    assert llm.tokenizer.decode(done.token_ids) == " 5, 6, 7"
+    assert not llm.engine.has_work
+
+
+def test_one_prompt_that_cannot_be_served_refuses_all_and_leaves_nothing(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="shorten the prompt"):
+        llm.generate([[1, 2, 3], [1] * 600], GREEDY)
+    assert not llm.engine.has_work
+    assert llm.generate([[504]], GREEDY)[0].finish_reason == "length"
+
+
+def test_a_hugging_face_directory_is_served(llm: LLM, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    shape = LlamaConfig(
+        vocab_size=llm.tokenizer.vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(shape).save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=llm.tokenizer.backend, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    )
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(tmp_path)
+    tiny = LLM(str(tmp_path), kv_cache_memory="4MiB")
+    done = tiny.chat([{"role": "user", "content": "one two"}], SamplingParams(temperature=0, max_tokens=4))
+    assert list(done.prompt_token_ids) == [1, *llm.tokenizer.encode("one two", add_special_tokens=False)]
+    assert 1 <= len(done.token_ids) <= 4
+    assert done.text == tiny.tokenizer.decode(done.token_ids)
+
+
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tensor_cores: no such setting; there are device, dtype"):
+        LLM(smollm2(), tensor_cores=True)
+
+
+def test_generate_answers_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    question = str(QUESTION[0]["content"])
+    flags = ["--max-tokens", "32", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
+    assert main.main(["generate", smollm2(), question, question, *flags]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{ANSWER}\n{ANSWER}\n"
+    assert said.err == ""
+    assert main.main(["generate", smollm2(), "1, 2, 3, 4,", "--raw", "--stop", "7", *flags]) == 0
+    assert capsys.readouterr().out == " 5, 6, \n"
+
+
+def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"prompt": "1, 2, 3, 4,"}\n\n"The sun is"\n')
+    flags = ["--raw", "--max-tokens", "5", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
+    arguments = ["generate", smollm2(), "--prompts-file", str(prompts), "--output", str(output), *flags]
+    assert main.main(arguments) == 0
+    counting, sun = (json.loads(line) for line in output.read_text().splitlines())
+    assert counting["text"].startswith(" 5, 6")
+    assert sun == {
+        "prompt": "The sun is",
+        "text": sun["text"],
+        "finish_reason": "length",
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+    }
+
+
+def test_a_pipeline_answers_as_miis_does(llm: LLM) -> None:
+    pipe = Pipeline(llm)
+    prompts = ["1, 2, 3, 4,", "The sun is"]
+    first, second = pipe(prompts, max_new_tokens=12, do_sample=False)
+    assert (str(first), first.generated_length, first.finish_reason) == (" 5, 6, 7, 8,", 12, "length")
+    assert second.prompt_length == 3
+    (whole,) = pipe(prompts[0], max_new_tokens=50, do_sample=False, stop="7", return_full_text=True)
+    assert (whole.generated_text, whole.finish_reason) == ("1, 2, 3, 4, 5, 6, ", "stop")
+    with pytest.raises(RequestError, match="num_beams: no such argument"):
+        pipe(prompts, num_beams=2)
+    with pytest.raises(RequestError, match="max_length is 3 and the prompt has 11 tokens"):
+        pipe(prompts, max_length=3)
+    pipe.destroy()
+    with pytest.raises(RuntimeError, match="was destroyed"):
+        pipe(prompts)
+
+
+def test_a_pipeline_measures_its_budget_and_gives_its_memory_back() -> None:
+    pipe = pipeline(smollm2(), kv_cache_memory="16MiB", max_model_length=64, token_budget="auto", max_sequences=4)
+    assert pipe._llm is not None
+    assert pipe._llm.config.token_budget in range(16, 193), "measured as far as this little cache goes"
+    runner = weakref.ref(pipe._llm.engine._runner)
+    pipe.destroy()
+    assert runner() is None
+
+
+def test_calibrate_prints_the_curve_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "curve.png"
+    flags = ["--most-tokens", "32", "--seconds", "0.01", "--kv-cache-memory", "128MiB", "--max-model-length", "64"]
+    assert main.main(["calibrate", smollm2(), "--output", str(picture), *flags]) == 0
+    said = capsys.readouterr()
+    rows = [line.split() for line in said.out.splitlines()]
+    assert [row[0] for row in rows[1:3]] == ["16", "32"]
+    assert sum("<- budget" in line for line in said.out.splitlines()) == 1
+    assert "token budget auto: " in said.out
+    assert "a pass takes about" in said.out
+    assert said.err == ""
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_measures_a_closed_loop_in_process(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--requests", "3", "--clients", "2", "--prompt-tokens", "8", "--generation-tokens", "4", "--deviation", "0"]
+    flags = ["--kv-cache-memory", "128MiB", "--max-model-length", "512"]
+    assert main.main(["bench", smollm2(), *load, *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["answered"], found["failed"], found["generated_tokens"]) == (3, 0, 12)
+    assert found["inter_token_latency_ms"]["p50"] <= found["inter_token_latency_ms"]["max"]
+    assert found["time_to_first_token_ms"]["mean"] > 0
+    assert found["total_tokens_per_second"] > found["generated_tokens_per_second"] > 0

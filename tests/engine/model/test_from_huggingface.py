@@ -1,0 +1,112 @@
+"""Descriptions from config.json: what is refused by name, and how long a sequence may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastgen.config import ConfigError, EngineConfig
+from fastgen.kv_cache.sizing import KVShape, resolve_max_model_length
+from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.config.families import is_native
+from fastgen.model.config.from_huggingface import architecture_from_huggingface
+from fastgen.model.errors import ModelError
+from support.tiny_models import TINY
+
+
+def config_of(name: str, **changes: Any) -> dict[str, Any]:
+    tiny = TINY[name]
+    sizes = {
+        "vocab_size": 157,
+        "hidden_size": 64,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+    }
+    return {"model_type": tiny.config_class.model_type, **sizes, **tiny.settings, **changes}
+
+
+def architecture(name: str, **changes: Any) -> ModelArchitecture:
+    return architecture_from_huggingface(config_of(name, **changes), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("mistral-window", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types mixes windows"),
+        ("qwen2-windows", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}, "no sliding_window"),
+        ("qwen3", {"layer_types": ["full_attention"] * 2}, "names 2 layers, num_hidden_layers is 3"),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer_types has 'chunked_attention'"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation is 'relu'"),
+        ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping is -1"),
+        ("gemma3", {"use_bidirectional_attention": True}, "only causal attention"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set"),
+        ("qwen2-moe", {"num_experts_per_tok": 5}, "5 experts for each token, but the layers have only 4"),
+        ("qwen2-moe", {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes'"),
+        ("mixtral", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("phi3-longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "8 numbers"),
+        ("llama-llama3", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        ("qwen3-yarn", {"head_dim": 31}, "odd"),
+    ],
+)
+def test_what_would_be_served_wrong_is_refused_by_name(name: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        architecture(name, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "positions", "default"),
+    [
+        ("llama", 256, 256),
+        ("llama-linear", 128, 128),  # stretched fourfold
+        ("llama-dynamic", 256, 256),  # up to the model's own length: nothing is scaled there
+        ("qwen2-yarn", 128, 128),
+        ("qwen3-yarn", 256, 256),
+        ("phi3-longrope-beyond", 256, 32),  # longer only where it is asked for
+        ("gemma3-linear", 256, 256),  # its configuration gives the stretched length already
+    ],
+)
+def test_the_longest_sequence_is_as_far_as_results_are_exact(name: str, positions: int, default: int) -> None:
+    a = architecture(name)
+    assert (a.max_position_embeddings, a.default_length) == (positions, default)
+    kv = KVShape(a.num_layers, a.num_kv_heads, key_dim=a.head_dim, value_dim=a.head_dim)
+    assert resolve_max_model_length(EngineConfig(model=""), a, kv, 100) == default
+    asked = EngineConfig(model="", max_model_length=positions)
+    assert resolve_max_model_length(asked, a, kv, 100) == positions
+    with pytest.raises(ConfigError, match=f"the model has {positions} positions"):
+        resolve_max_model_length(EngineConfig(model="", max_model_length=positions + 1), a, kv, 100)
+
+
+def test_a_window_as_long_as_the_model_is_none() -> None:
+    windows = [architecture("mistral-window", sliding_window=size).layers[0].window for size in (255, 256, 4096)]
+    assert windows == [255, None, None]
+
+
+def test_layers_alternate_as_the_family_has_them() -> None:
+    assert [layer.window for layer in architecture("gemma2").layers] == [8, None, 8]
+    assert [(layer.window, layer.rotary) for layer in architecture("gemma3", num_hidden_layers=4).layers] == [
+        (8, 1),
+        (None, 0),
+        (8, 1),
+        (None, 0),
+    ]
+    assert [layer.window for layer in architecture("qwen2-windows").layers] == [None, 8, 8]
+    assert [layer.experts is None for layer in architecture("qwen2-moe-sparse").layers] == [True, False, True]
+
+
+def test_parameters_are_counted_as_transformers_counts_them() -> None:
+    for name in ("llama-biases", "gemma3", "qwen2-moe", "phi3-partial", "mixtral", "qwen3"):
+        ours = architecture(name, tie_word_embeddings=name in ("llama-biases", "gemma3"))
+        assert ours.num_parameters == TINY[name].build().num_parameters(), name
+
+
+def test_a_family_is_native_only_with_its_own_class() -> None:
+    assert is_native({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
+    assert is_native({"model_type": "llama"})
+    assert not is_native({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]})
+    assert not is_native({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
+    assert not is_native({})

@@ -1,0 +1,210 @@
+"""GGUF files: package gguf writes and dequantises, ours must read the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from fastgen.model.checkpoint.gguf_file import GGUFFile
+from fastgen.model.checkpoint.gguf_tensor_names import places
+from fastgen.model.config.from_gguf import architecture_from_gguf
+from fastgen.model.errors import ModelError
+from fastgen.model.layers.rope import Rope
+from fastgen.model.native import open_checkpoint
+from fastgen.model.source import ModelSource
+from support.driving import demo_model
+
+
+def write(path: Path, tensors: dict[str, tuple[np.ndarray, str]], **metadata: Any) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, (values, kind) in tensors.items():
+        quantisation = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, gguf.quantize(values, quantisation), raw_dtype=quantisation)
+    for name, value in metadata.items():
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def theirs() -> gguf.GGUFReader:
+    """The demo model as package gguf reads it, which takes seconds."""
+    return gguf.GGUFReader(demo_model())
+
+
+def test_every_tensor_of_the_demo_model_is_what_package_gguf_makes_of_it_bit_for_bit(theirs: gguf.GGUFReader) -> None:
+    ours = GGUFFile(demo_model())
+    assert list(ours.tensor_names()) == [tensor.name for tensor in theirs.tensors]
+    for tensor in theirs.tensors:
+        expected = gguf.dequantize(tensor.data, tensor.tensor_type)
+        assert np.array_equal(ours.tensor(tensor.name), expected), tensor.name
+
+
+def test_metadata_is_what_package_gguf_reads(theirs: gguf.GGUFReader) -> None:
+    ours = GGUFFile(demo_model()).metadata
+    for name, field in theirs.fields.items():
+        if not name.startswith("GGUF."):
+            assert ours[name] == field.contents(), name
+
+
+@pytest.mark.parametrize("length", [0, 3, 5, 20, 100, 1 << 20, 60 << 20])
+def test_a_truncated_file_is_one_clear_line(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "cut.gguf"
+    with demo_model().open("rb") as whole:
+        path.write_bytes(whole.read(length))
+    with pytest.raises(ModelError) as caught:
+        GGUFFile(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (b"PK\3\4" + bytes(60), "not a GGUF file"),
+        (b"GGUF\1\0\0\0" + bytes(60), "GGUF version 1"),
+        (b"GGUF\0\0\0\3" + bytes(60), "big-endian"),
+        (b"GGUF\3\0\0\0" + b"\xff" * 60, "truncated"),
+    ],
+)
+def test_what_is_no_gguf_file_is_said(tmp_path: Path, head: bytes, words: str) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(head)
+    with pytest.raises(ModelError, match=words):
+        GGUFFile(path)
+
+
+def test_the_demo_models_shape() -> None:
+    a = ModelSource.open(str(demo_model())).architecture
+    assert (a.num_layers, a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim) == (30, 576, 9, 3, 64)
+    assert (a.vocab_size, a.max_position_embeddings, a.tie_word_embeddings) == (49152, 8192, True)
+    assert a.eos_token_ids == {2}
+    assert a.num_parameters == 134_515_008
+
+
+METADATA = {
+    "general.architecture": "llama",
+    "llama.block_count": 1,
+    "llama.context_length": 128,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 96,
+    "llama.attention.head_count": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": 50,
+    "tokenizer.ggml.eos_token_id": 3,
+    "tokenizer.ggml.eot_token_id": 4,
+}
+
+
+@dataclass
+class Described:
+    """A GGUF file of nothing but metadata."""
+
+    metadata: dict[str, Any]
+
+    def tensor_names(self) -> list[str]:
+        return []
+
+    def tensor(self, name: str) -> np.ndarray:
+        raise KeyError(name)
+
+
+def test_metadata_defaults_and_both_end_tokens() -> None:
+    a = architecture_from_gguf(Described(METADATA))
+    assert (a.num_kv_heads, a.head_dim, a.rotaries[0].theta) == (2, 32, 10000.0)
+    assert a.eos_token_ids == {3, 4}
+
+
+def test_tokens_that_end_a_turn_by_their_text_end_a_generation() -> None:
+    tokens = {
+        "tokenizer.ggml.tokens": ["<unk>", "<|end|>", "<|im_end|>", "</s>", "<|eot_id|>"],
+        "tokenizer.ggml.token_type": [2, 4, 1, 3, 3],
+    }
+    assert architecture_from_gguf(Described(METADATA | tokens)).eos_token_ids == {1, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"general.architecture": "mamba"}, "general.architecture is 'mamba': this engine serves llama, qwen2, "),
+        ({"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 2.0}, "rope.scaling.type is 'su'"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "9 experts for each token"),
+        ({"llama.rope.dimension_count": 16}, "rope.dimension_count is 16"),
+        ({"llama.attention.value_length": 16}, "attention.value_length is 16"),
+        ({"llama.block_count": None}, "block_count is missing"),
+        ({"split.count": 3}, "split.count is 3: merge"),
+    ],
+)
+def test_metadata_that_would_be_served_wrong_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        architecture_from_gguf(Described(METADATA | changes))
+
+
+def test_a_window_of_a_family_whose_files_have_none_is_refused() -> None:
+    metadata = {key.replace("llama.", "qwen2."): value for key, value in METADATA.items()}
+    windowed = metadata | {"general.architecture": "qwen2", "qwen2.attention.sliding_window": 64}
+    with pytest.raises(ModelError, match=r"qwen2\.attention\.sliding_window is 64"):
+        architecture_from_gguf(Described(windowed))
+
+
+def test_gemma_knows_which_of_its_layers_see_all_and_how_its_largest_model_scales_scores() -> None:
+    metadata = {key.replace("llama.", "gemma3."): value for key, value in METADATA.items()}
+    metadata |= {"general.architecture": "gemma3", "gemma3.attention.sliding_window": 16}
+    metadata |= {"gemma3.attention.key_length": 16, "gemma3.attention.value_length": 16}
+    a = architecture_from_gguf(Described(metadata | {"gemma3.block_count": 8}))
+    assert [layer.window for layer in a.layers] == [16, 16, 16, 16, 16, None, 16, 16]
+    assert [layer.rotary for layer in a.layers] == [1, 1, 1, 1, 1, 0, 1, 1]
+    assert a.attention_scale == 16**-0.5
+    largest = architecture_from_gguf(Described(metadata | {"gemma3.block_count": 62}))
+    assert largest.attention_scale == 32**-0.5  # hidden size by heads
+
+
+def tiny(tmp_path: Path, **extra: np.ndarray) -> ModelSource:
+    a = architecture_from_gguf(Described(METADATA))
+    rng = np.random.default_rng(0)
+    names = {name: place.name for name, place in places(a, ()).items()}
+    shapes = {names[name]: shape for name, shape in a.tensor_shapes().items()}
+    tensors = {name: (rng.standard_normal(shape, dtype=np.float32), "F32") for name, shape in shapes.items()}
+    tensors |= {name: (values, "F32") for name, values in extra.items()}
+    metadata = {key: value for key, value in METADATA.items() if key != "general.architecture"}
+    return ModelSource.open(str(write(tmp_path / "tiny.gguf", tensors, **metadata)))
+
+
+def test_stretched_rotary_frequencies_come_from_their_tensor(tmp_path: Path) -> None:
+    factors = np.linspace(1, 8, 16, dtype=np.float32)
+    source = tiny(tmp_path, **{"rope_freqs.weight": factors})
+    loaded = open_checkpoint(source).rope_factors
+    assert loaded is not None
+    positions, (rotary,) = torch.tensor([5]), source.architecture.rotaries
+    plain, _ = Rope(rotary, longest=128)(positions)
+    stretched, _ = Rope(rotary, longest=128, factors=loaded)(positions)
+    torch.testing.assert_close(stretched.arccos()[0, 15], plain.arccos()[0, 15] / 8, atol=1e-3, rtol=0)
+    assert torch.equal(stretched[0, 0], plain[0, 0])
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.0.ssm_a"])
+def test_a_tensor_without_its_fellows_or_without_use_is_named(tmp_path: Path, name: str) -> None:
+    source = tiny(tmp_path, **{name: np.zeros(64, np.float32)})
+    with pytest.raises(ModelError, match=r"blk\.0\.(attn_k\.bias is missing|ssm_a is not part of)"):
+        open_checkpoint(source)
+
+
+def test_opening_a_model_imports_neither_torch_nor_numba() -> None:
+    program = (
+        "import sys; from fastgen.model.source import ModelSource; ModelSource.open(sys.argv[1]); "
+        "print([name for name in ('torch', 'numba', 'transformers') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, str(demo_model())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

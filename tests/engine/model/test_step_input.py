@@ -1,0 +1,53 @@
+"""Flattening a pass."""
+
+from __future__ import annotations
+
+from fastgen.core.request import SamplingParams
+from fastgen.core.scheduler import Chunk, Pass
+from fastgen.model.step_input import Batch
+from support.driving import sequence
+
+
+def chunk(num_tokens: int, *, start: int, size: int, blocks: list[int]) -> Chunk:
+    made = sequence(list(range(100, 100 + num_tokens)), blocks)
+    made.num_computed_tokens = start
+    return Chunk(made, start, size)
+
+
+def test_rows_are_tokens_with_their_positions_and_their_slots() -> None:
+    pass_ = Pass(
+        (
+            chunk(18, start=17, size=1, blocks=[4, 2]),
+            chunk(1, start=0, size=1, blocks=[9]),
+            chunk(40, start=14, size=4, blocks=[7, 1]),
+            chunk(3, start=0, size=3, blocks=[0]),
+        )
+    )
+    batch = Batch.from_pass(pass_, block_size=16)
+    assert batch.token_ids.tolist() == [117, 100, 114, 115, 116, 117, 100, 101, 102]
+    assert batch.positions.tolist() == [17, 0, 14, 15, 16, 17, 0, 1, 2]
+    assert batch.blocks.tolist() == [2, 9, 7, 7, 1, 1, 0, 0, 0]
+    assert batch.slots.tolist() == [1, 0, 14, 15, 0, 1, 0, 1, 2]
+    assert (batch.logit_rows.tolist(), batch.num_sampled) == (
+        [0, 1, 8],
+        3,
+    )  # nothing of the half prompt
+    spans = [(span.row, span.num_tokens, span.context, span.blocks.tolist()) for span in batch.chunks]
+    assert spans == [(2, 4, 14, [7, 1]), (6, 3, 0, [0])]
+    assert batch.tables.tolist() == [4, 2, 9, 7, 1, 0]
+    assert (batch.table_starts.tolist(), batch.contexts.tolist()) == ([0, 2], [18, 1])
+
+
+def test_a_pass_may_have_no_decodes() -> None:
+    batch = Batch.from_pass(Pass((chunk(5, start=0, size=5, blocks=[3]),)), block_size=16)
+    assert (batch.num_decodes, batch.num_rows) == (0, 5)
+
+
+def test_rows_before_prompt_tokens_whose_log_probabilities_are_wanted_come_after_the_sampled_ones() -> None:
+    scored = SamplingParams(max_tokens=4, prompt_logprobs=0)
+    half, whole = (sequence(list(range(9)), [number], sampling=scored) for number in (0, 1))
+    silent = sequence(list(range(4)), [2])
+    whole.tokens += [50, 51]  # generated, and computed anew after a preemption: no log-probabilities of those
+    batch = Batch.from_pass(Pass((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), block_size=16)
+    assert batch.num_sampled == 2
+    assert batch.logit_rows.tolist() == [3, 19, *range(4, 9), *range(9, 17)]

@@ -1,0 +1,118 @@
+"""Greedy output equals transformers' on the same float32 weights, token for token.
+
+The reference is transformers' logits for prompt and output together: if at each place their largest names the token
+that we generated next, then transformers' own greedy search generates the same tokens, by induction. Another token
+passes only where transformers' logits of the two differ by less than `TIE`. That the induction holds is itself tested,
+against `generate` of transformers.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from fastgen.core.request import SamplingParams
+from fastgen.model.source import ModelSource
+from fastgen.runner.runner import ModelRunner
+from fastgen.text.tokenizer import Tokenizer
+from support.driving import FewBlocks, Outcome, generate, transformers_twin
+from support.prompts import PROMPTS
+
+NUM_TOKENS = 64
+TIE = 1e-4
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+class Reference:
+    """transformers' judgement on outputs; each distinct one is judged once."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.model = transformers_twin(source)
+        self.gap = cache(self._gap)
+
+    def _gap(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> float:
+        """How far below transformers' best logit any of our tokens was, at most."""
+        with torch.inference_mode():
+            logits = self.model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        return (logits.amax(1) - chosen).max().item()
+
+    def assert_equal(self, prompts: list[list[int]], outcome: Outcome) -> None:
+        for number, (prompt, output) in enumerate(zip(prompts, outcome.tokens, strict=True)):
+            assert len(output) == NUM_TOKENS
+            gap = self.gap(tuple(prompt), tuple(output))
+            assert gap < TIE, f"prompt {number}: a token {gap} below transformers' best"
+
+
+@pytest.fixture(scope="module")
+def reference(demo_source: ModelSource) -> Reference:
+    return Reference(demo_source)
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_source: ModelSource) -> list[list[int]]:
+    tokenizer = Tokenizer.load(demo_source.tokenizer)
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in PROMPTS]
+    assert len(encoded) == 20
+    assert min(map(len, encoded)) == 1
+    assert max(map(len, encoded)) > 500
+    return encoded
+
+
+@pytest.mark.parametrize("token_budget", [16, 64, 512])
+def test_greedy_output_equals_transformers_one_prompt_at_a_time(
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], token_budget: int
+) -> None:
+    outcome = generate(demo_runner, prompts, GREEDY, token_budget=token_budget, at_once=1)
+    reference.assert_equal(prompts, outcome)
+
+
+@pytest.mark.parametrize("token_budget", [16, 64, 512])
+def test_greedy_output_equals_transformers_with_eight_prompts_at_once(
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], token_budget: int
+) -> None:
+    outcome = generate(demo_runner, prompts, GREEDY, token_budget=token_budget, at_once=8)
+    reference.assert_equal(prompts, outcome)
+
+
+def test_greedy_output_equals_transformers_when_the_cache_is_so_small_that_sequences_are_preempted(
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]]
+) -> None:
+    longest = max(map(len, prompts)) + NUM_TOKENS
+    few = FewBlocks(demo_runner, -(-longest // demo_runner.block_size))
+    outcome = generate(few, prompts, GREEDY, token_budget=64, at_once=8)
+    assert outcome.preemptions > 0
+    reference.assert_equal(prompts, outcome)
+
+
+@pytest.mark.parametrize("number", [2, 9, 13, 18])
+def test_the_reference_agrees_with_transformers_own_greedy_search(
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], number: int
+) -> None:
+    prompt = torch.tensor([prompts[number]])
+    with torch.inference_mode():
+        whole = reference.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+            min_new_tokens=None,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    theirs = whole[0, prompt.shape[1] :].tolist()
+    (ours,) = generate(demo_runner, [prompts[number]], GREEDY, token_budget=256, at_once=1).tokens
+    assert ours == theirs
+    assert reference.gap(tuple(prompts[number]), tuple(theirs)) < TIE
+
+
+def test_a_wrong_token_does_not_pass_for_transformers_choice(
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]]
+) -> None:
+    (output,) = generate(demo_runner, [prompts[13]], GREEDY, token_budget=256, at_once=1).tokens
+    changed = [*output[:10], (output[10] + 1) % demo_runner.architecture.vocab_size, *output[11:]]
+    assert reference.gap(tuple(prompts[13]), tuple(changed)) > TIE

@@ -1,0 +1,154 @@
+"""Choosing tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastgen.core.request import SamplingParams
+from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
+from fastgen.sampling import top_k_top_p
+from fastgen.sampling.sampler import Draw
+from fastgen.sampling.sampler import sample as sample_rows
+
+LOGITS = torch.tensor([2.0, 5.0, 3.0, 4.0, -1.0, 5.0 - 1e-3, 0.0, 1.0])
+
+
+def sample(logits: torch.Tensor, rows: Sequence[Draw]) -> list[int]:
+    return [sampled.token_id for sampled in sample_rows(logits, rows)]
+
+
+def draws(count: int, seed: int = 1, **settings: Any) -> list[Draw]:
+    return [Draw(SamplingParams(**settings), seed, range(position)) for position in range(count)]
+
+
+def frequencies(logits: torch.Tensor, count: int = 4000, **settings: Any) -> torch.Tensor:
+    tokens = sample(logits.expand(count, -1), draws(count, **settings))
+    return torch.bincount(torch.tensor(tokens), minlength=logits.shape[0]) / count
+
+
+def test_greedy_takes_the_largest_and_of_equals_the_first() -> None:
+    logits = torch.stack([LOGITS, torch.tensor([1.0, 7, 7, 7, 0, 0, 0, 0])])
+    assert sample(logits, draws(2, temperature=0)) == [1, 1]
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0},
+        {"temperature": 0.7},
+        {"top_p": 0.9, "top_k": 40, "min_p": 0.01},
+        {"temperature": 0, "logprobs": 2},
+    ],
+)
+def test_a_batch_takes_no_more_operations_than_two_rows(settings: dict[str, Any]) -> None:
+    """Common settings are vectorised: a loop over rows would show in the count."""
+
+    def operations(count: int) -> int:
+        logits = torch.randn(count, 200, generator=torch.Generator().manual_seed(0))
+        with Operations() as seen:
+            sample(logits, draws(count, **settings))
+        return seen.count
+
+    assert operations(ROWS_SAMPLED_AT_ONCE) == operations(2)
+
+
+def test_nothing_to_sample_is_no_error() -> None:
+    assert sample(torch.empty(0, 8), []) == []
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
+    expected = (LOGITS / temperature).softmax(-1)
+    assert (frequencies(LOGITS, temperature=temperature) - expected).abs().max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"top_k": 1}, {1}),
+        ({"top_k": 3}, {1, 5, 3}),
+        ({"top_p": 0.01}, {1}),
+        ({"top_p": 0.75}, {1, 5}),
+        ({"top_p": 0.8}, {1, 5, 3}),
+        ({"min_p": 0.3}, {1, 5, 3}),
+        ({"min_p": 1.0}, {1}),
+        ({"top_k": 2, "top_p": 0.5}, {1}),  # top-p is a share of what top-k left
+        ({"top_k": 1000}, set(range(8))),
+    ],
+)
+def test_limits_keep_the_likeliest_and_their_proportions(settings: dict[str, Any], kept: set[int]) -> None:
+    seen = frequencies(LOGITS, **settings)
+    expected = LOGITS.softmax(-1)
+    mask = torch.tensor([token in kept for token in range(8)])
+    expected = expected.where(mask, 0.0) / expected[mask].sum()
+    assert (seen[~mask] == 0).all()
+    assert (seen - expected).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.999}, {"top_k": 900}, {"min_p": 1e-9}, {}])
+def test_flat_distributions_wider_than_the_first_try_are_sampled_whole(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3000) * 0.01
+    tokens = sample(logits.expand(500, -1), draws(500, **settings))
+    ranks = logits.argsort(descending=True).argsort()[torch.tensor(tokens)]
+    assert (ranks > 600).any()
+    assert ranks.max() < settings.get("top_k", 3000)
+
+
+def test_a_row_gets_the_same_token_whatever_stands_beside_it() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, 2000) * 3
+    options: list[dict[str, Any]] = [
+        {},
+        {"top_p": 0.9},
+        {"top_k": 40},
+        {"min_p": 0.05, "temperature": 3},
+        {"temperature": 0},
+    ]
+    rows = [Draw(SamplingParams(**options[row % 5]), row * 7, range(row + 3)) for row in range(40)]
+    together = sample(logits, rows)
+    assert together == [sample(logits[row : row + 1], [rows[row]])[0] for row in range(40)]
+    assert together[::-1] == sample(logits.flip(0), rows[::-1])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.5}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.7}],
+    ids=str,
+)
+def test_drawn_tokens_pass_a_chi_square_test_of_their_probabilities(settings: dict[str, Any]) -> None:
+    logits = torch.randn(400, generator=torch.Generator().manual_seed(3)) * 2
+    sampling = SamplingParams(**settings)
+    # The exact probabilities are those of a fine grid of numbers: test_limits holds them to transformers' own.
+    draw = top_k_top_p.draw_limited if top_k_top_p.is_limited(sampling) else top_k_top_p.draw_whole
+    grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    exact = torch.bincount(draw(logits.expand(4000, -1), [sampling] * 4000, grid), minlength=400) / 4000
+    count = 3000
+    seen = frequencies(logits, count, **settings) * count
+    # Rare tokens share a cell: the test wants some five expected in each.
+    common = exact * count >= 5
+    expected = torch.cat([exact[common], exact[~common].sum()[None]]).double() * count
+    observed = torch.cat([seen[common], seen[~common].sum()[None]]).double()
+    filled = expected > 0
+    assert (observed[~filled] == 0).all()
+    statistic = ((observed - expected)[filled] ** 2 / expected[filled]).sum()
+    freedom = int(filled.sum()) - 1
+    # Chi-square's 99.9th percentile by Wilson and Hilferty (1931).
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3

@@ -1,0 +1,121 @@
+"""The limits against transformers' warpers: the distribution itself, not samples of it.
+
+A draw is a function of one uniform number, so that an even grid of these shows every probability to 1 / (its size).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from fastgen.core.request import SamplingParams
+from fastgen.sampling import top_k_top_p
+
+GRID = 512
+
+
+def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """[V] of one row's draw, to 1 / GRID; drawn by whichever way the sampler would take."""
+    draw = top_k_top_p.draw_limited if top_k_top_p.is_limited(sampling) else top_k_top_p.draw_whole
+    uniforms = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+    rows = 256
+    tokens = [draw(logits.expand(rows, -1), [sampling] * rows, part) for part in uniforms.split(rows)]
+    return torch.bincount(torch.cat(tokens), minlength=len(logits)) / GRID
+
+
+def expected(logits: torch.Tensor, s: SamplingParams) -> torch.Tensor:
+    """[V] by transformers, in the order of its own generate()."""
+    warpers: list[Any] = [TemperatureLogitsWarper(s.temperature)]
+    if s.top_k:
+        warpers.append(TopKLogitsWarper(min(s.top_k, len(logits))))
+    if s.top_p < 1:
+        warpers.append(TopPLogitsWarper(s.top_p))
+    if s.min_p > 0:
+        warpers.append(MinPLogitsWarper(s.min_p))
+    if s.typical_p < 1:
+        warpers.append(TypicalLogitsWarper(s.typical_p))
+    scores = logits[None].double()
+    for warper in warpers:
+        scores = warper(torch.zeros(1, 1, dtype=torch.int64), scores)
+    return scores.softmax(-1)[0]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 1.7},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_k": 300},
+    {"top_p": 0.3},
+    {"top_p": 0.95},
+    {"top_p": 0.999},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"typical_p": 0.2},
+    {"typical_p": 0.9},
+    {"top_k": 50, "top_p": 0.9},
+    {"top_k": 400, "top_p": 0.99, "min_p": 0.001, "temperature": 1.3},
+    {"top_p": 0.9, "typical_p": 0.5},
+    {"top_k": 30, "top_p": 0.95, "min_p": 0.01, "typical_p": 0.8, "temperature": 0.7},
+    {"temperature": 2.0, "min_p": 0.1, "typical_p": 0.95},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("size", [40, 1000])
+def test_each_limit_leaves_what_transformers_leaves(settings: dict[str, Any], size: int) -> None:
+    sampling = SamplingParams(**settings)
+    logits = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 3
+    # A share of the grid that falls on a token is its probability, but for the grid's points at its two ends.
+    assert (probabilities(logits, sampling) - expected(logits, sampling)).abs().max() <= 2 / GRID
+
+
+def test_limits_that_keep_thousands_are_exact_to_the_last_token() -> None:
+    logits = torch.randn(6000, generator=torch.Generator().manual_seed(0)) * 0.3
+    uniforms = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for settings in (
+        {},
+        {"top_p": 0.9},
+        {"min_p": 0.3},
+        {"top_k": 5000, "top_p": 0.99},
+        {"top_p": 0.95, "min_p": 0.1, "typical_p": 0.7, "temperature": 1.5},
+        {"typical_p": 0.3},
+    ):
+        sampling = SamplingParams(**settings)
+        draw = top_k_top_p.draw_limited if top_k_top_p.is_limited(sampling) else top_k_top_p.draw_whole
+        tokens = draw(logits.expand(64, -1), [sampling] * 64, uniforms)
+        shares = expected(logits, sampling)
+        until = shares.cumsum(-1)
+        assert (shares[tokens] > 0).all()
+        # So many are drawn from in their own order: the number falls into its token's share.
+        assert (until[tokens] - shares[tokens] - 1e-5 <= uniforms).all()
+        assert (uniforms <= until[tokens] + 1e-5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_logits_of_any_floating_type_are_drawn_from(dtype: torch.dtype) -> None:
+    logits = (torch.randn(500, generator=torch.Generator().manual_seed(2)) * 3).to(dtype)
+    for settings in ({}, {"top_p": 0.9}, {"typical_p": 0.5}):
+        sampling = SamplingParams(**settings)
+        assert (probabilities(logits, sampling) - expected(logits, sampling)).abs().max() <= 3 / GRID
+
+
+def test_a_number_at_either_end_draws_a_token_that_may_come() -> None:
+    logits = torch.full((1, 700), -torch.inf)
+    logits[0, [300, 650]] = torch.tensor([0.0, -30.0])
+    for uniform in (0.0, 1 - 2**-53):
+        number = torch.tensor([uniform], dtype=torch.float64)
+        for settings in ({}, {"top_k": 5}, {"top_p": 0.99999}, {"typical_p": 0.9}, {"min_p": 1e-20}):
+            sampling = SamplingParams(**settings)
+            draw = top_k_top_p.draw_limited if top_k_top_p.is_limited(sampling) else top_k_top_p.draw_whole
+            assert draw(logits, [sampling], number).item() in (300, 650)

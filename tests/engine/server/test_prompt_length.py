@@ -1,0 +1,41 @@
+"""Texts that are too long are refused before they are encoded."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.server.serving import Serving
+from fastgen.core.request import RequestError
+from fastgen.model.source import ModelSource
+from fastgen.server.serving.prompt_length import LongestText
+from fastgen.text.tokenizer import Tokenizer
+from support.demo_weights import smollm2
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(ModelSource.open(smollm2()).tokenizer)
+
+
+def test_a_text_that_fits_is_never_refused(tokenizer: Tokenizer) -> None:
+    longest = max(range(tokenizer.vocab_size), key=lambda token: len(tokenizer.vocabulary.token_bytes(token)))
+    text = tokenizer.decode([longest] * 64)
+    LongestText(tokenizer, 64).check(text, "prompt")
+    LongestText(tokenizer, 64).check("👋🏽" * 64, "prompt")
+
+
+def test_a_text_that_cannot_fit_is_refused_by_its_size(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="prompt: 1000000 bytes of text are more than fit in the model's 64 tokens"):
+        LongestText(tokenizer, 64).check("x" * 1_000_000, "prompt")
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    ("/v1/completions", {"prompt": "x" * 10_000_000}, "prompt"),
+    ("/v1/completions", {"prompt": ["a", "x" * 10_000_000]}, "prompt"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "messages"),
+])  # fmt: skip
+def test_ten_megabytes_are_not_encoded(scripted: Serving, path: str, body: dict[str, object], param: str) -> None:
+    refused = scripted.post(path, body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+    assert "bytes of text are more than fit in the model's 512 tokens" in refused.json()["error"]["message"]

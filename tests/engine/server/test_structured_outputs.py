@@ -1,0 +1,100 @@
+"""The structures that clients ask for, as grammars for the engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from engine.server.serving import Serving
+from engine.server.speaking import asking, speak
+from fastgen.core.request import Grammar, RequestError
+from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+BY_SCHEMA = Grammar(kind="json_schema", text=json.dumps(SCHEMA))
+
+
+def structure(**fields: Any) -> tuple[Grammar, str] | None:
+    asked = ChatRequest.model_validate({"messages": asking("a"), **fields}).structure()
+    assert asked == CompletionRequest.model_validate({"prompt": "a", **fields}).structure()
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "grammar"),
+    [
+        ("response_format", {"type": "json_object"}, Grammar(kind="json_object")),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, BY_SCHEMA),
+        ("guided_json", SCHEMA, BY_SCHEMA),
+        ("guided_json", json.dumps(SCHEMA), BY_SCHEMA),
+        ("guided_regex", r"\d+", Grammar(kind="regex", text=r"\d+")),
+        ("guided_grammar", 'start: "a"', Grammar(kind="lark", text='start: "a"')),
+        ("structured_outputs", {"json": SCHEMA, "regex": None}, BY_SCHEMA),
+        ("structured_outputs", {"json_object": True}, Grammar(kind="json_object")),
+        ("structured_outputs", {"grammar": 'start: "a"'}, Grammar(kind="lark", text='start: "a"')),
+        ("structured_outputs", {"regex": "a", "disable_fallback": True}, Grammar(kind="regex", text="a")),
+    ],
+)
+def test_each_spelling_is_a_grammar(field: str, value: object, grammar: Grammar) -> None:
+    assert structure(**{field: value}) == (grammar, field)
+
+
+def test_a_choice_is_one_of_its_texts_to_the_letter() -> None:
+    choices = ["yes", "no (or not)", "1+1", "a|b", "new\nline", "[x]"]
+    asked = structure(guided_choice=choices)
+    assert asked is not None
+    again = structure(structured_outputs={"choice": choices})
+    assert again is not None
+    assert again[0] == asked[0]
+    pattern = re.compile(asked[0].text)
+    assert all(pattern.fullmatch(choice) for choice in choices)
+    assert not any(pattern.fullmatch(text) for text in ("11", "a", "b", "x", "no or not", "yesno"))
+
+
+def test_text_is_no_structure() -> None:
+    assert structure(response_format={"type": "text"}) is None
+    assert structure() is None
+
+
+def test_two_structures_at_once_are_refused() -> None:
+    with pytest.raises(RequestError, match="guided_regex: response_format asks") as refusal:
+        structure(response_format={"type": "json_object"}, guided_regex="a")
+    assert refusal.value.param == "guided_regex"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("guided_regex", "(unclosed"),
+        ("guided_grammar", "start: missing_rule"),
+        ("guided_grammar", "root ::= missing"),
+        ("guided_grammar", 'root ::= ("a"'),
+        ("guided_grammar", 'root ::= "' + "a" * 20_000 + '"'),
+        ("guided_grammar", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000),
+        ("guided_json", {"type": "no such type"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}),
+    ],
+)
+def test_a_structure_that_cannot_be_followed_is_refused_by_its_field(
+    scripted: Serving, field: str, value: object
+) -> None:
+    for path, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": asking("a")})):
+        response = scripted.post(f"/v1/{path}", {**body, field: value})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+        assert response.json()["error"]["message"].startswith(f"{field}: ")
+
+
+def test_only_json_goes_with_tools(scripted: Serving) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": asking("a"), "tools": tools, "guided_regex": "a+"}
+    response = scripted.post("/v1/chat/completions", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_regex")
+
+
+def test_an_answer_within_its_structure_comes_whole(scripted: Serving) -> None:
+    body = {"prompt": speak('{"a":12}'), "guided_json": SCHEMA}
+    choice = scripted.post("/v1/completions", body).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ('{"a":12}', "stop")

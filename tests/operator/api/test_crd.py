@@ -1,0 +1,245 @@
+"""The CRD: generated from the typed API, taken by a real API server, which rejects nonsense and says the remedy."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.commands import CommandError
+from cluster.controlplane import ControlPlane
+from fastgen.config import KNOBS, SERVER_KNOBS
+from fastgen_operator.api import OPERATOR_FLAGS, Spec
+from fastgen_operator.api.crd import CHART_PATH, CRD_PATH, chart_yaml, crd_yaml, custom_resource_definition
+from fastgen_operator.children.pod import engine_arguments
+from harness.space import Space, resource
+from support.namespace import Object
+
+ROOT = Path(__file__).parents[3]
+
+
+def engine(**fields: Any) -> Object:
+    return resource(engine={"device": "cpu", **fields})
+
+
+HUB = {"source": "hf://owner/name"}
+
+# What is wrong, a resource that is so, and words of the message that it has to be rejected with.
+NONSENSE: dict[str, tuple[Object, str]] = {
+    "no model": ({**resource(), "spec": {"engine": {"device": "cpu"}}}, "spec.model: Required value"),
+    "no device": (resource(engine={}), "spec.engine.device: Required value"),
+    "an unknown device": (engine(device="tpu"), 'Unsupported value: "tpu": supported values: "cpu", "cuda"'),
+    "a device without a GPU": (engine(device="cuda"), "spec.resources.gpu.count must be at least 1"),
+    "GPUs that nothing would use": (
+        resource(resources={"gpu": {"count": 1}}),
+        "spec.resources.gpu.count must be 0 where spec.engine.device is cpu",
+    ),
+    "a pass time that the autoscaler does not know": (
+        resource(engine={"device": "cpu", "extraArgs": ["--inter-token-target=9"]}, autoscaling={"maxReplicas": 2}),
+        "spec.engine.extraArgs may not set --inter-token-target beside spec.autoscaling",
+    ),
+    "an unknown number format": (engine(dtype="int3"), 'Unsupported value: "int3"'),
+    "a budget that is no number": (engine(tokenBudget="lots"), "spec.engine.tokenBudget must be auto, or a whole"),
+    "swap space of nothing known": (engine(kvCache={"swapSpace": "much"}), "spec.engine.kvCache.swapSpace"),
+    "a hub name for a source": (
+        resource(model={"source": "org/name"}),
+        "spec.model.source must be hf://owner/name",
+    ),
+    "a relative path for a source": (resource(model={"source": "file://models/a"}), "or file:///absolute/path"),
+    "a hub's model without its owner": (resource(model={"source": "hf://gpt2"}), "must be hf://owner/name"),
+    "a file of a hub that is no model": (resource(model={"source": "hf://a/b/c.txt"}), "hf://owner/name/file.gguf"),
+    "a bucket without a prefix": (resource(model={"source": "s3://bucket"}), "s3://bucket/prefix"),
+    "a claim in capitals": (resource(model={"source": "pvc://Models/a"}), "pvc://claim/path"),
+    "a path that climbs": (resource(model={"source": "pvc://models/../a"}), "may not hold the path element .."),
+    "a revision of a file": (
+        resource(model={"source": "file:///a", "revision": "main"}),
+        "spec.model.revision is for sources on a hub",
+    ),
+    "a revision that is no name": (resource(model={**HUB, "revision": "-x y"}), "spec.model.revision"),
+    "a token for a claim": (
+        resource(model={"source": "pvc://models/a", "secretName": "token"}),
+        "spec.model.secretName is for sources that are downloaded",
+    ),
+    "a secret that no Secret is called": (resource(model={**HUB, "secretName": "My_Secret"}), "spec.model.secretName"),
+    "a cache of what is there already": (resource(cache={"size": "1Gi"}), "spec.cache holds what is downloaded"),
+    "a cache without a size": (resource(model=HUB, cache={}), "spec.cache.size: Required value"),
+    "a cache of no room": (resource(model=HUB, cache={"size": "0Gi"}), "spec.cache.size must be a size above nothing"),
+    "a cache of a size unknown": (resource(model=HUB, cache={"size": "big"}), "spec.cache.size"),
+    "two that set the replicas": (
+        resource(replicas=1, autoscaling={"maxReplicas": 2}),
+        "spec.replicas and spec.autoscaling exclude each other",
+    ),
+    "autoscaling without an end": (resource(autoscaling={}), "spec.autoscaling.maxReplicas: Required value"),
+    "autoscaling to nothing": (resource(autoscaling={"minReplicas": 0, "maxReplicas": 2}), "autoscaling.minReplicas"),
+    "more at least than at most": (
+        resource(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
+        "spec.autoscaling.minReplicas must be at most spec.autoscaling.maxReplicas",
+    ),
+    "a target in fractions": (
+        resource(autoscaling={"maxReplicas": 2, "targets": {"timeToFirstTokenMilliseconds": 0.5}}),
+        "timeToFirstTokenMilliseconds",
+    ),
+    "more than full": (
+        resource(autoscaling={"maxReplicas": 2, "targets": {"utilizationPercent": 101}}),
+        "utilizationPercent",
+    ),
+    "steps of nothing": (
+        resource(autoscaling={"maxReplicas": 2, "scaleDown": {"maxStepPercent": 0}}),
+        "maxStepPercent",
+    ),
+    "fewer than none to stay": (resource(disruption={"minAvailable": -1}), "spec.disruption.minAvailable"),
+    "a peer that is nobody": (resource(network={"allowFrom": [{}]}), "spec.network.allowFrom: each item is an ipBlock"),
+    "a peer that is two": (
+        resource(network={"allowFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
+        "spec.network.allowFrom: each item is an ipBlock, or a podSelector",
+    ),
+    "a range that is none": (resource(network={"allowFrom": [{"ipBlock": {"cidr": "everybody"}}]}), "ipBlock.cidr"),
+    "keys without a Secret": (resource(apiKeySecretName=""), "spec.apiKeySecretName"),
+    "fewer tokens than sequences": (
+        engine(tokenBudget=16, maxSequences=32),
+        "spec.engine.tokenBudget must be at least spec.engine.maxSequences",
+    ),
+    "more sequences than the default budget": (engine(maxSequences=512), "raise tokenBudget or lower maxSequences"),
+    "a budget of nothing": (engine(tokenBudget=0), "spec.engine.tokenBudget"),
+    "a broken number": (engine(tokenBudget=12.5), "tokenBudget"),
+    "a block size between two powers": (engine(kvCache={"blockSize": 48}), "blockSize must be a power of two"),
+    "more than all memory": (engine(kvCache={"memoryPercent": 101}), "less than or equal to 100"),
+    "a flag that the operator sets": (engine(extraArgs=["--port", "1"]), "may not repeat (or shorten) a flag"),
+    "such a flag with its value": (engine(extraArgs=["--device=cpu"]), "use the field of the spec instead of --host"),
+    "such a flag cut short": (engine(extraArgs=["--token-b=5"]), "may not repeat (or shorten) a flag"),
+    "a GPU among the limits": (
+        resource(resources={"limits": {"nvidia.com/gpu": 1}}),
+        "spec.resources.limits may not name the GPU resource: set spec.resources.gpu.count instead",
+    ),
+    "another GPU among the requests": (
+        resource(resources={"gpu": {"resourceName": "amd.com/gpu"}, "requests": {"amd.com/gpu": 1}}),
+        "spec.resources.requests may not name the GPU resource",
+    ),
+    "a resource that is no amount": (resource(resources={"requests": {"cpu": "much"}}), "spec.resources.requests.cpu"),
+    "a GPU resource without a domain": (resource(resources={"gpu": {"resourceName": "gpu"}}), "resourceName"),
+    "no way to replace a pod": (
+        resource(rollout={"maxSurge": 0, "maxUnavailable": 0}),
+        "spec.rollout.maxSurge and spec.rollout.maxUnavailable may not both be 0",
+    ),
+    "a rollout that fails before a start may": (
+        resource(startupDeadlineSeconds=3600),
+        "spec.rollout.progressDeadlineSeconds must be at least spec.startupDeadlineSeconds",
+    ),
+    "replicas below nothing": (resource(replicas=-1), "spec.replicas"),
+    "a name too long": (resource("a" * 41), "metadata.name must be at most 40 characters"),
+    "a name that no Service can have": (resource("7b"), "metadata.name must start with a letter"),
+    "a name with a dot": (resource("llama.7b"), "because the Service is named after it"),
+}
+
+
+@pytest.mark.controlplane
+@pytest.mark.parametrize("case", NONSENSE)
+def test_nonsense_is_rejected_with_the_field_and_the_remedy(plane: ControlPlane, case: str) -> None:
+    obj, words = NONSENSE[case]
+    with pytest.raises(CommandError) as rejected:
+        Space(plane, "default").apply(obj, "--dry-run=server")
+    assert words in str(rejected.value)
+
+
+@pytest.mark.controlplane
+def test_an_unknown_field_is_named(plane: ControlPlane) -> None:
+    with pytest.raises(CommandError, match=r'unknown field "spec.engine.tokenBugdet"'):
+        Space(plane, "default").apply(engine(tokenBugdet=1), "--dry-run=server")
+
+
+@pytest.mark.controlplane
+def test_a_scale_below_nothing_is_refused(plane: ControlPlane, space: Space) -> None:
+    del plane
+    space.apply(resource(replicas=0))
+    with pytest.raises(CommandError):
+        space.patch("fgd/chat", {"spec": {"replicas": -1}})
+    assert space.get("fgd", "chat")["spec"]["replicas"] == 0
+
+
+@pytest.mark.controlplane
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_accepted_with_no_warning(plane: ControlPlane, path: Path) -> None:
+    said = plane.kubectl("apply", "--dry-run=server", "--warnings-as-errors", "--filename", str(path))
+    assert "created" in said
+
+
+@pytest.mark.controlplane
+def test_the_smallest_resource_gets_the_defaults_that_the_operator_has(plane: ControlPlane, space: Space) -> None:
+    del plane
+    smallest = resource(replicas=0)
+    space.apply(smallest)
+    stored = space.get("fgd", "chat")["spec"]
+    assert Spec.model_validate(stored) == Spec.model_validate(smallest["spec"])
+    kv_cache = {"memoryPercent": 90, "blockSize": 64, "swapSpace": "0Gi", "prefixCaching": True}
+    assert stored["engine"] == {
+        "device": "cpu",
+        "dtype": "auto",
+        "maxQueuedRequests": 1024,
+        "kvCache": kv_cache,
+    }
+
+
+def test_the_committed_copies_are_the_generated_ones() -> None:
+    assert (ROOT / CRD_PATH).read_text() == crd_yaml(), "run: python -m fastgen_operator.api.crd --write"
+    assert (ROOT / CHART_PATH).read_text() == chart_yaml(), "run: python -m fastgen_operator.api.crd --write"
+
+
+def test_the_chart_keeps_the_same_crd_when_it_is_uninstalled() -> None:
+    text = (ROOT / CHART_PATH).read_text()
+    chart = yaml.safe_load("\n".join(line for line in text.splitlines() if not line.startswith("{{-")))
+    assert chart["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert chart == custom_resource_definition() == yaml.safe_load((ROOT / CRD_PATH).read_text())
+
+
+def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
+    version = custom_resource_definition()["spec"]["versions"][0]
+
+    def check(path: str, schema: dict[str, Any]) -> int:
+        assert schema.get("type") != "number", path
+        count = 1
+        for name, child in schema.get("properties", {}).items():
+            assert child.get("description", "").endswith("."), f"{path}.{name} has no description in sentences"
+            bounded = {"maximum", "maxLength", "enum", "format"} & child.keys()
+            free = child.get("type") not in ("integer", "string") or path.startswith("status")
+            assert bounded or free, f"{path}.{name} has no bound"
+            count += check(f"{path}.{name}", child)
+        return count
+
+    properties = version["schema"]["openAPIV3Schema"]["properties"]
+    assert sum(check(part, properties[part]) for part in ("spec", "status")) > 40
+
+
+def test_the_flags_that_users_may_not_repeat_are_those_that_the_operator_passes() -> None:
+    spec = copy.deepcopy(resource()["spec"])
+    spec["engine"] |= {"tokenBudget": 64, "maxSequences": 8, "maxModelLength": 64}
+    spec["apiKeySecretName"] = "keys"
+    words = engine_arguments("chat", Spec.model_validate(spec))
+    spec["engine"]["kvCache"] = {"prefixCaching": False}
+    words += engine_arguments("chat", Spec.model_validate(spec))
+    assert {word for word in words if word.startswith("--")} == set(OPERATOR_FLAGS)
+
+
+def test_the_defaults_and_bounds_are_the_engines() -> None:
+    spec = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    in_engine = spec["properties"]["engine"]["properties"]
+    fields = {
+        **{name: field for name, field in in_engine.items() if name not in ("image", "extraArgs", "kvCache")},
+        **in_engine["kvCache"]["properties"],
+        "drainSeconds": spec["properties"]["drainSeconds"],
+    }
+    knobs = {"".join(p.title() if i else p for i, p in enumerate(k.name.split("_"))): k for k in KNOBS + SERVER_KNOBS}
+    swap_space = fields.pop("swapSpace")
+    assert swap_space["default"] == "0Gi", "the engine's own default, as Kubernetes writes sizes"
+    assert knobs["swapSpace"].default == 0
+    for name, field in fields.items():
+        knob = knobs[name]
+        if knob.words:
+            assert f"self >= {knob.minimum} && self <= {knob.maximum}" in field["x-kubernetes-validations"][0]["rule"]
+            continue
+        assert (field.get("minimum"), field.get("maximum")) == (knob.minimum, knob.maximum), name
+        assert field.get("default") == (None if name == "device" else knob.default), name
+        assert field["description"] == knob.help
+        assert tuple(field.get("enum", ())) == knob.choices

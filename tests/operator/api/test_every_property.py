@@ -1,0 +1,207 @@
+"""Every field of the resource: an edit is rejected by the field's name, or does something, and can be undone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from cluster.commands import CommandError
+from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.watchlist import policy_of
+from fastgen_operator.children import Platform, build_children
+from fastgen_operator.children.model_cache import build_claim
+from fastgen_operator.children.template import TemplateRefused
+from fastgen_operator.kinds import CLAIM, Object
+from fastgen_operator.plan.model_cache import settle
+from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.replicas import wanted_replicas
+from harness.edits import Edit, dotted, edits_of, fields, spec_schema
+from harness.everything import AUTOSCALED, EVERYTHING
+from harness.objects import stored
+from harness.process import OperatorProcess
+from harness.space import Space, resource
+from support.waiting import eventually
+
+PLATFORM = Platform("engine:test")
+BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED}
+
+
+def effect(spec: Spec) -> Any:
+    """All that the operator does for a spec: the children, the download, how it scales; or what it says against it."""
+    owner = stored()
+    world = World(owner)
+    try:
+        children = build_children(owner, spec, PLATFORM, wanted_replicas(spec, world))
+    except TemplateRefused as refusal:
+        return str(refusal)
+    downloads = None
+    if spec.cache is not None:
+        claim = build_claim(owner, spec.cache)
+        claim["metadata"]["uid"] = "uid-of-claim"
+        downloads = settle(children, spec, World(owner, {(CLAIM, "chat"): claim})).children
+    return children, downloads, policy_of(spec, 5.0)
+
+
+def all_edits() -> Iterator[Edit]:
+    """Of both ways to set the replicas; what they share is edited in one of them."""
+    yield from edits_of(EVERYTHING)
+    yield from (edit for edit in edits_of(AUTOSCALED) if edit.path[0] == "autoscaling")
+
+
+def test_every_field_is_edited() -> None:
+    def plain(path: tuple[str | int, ...]) -> str:
+        return dotted(tuple(0 if isinstance(part, int) else part for part in path))
+
+    edited = {plain(edit.path) for edit in all_edits()}
+    missing = {dotted(path) for path in fields(spec_schema())} - edited
+    assert not missing, "give it a value in harness/everything.py"
+
+
+def test_every_edit_that_is_read_does_something() -> None:
+    for edit in all_edits():
+        before = Spec.model_validate(BASES["autoscaled" if edit.path[0] == "autoscaling" else "fixed"])
+        try:
+            after = Spec.model_validate(edit.spec)
+        except ValidationError:
+            continue  # how it is rejected is the API server's: see below
+        if after.autoscaling and after.autoscaling.min_replicas > after.autoscaling.max_replicas:
+            continue  # the same
+        assert before == after or effect(before) != effect(after), f"{edit}: nothing comes of it"
+
+
+@pytest.mark.controlplane
+def test_the_api_server_rejects_an_edit_by_the_fields_name_or_the_operator_acts_on_it(space: Space) -> None:
+    edits = list(all_edits())
+    assert len(edits) > 300
+    stored_base = {name: _stored(space, [spec])[0] for name, spec in BASES.items()}
+    answers = _stored(space, [edit.spec for edit in edits])
+    rejected = 0
+    for edit, answer in zip(edits, answers, strict=True):
+        if isinstance(answer, str):
+            rejected += 1
+            assert edit.field in answer, f"{edit}: {answer}"
+            continue
+        before = stored_base["autoscaled" if edit.path[0] == "autoscaling" else "fixed"]
+        assert not isinstance(before, str), before
+        same = Spec.model_validate(before) == Spec.model_validate(answer)
+        assert same or effect(Spec.model_validate(before)) != effect(Spec.model_validate(answer)), str(edit)
+    assert 100 < rejected < len(edits) - 100
+
+
+def _stored(space: Space, specs: list[Object]) -> list[Object | str]:
+    """What the API server would store of each spec, or its words against it."""
+    items = [
+        {**resource(f"edit{number}"), "spec": spec, "metadata": {"name": f"edit{number}"}}
+        for number, spec in enumerate(specs)
+    ]
+    body = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    command = ("create", "--validate=ignore", "--dry-run=server", "--output=json", "--filename", "-")
+    try:
+        said, refused = space.kubectl(*command, stdin=body), ""
+    except CommandError as error:
+        said, refused = error.stdout, error.stderr
+    found = {item["metadata"]["name"]: item["spec"] for item in _documents(said)}
+    words: dict[str, str] = {}
+    name = ""
+    for line in refused.splitlines():
+        found_name = re.search(r"\bedit[0-9]+\b", line)
+        name = found_name.group() if found_name else name
+        words[name] = words.get(name, "") + line + "\n"
+    return [found.get(f"edit{number}") or words[f"edit{number}"] for number in range(len(specs))]
+
+
+def _documents(text: str) -> Iterator[Object]:
+    """JSON objects one after the other, as kubectl writes several."""
+    decoder, rest = json.JSONDecoder(), text.strip()
+    while rest:
+        document, end = decoder.raw_decode(rest)
+        yield document
+        rest = rest[end:].lstrip()
+
+
+# Of each part of the spec, an edit that the running operator has to carry out, and to undo.
+SAMPLE: dict[str, Object] = {
+    "model": {"servedName": "other"},
+    "engine": {"kvCache": {"memoryPercent": 51}},
+    "resources": {"requests": {"cpu": "0.6"}},
+    "replicas": {},  # see below: a number and not a map
+    "rollout": {"maxSurge": 2},
+    "drainSeconds": {},
+    "startupDeadlineSeconds": {},
+    "scheduling": {"nodeSelector": {"disk": "slow"}},
+    # Not its bounds: replicas that were once raised stay until the load says otherwise.
+    "autoscaling": {"targets": {"interTokenLatencyMilliseconds": 101}},
+    "cache": {"preload": True},
+    "disruption": {"minAvailable": 2},
+    "network": {"allowFrom": []},
+    "apiKeySecretName": {},
+    "podTemplate": {"metadata": {"labels": {"team": "other"}}},
+}
+PLAIN_SAMPLE: Object = {"replicas": 3, "drainSeconds": 31, "startupDeadlineSeconds": 400, "apiKeySecretName": "others"}
+
+
+@pytest.mark.controlplane
+def test_edits_reach_the_children_and_undone_they_leave_nothing(space: Space, operator: OperatorProcess) -> None:
+    assert SAMPLE.keys() == spec_schema()["properties"].keys(), "a part of the spec is not tried"
+    names = {part: part.lower() for part in SAMPLE}
+    bases = {part: AUTOSCALED if part == "autoscaling" else EVERYTHING for part in SAMPLE}
+    _apply_all(space, {names[part]: bases[part] for part in SAMPLE})
+    eventually(lambda: len(space.items("deployments")) == len(SAMPLE), within=60, what="every Deployment")
+    operator.let_resyncs_pass(1)
+    before = _children(space)
+    edited = {part: _merged(bases[part], part) for part in SAMPLE}
+    _apply_all(space, {names[part]: spec for part, spec in edited.items()})
+
+    def unchanged() -> list[str]:
+        after = _children(space)
+        return [part for part, name in names.items() if after.get(name) == before[name]]
+
+    assert eventually_empty(unchanged, within=60) == []
+    _apply_all(space, {names[part]: bases[part] for part in SAMPLE})
+
+    def left() -> list[str]:
+        after = _children(space)
+        return [part for part, name in names.items() if after.get(name) != before[name]]
+
+    assert eventually_empty(left, within=60) == []
+
+
+def eventually_empty(look: Callable[[], list[str]], within: float) -> list[str]:
+    """What is left of a list that ought to become empty in that many seconds."""
+    with contextlib.suppress(TimeoutError):
+        eventually(lambda: look() == [], within=within, what="nothing left")
+    return look()
+
+
+def _merged(base: Object, part: str) -> Object:
+    if part in PLAIN_SAMPLE:
+        return {**base, part: PLAIN_SAMPLE[part]}
+    merged: Object = {**base[part], **SAMPLE[part]}
+    if part in ("engine", "resources", "autoscaling"):
+        merged |= {name: {**base[part][name], **value} for name, value in SAMPLE[part].items()}
+    return {**base, part: merged}
+
+
+def _apply_all(space: Space, specs: dict[str, Object]) -> None:
+    items = [{**resource(name), "spec": spec} for name, spec in specs.items()]
+    space.kubectl(
+        *("apply", "--server-side", "--filename", "-"),
+        stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
+    )
+
+
+def _children(space: Space) -> dict[str, dict[str, Object]]:
+    """The specs of all children by the resource they belong to, and by their kinds and names."""
+    kinds = "deployments,services,networkpolicies,poddisruptionbudgets,persistentvolumeclaims,jobs"
+    found: dict[str, dict[str, Object]] = {}
+    for child in space.items(kinds):
+        owner, metadata = child["metadata"]["ownerReferences"][0]["name"], child["metadata"]
+        if not metadata.get("deletionTimestamp"):
+            found.setdefault(owner, {})[f"{child['kind']}/{metadata['name']}"] = child["spec"]
+    return found

@@ -1,0 +1,111 @@
+"""What a person sees and does with kubectl, against a real API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.commands import CommandError
+from fastgen_operator.api.reference import PAGE_PATH, resource_page
+from harness.edits import dotted, fields, spec_schema
+from harness.process import OperatorProcess
+from harness.space import Space, resource
+from support.waiting import eventually
+
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 3}
+
+
+def test_the_reference_page_is_the_generated_one() -> None:
+    committed = Path(__file__).parents[3] / PAGE_PATH
+    assert committed.read_text() == resource_page(), "run: python -m fastgen_operator.api.reference --write"
+
+
+def test_the_reference_page_has_every_field() -> None:
+    page = resource_page()
+    for path in fields(spec_schema()):
+        assert f"`{path[-1]}`" in page, dotted(path)
+
+
+@pytest.mark.controlplane
+def test_lists_show_what_a_person_asks_for(space: Space, operator: OperatorProcess) -> None:
+    del operator
+    space.apply(resource())
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    header, row = space.kubectl("get", "fgd").splitlines()
+    assert header.split() == ["NAME", "MODEL", "READY", "REASON", "REPLICAS", "DESIRED", "AGE"]
+    assert row.split()[:-1] == ["chat", "file:///models/tiny.gguf", "True", "AllReplicasReady", "1", "1"]
+    header, row = space.kubectl("get", "fgd", "--output=wide").splitlines()
+    assert header.split()[6:] == ["TOKENS/S", "URL", "AGE"]
+    assert f"http://chat.{space.name}.svc:8000/v1" in row.split()
+    for category in ("all", "fastgen"):
+        assert "fastgendeployment.fastgen.dev/chat" in space.kubectl("get", category, "--output=name"), category
+
+
+@pytest.mark.controlplane
+def test_explain_says_what_the_fields_do(space: Space) -> None:
+    said = space.kubectl("explain", "fgd.spec.autoscaling", "--recursive=false")
+    assert "Let the replicas follow the tokens that wait and arrive; instead of replicas." in " ".join(said.split())
+    assert "maxReplicas\t<integer> -required-" in said
+    said = " ".join(space.kubectl("explain", "fgd.spec.autoscaling.minReplicas").split())
+    assert "Fewest replicas. At least 1: nothing holds requests that come while there are none." in said
+
+
+@pytest.mark.controlplane
+def test_wait_scale_and_rollout_status_work_as_on_a_deployment(space: Space, operator: OperatorProcess) -> None:
+    del operator
+    space.apply(resource())
+    with pytest.raises(CommandError, match="timed out waiting for the condition"):
+        space.kubectl("wait", "fgd/chat", "--for=condition=Ready", "--timeout=1s")
+    space.make_ready()
+    assert "condition met" in space.kubectl("wait", "fgd/chat", "--for=condition=Ready", "--timeout=20s")
+    assert "successfully rolled out" in space.kubectl("rollout", "status", "deployment/chat", "--timeout=20s")
+    assert "replicas" not in space.get("fgd", "chat")["spec"], "one replica is what nothing said means"
+    # A first number, where there was none: what kubectl does not need and a HorizontalPodAutoscaler does.
+    space.kubectl("scale", "fgd/chat", "--replicas=2")
+    space.make_ready(count=2)
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    assert space.get("fgd", "chat")["status"]["desiredReplicas"] == 2
+
+
+@pytest.mark.controlplane
+def test_scaling_by_hand_is_refused_under_autoscaling_with_the_remedy(space: Space, operator: OperatorProcess) -> None:
+    del operator
+    space.apply(resource(autoscaling=AUTOSCALING))
+    space.wait_pods(1)
+    with pytest.raises(CommandError) as refused:
+        space.kubectl("scale", "fgd/chat", "--replicas=2")
+    assert "spec.replicas and spec.autoscaling exclude each other" in str(refused.value)
+    assert "set spec.autoscaling.minReplicas and maxReplicas" in str(refused.value)
+    space.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 2}}})
+    space.wait_pods(2)
+
+
+@pytest.mark.controlplane
+def test_a_cache_grows_and_nothing_else_of_it_changes(space: Space) -> None:
+    space.apply(resource(model={"source": "hf://owner/name"}, cache={"size": "1Gi"}, replicas=0))
+    space.patch("fgd/chat", {"spec": {"cache": {"size": "1536Mi"}}})
+    refusals = {
+        "size": ("1Gi", "spec.cache.size can only grow"),
+        "storageClassName": ("other", "spec.cache.storageClassName and spec.cache.accessMode cannot change"),
+        "accessMode": ("ReadWriteMany", "spec.cache.storageClassName and spec.cache.accessMode cannot change"),
+    }
+    for field, (value, words) in refusals.items():
+        with pytest.raises(CommandError) as refused:
+            space.patch("fgd/chat", {"spec": {"cache": {field: value}}})
+        assert words in str(refused.value), field
+    space.patch("fgd/chat", {"spec": {"cache": None}})
+    space.patch("fgd/chat", {"spec": {"cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}})
+
+
+@pytest.mark.controlplane
+def test_one_way_to_scale_can_be_exchanged_for_the_other(space: Space, operator: OperatorProcess) -> None:
+    del operator
+    space.apply(resource(replicas=3))
+    space.wait_pods(3)
+    space.patch("fgd/chat", {"spec": {"replicas": None, "autoscaling": AUTOSCALING}})
+    eventually(lambda: space.condition("ScalingActive"), within=20, what="the autoscaler's word")
+    assert len(space.pods()) == 3, "what is there is where autoscaling begins"
+    space.patch("fgd/chat", {"spec": {"replicas": 1, "autoscaling": None}})
+    space.wait_pods(1)

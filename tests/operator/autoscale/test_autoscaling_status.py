@@ -1,0 +1,184 @@
+"""What a visit tells the autoscaler, and what the status says of its decisions. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fastgen_operator.autoscale.capacity import Capacity
+from fastgen_operator.autoscale.decision import Change, Decision
+from fastgen_operator.autoscale.watchlist import Watchlist, subject_of
+from fastgen_operator.children.pod import engine_arguments
+from fastgen_operator.kinds import DEPLOYMENT, Object
+from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
+from fastgen_operator.status.conditions import all_conditions
+from fastgen_operator.status.status import scaling_notice
+from harness.objects import deployment, pod, spec_of, stored
+
+NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
+GREW = Change("DemandGrew", "the demand takes 90 % of 2 replicas; target 85 %")
+
+
+def autoscaled(live: int | None = 2, status: dict[str, Any] | None = None, **autoscaling: Any) -> World:
+    """A resource whose Deployment has that many replicas."""
+    owner = stored(autoscaling={"maxReplicas": 5, **autoscaling})
+    owner = owner if status is None else {**owner, "status": status}
+    if live is None:
+        return World(resource=owner)
+    child = deployment(owner)
+    return World(owner, {(DEPLOYMENT, "chat"): {**child, "spec": {**child["spec"], "replicas": live}}})
+
+
+def decided(world: World, replicas: int, change: Change | None = GREW, **fields: Any) -> World:
+    return world.with_decision(Decision(replicas, change, **fields), {})
+
+
+def told(world: World, now: str = NOW) -> dict[str, Any]:
+    found = autoscaling_status(spec_of(world.resource), world, now)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "replicas"),
+    [
+        (autoscaled(None, minReplicas=2), 2),
+        (autoscaled(4), 4),
+        (autoscaled(9), 5),
+        (autoscaled(1, minReplicas=3), 3),
+        (decided(autoscaled(4), 3), 3),
+        (decided(autoscaled(4), 50), 5),
+    ],
+)
+def test_what_is_wanted_is_the_decision_else_what_there_is_within_the_bounds(world: World, replicas: int) -> None:
+    assert wanted_replicas(spec_of(world.resource), world) == replicas
+
+
+def test_a_change_is_told_once_with_its_reason_and_remembered() -> None:
+    first = told(autoscaled(2))
+    assert first == {"desiredReplicas": 2}
+    second = told(decided(autoscaled(2, {"autoscaling": first}), 3))
+    assert second["history"] == [
+        {"time": NOW, "fromReplicas": 2, "toReplicas": 3, "reason": GREW.reason, "message": GREW.message}
+    ]
+    again = told(decided(autoscaled(3, {"autoscaling": second}), 3, Change("DemandJumped", "other words")), LATER)
+    assert again == second, "what was told is not told anew"
+
+
+def test_five_changes_are_remembered_newest_first() -> None:
+    status = told(autoscaled(1))
+    for replicas in (2, 3, 2, 4, 1, 5, 2):
+        status = told(decided(autoscaled(1, {"autoscaling": status}), replicas))
+    assert [step["toReplicas"] for step in status["history"]] == [2, 5, 1, 4, 2]
+
+
+def test_a_restarted_operator_says_what_was_said_before() -> None:
+    limited = {
+        "type": "ScalingLimited",
+        "status": "True",
+        "reason": "TooManyReplicas",
+        "message": "as told",
+        "lastTransitionTime": NOW,
+    }
+    before = {
+        "autoscaling": told(decided(autoscaled(2), 3)),
+        "capacity": {"tokensPerSecond": 7},
+        "conditions": [limited],
+    }
+    world = autoscaled(3, before)
+    spec = spec_of(world.resource)
+    assert told(world, LATER) == before["autoscaling"]
+    assert capacity_status(spec, world) == before["capacity"]
+    conditions = {condition.type: condition for condition in all_conditions(spec, world, None)}
+    assert conditions["ScalingLimited"].reason == "TooManyReplicas"
+    assert conditions["ScalingActive"].status == "Unknown"
+
+
+def test_new_bounds_are_the_reason_where_no_decision_is() -> None:
+    before = {"autoscaling": {"desiredReplicas": 2}}
+    assert told(autoscaled(2, before, minReplicas=3))["reason"] == "BoundsChanged"
+
+
+def test_a_change_is_an_event_and_no_change_is_none() -> None:
+    owner: Object = {"status": {"autoscaling": {"desiredReplicas": 2}}}
+    after = {"autoscaling": told(decided(autoscaled(2, {"autoscaling": {"desiredReplicas": 2}}), 3))}
+    notice = scaling_notice(owner, after)
+    assert notice is not None
+    assert (notice.reason, notice.message) == ("ScaledUp", f"from 2 to 3 replicas: {GREW.message}")
+    assert scaling_notice({"status": after}, after) is None
+    assert scaling_notice(owner, {"autoscaling": {"desiredReplicas": 2}}) is None
+
+
+def test_capacity_is_written_in_two_digits_and_anew_only_when_it_moved() -> None:
+    def shown(rate: float, old: dict[str, Any] | None) -> Any:
+        world = decided(autoscaled(2, {"capacity": old} if old else {}), 2, capacity=Capacity(rate, 256, "StepModel"))
+        return capacity_status(spec_of(world.resource), world)
+
+    first = shown(7192.3, None)
+    assert first == {"tokensPerSecond": 7200, "tokenBudget": 256, "source": "StepModel"}
+    assert shown(6100.0, first) is first
+    assert shown(5600.0, first)["tokensPerSecond"] == 5600
+    assert shown(0.4, None)["tokensPerSecond"] == 0
+
+
+def test_a_fixed_number_is_no_business_of_the_autoscaler() -> None:
+    world = replace(autoscaled(2), resource=stored(replicas=2))
+    spec = spec_of(world.resource)
+    assert subject_of(spec, world, 5.0) is None
+    assert autoscaling_status(spec, world, NOW) is None
+    assert capacity_status(spec, world) is None
+    assert "--inter-token-target" not in engine_arguments("chat", spec)
+
+
+def test_the_engines_are_told_the_target_that_they_are_reckoned_by() -> None:
+    arguments = engine_arguments("chat", spec_of(autoscaled(2).resource))
+    assert arguments[arguments.index("--inter-token-target") + 1] == "50"
+
+
+def seen(name: str, *, ready: bool, created: str = NOW, since: str = "2026-01-01T00:00:40Z", **metadata: Any) -> Object:
+    found = pod("new", ready=ready)
+    conditions = [{**condition, "lastTransitionTime": since} for condition in found["status"]["conditions"]]
+    return {
+        **found,
+        "metadata": {"name": name, "creationTimestamp": created, **metadata},
+        "status": {"conditions": conditions, "podIP": "10.0.0.1", "phase": "Running"},
+    }
+
+
+def test_a_fleet_is_what_the_pods_are() -> None:
+    pods = (
+        seen("quick", ready=True),
+        seen("slow", ready=True, since="2026-01-01T01:00:00Z"),
+        seen("starts", ready=False),
+        seen("leaves", ready=True, deletionTimestamp=NOW),
+    )
+    ended = seen("ended", ready=False)
+    ended["status"]["phase"] = "Failed"
+    world = replace(autoscaled(3), pods=(*pods, ended))
+    subject = subject_of(spec_of(world.resource), world, 5.0)
+    assert subject is not None
+    start = subject.pods[0].created
+    fleet = subject.fleet({}, start + 100)
+    assert fleet.ready == {"quick", "slow"}
+    assert (fleet.pending_ages, fleet.terminating, fleet.start_seconds) == ((100.0,), 1, 40.0)
+
+
+def test_a_resource_that_was_made_anew_begins_anew() -> None:
+    watchlist = Watchlist(5.0)
+    world = autoscaled(2)
+    spec = spec_of(world.resource)
+    watchlist.look_up(spec, world)
+    record = watchlist.record(world.key, "uid-of-chat")
+    assert record is not None
+    record.decision = Decision(4)
+    assert watchlist.look_up(spec, world).decision == Decision(4)
+    metadata = {**world.resource["metadata"], "uid": "another"}
+    anew = replace(world, resource={**world.resource, "metadata": metadata})
+    assert watchlist.look_up(spec, anew).decision is None
+    watchlist.forget(world.key)
+    assert watchlist.subjects() == []
+    assert watchlist.record(world.key, "another") is None

@@ -1,0 +1,249 @@
+"""The autoscaling simulator tells the truth: about requests, about the engine, and about who is compared."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from benchmarks.autoscaling.coarse import CoarseReplica
+from benchmarks.autoscaling.device import A100_8B, CPU_135M, Device
+from benchmarks.autoscaling.exact import ExactReplica
+from benchmarks.autoscaling.fleet import Cluster, random_pod
+from benchmarks.autoscaling.policies.fixed import Fixed
+from benchmarks.autoscaling.policies.hpa import Behavior, WaitingRequests
+from benchmarks.autoscaling.policies.knative import Concurrency
+from benchmarks.autoscaling.replica import Arrival, Engine, Ledger, MakeReplica, Reading, Targets
+from benchmarks.autoscaling.results import figures
+from benchmarks.autoscaling.simulation import Policy, Run, Scenario, View, simulate
+from benchmarks.autoscaling.traces import AZURE_CODE, AZURE_CONVERSATION, BURST_GPT, Lengths, Mix, Trace, traces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+GPU = Engine(A100_8B, Targets(1.0, 0.05))
+CPU = Engine(CPU_135M, Targets(10.0, 0.4))
+
+
+def poisson(mix: Mix, rate: float, seconds: float, seed: int = 3) -> list[Arrival]:
+    rng = random.Random(seed)
+    now, found = rng.expovariate(rate), []
+    while now < seconds:
+        found.append(Arrival(now, mix.prompt.draw(rng), mix.generate.draw(rng)))
+        now += rng.expovariate(rate)
+    return found
+
+
+def short(arrivals: list[Arrival], seconds: float) -> Trace:
+    return Trace("short", "for a test", seconds, AZURE_CONVERSATION, lambda _: iter(arrivals))
+
+
+class Restless:
+    """Wants another number of replicas every few seconds."""
+
+    period = 7.0
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    def observe(self, view: View) -> int:
+        assert view.alive >= 0
+        return self._rng.randint(1, 6)
+
+
+def run(
+    policy: Policy,
+    *,
+    seed: int = 1,
+    rate: float = 6.0,
+    gpus: int = 5,
+    seconds: float = 180.0,
+    make: MakeReplica = CoarseReplica,
+) -> Run:
+    trace = short(poisson(AZURE_CONVERSATION, rate, seconds, seed), seconds)
+    cluster = Cluster(gpus=gpus, start=lambda rng: rng.uniform(10.0, 20.0))
+    return simulate(Scenario(trace=trace, engine=GPU, cluster=cluster, begin=2, most=8, seed=seed), policy, make)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 8))
+def test_every_request_ends_once_however_the_fleet_changes(seed: int, gpus: int) -> None:
+    result = run(Restless(seed), seed=seed, gpus=gpus)
+    arrivals = sorted(arrival.time for arrival in result.scenario.trace.arrivals(seed))
+    assert sorted([row[0] for row in result.ledger.served] + result.ledger.lost) == arrivals
+    assert all(arrival < first <= end for arrival, first, end, _ in result.ledger.served)
+
+
+@pytest.mark.parametrize("make", [CoarseReplica, ExactReplica])
+def test_the_same_seed_gives_the_same_run(make: MakeReplica) -> None:
+    one, other = (run(Restless(4), rate=1.0, seconds=45.0, make=make) for _ in range(2))
+    assert one.ledger == other.ledger
+    assert one.looks == other.looks
+    assert run(Restless(4), rate=1.0, seed=2).ledger != one.ledger
+
+
+def test_no_more_gpus_are_held_than_the_cluster_has() -> None:
+    result = run(Fixed(8), gpus=3, rate=10.0)
+    edges = sorted([(begin, 1) for begin, _ in result.gpu_intervals] + [(end, -1) for _, end in result.gpu_intervals])
+    held = most = 0
+    for _, change in edges:
+        held += change
+        most = max(most, held)
+    assert most == 3
+
+
+def test_a_pod_deleted_while_it_starts_never_serves() -> None:
+    class UpAndDown:
+        period = 5.0
+
+        def observe(self, view: View) -> int:
+            return 6 if view.now == 5.0 else 2
+
+    result = run(UpAndDown(), gpus=8)
+    assert max(look.ready for look in result.looks) == 2
+
+
+def play(make: MakeReplica, engine: Engine, arrivals: list[Arrival]) -> tuple[Ledger, Reading, float]:
+    ledger = Ledger()
+    replica = make(engine, ledger, 0.0)
+    for arrival in arrivals:
+        replica.run_until(arrival.time)
+        replica.add(arrival)
+    end = replica.drain(1e6)
+    return ledger, replica.reading("pod", end), end
+
+
+@pytest.mark.parametrize(
+    ("engine", "mix", "rate", "seconds"),
+    [
+        pytest.param(GPU, AZURE_CONVERSATION, 3.0, 60.0, id="conversation, half full"),
+        pytest.param(GPU, AZURE_CONVERSATION, 7.0, 60.0, id="conversation, overloaded"),
+        pytest.param(GPU, AZURE_CODE, 3.0, 60.0, id="code, long prompts"),
+        pytest.param(GPU, BURST_GPT, 40.0, 30.0, id="many short ones"),
+        pytest.param(CPU, Mix(Lengths(200, 300, 2000), Lengths(60, 80, 500)), 1.5, 200.0, id="two cores"),
+    ],
+)
+def test_the_coarse_replica_is_within_three_percent_or_a_pass_of_the_real_scheduler(
+    engine: Engine, mix: Mix, rate: float, seconds: float
+) -> None:
+    arrivals = poisson(mix, rate, seconds)
+    (real, said, end), (coarse, coarse_said, coarse_end) = (
+        play(make, engine, arrivals) for make in (ExactReplica, CoarseReplica)
+    )
+    assert len(real.served) == len(coarse.served) == len(arrivals)
+    assert coarse_end == pytest.approx(end, rel=0.03)
+    assert coarse_said.steps == pytest.approx(said.steps, rel=0.03)
+    assert coarse_said.scheduled_prefill_tokens == said.scheduled_prefill_tokens
+    assert coarse_said.scheduled_decode_tokens == said.scheduled_decode_tokens
+    first, ended = (
+        [sorted(row[place] - row[0] for row in ledger.served) for ledger in (real, coarse)] for place in (1, 2)
+    )
+    for share in (0.5, 0.9):
+        place = int(share * len(arrivals))
+        assert first[1][place] == pytest.approx(first[0][place], rel=0.03, abs=engine.targets.gap)
+        assert ended[1][place] == pytest.approx(ended[0][place], rel=0.03)
+
+
+def test_a_device_with_a_full_queue_refuses_and_counts_it() -> None:
+    engine = Engine(A100_8B, GPU.targets, max_queued=3)
+    for make in (ExactReplica, CoarseReplica):
+        ledger, said, _ = play(make, engine, [Arrival(0.0, 4000, 4) for _ in range(10)])
+        assert len(ledger.lost) == said.rejected > 0
+        assert len(ledger.served) + len(ledger.lost) == 10
+
+
+def test_a_drain_cuts_off_at_its_deadline() -> None:
+    for make in (ExactReplica, CoarseReplica):
+        ledger = Ledger()
+        replica = make(GPU, ledger, 0.0)
+        replica.add(Arrival(0.0, 100, 10_000))
+        assert replica.drain(5.0) == 5.0
+        assert ledger.lost == [0.0]
+
+
+def test_the_generated_traces_have_the_published_lengths() -> None:
+    rng = random.Random(1)
+    for lengths in (AZURE_CONVERSATION.prompt, AZURE_CODE.prompt, AZURE_CONVERSATION.generate):
+        assert isinstance(lengths, Lengths)
+        drawn = sorted(lengths.draw(rng) for _ in range(20_000))
+        assert drawn[10_000] == pytest.approx(lengths.median, rel=0.05)
+        assert sum(drawn) / len(drawn) == pytest.approx(lengths.mean, rel=0.05)
+    for trace in traces(0.2, 120.0):
+        times = [arrival.time for arrival in trace.arrivals(1)]
+        assert times == sorted(times)
+        assert times == [arrival.time for arrival in trace.arrivals(1)]
+
+
+def view(now: float, waiting: int, running: int, *, ready: int, wanted: int) -> View:
+    ledger = Ledger()
+    readings = []
+    for pod in range(ready):
+        reading = CoarseReplica(GPU, ledger, now).reading(str(pod), now)
+        reading.waiting, reading.running = waiting, running
+        readings.append(reading)
+    return View(now, tuple(readings), frozenset(map(str, range(ready))), (), None, 0, wanted)
+
+
+def wants(policy: Policy, views: Callable[[float], View], seconds: float) -> list[int]:
+    return [policy.observe(views(step * policy.period)) for step in range(1, int(seconds / policy.period) + 1)]
+
+
+def test_the_hpa_tolerates_a_tenth_and_waits_five_minutes_before_it_shrinks() -> None:
+    assert wants(WaitingRequests(5.0), lambda now: view(now, 5, 9, ready=4, wanted=4), 15)[-1] == 4
+    assert wants(WaitingRequests(5.0), lambda now: view(now, 10, 9, ready=4, wanted=4), 15)[-1] == 8
+    assert (
+        wants(WaitingRequests(5.0), lambda now: view(now, 500, 9, ready=4, wanted=4), 15)[-1] == 8
+    )  # at most 4 or double
+    behavior = Behavior()
+    assert [behavior.limit(now, 6, 6 if now < 15 else 2) for now in (0.0, 15.0, 300.0, 316.0)] == [6, 6, 2, 2]
+
+
+def test_knative_panics_at_twice_its_target_and_does_not_shrink_meanwhile() -> None:
+    policy = Concurrency(10.0)
+    calm = wants(policy, lambda now: view(now, 0, 10, ready=2, wanted=2), 60)
+    assert calm[-1] == 2
+    assert policy.observe(view(62.0, 90, 10, ready=2, wanted=2)) > 2
+    peak = policy.observe(view(64.0, 90, 10, ready=2, wanted=2))
+    assert policy.observe(view(66.0, 0, 0, ready=2, wanted=peak)) >= peak
+
+
+def test_figures_count_only_what_came_after_the_warm_up() -> None:
+    trace = traces(0.25, 60.0)[0]
+    result = simulate(Scenario(trace=trace, engine=GPU, cluster=Cluster(), begin=2), Fixed(2))
+    got = figures(result)
+    assert got.gpu_hours == pytest.approx(2 * 60 / 3600)
+    assert got.changes_per_hour == 0
+    assert got.attainment > 0.95
+
+
+def test_a_large_fleet_is_simulated_in_seconds() -> None:
+    device = Device(
+        name="small", base=0.05, token=0.0005, kv_token=0.0, token_budget=256, max_sequences=64, kv_tokens=9999
+    )
+    arrivals = poisson(Mix(Lengths(200, 250, 1000), Lengths(20, 30, 100)), 1000.0, 15.0)
+    scenario = Scenario(
+        trace=short(arrivals, 15.0), engine=Engine(device, CPU.targets), cluster=Cluster(), begin=1000, most=1000,
+        balancer=random_pod,
+    )  # fmt: skip
+    result = simulate(scenario, Fixed(1000))
+    assert len(result.ledger.served) == len(arrivals)
+    assert result.looks[-1].ready == 1000
+
+
+def test_the_quick_comparison_prints_a_table() -> None:
+    root = Path(__file__).parents[3]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.autoscaling",
+        "--quick",
+        "--seconds",
+        "120",
+        "--policy",
+        "HPA on waiting",
+    ]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    assert "| HPA on waiting, 5, as usual |" in done.stdout
+    assert "2 runs in" in done.stdout

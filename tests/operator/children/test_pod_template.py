@@ -1,0 +1,212 @@
+"""podTemplate: a strategic merge like kubectl's own, which leaves an engine to serve and says what gets insecure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster.commands import CommandError
+from fastgen_operator.children.pod_security import broken_rules
+from fastgen_operator.children.template import TemplateRefused, build_template
+from fastgen_operator.kinds import Object
+from fastgen_operator.status.conditions import PODS_RESTRICTED, all_conditions
+from harness.objects import pod, spec_of, stored, world
+from harness.process import OperatorProcess
+from harness.space import Space, resource
+from support.waiting import eventually
+
+SAFE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+SIDECAR = {"name": "proxy", "image": "proxy:1", "securityContext": SAFE}
+
+
+def template(**pod_template: Any) -> Object:
+    return build_template("chat", spec_of(stored(podTemplate=pod_template)), "engine:test")
+
+
+def merged(**patch: Any) -> Object:
+    spec: Object = template(spec=patch)["spec"]
+    return spec
+
+
+def engine_of(spec: Object) -> Object:
+    (engine,) = [container for container in spec["containers"] if container["name"] == "engine"]
+    return dict(engine)
+
+
+PLAIN = merged()
+
+REFUSED: dict[str, tuple[Object, str]] = {
+    "no name": ({"containers": [{"image": "a"}]}, "containers[0]: each item needs name"),
+    "no list": ({"containers": {"name": "engine"}}, "containers: must be a list"),
+    "no map": ({"securityContext": "none"}, "securityContext: must be a map"),
+    "an unknown directive": ({"$setElementOrder/containers": []}, "this directive is not understood"),
+    "an unknown action": ({"securityContext": {"$patch": "drop"}}, "must be replace, delete or merge"),
+    "a replaced item": ({"containers": [{"name": "engine", "$patch": "replace"}]}, "an item of its own"),
+    "no engine": (
+        {"containers": [{"name": "engine", "$patch": "delete"}]},
+        "the container engine may not be taken out",
+    ),
+    "other containers": ({"containers": [{"$patch": "replace"}, {"name": "a"}]}, "may not be taken out"),
+    "no containers": ({"containers": None}, "may not be taken out"),
+    "another command": ({"containers": [{"name": "engine", "command": ["sh"]}]}, "containers[engine].command: is the"),
+    "other arguments": ({"containers": [{"name": "engine", "args": ["x"]}]}, "use spec.engine.extraArgs"),
+    "another port": (
+        {"containers": [{"name": "engine", "ports": [{"containerPort": 8000, "name": "x"}]}]},
+        "port http",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_leave_no_engine_is_refused_with_the_field_and_the_remedy(case: str) -> None:
+    patch, words = REFUSED[case]
+    with pytest.raises(TemplateRefused) as refused:
+        merged(**patch)
+    assert str(refused.value).startswith("spec.podTemplate.spec")
+    assert words in str(refused.value)
+
+
+def test_a_template_of_nothing_is_none() -> None:
+    assert template() == template(spec={}) == build_template("chat", spec_of(stored()), "engine:test")
+
+
+def test_sidecars_variables_volumes_and_metadata_are_added() -> None:
+    engine = {
+        "name": "engine",
+        "env": [{"name": "A", "value": "1"}],
+        "volumeMounts": [{"name": "d", "mountPath": "/d"}],
+    }
+    made = template(
+        metadata={"labels": {"team": "search"}, "annotations": {"note": "yes"}},
+        spec={"containers": [SIDECAR, engine], "volumes": [{"name": "d", "emptyDir": {}}]},
+    )
+    assert made["metadata"]["labels"].items() > {"team": "search", "fastgen.dev/deployment": "chat"}.items()
+    assert made["metadata"]["annotations"] == {"note": "yes"}
+    assert [container["name"] for container in made["spec"]["containers"]] == ["engine", "proxy"]
+    changed = engine_of(made["spec"])
+    assert changed["env"] == [*engine_of(PLAIN)["env"], {"name": "A", "value": "1"}]
+    assert {"name": "d", "mountPath": "/d"} in changed["volumeMounts"]
+    assert changed["securityContext"] == engine_of(PLAIN)["securityContext"]
+    assert broken_rules(made) == ()
+
+
+def of_engine(**fields: Any) -> Object:
+    return {"containers": [{"name": "engine", **fields}]}
+
+
+def context(**fields: Any) -> Object:
+    return of_engine(securityContext=fields)
+
+
+# What breaks the restricted standard, and words of what is said of it.
+INSECURE: dict[str, tuple[Object, str]] = {
+    "host network": ({"hostNetwork": True}, "hostNetwork must be false"),
+    "host processes": ({"hostPID": True}, "hostPID must be false"),
+    "a folder of the node": ({"volumes": [{"name": "n", "hostPath": {"path": "/"}}]}, "volume n: hostPath"),
+    "a root pod": ({"securityContext": {"runAsUser": 0}}, "securityContext.runAsUser may not be 0"),
+    "perhaps a root pod": ({"securityContext": {"runAsNonRoot": None}}, "runAsNonRoot must be true"),
+    "any system call": ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "seccompProfile.type must be"),
+    "no seccomp profile": ({"securityContext": {"seccompProfile": None}}, "container engine: securityContext.seccomp"),
+    "a kernel setting": (
+        {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}},
+        "kernel.msgmax is not allowed",
+    ),
+    "a privileged engine": (
+        context(privileged=True, allowPrivilegeEscalation=True),
+        "container engine: securityContext.privileged",
+    ),
+    "an engine that may rise": (context(allowPrivilegeEscalation=True), "allowPrivilegeEscalation must be false"),
+    "a capability": (context(capabilities={"add": ["IPC_LOCK"]}), "capabilities.add may not hold IPC_LOCK"),
+    "all capabilities": (context(capabilities={"drop": []}), "capabilities.drop must hold ALL"),
+    "a root engine": (context(runAsUser=0), "container engine: securityContext.runAsUser"),
+    "a profile of its own": (
+        context(seccompProfile={"type": "Unconfined"}),
+        "container engine: securityContext.seccomp",
+    ),
+    "a role": (context(seLinuxOptions={"role": "x"}), "seLinuxOptions may name only"),
+    "no confinement": (context(appArmorProfile={"type": "Unconfined"}), "appArmorProfile.type must be"),
+    "a port of the node": (of_engine(ports=[{"containerPort": 9, "hostPort": 9}]), "hostPort 9 is not allowed"),
+    "a probe elsewhere": (of_engine(livenessProbe={"httpGet": {"host": "a", "path": "/", "port": 1}}), "name a host"),
+    "a plain sidecar": ({"containers": [{"name": "proxy", "image": "p"}]}, "container proxy: securityContext.allow"),
+    "a plain init container": ({"initContainers": [{"name": "i", "image": "p"}]}, "container i: securityContext.allow"),
+}
+
+
+# This API server allows no privileged containers at all: it refuses them before admission has its say.
+VALID = {case: patch for case, (patch, _) in INSECURE.items() if case != "a privileged engine"}
+
+
+@pytest.mark.parametrize("case", INSECURE)
+def test_a_template_that_breaks_the_restricted_standard_says_the_rule(case: str) -> None:
+    patch, words = INSECURE[case]
+    assert words in "; ".join(broken_rules(template(spec=patch)))
+    owner = stored(podTemplate={"spec": patch})
+    conditions = {found.type: found for found in all_conditions(spec_of(owner), world(pod(), owner=owner), None)}
+    assert (conditions[PODS_RESTRICTED].status, conditions[PODS_RESTRICTED].reason) == (
+        "False",
+        "PodTemplateNotRestricted",
+    )
+    assert words in conditions[PODS_RESTRICTED].message
+    assert conditions["Ready"].reason != "PodTemplateNotRestricted"
+
+
+def test_without_a_template_nothing_is_said_of_one() -> None:
+    assert broken_rules(template()) == ()
+    assert PODS_RESTRICTED not in [found.type for found in all_conditions(spec_of(stored()), world(), None)]
+
+
+@pytest.mark.controlplane
+def test_the_api_server_refuses_the_same_pods(space: Space) -> None:
+    """Kubernetes' own admission plugin has the same verdict of every case, and of pods that keep to the standard."""
+    patches = [*VALID.values(), {}, {"containers": [SIDECAR]}]
+    templates = {f"pod{number}": template(spec=patch) for number, patch in enumerate(patches)}
+    pods = [
+        {
+            **{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}},
+            "spec": {**made["spec"], "serviceAccountName": "default"},
+        }
+        for name, made in templates.items()
+    ]
+    eventually(lambda: space.items("serviceaccounts"), within=20, what="the namespace's own account")
+    with pytest.raises(CommandError) as refused:
+        space.apply({"apiVersion": "v1", "kind": "List", "items": pods}, "--dry-run=server", "--validate=false")
+    theirs = {
+        line.split('pods "')[1].split('"')[0]
+        for line in str(refused.value).splitlines()
+        if "violates PodSecurity" in line
+    }
+    assert theirs == {name for name, made in templates.items() if broken_rules(made)}
+    assert len(theirs) == len(VALID), str(refused.value)
+
+
+@pytest.mark.controlplane
+def test_a_template_is_obeyed_refused_and_taken_back_in_the_cluster(space: Space, operator: OperatorProcess) -> None:
+    space.apply(resource())
+    plain = eventually(lambda: _template(space), within=20, what="the Deployment")
+    sidecar = {"spec": {"containers": [SIDECAR], "hostNetwork": False, "nodeSelector": {}, "tolerations": []}}
+    space.apply(resource(podTemplate=sidecar))
+    space.wait_condition("PodsRestricted", "True", "Restricted")
+    eventually(lambda: len(_template(space)["spec"]["containers"]) == 2, within=20, what="the sidecar")
+    space.apply(resource(podTemplate={"spec": {"containers": [{"name": "engine", "$patch": "delete"}]}}))
+    condition = space.wait_condition("Progressing", "False", "PodTemplateRefused")
+    assert "the container engine may not be taken out" in condition["message"]
+    assert len(_template(space)["spec"]["containers"]) == 2, "the pods stay as they were"
+    space.apply(resource(podTemplate={"spec": {"containers": [{"name": "proxy", "image": "proxy:1"}]}}))
+    condition = space.wait_condition("PodsRestricted", "False", "PodTemplateNotRestricted")
+    assert "container proxy: securityContext.allowPrivilegeEscalation must be false" in condition["message"]
+    condition = space.wait_condition("Progressing", "False", "ReplicaFailure")
+    assert "violates PodSecurity" in condition["message"]
+    space.apply(resource())
+    eventually(lambda: _template(space) == plain, within=20, what="the template as it was")
+    assert "PodsRestricted" not in json.dumps(space.get("fgd", "chat")["status"])
+    operator.let_resyncs_pass(1)
+
+
+def _template(space: Space) -> Object:
+    try:
+        found: Object = space.get("deployment", "chat")["spec"]["template"]
+    except CommandError:
+        return {}
+    return found

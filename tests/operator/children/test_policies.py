@@ -1,0 +1,160 @@
+"""The children that say who may do what with the pods: account, budget, network; and those of other projects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastgen_operator.children import Platform, build_children
+from fastgen_operator.children.disruption_budget import build_disruption_budget
+from fastgen_operator.children.network_policy import CLUSTER_DNS, Neighbours
+from fastgen_operator.children.pod_monitor import build_pod_monitor
+from fastgen_operator.kinds import (
+    DEPLOYMENT,
+    INFERENCE_POOL,
+    NETWORK_POLICY,
+    OPTIONAL_KINDS,
+    POD_MONITOR,
+    SERVICE_ACCOUNT,
+    Kind,
+    Object,
+)
+from harness.objects import spec_of, stored
+
+OPERATOR = {"podSelector": {"matchLabels": {"app": "operator"}}}
+PROMETHEUS = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+ALL = Platform("e", frozenset(OPTIONAL_KINDS), neighbours=Neighbours(operator=(OPERATOR,), prometheus=(PROMETHEUS,)))
+
+
+def children(platform: Platform = ALL, **spec: Any) -> dict[Kind, Object]:
+    return dict(build_children(stored(**spec), spec_of(stored(**spec)), platform, 1))
+
+
+def policy(platform: Platform = ALL, **spec: Any) -> Object:
+    found: Object = children(platform, **spec)[NETWORK_POLICY]["spec"]
+    return found
+
+
+def peers(platform: Platform = ALL, **spec: Any) -> list[Object]:
+    (rule,) = policy(platform, **spec)["ingress"]
+    assert rule["ports"] == [{"port": 8000, "protocol": "TCP"}]
+    found: list[Object] = rule["from"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("min_available", "replicas", "budget"),
+    [
+        (None, 1, {"maxUnavailable": 1}),
+        (None, 8, {"maxUnavailable": 1}),
+        (1, 1, {"maxUnavailable": 1}),
+        (5, 3, {"maxUnavailable": 1}),
+        (3, 3, {"maxUnavailable": 1}),
+        (2, 3, {"minAvailable": 2}),
+        (0, 3, {"minAvailable": 0}),
+        (0, 0, {"maxUnavailable": 1}),
+    ],
+)
+def test_a_node_can_always_be_drained_one_pod_at_a_time(
+    min_available: int | None, replicas: int, budget: dict[str, int]
+) -> None:
+    spec = build_disruption_budget(stored(), min_available, replicas)["spec"]
+    assert spec == {
+        **budget,
+        "selector": {"matchLabels": {"fastgen.dev/deployment": "chat"}},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+
+
+def test_pods_have_an_account_of_their_own_and_no_token_of_it() -> None:
+    made = children()
+    account, pod = made[SERVICE_ACCOUNT], made[DEPLOYMENT]["spec"]["template"]["spec"]
+    assert account["automountServiceAccountToken"] is False
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == (account["metadata"]["name"], False)
+
+
+def test_the_account_and_the_walls_stand_before_the_first_pod() -> None:
+    names = [kind.name for kind in children()]
+    assert names.index("ServiceAccount") < names.index("Deployment")
+    assert names.index("NetworkPolicy") < names.index("Deployment")
+
+
+def test_nobody_named_means_the_pods_of_the_namespace_and_who_reads_the_metrics() -> None:
+    assert peers() == [{"podSelector": {}}, OPERATOR, PROMETHEUS]
+
+
+def test_those_named_and_no_other_pods_may_use_the_model() -> None:
+    gateway = {"namespaceSelector": {"matchLabels": {"team": "web"}}, "podSelector": {"matchLabels": {"app": "gw"}}}
+    outside = {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}
+    assert peers(network={"allowFrom": [gateway, outside]}) == [gateway, outside, OPERATOR, PROMETHEUS]
+
+
+def test_prometheus_is_let_in_only_where_there_is_a_pod_monitor() -> None:
+    without_crd = Platform("e", neighbours=ALL.neighbours)
+    assert PROMETHEUS not in peers(without_crd)
+    switched_off = Platform("e", ALL.optional_kinds, frozenset({"PodMonitor"}), ALL.neighbours)
+    assert PROMETHEUS not in peers(switched_off)
+
+
+def test_a_serving_pod_reaches_names_and_nothing_else() -> None:
+    dns = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
+    assert policy()["egress"] == [{"to": list(CLUSTER_DNS), "ports": dns}]
+    assert policy()["policyTypes"] == ["Ingress", "Egress"]
+
+
+HUB = {"source": "hf://owner/name"}
+ANYWHERE = {"ports": [{"port": 443, "protocol": "TCP"}]}
+
+
+def walls(**spec: Any) -> dict[str, Object]:
+    """The specs of the NetworkPolicies by name."""
+    made = build_children(stored(**spec), spec_of(stored(**spec)), ALL, 1)
+    return {manifest["metadata"]["name"]: manifest["spec"] for kind, manifest in made if kind == NETWORK_POLICY}
+
+
+def test_a_pod_that_downloads_its_model_reaches_its_source_too() -> None:
+    assert list(walls()) == ["chat"]
+    assert ANYWHERE not in walls()["chat"]["egress"]
+    (wall,) = walls(model=HUB).values()
+    assert wall["egress"] == [*policy()["egress"], ANYWHERE]
+
+
+def test_with_a_cache_only_the_pod_that_fills_it_reaches_the_source() -> None:
+    found = walls(model=HUB, cache={"size": "1Gi"})
+    assert found["chat"] == walls()["chat"]
+    assert found["chat.fetch"] == {
+        "podSelector": {"matchLabels": {"fastgen.dev/deployment": "chat_fetch"}},
+        "policyTypes": ["Ingress", "Egress"],
+        "egress": [*policy()["egress"], ANYWHERE],
+    }
+
+
+def test_rules_are_written_as_the_api_server_stores_them() -> None:
+    dns: tuple[Object, ...] = ({"namespaceSelector": {}, "podSelector": {"matchLabels": {}}},)
+    (rule,) = policy(Platform("e", neighbours=Neighbours(dns=dns)))["egress"]
+    assert rule["to"] == [{"namespaceSelector": {}, "podSelector": {}}]
+
+
+def test_optional_kinds_are_made_only_where_the_cluster_has_them_and_wants_them() -> None:
+    assert not children(Platform("e")).keys() & set(OPTIONAL_KINDS)
+    assert children().keys() >= set(OPTIONAL_KINDS)
+    switched_off = Platform("e", ALL.optional_kinds, frozenset({"InferencePool"}))
+    assert INFERENCE_POOL not in children(switched_off)
+    assert INFERENCE_POOL in switched_off.kinds, "those that are there are seen, and taken away"
+
+
+def test_every_series_says_whose_engine_it_comes_from_and_the_monitor_can_be_chosen() -> None:
+    monitor = build_pod_monitor(stored(), {"release": "prometheus", "fastgen.dev/deployment": "not this"})
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["metadata"]["labels"]["fastgen.dev/deployment"] == "chat"
+    assert monitor["spec"]["podTargetLabels"] == ["fastgen.dev/deployment"]
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics"}]
+    assert POD_MONITOR.api_version == monitor["apiVersion"]
+
+
+def test_the_pool_names_the_pods_and_the_picker_and_serves_without_it() -> None:
+    pool = children()[INFERENCE_POOL]["spec"]
+    assert pool["selector"] == {"matchLabels": {"fastgen.dev/deployment": "chat"}}
+    assert pool["targetPorts"] == [{"number": 8000}]
+    assert pool["endpointPickerRef"] == {"name": "chat-epp", "port": {"number": 9002}, "failureMode": "FailOpen"}

@@ -1,0 +1,172 @@
+"""Events: each thing once, repetitions counted, never a flood. And how often a child is restored against a rival."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from fastgen_operator.kinds import DEPLOYMENT, POD, Kind, Object
+from fastgen_operator.kube.events import BURST, REFILL, Notice, Recorder
+from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.plan import Apply, Plan, Weigh
+from fastgen_operator.plan.rollout import DELETION_COST
+from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, WINDOW, Contention
+from fastgen_operator.reconcile.execute import CarryOut
+from harness.objects import pod, stored
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+CRASH = Notice("Warning", "CrashLoopBackOff", "pod x: bang")
+KEY = ("space", "chat")
+
+
+@dataclass
+class Fake:
+    """Writes nothing down but what was asked, in order; `refuses` is raised by what it is given for."""
+
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    refuses: dict[str, KubeError] = field(default_factory=dict)
+
+    def _call(self, name: str, what: Any) -> None:
+        self.calls.append((name, what))
+        if name in self.refuses:
+            raise self.refuses[name]
+
+    def create_event(self, resource: Object, event: dict[str, Any]) -> str:
+        del resource
+        self._call("create", event["message"])
+        return f"event-{len(self.calls)}"
+
+    def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
+        del resource, time
+        self._call("count", (name, count))
+
+    def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
+        self._call("annotate", (kind.name, obj["metadata"]["name"], annotations))
+        return None
+
+    def apply(self, kind: Kind, manifest: Object) -> Object:
+        self._call("apply", kind.name)
+        return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(len(self.calls))}}
+
+    def delete(self, kind: Kind, child: Object) -> None:
+        self._call("delete", (kind.name, child["metadata"]["name"]))
+
+
+def test_what_is_said_again_within_the_window_is_counted_on_the_same_event() -> None:
+    fake = Fake()
+    recorder = Recorder(fake)
+    for minute in (0, 4, 8):
+        recorder.record(stored(), CRASH, T0 + timedelta(minutes=minute))
+    assert fake.calls == [("create", CRASH.message), ("count", ("event-1", 2)), ("count", ("event-1", 3))]
+    recorder.record(stored(), CRASH, T0 + timedelta(minutes=8) + WINDOW)
+    assert fake.calls[-1] == ("create", CRASH.message)
+
+
+def test_other_words_are_another_event_and_another_resource_has_its_own() -> None:
+    fake = Fake()
+    recorder = Recorder(fake)
+    recorder.record(stored(), CRASH, T0)
+    recorder.record(stored(), Notice("Warning", "CrashLoopBackOff", "pod y: bang"), T0)
+    recorder.record(stored("other"), CRASH, T0)
+    assert [name for name, _ in fake.calls] == ["create"] * 3
+
+
+def test_events_of_one_resource_are_bounded_and_come_back_slowly() -> None:
+    fake = Fake()
+    recorder = Recorder(fake)
+    for number in range(200):
+        recorder.record(stored(), Notice("Warning", "Flood", f"number {number}"), T0)
+    assert len(fake.calls) == BURST
+    recorder.record(stored("other"), CRASH, T0)
+    assert len(fake.calls) == BURST + 1, "the others are not silenced"
+    for number in range(200):
+        recorder.record(stored(), Notice("Warning", "Flood", f"number {number}"), T0 + WINDOW + REFILL)
+    assert len(fake.calls) == BURST + 1 + (WINDOW + REFILL) // REFILL
+
+
+def test_an_event_that_is_gone_is_made_anew_and_a_failure_is_no_error() -> None:
+    fake = Fake()
+    recorder = Recorder(fake)
+    recorder.record(stored(), CRASH, T0)
+    fake.refuses["count"] = KubeError(404, "not found")
+    recorder.record(stored(), CRASH, T0)
+    recorder.record(stored(), CRASH, T0)
+    assert [name for name, _ in fake.calls] == ["create", "count", "create"]
+
+
+def test_a_few_restores_are_made_at_once_and_then_more_and_more_seldom() -> None:
+    contention, now, made = Contention(), T0, []
+    for _ in range(3600):
+        if not contention.is_held(KEY, DEPLOYMENT, "chat", now):
+            contention.note(KEY, DEPLOYMENT, "chat", now)
+            made.append((now - T0).total_seconds())
+        now += timedelta(seconds=1)
+    assert made[:FREE_RESTORES] == [0, 1, 2, 3, 4]
+    waits = [later - earlier for earlier, later in pairwise(made[4:9])]
+    assert waits == [10, 20, 40, 80]
+    assert len(made) < 30, "in an hour against a rival that writes every second"
+    assert max(later - earlier for earlier, later in pairwise(made)) <= LONGEST_WAIT.total_seconds()
+
+
+def test_a_fight_that_is_over_is_forgotten_and_others_are_not_held() -> None:
+    contention = Contention()
+    for _ in range(FREE_RESTORES + 3):
+        contention.note(KEY, DEPLOYMENT, "chat", T0)
+    assert contention.is_held(KEY, DEPLOYMENT, "chat", T0)
+    assert not contention.is_held(KEY, POD, "chat", T0)
+    assert not contention.is_held(("space", "other"), DEPLOYMENT, "chat", T0)
+    assert not contention.is_held(KEY, DEPLOYMENT, "chat", T0 + WINDOW)
+
+
+def restoring() -> Plan:
+    manifest = {"metadata": {"name": "chat"}}
+    return Plan(applies=(Apply(DEPLOYMENT, manifest, "restored: spec.replicas had been changed", "spec.replicas"),))
+
+
+def test_a_held_restore_is_a_problem_that_names_the_field_and_how_to_find_the_other_writer() -> None:
+    fake = Fake()
+    work = CarryOut(fake, Recorder(fake), lambda: T0)
+    told = [work.run(restoring(), World(resource=stored()))[1] for _ in range(FREE_RESTORES + 2)]
+    assert told[:FREE_RESTORES] == [None] * FREE_RESTORES
+    problem = told[-1]
+    assert problem is not None
+    assert problem == told[-2], "the words do not change from visit to visit"
+    assert problem.reason == "Contended"
+    assert "somebody keeps changing spec.replicas of Deployment chat" in problem.message
+    assert "kubectl get deployments chat --show-managed-fields" in problem.message
+    assert [name for name, _ in fake.calls].count("apply") == FREE_RESTORES
+
+
+def test_an_edit_of_the_spec_is_never_held() -> None:
+    fake = Fake()
+    work = CarryOut(fake, Recorder(fake), lambda: T0)
+    for _ in range(FREE_RESTORES + 2):
+        work.run(restoring(), World(resource=stored()))
+    edit = Apply(DEPLOYMENT, {"metadata": {"name": "chat"}}, "updated to the new spec")
+    assert work.run(Plan(applies=(edit,)), World(resource=stored()))[1] is None
+
+
+def scale_down() -> Plan:
+    return Plan((Weigh(pod(), "7"),), restoring().applies)
+
+
+def test_the_costs_are_written_before_the_replicas() -> None:
+    fake = Fake()
+    CarryOut(fake, Recorder(fake), lambda: T0).run(scale_down(), World(resource=stored()))
+    assert fake.calls[0] == ("annotate", ("Pod", "chat-new-x", {DELETION_COST: "7"}))
+    assert fake.calls[1] == ("apply", "Deployment")
+
+
+def test_a_cost_that_is_refused_does_not_stop_the_scale_down_but_a_failure_is_tried_again() -> None:
+    fake = Fake(refuses={"annotate": KubeError(403, "forbidden")})
+    CarryOut(fake, Recorder(fake), lambda: T0).run(scale_down(), World(resource=stored()))
+    assert ("apply", "Deployment") in fake.calls
+    fake = Fake(refuses={"annotate": KubeError(500, "busy")})
+    with pytest.raises(KubeError):
+        CarryOut(fake, Recorder(fake), lambda: T0).run(scale_down(), World(resource=stored()))
+    assert ("apply", "Deployment") not in fake.calls

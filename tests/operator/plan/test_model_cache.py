@@ -1,0 +1,382 @@
+"""The model's volume, the download into it, and what waits for that: pure."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fastgen_operator.children import Platform
+from fastgen_operator.children.deployment import build_deployment
+from fastgen_operator.children.model_source import model_address, model_path
+from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
+from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.plan import Plan, make_plan
+from fastgen_operator.status.conditions import MODEL_CACHED, all_conditions
+from harness.objects import pod, spec_of, stored, world
+
+HUB = "hf://tests/tiny"
+PLATFORM = Platform("engine:test")
+
+
+def cached(source: str = HUB, *, cache: Object | None = None, **spec: Any) -> Object:
+    """A resource with a cache."""
+    model = {"source": source, **spec.pop("model", {})}
+    return stored(model=model, cache={"size": "1Gi", **(cache or {})}, **spec)
+
+
+def carried_out(seen: World) -> World:
+    """The world after plans were carried out until there is nothing to do, the volume with a uid."""
+    for _ in range(5):
+        plan = make_plan(spec_of(seen.resource), seen, PLATFORM)
+        if plan == Plan():
+            return seen
+        assert plan.problem is None
+        for apply in plan.applies:
+            live = copy.deepcopy(apply.manifest)
+            before = seen.child(apply.kind, live["metadata"]["name"])
+            live["metadata"]["uid"] = before["metadata"]["uid"] if before else f"uid-{apply.kind.name}-{len(str(seen))}"
+            live["metadata"]["generation"] = 1
+            seen = seen.with_child(apply.kind, live)
+        for delete in plan.deletes:
+            seen = seen.without_child(delete.kind, delete.child["metadata"]["name"])
+    raise AssertionError("the plans do not come to an end")
+
+
+def jobs(seen: World) -> list[Object]:
+    return [child for (kind, _), child in seen.children.items() if kind == JOB]
+
+
+def finished(seen: World) -> World:
+    """The world after the download ended well."""
+    (job,) = jobs(seen)
+    done = {**job, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    return seen.with_child(JOB, done)
+
+
+def served(**spec: Any) -> World:
+    """A world in which the model is in the volume and the Deployment is made."""
+    seen = carried_out(finished(carried_out(World(resource=cached(**spec)))))
+    assert seen.deployment is not None
+    return seen
+
+
+def arguments(job: Object) -> list[str]:
+    found: list[str] = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    return found
+
+
+def serves(seen: World) -> str:
+    """The path that the Deployment's engine is told to serve."""
+    assert seen.deployment is not None
+    return str(seen.deployment["spec"]["template"]["spec"]["containers"][0]["args"][1])
+
+
+def test_pods_are_made_when_the_model_is_in_the_volume() -> None:
+    seen = carried_out(World(resource=cached()))
+    assert seen.deployment is None
+    assert seen.child(CLAIM) is not None
+    (job,) = jobs(seen)
+    address = model_address(spec_of(seen.resource))
+    assert arguments(job) == [
+        *("fetch", HUB, "--to", f"/mnt/models/{address}", "--revision", "main", "--keep", address),
+    ]
+    seen = carried_out(finished(seen))
+    assert serves(seen) == f"/mnt/models/{address}"
+    assert len(jobs(seen)) == 1, "the Job is the record that the model is there"
+
+
+def test_a_change_of_the_model_keeps_the_pods_until_the_new_one_is_there_and_scales_them_meanwhile() -> None:
+    seen = served()
+    old = serves(seen)
+    seen = carried_out(replace(seen, resource=cached(model={"revision": "v2"}, replicas=3, drainSeconds=7)))
+    assert serves(seen) == old
+    assert seen.deployment is not None
+    assert seen.deployment["spec"]["replicas"] == 3
+    assert seen.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90
+    (job,) = jobs(seen)
+    kept = {word for flag, word in zip(arguments(job), arguments(job)[1:], strict=False) if flag == "--keep"}
+    assert kept == {old.rpartition("/")[2], model_address(spec_of(seen.resource))}, "the model that is served stays"
+    seen = carried_out(finished(seen))
+    assert serves(seen) == model_path(spec_of(seen.resource)) != old
+    assert seen.deployment is not None
+    assert seen.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 37
+
+
+def test_models_of_pods_that_are_still_there_are_kept_in_the_volume() -> None:
+    seen = served()
+    lingering = pod("old")
+    lingering["metadata"]["annotations"] = {"fastgen.dev/model": "0123456789abcdef"}
+    seen = replace(seen, resource=cached(model={"revision": "v2"}), pods=(lingering,))
+    (job,) = jobs(carried_out(seen))
+    assert "0123456789abcdef" in arguments(job)
+
+
+def test_other_edits_do_not_wait_and_start_no_download() -> None:
+    seen = served()
+    seen = carried_out(replace(seen, resource=cached(engine={"device": "cpu", "image": "mine:2"})))
+    assert seen.deployment is not None
+    assert seen.deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:2"
+    (job,) = jobs(seen)
+    assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "engine:test"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"model": {"secretName": "token"}},
+        {"engine": {"device": "cpu", "image": "mine:2"}},
+        {"scheduling": {"nodeSelector": {"disk": "fast"}}},
+    ],
+)
+def test_a_download_that_is_not_done_is_begun_anew_with_what_was_corrected(edit: Any) -> None:
+    seen = carried_out(World(resource=cached()))
+    (before,) = jobs(seen)
+    (after,) = jobs(carried_out(replace(seen, resource=cached(**edit))))
+    assert before["metadata"]["name"] != after["metadata"]["name"]
+    assert arguments(before) == arguments(after), "it goes on with what is there"
+
+
+def test_a_download_is_not_disturbed_by_pods_that_come_and_go() -> None:
+    seen = carried_out(World(resource=cached()))
+    other = pod("old")
+    other["metadata"]["annotations"] = {"fastgen.dev/model": "0123456789abcdef"}
+    assert make_plan(spec_of(seen.resource), replace(seen, pods=(other,)), PLATFORM) == Plan()
+
+
+def test_a_volume_that_was_made_anew_is_filled_anew_and_the_pods_keep_their_template() -> None:
+    seen = served()
+    path = serves(seen)
+    (old,) = jobs(seen)
+    claim = seen.child(CLAIM)
+    assert claim is not None
+    fresh = {**claim, "metadata": {**claim["metadata"], "uid": "another"}}
+    seen = carried_out(seen.with_child(CLAIM, fresh))
+    (new,) = jobs(seen)
+    assert new["metadata"]["name"] != old["metadata"]["name"]
+    assert serves(seen) == path
+
+
+def test_a_lost_job_is_run_again_and_changes_no_pod() -> None:
+    seen = served()
+    before = seen.deployment
+    (job,) = jobs(seen)
+    seen = carried_out(seen.without_child(JOB, job["metadata"]["name"]))
+    assert len(jobs(seen)) == 1
+    assert seen.deployment == before
+
+
+def test_a_volume_that_leaves_gets_no_job() -> None:
+    seen = carried_out(World(resource=cached()))
+    claim = seen.child(CLAIM)
+    assert claim is not None
+    leaving = {**claim, "metadata": {**claim["metadata"], "deletionTimestamp": "now"}}
+    plan = make_plan(spec_of(seen.resource), seen.with_child(CLAIM, leaving), PLATFORM)
+    assert [delete.kind for delete in plan.deletes] == [JOB]
+    assert JOB not in [apply.kind for apply in plan.applies]
+
+
+def test_without_a_cache_the_volume_and_the_job_go_and_pods_download_themselves() -> None:
+    seen = carried_out(replace(served(), resource=stored(model={"source": HUB})))
+    assert jobs(seen) == []
+    assert seen.child(CLAIM) is None
+    assert seen.deployment is not None
+    spec = seen.deployment["spec"]["template"]["spec"]
+    assert spec["initContainers"][0]["args"][:2] == ["fetch", HUB]
+    assert {"name": "models", "emptyDir": {}} in spec["volumes"]
+
+
+def test_a_cache_added_to_pods_that_download_themselves_is_filled_before_they_change() -> None:
+    seen = carried_out(World(resource=stored(model={"source": HUB})))
+    before = seen.deployment
+    seen = carried_out(replace(seen, resource=cached()))
+    assert before is not None
+    assert seen.deployment is not None
+    assert seen.deployment["spec"]["template"] == before["spec"]["template"]
+    seen = carried_out(finished(seen))
+    assert seen.deployment is not None
+    assert "initContainers" not in seen.deployment["spec"]["template"]["spec"]
+
+
+def template_of(owner: Object) -> Object:
+    template: Object = build_deployment(owner, spec_of(owner), "engine:test", 1)["spec"]["template"]
+    return template
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "volume"),
+    [
+        ("file:///models/a.gguf", "/models/a.gguf", None),
+        ("pvc://mine/folder/a.gguf", "/mnt/models/folder/a.gguf", {"persistentVolumeClaim": {"claimName": "mine"}}),
+        ("hf://o/n", "/mnt/models/{address}", {"emptyDir": {}}),
+        ("hf://o/n/sub/a.gguf", "/mnt/models/{address}/a.gguf", {"emptyDir": {}}),
+        ("s3://b/some/prefix", "/mnt/models/{address}", {"emptyDir": {}}),
+    ],
+)
+def test_each_kind_of_source_is_mounted_read_only_for_the_engine(source: str, path: str, volume: Any) -> None:
+    owner = stored(model={"source": source})
+    spec = template_of(owner)["spec"]
+    engine = spec["containers"][0]
+    assert engine["args"][1] == path.format(address=model_address(spec_of(owner)))
+    mounts = [mount for mount in engine["volumeMounts"] if mount["name"] == "models"]
+    assert mounts == ([] if volume is None else [{"name": "models", "mountPath": "/mnt/models", "readOnly": True}])
+    volumes = [each for each in spec["volumes"] if each["name"] == "models"]
+    assert volumes == ([] if volume is None else [{"name": "models", **volume}])
+
+
+def test_without_preload_the_pods_fill_the_volume() -> None:
+    owner = cached(cache={"preload": False}, model={"secretName": "token"})
+    seen = carried_out(World(resource=owner))
+    assert jobs(seen) == []
+    spec = template_of(owner)["spec"]
+    (fetch,) = spec["initContainers"]
+    assert "--keep" not in fetch["args"], "a pod does not know what others use"
+    assert fetch["envFrom"] == [{"secretRef": {"name": "token"}}]
+    assert "envFrom" not in spec["containers"][0], "the engine has no token"
+    assert {"name": "models", "persistentVolumeClaim": {"claimName": "chat"}} in spec["volumes"]
+
+
+def test_the_address_tells_sources_and_revisions_apart_and_main_is_the_default() -> None:
+    addresses = [
+        model_address(spec_of(stored(model=model)))
+        for model in (
+            {"source": HUB},
+            {"source": HUB, "revision": "main"},
+            {"source": HUB, "revision": "v2"},
+            {"source": f"{HUB}2"},
+        )
+    ]
+    assert addresses[0] == addresses[1]
+    assert len(set(addresses)) == 3
+
+
+def test_the_download_is_restricted_has_no_rights_and_is_not_found_as_a_serving_pod() -> None:
+    owner = cached(scheduling={"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu"}]})
+    (job,) = jobs(carried_out(World(resource=owner)))
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"] == template_of(owner)["spec"]["securityContext"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert job["spec"]["template"]["metadata"]["labels"][OWNER_LABEL] == "chat_fetch"
+    assert (spec["nodeSelector"], spec["tolerations"][0]["key"]) == ({"disk": "fast"}, "gpu")
+    near = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"]
+    assert near["labelSelector"]["matchLabels"] == {OWNER_LABEL: "chat"}
+    (shared,) = jobs(carried_out(World(resource=cached(cache={"accessMode": "ReadWriteMany"}))))
+    assert "affinity" not in shared["spec"]["template"]["spec"]
+
+
+def test_what_downloads_reaches_names_and_sources_and_is_reached_by_nobody() -> None:
+    seen = carried_out(World(resource=cached()))
+    fetching = seen.child(NETWORK_POLICY, "chat.fetch")
+    serving = seen.child(NETWORK_POLICY)
+    assert fetching is not None
+    assert serving is not None
+    assert fetching["spec"]["podSelector"] == {"matchLabels": {OWNER_LABEL: "chat_fetch"}}
+    assert "ingress" not in fetching["spec"]
+    assert [rule["ports"][0]["port"] for rule in fetching["spec"]["egress"]] == [53, 443]
+    assert [rule["ports"][0]["port"] for rule in serving["spec"]["egress"]] == [53]
+    in_pods = carried_out(World(resource=stored(model={"source": HUB}))).child(NETWORK_POLICY)
+    assert in_pods is not None
+    assert in_pods["spec"]["egress"] == fetching["spec"]["egress"]
+
+
+def fetching(container: Object, *, where: str = "containerStatuses", **more: Any) -> Object:
+    """A pod whose download is in that state."""
+    status = {"name": "fetch", "image": "e", "ready": False, "restartCount": 0, **container}
+    statuses: Object = {where: [status]}
+    return pod(**statuses, **more)
+
+
+def ended(code: int, words: str) -> Object:
+    message = f"fastgen: 3 files\nfastgen: error: {words}\n"
+    return {"terminated": {"exitCode": code, "reason": "Error", "message": message}}
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+BACK_OFF = waiting("CrashLoopBackOff", "back-off")
+NO_ROOM = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
+
+# The download's pods; the condition's status and reason; words of its message.
+TABLE: list[tuple[str, list[Object], str, str, str]] = [
+    ("no pod yet", [], "Unknown", "Downloading", "no pod yet"),
+    ("a pod without a status", [pod()], "Unknown", "Downloading", HUB),
+    ("it runs", [fetching({"state": {"running": {}}})], "Unknown", "Downloading", HUB),
+    ("no node", [pod(scheduled=NO_ROOM)], "False", "DownloadFailed", NO_ROOM),
+    ("no image", [fetching({"state": waiting("ErrImagePull", "gone")})], "False", "DownloadFailed", "pulled: gone"),
+    (
+        "no secret",
+        [fetching({"state": waiting("CreateContainerConfigError", 'secret "token" not found')})],
+        "False",
+        "SecretNotFound",
+        'secret "token" not found: create it, or correct spec.model.secretName',
+    ),
+    ("not there", [fetching({"state": ended(3, "no such")})], "False", "SourceNotFound", "no such: correct spec.model"),
+    ("refused", [fetching({"state": BACK_OFF, "lastState": ended(4, "gated")})], "False", "AccessDenied", "gated: put"),
+    ("full", [fetching({"state": BACK_OFF, "lastState": ended(5, "full")})], "False", "VolumeFull", "raise spec.cache"),
+    ("cut", [fetching({"state": BACK_OFF, "lastState": ended(1, "cut")})], "False", "DownloadFailed", "cut"),
+    (
+        "killed",
+        [fetching({"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}})],
+        "False",
+        "DownloadFailed",
+        "exit code 137 (OOMKilled)",
+    ),
+    (
+        "tried again",
+        [fetching({"state": {"running": {}}, "lastState": ended(1, "cut"), "restartCount": 2})],
+        "Unknown",
+        "Downloading",
+        "try 3; the last one ended with: cut",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pods", "status", "reason", "words"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE])
+def test_model_cached_says_what_the_download_says(pods: list[Object], status: str, reason: str, words: str) -> None:
+    seen = replace(carried_out(World(resource=cached())), fetch_pods=tuple(pods))
+    ready, found = condition_of(seen)
+    assert (found.status, found.reason) == (status, reason)
+    assert words in found.message
+    assert (ready.status, ready.reason) == (status, reason), "the cause comes before what follows from it"
+
+
+def condition_of(seen: World) -> tuple[Any, Any]:
+    conditions = {condition.type: condition for condition in all_conditions(spec_of(seen.resource), seen, None)}
+    return conditions["Ready"], conditions[MODEL_CACHED]
+
+
+def test_a_model_in_the_volume_is_cached_whatever_became_of_the_jobs_pod() -> None:
+    _, found = condition_of(served())
+    assert (found.status, found.reason) == ("True", "Cached")
+
+
+@pytest.mark.parametrize("source", ["file:///m", "pvc://mine/m"])
+def test_a_model_that_needs_no_download_is_not_needed(source: str) -> None:
+    _, found = condition_of(world(owner=stored(model={"source": source})))
+    assert (found.status, found.reason) == ("True", "NotNeeded")
+
+
+def test_pods_that_download_themselves_are_cached_when_all_have_it() -> None:
+    owner = stored(model={"source": HUB}, replicas=2)
+    done = fetching({"state": {"terminated": {"exitCode": 0}}}, where="initContainerStatuses")
+    busy = fetching({"state": {"running": {}}}, where="initContainerStatuses")
+    failed = fetching({"state": BACK_OFF, "lastState": ended(4, "gated")}, where="initContainerStatuses")
+    seen = [condition_of(world(done, other, owner=owner))[1].reason for other in (done, busy, failed)]
+    assert seen == ["Cached", "Downloading", "AccessDenied"]
+    _, found = condition_of(world(owner=stored(model={"source": HUB}, replicas=0)))
+    assert (found.status, found.reason) == ("True", "NotNeeded")
+
+
+def test_the_held_deployment_is_written_once_and_names_no_new_model() -> None:
+    seen = replace(served(), resource=cached(model={"revision": "v2"}))
+    plan = make_plan(spec_of(seen.resource), seen, PLATFORM)
+    deployments = [apply.manifest for apply in plan.applies if apply.kind == DEPLOYMENT]
+    for manifest in deployments:
+        assert seen.deployment is not None
+        assert manifest["spec"] == seen.deployment["spec"]

@@ -1,0 +1,184 @@
+"""What a pod that does not serve is said to be at, and which of its states are failures."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
+from harness.objects import container, pod
+
+START, NOW = "2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
+LOADED = "2026-01-01T00:30:16Z"  # 1800 s of start deadline, then the 15 s of preStop
+
+
+def ended(code: int, message: str = "", *, reason: str = "Error", finished: str = "2026-01-01T00:00:10Z") -> Object:
+    words = {"exitCode": code, "reason": reason, "message": message, "startedAt": START, "finishedAt": finished}
+    return {"terminated": words}
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def with_helper(kind: str, spec: Object, **status: Any) -> Object:
+    """A pod with one more container named `helper`, and the engine not begun."""
+    base = pod()
+    helper = {"name": "helper", "image": "h", "ready": False, "restartCount": 0, **status}
+    statuses = {
+        "initContainerStatuses": [helper] if kind == "initContainers" else [],
+        "containerStatuses": [
+            *([helper] if kind == "containers" else []),
+            {"name": "engine", "image": "e", "ready": False, "restartCount": 0, "state": waiting("PodInitializing")},
+        ],
+    }
+    spec_of_pod = {**base["spec"], kind: [*base["spec"].get(kind, ()), {"name": "helper", "image": "h:1", **spec}]}
+    return {**base, "spec": spec_of_pod, "status": {**base["status"], **statuses}}
+
+
+FAILURES: list[tuple[str, Object, str, str]] = [
+    (
+        "out of memory, with the memory it had",
+        pod(**container(state=ended(137, "loading\n", reason="OOMKilled"))),
+        "OutOfMemory",
+        "the engine was killed for using more memory than its limit of 2Gi; last words: loading",
+    ),
+    (
+        "out of memory, started again",
+        pod(**container(restarts=2, state={"running": {}}, lastState=ended(137, reason="OOMKilled"))),
+        "OutOfMemory",
+        "its limit of 2Gi; restarted 2 times",
+    ),
+    (
+        "a start that takes too long",
+        pod(**container(restarts=1, state={"running": {}}, lastState=ended(137, "layer 3 of 80", finished=LOADED))),
+        "StartupDeadlineExceeded",
+        "the engine was ended because it was not ready 1800 s after its start; last words: layer 3 of 80",
+    ),
+    (
+        "a hung engine that the kubelet ends again and again",
+        pod(**container(restarts=3, state={"running": {}}, lastState=ended(137))),
+        "CrashLoopBackOff",
+        "was ended from outside (exit code 137), as after failed liveness probes; restarted 3 times",
+    ),
+    (
+        "a refused configuration without a word",
+        pod(**container(state=ended(2))),
+        "BadConfiguration",
+        "exit code 2",
+    ),
+    (
+        "a container that the runtime cannot start",
+        pod(**container(state=waiting("RunContainerError", "exec: no such file"))),
+        "ContainerNotCreated",
+        "the engine cannot be created: exec: no such file",
+    ),
+    (
+        "an init container that fails",
+        with_helper("initContainers", {}, state=waiting("CrashLoopBackOff"), lastState=ended(1, "401 Unauthorized")),
+        "CrashLoopBackOff",
+        "init container helper ended with exit code 1 (Error); last words: 401 Unauthorized",
+    ),
+    (
+        "an init container without an image",
+        with_helper("initContainers", {}, state=waiting("ImagePullBackOff", "not found")),
+        "ImagePullBackOff",
+        "the image h:1 of init container helper cannot be pulled: not found",
+    ),
+    (
+        "a sidecar that fails",
+        with_helper("initContainers", {"restartPolicy": "Always"}, restartCount=4, state={}, lastState=ended(2, "no")),
+        "CrashLoopBackOff",
+        "sidecar helper ended with exit code 2 (Error); last words: no; restarted 4 times",
+    ),
+    (
+        "another container that fails",
+        with_helper("containers", {}, restartCount=4, state={}, lastState=ended(1, "no")),
+        "CrashLoopBackOff",
+        "container helper ended with exit code 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("seen", "reason", "words"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES])
+def test_a_failure_is_told_in_the_pods_own_words(seen: Object, reason: str, words: str) -> None:
+    failure = failure_of(seen)
+    assert failure is not None
+    assert failure.reason == reason
+    assert failure.message.startswith("pod chat-new-x: ")
+    assert words in failure.message
+
+
+def test_memory_without_a_limit_is_said_to_be_the_nodes() -> None:
+    seen = pod(**container(state=ended(137, reason="OOMKilled")))
+    seen["spec"]["containers"][0]["resources"] = {}
+    assert "more memory than its node had left: it has no limit" in state_of(seen)
+
+
+STATES: list[tuple[str, Object, str]] = [
+    ("no node yet", pod(scheduled=""), "waits for the scheduler"),
+    ("no place", pod(scheduled="0/1 nodes are available"), "0/1 nodes are available"),
+    ("nothing reported yet", pod(), "starts on node n1"),
+    ("an image being pulled", pod(**container(state=waiting("ContainerCreating"))), "starts on node n1"),
+    (
+        "loading",
+        pod(**container(state={"running": {"startedAt": START}})),
+        f"the engine loads since {START}; /ready has not passed yet",
+    ),
+    (
+        "a first crash",
+        pod(**container(state=ended(1, "CUDA error"))),
+        "the engine ended with exit code 1 (Error); last words: CUDA error",
+    ),
+    (
+        "loading after a crash",
+        pod(**container(restarts=1, state={"running": {"startedAt": START}}, lastState=ended(1, "CUDA error"))),
+        f"the engine loads since {START} again, after it ended with exit code 1 (Error); last words: CUDA error",
+    ),
+    (
+        "probes that pass no more",
+        pod(**container(started=True, state={"running": {"startedAt": START}})),
+        "/ready does not pass: it is draining, overloaded or hung",
+    ),
+    (
+        "an init container at work",
+        with_helper("initContainers", {}, state={"running": {"startedAt": START}}),
+        f"init container helper runs since {START}",
+    ),
+    (
+        "an init container that has done its work",
+        with_helper("initContainers", {}, state=ended(0, reason="Completed")),
+        "starts on node n1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("seen", "words"), [row[1:] for row in STATES], ids=[row[0] for row in STATES])
+def test_what_is_no_failure_yet_is_still_told(seen: Object, words: str) -> None:
+    assert failure_of(seen) is None
+    assert state_of(seen).startswith("pod chat-new-x: ")
+    assert words in state_of(seen)
+
+
+def test_a_node_that_vanished_is_named() -> None:
+    seen = pod(**container(ready=True, started=True, state={"running": {}}))
+    seen["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
+    assert "its node n1 does not answer" in state_of(seen)
+
+
+def crashing(*, restarts: int) -> Object:
+    return pod(
+        ready=True,
+        **container(restarts=restarts, ready=True, started=True, state={"running": {}}, lastState=ended(1, "bang")),
+    )
+
+
+def test_a_model_that_crashes_after_its_first_tokens_stays_failed_between_two_crashes() -> None:
+    failure = failure_of(crashing(restarts=3), NOW)
+    assert isinstance(failure, Failure)
+    assert failure.reason == "CrashLoopBackOff"
+    assert failure_of(crashing(restarts=2), NOW) is None
+    assert failure_of(crashing(restarts=3), NOW.replace(hour=1)) is None, "ten minutes of peace are forgiven"

@@ -1,0 +1,144 @@
+"""What rollouts and scale-downs need beyond the Deployment controller, as values."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from fastgen_operator.children import Platform
+from fastgen_operator.kinds import DEPLOYMENT
+from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.plan import Plan, make_plan
+from fastgen_operator.plan.rollout import DELETION_COST, deletion_costs, with_room
+from harness.objects import container, leaving, pod, spec_of, stored, world
+
+NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
+TWO = stored(replicas=2, resources={"gpu": {"count": 1}})
+CRASHED = container(restarts=5, state={"waiting": {"reason": "CrashLoopBackOff"}})
+SERVED = container(started=True, state={"running": {}})
+
+
+def room(seen: World) -> int:
+    return with_room(spec_of(seen.resource), seen).rollout.max_unavailable
+
+
+ROOM: list[tuple[str, World, int]] = [
+    ("an old pod that crashes holds the GPU", world(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO), 2),
+    ("an old pod that still loads holds it", world(pod("old", **container()), pod(scheduled=NO_GPU), owner=TWO), 2),
+    (
+        "a ready one beside it stays",
+        world(pod("old", ready=True), pod("old", name="y", **CRASHED), pod(scheduled=NO_GPU), owner=stored(replicas=3)),
+        2,
+    ),
+    ("the new pod has a node", world(pod("old", **CRASHED), pod(), owner=TWO), 1),
+    ("the old pod serves", world(pod("old", ready=True), pod(scheduled=NO_GPU), owner=TWO), 1),
+    ("the old pod stumbles and may hold requests", world(pod("old", **SERVED), pod(scheduled=NO_GPU), owner=TWO), 1),
+    ("the old pod has no node either", world(pod("old", scheduled=NO_GPU), pod(scheduled=NO_GPU), owner=TWO), 1),
+    ("the old pod goes already", world(leaving(pod("old", **CRASHED)), pod(scheduled=NO_GPU), owner=TWO), 1),
+    ("no rollout", world(pod(**CRASHED), pod(name="y", scheduled=NO_GPU), owner=TWO), 1),
+    ("no Deployment", World(resource=TWO), 1),
+]
+
+
+@pytest.mark.parametrize(("seen", "expected"), [row[1:] for row in ROOM], ids=[row[0] for row in ROOM])
+def test_old_pods_that_serve_nothing_make_room_and_no_others(seen: World, expected: int) -> None:
+    assert room(seen) == expected
+
+
+def test_room_that_was_given_is_kept_until_the_controller_has_seen_it() -> None:
+    seen = world(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
+    live = copy.deepcopy(seen.deployment)
+    assert live is not None
+    live["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] = 2
+    live["metadata"]["generation"] += 1
+    assert room(seen.with_child(DEPLOYMENT, live)) == 2
+    live["status"]["observedGeneration"] += 1
+    assert room(seen.with_child(DEPLOYMENT, live)) == 2
+    assert room(replace(seen, pods=(pod(),)).with_child(DEPLOYMENT, live)) == 1, "and taken back when all is done"
+
+
+def test_another_owners_deployment_is_not_looked_at() -> None:
+    seen = world(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
+    foreign = copy.deepcopy(seen.deployment)
+    assert foreign is not None
+    foreign["metadata"]["ownerReferences"][0]["uid"] = "another"
+    assert room(seen.with_child(DEPLOYMENT, foreign)) == 1
+
+
+def plan_of(seen: World) -> Plan:
+    return make_plan(spec_of(seen.resource), seen, Platform("engine:test"))
+
+
+def fleet(**loads: float) -> World:
+    """Ready pods of those names under a Deployment that the plan has brought to three replicas."""
+    owner = stored(replicas=3)
+    seen = world(*(pod(name=name, ready=True) for name in loads), owner=owner)
+    (live,) = [apply.manifest for apply in plan_of(World(resource=owner)).applies if apply.kind == DEPLOYMENT]
+    made = {"uid": "uid-of-deployment", "generation": 7}
+    live = {**live, "metadata": {**live["metadata"], **made}, "status": {"observedGeneration": 7}}
+    return replace(
+        seen.with_child(DEPLOYMENT, live), in_flight_tokens={f"chat-new-{name}": load for name, load in loads.items()}
+    )
+
+
+def scaled_down(seen: World) -> World:
+    return replace(seen, resource=stored(replicas=1))
+
+
+def costs(plan: Plan) -> dict[str, str]:
+    return {weigh.pod["metadata"]["name"].removeprefix("chat-new-"): weigh.cost for weigh in plan.weighs}
+
+
+def test_before_a_scale_down_pods_get_their_tokens_in_flight_as_cost() -> None:
+    plan = plan_of(scaled_down(fleet(a=700.0, b=0.0, c=12.6)))
+    assert plan.loses_pods
+    assert costs(plan) == {"a": "700", "c": "13"}, "nothing is the default"
+    assert DEPLOYMENT in [apply.kind for apply in plan.applies]
+
+
+def test_a_new_template_weighs_the_pods_too_but_a_scale_up_does_not() -> None:
+    seen = fleet(a=1.0, b=2.0)
+    other = stored(replicas=3, engine={"device": "cpu", "tokenBudget": 512})
+    assert costs(plan_of(replace(seen, resource=other))) == {"a": "1", "b": "2"}
+    up = plan_of(replace(seen, resource=stored(replicas=5)))
+    assert (up.loses_pods, up.weighs) == (False, ())
+
+
+def test_nothing_is_weighed_in_the_steady_state() -> None:
+    plan = plan_of(fleet(a=1.0, b=2.0))
+    assert (plan.loses_pods, plan.weighs) == (False, ())
+
+
+def test_costs_that_are_written_already_are_not_written_again() -> None:
+    seen = scaled_down(fleet(a=700.0, b=5.0))
+    first = {**seen.pods[0]}
+    first["metadata"] = {**first["metadata"], "annotations": {DELETION_COST: "700"}}
+    assert costs(plan_of(replace(seen, pods=(first, *seen.pods[1:])))) == {"b": "5"}
+
+
+def test_a_pod_that_does_not_say_counts_as_the_busiest() -> None:
+    seen = scaled_down(fleet(a=700.0, b=5.0, c=0.0))
+    loads = {name: load for name, load in (seen.in_flight_tokens).items() if not name.endswith("-c")}
+    assert costs(plan_of(replace(seen, in_flight_tokens=loads))) == {"a": "700", "b": "5", "c": "700"}
+    assert deletion_costs(replace(seen, in_flight_tokens={})) == ()
+
+
+def test_pods_that_go_first_anyway_and_single_pods_are_not_weighed() -> None:
+    seen = fleet(a=9.0, b=8.0)
+    others = (pod(name="unready"), leaving(pod(name="leaving", ready=True)))
+    assert costs(plan_of(scaled_down(replace(seen, pods=(*seen.pods, *others))))) == {"a": "9", "b": "8"}
+    assert plan_of(scaled_down(replace(seen, pods=(seen.pods[0], *others)))).weighs == ()
+
+
+def test_a_change_of_room_alone_says_so() -> None:
+    seen = fleet(a=1.0)
+    live = copy.deepcopy(seen.deployment)
+    assert live is not None
+    live["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] = 3
+    live["metadata"]["annotations"] = {}
+    plan = plan_of(seen.with_child(DEPLOYMENT, live))
+    whys = [apply.why for apply in plan.applies if apply.kind == DEPLOYMENT]
+    assert whys == ["may have 1 pods unavailable from now on (3 before)"]
+    assert not plan.loses_pods

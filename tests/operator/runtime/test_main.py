@@ -1,0 +1,101 @@
+"""The program's beginning and end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import kopf
+import pytest
+
+from cluster.controlplane import free_ports
+from fastgen_operator.children import Platform
+from fastgen_operator.kinds import OWNER_LABEL
+from fastgen_operator.runtime.informers import kinds_read, kopf_settings
+from fastgen_operator.runtime.settings import Settings
+from harness.process import OperatorProcess
+from support.waiting import eventually
+
+UNREACHABLE = """
+apiVersion: v1
+kind: Config
+current-context: none
+clusters: [{name: none, cluster: {server: "http://127.0.0.1:%d"}}]
+contexts: [{name: none, context: {cluster: none, user: none}}]
+users: [{name: none, user: {}}]
+"""
+
+
+@pytest.fixture
+def unreachable(tmp_path: Path) -> Path:
+    """A kubeconfig of an API server that does not answer."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(UNREACHABLE % free_ports(1)[0])
+    return path
+
+
+def run_operator(kubeconfig: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fastgen_operator.main", "--engine-image", "e", "--no-leader-elect", *args]
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_no_credentials_end_with_code_2_and_one_line(tmp_path: Path) -> None:
+    ended = run_operator(tmp_path / "nothing")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("fastgen-operator: no cluster to work on: ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flag", ["--metrics-port", "--health-port"])
+def test_a_port_in_use_ends_with_code_2_and_names_the_flag(unreachable: Path, flag: str) -> None:
+    others = {"--metrics-port", "--health-port"} - {flag}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        free = [argument for other in others for argument in (other, str(free_ports(1)[0]))]
+        ended = run_operator(unreachable, "--bind-address", "127.0.0.1", flag, port, *free)
+    assert ended.returncode == 2
+    assert ended.stderr == f"fastgen-operator: {flag} {port}: Address already in use\n"
+
+
+def test_outside_of_a_pod_an_election_needs_to_be_told_where(unreachable: Path) -> None:
+    command = [sys.executable, "-m", "fastgen_operator.main", "--engine-image", "e"]
+    environment = {**os.environ, "KUBECONFIG": str(unreachable)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "--lease-namespace" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_operator_without_an_api_server_says_so_keeps_trying_and_stops_when_told(
+    unreachable: Path, tmp_path: Path
+) -> None:
+    operator = OperatorProcess(unreachable, tmp_path / "log")
+    operator.launch()
+
+    def complaints() -> int:
+        return operator.log.read_text().count(": reaching the API server")
+
+    try:
+        eventually(lambda: complaints() >= 2, within=30, what="two complaints")
+    finally:
+        assert operator.stop() == 0
+    assert "Traceback" not in operator.log.read_text()
+
+
+def test_only_our_children_are_watched_and_kopf_writes_nothing() -> None:
+    kinds = kinds_read(Platform("engine:test"))
+    settings = kopf_settings(Settings(engine_image="e", silence_seconds=12), kinds)
+    assert settings.watching.inactivity_timeout == 12
+    assert len(settings.watching.label_selectors) == len(kinds)
+    assert set(settings.watching.label_selectors.values()) == {OWNER_LABEL}
+    assert not settings.posting.enabled
+    body = kopf.Body({"metadata": {"name": "a"}, "spec": {"large": [1] * 100}})
+    storage = settings.persistence
+    assert storage.diffbase_storage.build(body=body) == {}, "each object of each event is copied"
+    assert storage.diffbase_storage.fetch(body=body) is None

@@ -1,0 +1,162 @@
+"""The queue, the settings and the log lines, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+
+import pytest
+
+from fastgen_operator.runtime.logs import JsonFormatter
+from fastgen_operator.runtime.settings import Settings, parse_settings
+from fastgen_operator.runtime.workqueue import WorkQueue
+
+A, B = ("space", "a"), ("space", "b")
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def queue_of(clock: Clock | None = None, *, first: float = 60.0, jitter: float = 1.0) -> WorkQueue:
+    return WorkQueue(first=first, limit=240.0, jitter=lambda: jitter, clock=clock or Clock())
+
+
+async def take(queue: WorkQueue) -> tuple[str, str]:
+    return await asyncio.wait_for(queue.take(), 5)
+
+
+def is_idle(queue: WorkQueue) -> bool:
+    return queue.oldest_wait() == 0.0
+
+
+async def test_wake_ups_before_a_visit_are_one_visit() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    for _ in range(5):
+        queue.add(A)
+    clock.now = 1.0
+    assert await take(queue) == A
+    assert is_idle(queue)
+
+
+async def test_a_wake_up_during_a_visit_is_followed_by_another_and_never_beside_it() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.add(A)
+    await take(queue)
+    queue.add(A)
+    queue.add(A)
+    clock.now = 1.0
+    assert is_idle(queue), "one resource is never visited twice at the same time"
+    queue.done(A)
+    assert await take(queue) == A
+    queue.done(A)
+    assert is_idle(queue)
+
+
+async def test_the_one_that_waits_longest_comes_first() -> None:
+    queue = queue_of()
+    queue.add(B)
+    queue.add(A)
+    queue.add(B)
+    assert [await take(queue), await take(queue)] == [B, A]
+
+
+async def test_a_failed_visit_waits_twice_as_long_each_time_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def record(delay: float, *_: object) -> asyncio.TimerHandle:
+        delays.append(delay)
+        return call_later(3600, lambda: None)
+
+    queue = queue_of()
+    for _ in range(5):
+        queue.add(A)
+        await queue.take()
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "call_later", record)
+            queue.retry(A)
+    assert delays == [60, 120, 240, 240, 240]
+    queue.add(A)
+    await queue.take()
+    queue.done(A)
+    queue.add(A)
+    await queue.take()
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "call_later", record)
+        queue.retry(A)
+    assert delays[-1] == 60, "a visit that came to its end starts the back-off anew"
+
+
+async def test_a_retry_comes_no_sooner_than_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+    queue = queue_of(first=1.0)
+    queue.add(A)
+    await queue.take()
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay, *_: delays.append(delay))
+    queue.retry(A, after=17.0)
+    assert delays == [17.0]
+
+
+async def test_a_retry_comes_by_itself_and_an_event_does_not_wait_for_it() -> None:
+    quick = queue_of(first=0.01, jitter=0.0)
+    quick.add(A)
+    await take(quick)
+    quick.retry(A)
+    assert await take(quick) == A
+    slow = queue_of()
+    slow.add(A)
+    await take(slow)
+    slow.retry(A)
+    slow.add(A)
+    assert await take(slow) == A
+
+
+def test_settings_come_from_the_command_line_with_the_documented_defaults() -> None:
+    assert parse_settings(["--engine-image", "e:1"]) == Settings(engine_image="e:1")
+    given = parse_settings(
+        ["--engine-image", "e", "--namespace", "a", "--namespace", "b", "--resync-seconds", "5", "--log-format", "json"]
+    )
+    assert given.namespaces == given.scopes == ("a", "b")
+    assert (given.resync_seconds, given.log_format) == (5, "json")
+    assert Settings(engine_image="e").scopes == (None,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--engine-image"),
+        (["--engine-image", "e", "--resync-seconds", "0"], "give a number of seconds above 0"),
+        (["--engine-image", "e", "--retry-seconds", "nan"], "give a number of seconds above 0"),
+        (["--engine-image", "e", "--workers", "0"], "--workers"),
+        (["--engine-image", "e", "--lease-seconds", "9"], "must be below --lease-renew-seconds, and that below"),
+    ],
+)
+def test_wrong_settings_end_with_code_2_and_name_the_flag(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_settings(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_json_logs_hold_the_message_and_the_traceback_on_one_line() -> None:
+    try:
+        raise ValueError("broken\nthing")
+    except ValueError as error:
+        record = logging.LogRecord("op", logging.ERROR, "f", 1, "visit %s", ("a",), (ValueError, error, None))
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    parsed = json.loads(line)
+    assert (parsed["level"], parsed["logger"], parsed["message"]) == ("error", "op", "visit a")
+    assert "broken" in parsed["traceback"]

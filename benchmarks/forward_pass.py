@@ -21,7 +21,7 @@ environment.prepare()
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 
 from fastgen.core.request import Request, SamplingParams  # noqa: E402
-from fastgen.core.scheduler import Chunk, Pass  # noqa: E402
+from fastgen.core.scheduler import Chunk, StepPlan  # noqa: E402
 from fastgen.core.sequence import Sequence  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402
 from fastgen.model.layers.cpu_backend import CPUBackend  # noqa: E402
@@ -30,7 +30,7 @@ from fastgen.model.layers.linear import PackedPlacement  # noqa: E402
 from fastgen.model.layers.weights import MLP, DecoderWeights  # noqa: E402
 from fastgen.model.native import make_ropes, open_checkpoint  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
-from fastgen.model.step_input import Batch  # noqa: E402
+from fastgen.model.step_input import StepInput  # noqa: E402
 
 BLOCK_SIZE = 64
 
@@ -60,7 +60,7 @@ SCENARIOS = (
 )
 
 
-def make_pass(scenario: Scenario, vocabulary: int) -> tuple[Pass, int]:
+def make_pass(scenario: Scenario, vocabulary: int) -> tuple[StepPlan, int]:
     """The pass, its blocks in random order, and how many blocks it needs."""
     lengths = [(context - 1, 1) for context in scenario.decodes] + list(scenario.chunks)
     sizes = [-(-(start + count) // BLOCK_SIZE) for start, count in lengths]
@@ -73,7 +73,7 @@ def make_pass(scenario: Scenario, vocabulary: int) -> tuple[Pass, int]:
         sequence.block_table = [next(blocks) for _ in range(size)]
         sequence.num_computed_tokens = start
         chunks.append(Chunk(sequence, start, count))
-    return Pass(tuple(chunks)), sum(sizes)
+    return StepPlan(tuple(chunks)), sum(sizes)
 
 
 def products_only(weights: DecoderWeights, num_rows: int, num_sampled: int) -> Callable[[], None]:
@@ -116,19 +116,19 @@ def main() -> None:
     for scenario in SCENARIOS:
         if arguments.only not in scenario.name:
             continue
-        pass_, num_blocks = make_pass(scenario, architecture.vocab_size)
+        plan, num_blocks = make_pass(scenario, architecture.vocab_size)
         cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE)
         cache.keys.normal_()
         cache.values.normal_()
 
-        def run(pass_: Pass = pass_, cache: KVCache = cache) -> torch.Tensor:
-            return model.head(model.forward(Batch.from_pass(pass_, block_size=BLOCK_SIZE), cache))
+        def run(plan: StepPlan = plan, cache: KVCache = cache) -> torch.Tensor:
+            return model.head(model.forward(StepInput.from_plan(plan, block_size=BLOCK_SIZE), cache))
 
         seconds = least_seconds(run, arguments.seconds)
-        num_sampled = sum(chunk.samples for chunk in pass_.chunks)
-        floor = least_seconds(products_only(weights, pass_.num_tokens, num_sampled), arguments.seconds)
+        num_sampled = sum(chunk.samples for chunk in plan.chunks)
+        floor = least_seconds(products_only(weights, plan.num_tokens, num_sampled), arguments.seconds)
         print(
-            f"{scenario.name:24} {pass_.num_tokens:6} {seconds * 1e3:8.1f} {pass_.num_tokens / seconds:9.0f} "
+            f"{scenario.name:24} {plan.num_tokens:6} {seconds * 1e3:8.1f} {plan.num_tokens / seconds:9.0f} "
             f"{floor * 1e3:12.1f} {floor / seconds:6.0%}",
             flush=True,
         )

@@ -18,23 +18,23 @@ environment.prepare()
 
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 
-from fastgen.core.scheduler import Pass  # noqa: E402
+from fastgen.core.scheduler import StepPlan  # noqa: E402
 from fastgen.kv_cache.memory import give_back  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402
 from fastgen.model.layers.decoder import Decoder  # noqa: E402
 from fastgen.model.native import load_on_cpu  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
-from fastgen.model.step_input import Batch  # noqa: E402
+from fastgen.model.step_input import StepInput  # noqa: E402
 
 ROWS = (1, 4, 8, 32, 256)
 CONTEXT = 64
 
 
-def run_of(model: Decoder, pass_: Pass, cache: KVCache) -> Callable[[], torch.Tensor]:
+def run_of(model: Decoder, plan: StepPlan, cache: KVCache) -> Callable[[], torch.Tensor]:
     """The pass as a function without arguments."""
 
     def run() -> torch.Tensor:
-        return model.head(model.forward(Batch.from_pass(pass_, block_size=BLOCK_SIZE), cache))
+        return model.head(model.forward(StepInput.from_plan(plan, block_size=BLOCK_SIZE), cache))
 
     return run
 
@@ -81,11 +81,11 @@ def main() -> None:
     print(f"{arguments.model}: weights take {sizes[1] / sizes[0]:.2f} of float32's memory ({sizes[0] >> 20} MiB)")
     print(f"{'rows':>5} {'float32 tokens/s':>17} {'int8 tokens/s':>14} {'ratio':>6}")
     for rows in ROWS:
-        pass_, num_blocks = make_pass(Scenario("", (CONTEXT,) * rows), source.architecture.vocab_size)
+        plan, num_blocks = make_pass(Scenario("", (CONTEXT,) * rows), source.architecture.vocab_size)
         cache = KVCache(models[0].kv_shape, num_blocks, BLOCK_SIZE)
         cache.keys.normal_()
         cache.values.normal_()
-        plain, small = least_seconds_in_turns([run_of(model, pass_, cache) for model in models], arguments.seconds)
+        plain, small = least_seconds_in_turns([run_of(model, plan, cache) for model in models], arguments.seconds)
         print(f"{rows:5} {rows / plain:17.0f} {rows / small:14.0f} {plain / small:6.2f}", flush=True)
 
 

@@ -16,8 +16,8 @@ import time
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.step_output import PassResult, Sampled
-from fastgen.core.step_plan import Pass
+from fastgen.core.step_output import SampledToken, StepOutput
+from fastgen.core.step_plan import StepPlan
 from fastgen.engine.core import Engine, LoadedRunner
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
@@ -34,9 +34,9 @@ class Idle:
         self.num_host_blocks, self.seconds_per_block = 0, 0.0
         self.max_model_length = real.max_model_length
 
-    def execute(self, pass_: Pass) -> PassResult:
+    def execute(self, plan: StepPlan) -> StepOutput:
         """One token for every sequence that samples."""
-        return PassResult([Sampled(7, None) for chunk in pass_.chunks if chunk.samples], {})
+        return StepOutput([SampledToken(7, None) for chunk in plan.chunks if chunk.samples], {})
 
 
 def first_token_seconds(engine: Engine, number: str, prompt: list[int]) -> float:

@@ -14,12 +14,12 @@ import time
 from collections import defaultdict
 
 from fastgen.core.block_pool import BlockPool
-from fastgen.core.chunking import AutomaticTarget, Shaper
+from fastgen.core.chunking import AutomaticTarget, Chunker
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_model import StepModel
-from fastgen.model.step_input import Batch
+from fastgen.model.step_input import StepInput
 
 BLOCK_SIZE = 64
 PARTS = ("schedule", "batch", "complete", "stats")
@@ -34,7 +34,7 @@ def filled(sequences: int, context: int, *, salt: str | None) -> Scheduler:
         token_budget=max(sequences, 8192),
         max_sequences=sequences,
         end_tokens=frozenset(),
-        shaper=Shaper("even", AutomaticTarget(times)),
+        chunker=Chunker("even", AutomaticTarget(times)),
     )
     for number in range(sequences):
         prompt = [rng.randrange(30_000) for _ in range(rng.randint(context // 2, context * 3 // 2))]
@@ -43,8 +43,8 @@ def filled(sequences: int, context: int, *, salt: str | None) -> Scheduler:
         sequence.cache_salt = salt
         scheduler.add(sequence)
     while scheduler.waiting or not all(sequence.is_decoding for sequence in scheduler.running):
-        pass_ = scheduler.schedule()
-        scheduler.complete(pass_, [1 for chunk in pass_.chunks if chunk.samples])
+        plan = scheduler.schedule()
+        scheduler.complete(plan, [1 for chunk in plan.chunks if chunk.samples])
     return scheduler
 
 
@@ -53,11 +53,11 @@ def measure(scheduler: Scheduler, passes: int) -> dict[str, float]:
     taken: dict[str, list[float]] = defaultdict(list)
     for _ in range(passes):
         marks = [time.perf_counter()]
-        pass_ = scheduler.schedule()
+        plan = scheduler.schedule()
         marks.append(time.perf_counter())
-        Batch.from_pass(pass_, block_size=BLOCK_SIZE)
+        StepInput.from_plan(plan, block_size=BLOCK_SIZE)
         marks.append(time.perf_counter())
-        scheduler.complete(pass_, [token % 1000 for token in range(len(pass_.chunks))])
+        scheduler.complete(plan, [token % 1000 for token in range(len(plan.chunks))])
         marks.append(time.perf_counter())
         scheduler.stats(0.0)
         marks.append(time.perf_counter())

@@ -3,8 +3,8 @@
 The real scheduler walks over all sequences in every pass. Here a pass knows only how many decode, how many tokens they
 hold and which prompt is next, and passes without prompt tokens are taken many at once. How prompts are cut into passes
 is the engine's own code. What is left out: blocks (a cache that is full admits nobody, and nobody is preempted), the
-prefix cache, and learning the step model, which is known. `tests/operator/autoscale/test_simulator.py` holds it next to the real
-scheduler.
+prefix cache, and learning the step model, which is known. `tests/operator/autoscale/test_simulator.py` compares
+it with the real scheduler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, Ledger, Reading
-from fastgen.core.chunking import FixedTarget, Load, Shaper
+from fastgen.core.chunking import Chunker, FixedTarget, StepLoad
 
 _LOOK_AHEAD = 64  # passes of backlog that shape a pass, as in fastgen.core.scheduler
 
@@ -36,7 +36,7 @@ class CoarseReplica:
         self._ledger = ledger
         self._limit = engine.targets.gap * TOLERANCE
         self._max_queued = engine.max_queued
-        self._shaper = Shaper("even", FixedTarget(engine.targets.gap, engine.device))
+        self._chunker = Chunker("even", FixedTarget(engine.targets.gap, engine.device))
         self._clock = now
         self._waiting: deque[_Request] = deque()
         self._half: deque[_Request] = deque()
@@ -139,7 +139,7 @@ class CoarseReplica:
         backlog = min(backlog, room * _LOOK_AHEAD)
         if not backlog:
             return 0
-        share = self._shaper.prompt_tokens(room, Load(decodes, self._kv_tokens, backlog))
+        share = self._chunker.prompt_tokens(room, StepLoad(decodes, self._kv_tokens, backlog))
         return min(room, share, max(0, self._device.kv_tokens - self._kv_tokens - decodes))
 
     def _fill(self, decodes: int, share: int) -> list[tuple[_Request, int]]:

@@ -8,8 +8,8 @@ from benchmarks.autoscaling.device import Device
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, Ledger, Reading
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Pass
-from fastgen.core.step_output import PassResult, Sampled
+from fastgen.core.scheduler import StepPlan
+from fastgen.core.step_output import SampledToken, StepOutput
 from fastgen.engine.core import Engine as RealEngine
 from fastgen.engine.messages import StepStats
 
@@ -39,9 +39,9 @@ class _Runner:
     def clock(self) -> float:
         return self.now
 
-    def execute(self, pass_: Pass) -> PassResult:
-        self.now += self._device.seconds(pass_.num_tokens, pass_.kv_tokens)
-        return PassResult([Sampled(1) for chunk in pass_.chunks if chunk.samples])
+    def execute(self, plan: StepPlan) -> StepOutput:
+        self.now += self._device.seconds(plan.num_tokens, plan.kv_tokens)
+        return StepOutput([SampledToken(1) for chunk in plan.chunks if chunk.samples])
 
 
 @dataclass(slots=True)

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 from fastgen.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from fastgen.core.request import SamplingParams
+    from fastgen.core.request import Grammar, SamplingParams
     from fastgen.llm.llm import LLM
     from fastgen.mii.client import client
     from fastgen.mii.pipeline import pipeline
     from fastgen.mii.server import serve
 
-__all__ = ["LLM", "SamplingParams", "__version__", "client", "pipeline", "serve"]
+__all__ = ["LLM", "Grammar", "SamplingParams", "__version__", "client", "pipeline", "serve"]
 
-# None of these names may be a module's too: importing it would put the module in the name's place.
+# None of these names may also name a submodule: importing the submodule would replace the attribute.
 _WHERE = {
     "LLM": "fastgen.llm.llm",
+    "Grammar": "fastgen.core.request",
     "SamplingParams": "fastgen.core.request",
     "client": "fastgen.mii.client",
     "pipeline": "fastgen.mii.pipeline",
@@ -27,7 +28,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Brings in what is asked for when it is: `import fastgen` alone must not load torch."""
+    """Import public names on first use: `import fastgen` alone must not load torch."""
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'fastgen' has no attribute {name!r}")

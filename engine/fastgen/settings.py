@@ -18,7 +18,7 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class Setting:
     """One setting as the outside sees it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Knob:
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: Any) -> None:
-        """Raises ConfigError if `value` is outside the knob's bounds."""
+        """Raises ConfigError if `value` is outside the setting's bounds."""
         if (value is None and self.default is None) or value in self.words:
             return
         if self.kind == "choice" and value not in self.choices:
@@ -63,7 +63,7 @@ class Knob:
                 raise ConfigError(f"{self.flag} {value}: must be at most {self.maximum}")
 
 
-def knob(
+def setting_field(
     default: Any,
     help: str,
     *,
@@ -74,7 +74,7 @@ def knob(
     words: tuple[str, ...] = (),
     unit: str = "",
 ) -> Any:
-    """A dataclass field that is a setting: see `Knob` for what is said of it."""
+    """A dataclass field that is a setting: see `Setting` for what is said of it."""
     metadata = {
         "kind": kind,
         "help": help,
@@ -87,10 +87,10 @@ def knob(
     return field(default=default, metadata=metadata)
 
 
-def knobs_of(cls: type) -> tuple[Knob, ...]:
-    """The knobs among the fields of a dataclass, in order."""
+def settings_of(cls: type) -> tuple[Setting, ...]:
+    """The settings among the fields of a dataclass, in order."""
     return tuple(
-        Knob(name=f.name, default=None if f.default is MISSING else f.default, **f.metadata)
+        Setting(name=f.name, default=None if f.default is MISSING else f.default, **f.metadata)
         for f in fields(cls)
         if f.metadata
     )
@@ -114,13 +114,13 @@ def parse_size(text: str) -> int:
     return int(number) * int(base**power)
 
 
-def parsed_knobs(values: Mapping[str, Any], knobs: Iterable[Knob]) -> dict[str, Any]:
+def parsed_settings(values: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
     """Settings by name as a program gives them: sizes may be texts.
 
     Raises:
-        ConfigError: when a name is none of the knobs' or a size is none.
+        ConfigError: when a name is none of the settings' or a size is none.
     """
-    kinds = {knob.name: knob.kind for knob in knobs}
+    kinds = {setting.name: setting.kind for setting in settings}
     for name in values:
         if name not in kinds:
             raise ConfigError(f"{name}: no such setting; there are {', '.join(kinds)}")

@@ -24,8 +24,8 @@ from fastgen_operator.autoscale.loop import Autoscaler
 from fastgen_operator.autoscale.scrape import Scraper
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.kinds import FASTGEN
-from fastgen_operator.kube.cache import Mirror
-from fastgen_operator.kube.cached_client import MirroredCluster
+from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.cached_client import CachedClient
 from fastgen_operator.kube.client import Kube
 from fastgen_operator.kube.lease import Lease
 from fastgen_operator.kube.transport import ApiServer, connect
@@ -62,11 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _refuse(f"no cluster to work on: {words}: set KUBECONFIG or run it in a pod")
     leadership = _leadership(settings, client, metrics)
     kube = Kube(ApiServer(client, metrics, settings.request_seconds), metrics, leadership.holds)
-    discovery, mirror = Discovery(kube, settings.platform), Mirror()
+    discovery, cache = Discovery(kube, settings.platform), InformerCache()
     # Optional kinds are listed and not watched: a watch of a kind that the cluster lacks fails for ever.
     kinds = kinds_read(settings.platform)
     watches = Watches(time.monotonic, (FASTGEN, *kinds))
-    cluster = MirroredCluster(kube, mirror, lambda: kinds_read(discovery.platform()), settings.scopes)
+    cluster = CachedClient(kube, cache, lambda: kinds_read(discovery.platform()), settings.scopes)
     watchlist = Watchlist(settings.scrape_seconds)
     reconciler = Reconciler(cluster, metrics, discovery.platform, watchlist, lambda: datetime.now(UTC), read_loads)
     controller = Controller(settings, cluster, reconciler, discovery, metrics, leadership, watches)
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         _refuse(f"--health-port {settings.health_port}: {error.strerror}")
     health.start()
-    registry = build_registry(controller.queue, mirror, watches, kinds)
+    registry = build_registry(controller.queue, cache, watches, kinds)
     try:
         asyncio.run(_run(settings, controller, autoscaler, leadership, registry, kopf_settings(settings, kinds)))
     finally:
@@ -172,7 +172,7 @@ async def _watch(
     kopf_options: kopf.OperatorSettings,
     watches_open: asyncio.Event,
 ) -> None:
-    """Feeds the mirror and the queue."""
+    """Feeds the cache and the queue."""
     # kopf looks once for what it is to watch: a CRD that came later would be missed for ever.
     await controller.listed.wait()
     await kopf.operator(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fastgen.kernels.cpu import environment
 
 # Before anything imports torch: OpenMP and numba read their settings once.
@@ -7,18 +9,24 @@ environment.prepare()
 
 import pytest  # noqa: E402
 
-from fastgen.model.source import ModelSource  # noqa: E402
-from fastgen.runner.runner import ModelRunner  # noqa: E402
-from support.driving import demo_model, load  # noqa: E402
+from support.demo_weights import demo_model  # noqa: E402
+
+if TYPE_CHECKING:
+    from fastgen.model.source import ModelSource
+    from fastgen.runner.runner import ModelRunner
 
 
 @pytest.fixture(scope="session")
 def demo_source() -> ModelSource:
     """SmolLM2-135M-Instruct, Q4_1."""
-    return ModelSource.open(str(demo_model()))
+    from fastgen.model.source import ModelSource
+
+    return ModelSource.open(str(str(demo_model())))
 
 
 @pytest.fixture(scope="session")
 def demo_runner() -> ModelRunner:
     """A runner over it with 91 blocks of 64 tokens."""
+    from support.driving import load
+
     return load(demo_model())

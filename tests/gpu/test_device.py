@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
@@ -112,10 +112,10 @@ def test_chunks_and_decodes_together_give_transformers_logits(pair: tuple[PreTra
     theirs, ours = pair
     runner = runner_over(ours)
     first, second = sequence_of(tokens_of(90), [3, 1, 4, 15, 9, 2]), sequence_of(tokens_of(50), [6, 5, 35, 8])
-    runner.execute(Pass((chunk(first, 33), chunk(second, 49))))
+    runner.execute(StepPlan((chunk(first, 33), chunk(second, 49))))
     first.advance(33)
     second.advance(49)
-    logits = runner.logits(Pass((chunk(second, 1), chunk(first, 57))))
+    logits = runner.logits(StepPlan((chunk(second, 1), chunk(first, 57))))
     expected = torch.stack([logits_of(theirs, tokens_of(50))[-1], logits_of(theirs, tokens_of(90))[-1]])
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
 
@@ -124,14 +124,14 @@ def test_a_swapped_sequence_goes_on_in_other_blocks(pair: tuple[PreTrainedModel,
     theirs, ours = pair
     runner = runner_over(ours)
     subject, other = sequence_of(tokens_of(61), [7, 11, 13, 0], prompt_logprobs=0), sequence_of(tokens_of(64), [])
-    runner.execute(Pass((chunk(subject, 60),)))
+    runner.execute(StepPlan((chunk(subject, 60),)))
     subject.advance(60)
     out = tuple(zip(subject.block_table, (19, 2, 5, 11), strict=True))
     other.block_table = [7, 11, 13, 0]  # written over in the very pass that swaps
-    runner.execute(Pass((chunk(other, 64),), swap_out=out))
+    runner.execute(StepPlan((chunk(other, 64),), swap_out=out))
     subject.block_table = [21, 22, 23, 24]
     back = tuple(zip(subject.block_table, (19, 2, 5, 11), strict=True))
-    result = runner.execute(Pass((chunk(subject, 1),), swap_in=back))
+    result = runner.execute(StepPlan((chunk(subject, 1),), swap_in=back))
     assert result.sampled[0].token_id == int(logits_of(theirs, tokens_of(61))[-1].argmax())
 
 
@@ -146,7 +146,7 @@ def test_sampling_and_prompt_log_probabilities_come_from_the_device(
         {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
     ]
     subjects = [sequence_of(tokens, list(range(5 * n, 5 * n + 5)), **more) for n, more in enumerate(settings)]
-    result = runner.execute(Pass(tuple(chunk(subject, 70) for subject in subjects)))
+    result = runner.execute(StepPlan(tuple(chunk(subject, 70) for subject in subjects)))
     expected = logits_of(theirs, tokens).log_softmax(-1)
     assert result.sampled[0].token_id == int(expected[-1].argmax())
     assert result.sampled[1].token_id == 7
@@ -164,7 +164,7 @@ def test_auto_numbers_are_the_devices_own_and_half_precision_passes_the_self_che
     folder = save("llama", tmp_path)
     for dtype in (torch.bfloat16, torch.float16):
         model = TransformersModel.load(folder, device=device, dtype=dtype, progress=lambda _fraction: None)
-        logits = runner_over(model).logits(Pass((chunk(sequence_of(tokens_of(90), list(range(6))), 90),)))
+        logits = runner_over(model).logits(StepPlan((chunk(sequence_of(tokens_of(90), list(range(6))), 90),)))
         assert (logits.dtype, bool(logits.isfinite().all())) == (torch.float32, True)
 
 
@@ -207,9 +207,9 @@ def test_a_native_model_on_a_gpu_equals_transformers(device: torch.device, tmp_p
     cache = KVCache(ours.kv_shape, 10, BLOCK_SIZE, device=device)
     runner = ModelRunner(ours, cache, max_model_length=160)
     subject = sequence_of(tokens_of(90), [3, 1, 4, 0, 9, 2])
-    runner.execute(Pass((chunk(subject, 41),)))
+    runner.execute(StepPlan((chunk(subject, 41),)))
     subject.advance(41)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     torch.testing.assert_close(
-        runner.logits(Pass((chunk(subject, 49),))), logits_of(theirs, tokens_of(90))[-1:], atol=2e-4, rtol=1e-4
+        runner.logits(StepPlan((chunk(subject, 49),))), logits_of(theirs, tokens_of(90))[-1:], atol=2e-4, rtol=1e-4
     )

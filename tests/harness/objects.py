@@ -8,7 +8,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.replicas import wanted_replicas
 from harness.space import resource
 
@@ -29,7 +29,7 @@ def spec_of(obj: Object) -> Spec:
 def deployment(owner: Object, *, revision: int = 1, observed: bool = True, **status: Any) -> Object:
     """The Deployment of the resource; keywords are its status."""
     spec = spec_of(owner)
-    built = build_deployment(owner, spec, "engine:test", wanted_replicas(spec, World(owner)))
+    built = build_deployment(owner, spec, "engine:test", wanted_replicas(spec, Observed(owner)))
     metadata = {
         **built["metadata"],
         "uid": "uid-of-deployment",
@@ -77,7 +77,7 @@ def container(*, restarts: int = 0, ready: bool = False, started: bool = False, 
     return {"containerStatuses": [status]}
 
 
-def world(*pods: Object, owner: Object | None = None, **deployment_status: Any) -> World:
+def observed(*pods: Object, owner: Object | None = None, **deployment_status: Any) -> Observed:
     """A resource whose newest template is `new` and whose older one is `old`, with those pods."""
     owner = owner or stored()
     count = len(pods)
@@ -85,7 +85,7 @@ def world(*pods: Object, owner: Object | None = None, **deployment_status: Any) 
     built = deployment(owner, revision=2, **status)
     template = built["spec"]["template"]
     older = {**template, "spec": {**template["spec"], "terminationGracePeriodSeconds": 1}}
-    return World(
+    return Observed(
         resource=owner,
         children={(DEPLOYMENT, owner["metadata"]["name"]): built},
         replica_sets=(replica_set("old", older), replica_set("new", template)),

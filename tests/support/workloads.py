@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastgen.core.request import FinishReason, Request, SamplingParams
-from fastgen.core.scheduler import Pass
+from fastgen.core.scheduler import StepPlan
 from fastgen.engine.core import Engine
 from fastgen.engine.messages import StepReport
 
@@ -53,14 +53,14 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Workload:
-    """Arrivals, and the engine they come to; `knobs` are those of EngineConfig beside budget and sequences."""
+    """Arrivals, and the engine they come to; `settings` are those of EngineConfig beside budget and sequences."""
 
     arrivals: tuple[Arrival, ...]
     token_budget: int
     max_sequences: int
     num_blocks: int
     num_host_blocks: int
-    knobs: dict[str, Any]
+    settings: dict[str, Any]
 
 
 def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int = 100, most: int = 20) -> Workload:
@@ -93,7 +93,7 @@ def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int 
         max_sequences=max_sequences,
         num_blocks=rng.randint(least_blocks, least_blocks * rng.choice((1, 2, 3, 8))),
         num_host_blocks=host_blocks,
-        knobs={
+        settings={
             "chunking": rng.choice(("even", "greedy")),
             "inter_token_target": rng.choice(("off", "auto", rng.randint(20, 60))),
             "preemption": rng.choice(("auto", "swap") if host_blocks else ("auto", "recompute")),
@@ -106,7 +106,7 @@ def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int 
 class Step:
     """One pass, and what was running, decoding and waiting when it was scheduled, best first."""
 
-    pass_: Pass
+    plan: StepPlan
     decoding: frozenset[str]
     running: tuple[str, ...]
     waiting: tuple[str, ...]
@@ -145,7 +145,7 @@ class Outcome:
 class Recorder(Protocol):
     """A runner that keeps the passes it was given."""
 
-    passes: list[Pass]
+    passes: list[StepPlan]
 
 
 Observer = Callable[[Engine, Step], None]

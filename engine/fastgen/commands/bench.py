@@ -16,8 +16,8 @@ from fastgen.api_client.api_keys import own_key
 from fastgen.api_client.http import Remote
 from fastgen.bench.results import SHARES, Results, as_json
 from fastgen.bench.workload import Workload
-from fastgen.commands.flags import Subcommands, add_command, add_knobs, engine_config
-from fastgen.config import KNOBS, ConfigError
+from fastgen.commands.flags import Subcommands, add_command, add_settings, engine_config
+from fastgen.config import ENGINE_SETTINGS, ConfigError
 
 
 def add(commands: Subcommands) -> None:
@@ -36,7 +36,7 @@ def add(commands: Subcommands) -> None:
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same (default: 0)")
     parser.add_argument("--served-model-name", metavar="NAME", help="of a server: what to ask for (default: its first)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    add_knobs(parser, KNOBS)
+    add_settings(parser, ENGINE_SETTINGS)
 
 
 def run(options: argparse.Namespace) -> int:

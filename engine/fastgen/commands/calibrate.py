@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config
-from fastgen.config import KNOBS, ConfigError, EngineConfig, default_model_name
-from fastgen.core.budget_tuning import Knee, StepTime, repaired
+from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config
+from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, default_model_name
+from fastgen.core.budget_tuning import StepTime, TunedBudget, repaired
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 
@@ -34,7 +34,7 @@ def add(commands: Subcommands) -> None:
     parser.add_argument(
         "--most-tokens", type=int, metavar="N", help="the largest pass to try (default: 1024 on cpu, 8192 on cuda)"
     )
-    add_knobs(parser, KNOBS)
+    add_settings(parser, ENGINE_SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(config: EngineConfig, most_tokens: int, seconds: float) -> tuple[Calibration, Knee]:
+def _measure(config: EngineConfig, most_tokens: int, seconds: float) -> tuple[Calibration, TunedBudget]:
     source = ModelSource.open(config.model)
     with progress_bar() as on_progress:
-        from fastgen.engine.calibration import knee_of, ladder, measure
+        from fastgen.engine.calibration import ladder, measure, tuned_budget
         from fastgen.runner.loader import load_runner
 
         runner = load_runner(source, config, on_progress)
@@ -112,10 +112,10 @@ def _measure(config: EngineConfig, most_tokens: int, seconds: float) -> tuple[Ca
             patience=len(sizes),
             on_progress=lambda fraction: on_progress("measuring passes", fraction),
         )
-    return calibration, knee_of(calibration, config)
+    return calibration, tuned_budget(calibration, config)
 
 
-def table(calibration: Calibration, knee: Knee, fit: Fit) -> Table:
+def table(calibration: Calibration, knee: TunedBudget, fit: Fit) -> Table:
     """A row for each size, with a bar for its share of the peak; the first size at or beyond the budget is marked."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("tokens", "ms", "ms by fit", "tokens/s", "of peak"):
@@ -138,7 +138,7 @@ def table(calibration: Calibration, knee: Knee, fit: Fit) -> Table:
     return shown
 
 
-def conclusion(knee: Knee, fit: Fit) -> list[str]:
+def conclusion(knee: TunedBudget, fit: Fit) -> list[str]:
     """What follows from the curve, in words."""
     from fastgen.engine.calibration import describe
 

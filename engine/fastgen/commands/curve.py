@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastgen.core.budget_tuning import ENOUGH, Knee, StepTime, repaired
+from fastgen.core.budget_tuning import ENOUGH, StepTime, TunedBudget, repaired
 
 if TYPE_CHECKING:
     from fastgen.commands.calibrate import Fit
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MEASURED, _FITTED, _CHOSEN, _QUIET = "#1f5fa8", "#8a8f98", "#c8501e", "#e3e5e8"
 
 
-def draw(path: Path, model_name: str, points: Sequence[StepTime], knee: Knee, fit: Fit) -> None:
+def draw(path: Path, model_name: str, points: Sequence[StepTime], knee: TunedBudget, fit: Fit) -> None:
     """Writes the picture; its kind follows the file's ending."""
     # Not pyplot: it keeps state of its own and looks for a display.
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def draw(path: Path, model_name: str, points: Sequence[StepTime], knee: Knee, fi
     figure.savefig(path, dpi=150)
 
 
-def _throughput(axes: Any, curve: Sequence[StepTime], knee: Knee) -> None:
+def _throughput(axes: Any, curve: Sequence[StepTime], knee: TunedBudget) -> None:
     axes.set_title("throughput", loc="left", fontsize=10)
     axes.set_ylabel("forward tokens per second")
     axes.plot([p.tokens for p in curve], [p.throughput for p in curve], "o-", color=_MEASURED, markersize=4)
@@ -52,7 +52,7 @@ def _throughput(axes: Any, curve: Sequence[StepTime], knee: Knee) -> None:
     _mark(axes, knee, knee.throughput, f"{knee.token_budget} tokens, {knee.throughput:.0f} tokens/s")
 
 
-def _seconds(axes: Any, curve: Sequence[StepTime], knee: Knee, fit: Fit) -> None:
+def _seconds(axes: Any, curve: Sequence[StepTime], knee: TunedBudget, fit: Fit) -> None:
     axes.set_title("time of a pass", loc="left", fontsize=10)
     axes.set_ylabel("milliseconds")
     tokens = [p.tokens for p in curve]
@@ -67,7 +67,7 @@ def _seconds(axes: Any, curve: Sequence[StepTime], knee: Knee, fit: Fit) -> None
     axes.legend(frameon=False, fontsize=8, loc="upper left")
 
 
-def _mark(axes: Any, knee: Knee, height: float, text: str) -> None:
+def _mark(axes: Any, knee: TunedBudget, height: float, text: str) -> None:
     """The budget: a line up to the curve, a diamond on it, and its figures at the foot where the curve is not."""
     axes.vlines(knee.token_budget, 0, height, color=_CHOSEN, linewidth=1, linestyle="--")
     axes.plot([knee.token_budget], [height], "D", color=_CHOSEN, markersize=8, zorder=3)

@@ -1,4 +1,4 @@
-"""Command-line flags out of the knobs, and settings out of the flags."""
+"""Command-line flags out of the settings, and settings out of the flags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fastgen.config import KNOBS, ConfigError, EngineConfig, Knob, parse_size
+from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, Setting, parse_size
 
 Subcommands = Any  # argparse's own type for them is private
 
@@ -28,33 +28,33 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF file or a Hugging Face directory")
 
 
-def add_knobs(parser: argparse.ArgumentParser, knobs: Iterable[Knob]) -> None:
-    """A flag for each knob."""
-    for knob in knobs:
-        default = "" if knob.default is None else f" (default: {knob.default})"
-        if knob.kind == "switch":
+def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
+    """A flag for each setting."""
+    for setting in settings:
+        default = "" if setting.default is None else f" (default: {setting.default})"
+        if setting.kind == "switch":
             parser.add_argument(
-                knob.flag,
+                setting.flag,
                 action=argparse.BooleanOptionalAction,
-                default=knob.default,
-                help=f"{knob.help} (default: {'on' if knob.default else 'off'})".replace("%", "%%"),
+                default=setting.default,
+                help=f"{setting.help} (default: {'on' if setting.default else 'off'})".replace("%", "%%"),
             )
             continue
-        kinds: dict[str, Callable[[str], Any]] = {"int": _number_or(knob.words), "bytes": _size}
-        metavar = {"int": "|".join((*knob.words, knob.unit.upper() or "N")), "bytes": "SIZE", "text": "TEXT"}
+        kinds: dict[str, Callable[[str], Any]] = {"int": _number_or(setting.words), "bytes": _size}
+        metavar = {"int": "|".join((*setting.words, setting.unit.upper() or "N")), "bytes": "SIZE", "text": "TEXT"}
         parser.add_argument(
-            knob.flag,
-            type=kinds.get(knob.kind, str),
-            default=knob.default,
-            choices=knob.choices or None,
-            metavar=metavar.get(knob.kind),
-            help=(knob.help + default).replace("%", "%%"),
+            setting.flag,
+            type=kinds.get(setting.kind, str),
+            default=setting.default,
+            choices=setting.choices or None,
+            metavar=metavar.get(setting.kind),
+            help=(setting.help + default).replace("%", "%%"),
         )
 
 
-def given(options: argparse.Namespace, knobs: Iterable[Knob]) -> dict[str, Any]:
-    """What the flags of these knobs were set to."""
-    return {knob.name: getattr(options, knob.name) for knob in knobs}
+def given(options: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, Any]:
+    """What the flags of these settings were set to."""
+    return {setting.name: getattr(options, setting.name) for setting in settings}
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
@@ -63,7 +63,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
     Raises:
         ConfigError: when they are out of bounds or contradict each other.
     """
-    return EngineConfig(model=options.model, **given(options, KNOBS))
+    return EngineConfig(model=options.model, **given(options, ENGINE_SETTINGS))
 
 
 def _number_or(words: tuple[str, ...]) -> Callable[[str], Any]:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config
+from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config
 from fastgen.commands.loading import load_model
-from fastgen.config import KNOBS, ConfigError
+from fastgen.config import ENGINE_SETTINGS, ConfigError
 from fastgen.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def add(commands: Subcommands) -> None:
         help="answer by the model's chat template; --no-chat continues the text (default: where there is one)",
     )
     parser.add_argument("--raw", dest="chat", action="store_false", help="the same as --no-chat")
-    add_knobs(parser, KNOBS)
+    add_settings(parser, ENGINE_SETTINGS)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -23,5 +23,5 @@ def load_model(config: EngineConfig) -> LLM:
     with progress_bar() as on_loading:
         from fastgen.llm.llm import LLM
 
-        knobs = asdict(config) | {"model": str(source.path)}
-        return LLM(knobs.pop("model"), on_loading=on_loading, **knobs)
+        settings = asdict(config) | {"model": str(source.path)}
+        return LLM(settings.pop("model"), on_loading=on_loading, **settings)

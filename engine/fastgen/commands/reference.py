@@ -1,4 +1,4 @@
-"""The reference of every setting, written out of the knobs: `python -m fastgen.commands.reference --write`."""
+"""The reference of every setting, written out of the settings: `python -m fastgen.commands.reference --write`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fastgen.config import KNOBS, SERVER_KNOBS, Knob
+from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
 
 FLAGS_PATH: Final = Path("docs/reference/engine-flags.md")
 
@@ -30,45 +30,48 @@ def flags_page() -> str:
             "",
             "Of `fastgen serve`, `generate`, `calibrate` and `bench`, and of `fastgen.LLM`, `pipeline` and `serve`.",
             "",
-            *_table(KNOBS),
+            *_table(ENGINE_SETTINGS),
             "",
             "## The server",
             "",
             "Of `fastgen serve` and, in Python, of `fastgen.serve`.",
             "",
-            *_table(SERVER_KNOBS),
+            *_table(SERVER_SETTINGS),
             "",
         ]
     )
 
 
-def _table(knobs: Sequence[Knob]) -> list[str]:
-    rows = [f"| `{knob.flag}` | {_values(knob)} | {_default(knob)} | {_cell(knob.help)} |" for knob in knobs]
+def _table(settings: Sequence[Setting]) -> list[str]:
+    rows = [
+        f"| `{setting.flag}` | {_values(setting)} | {_default(setting)} | {_cell(setting.help)} |"
+        for setting in settings
+    ]
     return ["| flag | value | default | what it does |", "|---|---|---|---|", *rows]
 
 
-def _values(knob: Knob) -> str:
-    if knob.kind == "switch":
-        return f"on, or off with `--no-{knob.name.replace('_', '-')}`"
-    if knob.kind == "choice":
-        return ", ".join(f"`{choice}`" for choice in knob.choices)
-    if knob.kind == "text":
+def _values(setting: Setting) -> str:
+    if setting.kind == "switch":
+        return f"on, or off with `--no-{setting.name.replace('_', '-')}`"
+    if setting.kind == "choice":
+        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    if setting.kind == "text":
         return "text"
-    words = [f"`{word}`" for word in knob.words]
-    if knob.kind == "bytes":
+    words = [f"`{word}`" for word in setting.words]
+    if setting.kind == "bytes":
         return _cell(" or ".join((*words, "a size")))
     bounds = "".join(
-        f" {word} {bound}" for word, bound in (("from", knob.minimum), ("to", knob.maximum)) if bound is not None
+        f" {word} {bound}" for word, bound in (("from", setting.minimum), ("to", setting.maximum)) if bound is not None
     )
-    return " or ".join((*words, f"{knob.unit}{bounds}"))
+    return " or ".join((*words, f"{setting.unit}{bounds}"))
 
 
-def _default(knob: Knob) -> str:
-    if knob.default is None:
-        return "none" if knob.kind == "text" else "see there"
-    if knob.kind == "switch":
-        return "on" if knob.default else "off"
-    return f"`{_size(knob.default)}`" if knob.kind == "bytes" else f"`{knob.default}`"
+def _default(setting: Setting) -> str:
+    if setting.default is None:
+        return "none" if setting.kind == "text" else "see there"
+    if setting.kind == "switch":
+        return "on" if setting.default else "off"
+    return f"`{_size(setting.default)}`" if setting.kind == "bytes" else f"`{setting.default}`"
 
 
 def _size(number: int) -> str:

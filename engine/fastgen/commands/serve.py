@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from fastgen import logs
-from fastgen.commands.flags import Subcommands, add_command, add_knobs, add_model, engine_config, given
-from fastgen.config import KNOBS, SERVER_KNOBS, ServerConfig
+from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config, given
+from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, ServerConfig
 from fastgen.engine.launch import Launch
 
 
@@ -24,7 +24,7 @@ def add(commands: Subcommands) -> None:
         metavar="NAME",
         help="what requests may call the model; the first is its name in metrics (default: the model's file name)",
     )
-    add_knobs(serve, [*SERVER_KNOBS, *KNOBS])
+    add_settings(serve, [*SERVER_SETTINGS, *ENGINE_SETTINGS])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         host=options.host,
         port=options.port,
         served_model_names=tuple(options.served_model_name),
-        **given(options, SERVER_KNOBS),
+        **given(options, SERVER_SETTINGS),
     )
     logs.configure(server_config.log_format)
     launch = Launch(server_config.log_format)

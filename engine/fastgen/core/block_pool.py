@@ -7,10 +7,9 @@ are never written again, so sequences that begin the same hold them together.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence as Row
+from collections import Counter, abc
 
-from fastgen.core.prefix_cache import Key, PrefixIndex
+from fastgen.core.prefix_cache import Key, PrefixCache
 
 
 class BlockPool:
@@ -27,12 +26,12 @@ class BlockPool:
         # Used as a stack: the block freed last is the likeliest to be in a CPU cache still.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._holders = [0] * num_blocks
-        self._prefixes = PrefixIndex()
+        self._prefix_cache = PrefixCache()
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds, those in the prefix cache among them."""
-        return len(self._free) + self._prefixes.num_idle
+        return len(self._free) + self._prefix_cache.num_idle
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -55,7 +54,7 @@ class BlockPool:
         missing = self.blocks_for(num_tokens) - len(table)
         assert missing <= self.num_free, f"{missing} blocks wanted, {self.num_free} free"
         for _ in range(missing):
-            block = self._free.pop() if self._free else self._prefixes.evict()
+            block = self._free.pop() if self._free else self._prefix_cache.evict()
             self._holders[block] = 1
             table.append(block)
 
@@ -74,7 +73,7 @@ class BlockPool:
         """A table of the leading full blocks of `tokens` that are cached, at most `num_blocks`. They are held now."""
         table: list[int] = []
         for index in range(num_blocks):
-            block = self._prefixes.find(self.key(table, tokens, salt, index))
+            block = self._prefix_cache.find(self.key(table, tokens, salt, index))
             if block is None:
                 break
             self._hold(block)
@@ -89,35 +88,35 @@ class BlockPool:
         num_full = num_computed // self.block_size
         for index in range(published, num_full):
             key, own = self.key(table, tokens, salt, index), table[index]
-            known = self._prefixes.find(key)
+            known = self._prefix_cache.find(key)
             if known is None:
-                self._prefixes.add(key, own)
+                self._prefix_cache.add(key, own)
             else:
                 self._hold(known)
                 table[index] = known
                 self._let_go(own)
         return num_full
 
-    def check_integrity(self, tables: Row[list[int]]) -> None:
+    def check_integrity(self, tables: abc.Sequence[list[int]]) -> None:
         """Asserts that each block is free, cached or held, and held as often as `tables` (of all alive) name it."""
         holders = Counter(block for table in tables for block in table)
         assert self._holders == [holders[block] for block in range(self.num_blocks)], "a block is miscounted"
-        self._prefixes.check_integrity()
+        self._prefix_cache.check_integrity()
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
-        assert not any(block in holders or block in self._prefixes for block in free), "a block in use is free"
-        held_or_free = len(free) + len(holders) + self._prefixes.num_idle
+        assert not any(block in holders or block in self._prefix_cache for block in free), "a block in use is free"
+        held_or_free = len(free) + len(holders) + self._prefix_cache.num_idle
         assert held_or_free == self.num_blocks, "a KV block is lost or held while it rests"
 
     def _hold(self, block: int) -> None:
         if not self._holders[block]:
-            self._prefixes.hold(block)
+            self._prefix_cache.hold(block)
         self._holders[block] += 1
 
     def _let_go(self, block: int) -> None:
         self._holders[block] -= 1
         if not self._holders[block]:
-            if block in self._prefixes:
-                self._prefixes.rest(block)
+            if block in self._prefix_cache:
+                self._prefix_cache.rest(block)
             else:
                 self._free.append(block)

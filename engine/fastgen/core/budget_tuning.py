@@ -31,7 +31,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Knee:
+class TunedBudget:
     """A token budget and why it is that.
 
     Attributes:
@@ -61,7 +61,9 @@ def repaired(points: Iterable[StepTime]) -> list[StepTime]:
     return best
 
 
-def find_knee(points: Sequence[StepTime], *, target_seconds: float | None, at_least: int, at_most: int) -> Knee:
+def tune_budget(
+    points: Sequence[StepTime], *, target_seconds: float | None, at_least: int, at_most: int
+) -> TunedBudget:
     """The fewest tokens per pass that reach 95 % of the peak throughput, within limits.
 
     Args:
@@ -80,7 +82,7 @@ def find_knee(points: Sequence[StepTime], *, target_seconds: float | None, at_le
     if limited != budget:
         bound = "fewest tokens" if limited == at_least else "most tokens"
     seconds = _seconds(limited, curve)
-    return Knee(limited, seconds, limited / seconds, peak, bound)
+    return TunedBudget(limited, seconds, limited / seconds, peak, bound)
 
 
 def _seconds(tokens: float, curve: Sequence[StepTime]) -> float:

@@ -26,7 +26,7 @@ PASSES_OF_BACKLOG = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepLoad:
     """What a pass could carry.
 
     Attributes:
@@ -42,7 +42,7 @@ class Load:
 class Target(Protocol):
     """Bounds the passes in which sequences decode."""
 
-    def prompt_tokens(self, load: Load) -> int:
+    def prompt_tokens(self, load: StepLoad) -> int:
         """The most prompt tokens of the next pass, at least 1."""
 
     def note(self, prompt_tokens: int) -> None:
@@ -53,7 +53,7 @@ class Target(Protocol):
 class NoTarget:
     """Passes are as full as the token budget."""
 
-    def prompt_tokens(self, load: Load) -> int:
+    def prompt_tokens(self, load: StepLoad) -> int:
         """All of them."""
         return load.backlog
 
@@ -68,7 +68,7 @@ class FixedTarget:
     seconds: float
     times: StepTimes
 
-    def prompt_tokens(self, load: Load) -> int:
+    def prompt_tokens(self, load: StepLoad) -> int:
         """What is left of the time after the decodes."""
         return max(LEAST_PROMPT_TOKENS, self.times.tokens_within(self.seconds, load.kv_tokens) - load.decodes)
 
@@ -87,7 +87,7 @@ class AutomaticTarget:
         self._times = times
         self._usual = 0.0  # prompt tokens of a pass, on average
 
-    def prompt_tokens(self, load: Load) -> int:
+    def prompt_tokens(self, load: StepLoad) -> int:
         """The most of what makes an efficient pass, what keeps up with demand, and a share of a long backlog."""
         fixed = self._times.seconds(0, load.kv_tokens)
         efficient = self._times.tokens_within(TIMES_FIXED_COST * fixed, load.kv_tokens) - load.decodes
@@ -100,13 +100,13 @@ class AutomaticTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Shaper:
+class Chunker:
     """Cuts pending prompt tokens into passes: `even` over as few passes as they need, or `greedy`."""
 
     chunking: Literal["even", "greedy"]
     target: Target
 
-    def prompt_tokens(self, room: int, load: Load) -> int:
+    def prompt_tokens(self, room: int, load: StepLoad) -> int:
         """How many prompt tokens the next pass takes; `room`, at least 1, is what decodes left of the token budget."""
         if load.decodes:
             room = min(room, self.target.prompt_tokens(load))

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from fastgen.core.block_pool import BlockPool
 from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.sequence import Sequence
-from fastgen.core.step_plan import Draft
+from fastgen.core.step_plan import StepPlanBuilder
 
 
-class Residency:
+class KVCacheManager:
     """Moves sequences in and out of the cache."""
 
     def __init__(self, pool: BlockPool, host: HostBuffer, preemption: Preemption) -> None:
@@ -27,18 +27,18 @@ class Residency:
             return []
         return self.pool.match(sequence.tokens, sequence.cache_salt, self._num_readable(sequence))
 
-    def is_computed(self, sequence: Sequence, table: list[int], draft: Draft) -> bool:
+    def is_computed(self, sequence: Sequence, table: list[int], builder: StepPlanBuilder) -> bool:
         """Is the block that follows `table`, and that the cache lacks, computed in this pass for somebody else?"""
         if sequence.cache_salt is None or len(table) >= self._num_readable(sequence):
             return False
-        return draft.computes(self.pool.key(table, sequence.tokens, sequence.cache_salt, len(table)))
+        return builder.computes(self.pool.key(table, sequence.tokens, sequence.cache_salt, len(table)))
 
-    def bring_in(self, sequence: Sequence, table: list[int], draft: Draft) -> None:
+    def allocate(self, sequence: Sequence, table: list[int], builder: StepPlanBuilder) -> None:
         """Gives a waiting sequence `table`, and copies of what it has in the host buffer beyond that."""
         num_cached = len(table)
         if sequence.host_blocks:
             self.pool.extend(table, sequence.num_computed_tokens)
-            draft.swap_in += zip(table[num_cached:], sequence.host_blocks[num_cached:], strict=True)
+            builder.swap_in += zip(table[num_cached:], sequence.host_blocks[num_cached:], strict=True)
             self._host.release(sequence.host_blocks)
         else:
             sequence.num_computed_tokens = num_cached * self.pool.block_size
@@ -47,17 +47,17 @@ class Residency:
         sequence.block_table = table
         sequence.num_published_blocks = num_cached
 
-    def put_out(self, victim: Sequence, draft: Draft) -> None:
+    def preempt(self, victim: Sequence, builder: StepPlanBuilder) -> None:
         """Takes the blocks of a running sequence: into the host buffer, or its KV is to be computed again."""
         num_shared = self.pool.num_shared(victim.block_table)
         if self._preemption.swaps(victim, num_shared, self.pool.block_size, self._host):
             victim.host_blocks = self._host.take(len(victim.block_table))
-            draft.swap_out += zip(victim.block_table, victim.host_blocks, strict=True)
+            builder.swap_out += zip(victim.block_table, victim.host_blocks, strict=True)
         self._release(victim)
         if not victim.host_blocks:
             victim.forget()
         victim.num_preemptions += 1
-        draft.preempted.append(victim)
+        builder.preempted.append(victim)
 
     def publish(self, sequence: Sequence) -> None:
         """Lets others find the blocks of a sequence that have become full."""

@@ -18,7 +18,7 @@ from collections import OrderedDict
 Key = tuple[int | str, tuple[int, ...]]
 
 
-class PrefixIndex:
+class PrefixCache:
     """Blocks by key, and those of them that nobody holds, least recently used first."""
 
     __slots__ = ("_block_of", "_idle", "_key_of")

@@ -21,7 +21,7 @@ def _rank(sequence: Sequence) -> Rank:
     return sequence.rank
 
 
-class WaitingQueue:
+class RequestQueue:
     """Sequences in order of rank: priority, then arrival. New, preempted and swapped ones wait in one line.
 
     What the statistics ask after every pass is kept, not counted anew.

@@ -7,21 +7,21 @@ all running generations are fused into the same pass, so that every pass carries
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence as Row
+from collections import abc
 
 from fastgen.core.block_pool import BlockPool
-from fastgen.core.chunking import Load, NoTarget, Shaper
+from fastgen.core.chunking import Chunker, NoTarget, StepLoad
 from fastgen.core.deadlines import Deadlines
-from fastgen.core.kv_cache_manager import Residency
+from fastgen.core.kv_cache_manager import KVCacheManager
 from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.request import FinishReason
-from fastgen.core.request_queue import WaitingQueue
+from fastgen.core.request_queue import RequestQueue
 from fastgen.core.sequence import Rank, Sequence
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_model import StepModel
-from fastgen.core.step_plan import Chunk, Draft, Pass
+from fastgen.core.step_plan import Chunk, StepPlan, StepPlanBuilder
 
-__all__ = ["Chunk", "Pass", "Scheduler"]
+__all__ = ["Chunk", "Scheduler", "StepPlan"]
 
 # Backlogs beyond this many full passes shape a pass all alike: nobody needs to know how long they are.
 _PASSES_LOOKED_AHEAD = 64
@@ -50,7 +50,7 @@ class Scheduler:
         token_budget: int,
         max_sequences: int,
         end_tokens: frozenset[int],
-        shaper: Shaper | None = None,
+        chunker: Chunker | None = None,
         host: HostBuffer | None = None,
         preemption: Preemption | None = None,
     ) -> None:
@@ -59,19 +59,19 @@ class Scheduler:
         self.token_budget = token_budget
         self.max_sequences = max_sequences
         self._end_tokens = end_tokens
-        self._shaper = shaper or Shaper("greedy", NoTarget())
-        self._residency = Residency(pool, host or HostBuffer(0), preemption or Preemption("recompute", StepModel()))
+        self._chunker = chunker or Chunker("greedy", NoTarget())
+        self._kv_cache = KVCacheManager(pool, host or HostBuffer(0), preemption or Preemption("recompute", StepModel()))
         self._running: list[Sequence] = []
-        self._waiting = WaitingQueue()
+        self._waiting = RequestQueue()
         self._deadlines = Deadlines()
 
     @property
-    def running(self) -> Row[Sequence]:
+    def running(self) -> abc.Sequence[Sequence]:
         """Sequences that hold blocks of the cache, best first."""
         return self._running
 
     @property
-    def waiting(self) -> Row[Sequence]:
+    def waiting(self) -> abc.Sequence[Sequence]:
         """Sequences that hold none, best first: new ones, and preempted ones, swapped out or not."""
         return self._waiting.line
 
@@ -99,24 +99,24 @@ class Scheduler:
             self._end(sequence, FinishReason.DEADLINE)
         return overdue
 
-    def schedule(self) -> Pass:
+    def schedule(self) -> StepPlan:
         """Fills the next pass: every running decode first, then prompts, half-prefilled and waiting ones by rank.
 
         Blocks are taken for what the pass computes, never for what a request may need one day.
         """
-        draft = Draft(self.pool, self.token_budget)
-        half_prefilled = self._schedule_decodes(draft)
-        self._schedule_prompts(draft, half_prefilled)
-        self._shaper.note(len(draft.decodes), draft.num_prompt_tokens)
-        pass_ = draft.finish()
-        assert pass_.chunks or not self.has_work, "work is there and nothing was scheduled"
-        return pass_
+        builder = StepPlanBuilder(self.pool, self.token_budget)
+        half_prefilled = self._schedule_decodes(builder)
+        self._schedule_prompts(builder, half_prefilled)
+        self._chunker.note(len(builder.decodes), builder.num_prompt_tokens)
+        plan = builder.finish()
+        assert plan.chunks or not self.has_work, "work is there and nothing was scheduled"
+        return plan
 
-    def complete(self, pass_: Pass, sampled: Row[int]) -> list[Sequence]:
+    def complete(self, plan: StepPlan, sampled: abc.Sequence[int]) -> list[Sequence]:
         """Takes note of a finished pass.
 
         Args:
-            pass_: the pass that `schedule` returned last.
+            plan: the pass that `schedule` returned last.
             sampled: one token for each chunk that samples, in the order of the chunks.
 
         Returns:
@@ -126,11 +126,11 @@ class Scheduler:
         tokens = iter(sampled)
         grown, ended = [], False
         block_size, end_tokens = self.pool.block_size, self._end_tokens
-        for chunk in pass_.chunks:
+        for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.advance(chunk.num_tokens)
             if sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * block_size:
-                self._residency.publish(sequence)
+                self._kv_cache.publish(sequence)
             if chunk.samples:
                 sequence.append(next(tokens), end_tokens)
                 grown.append(sequence)
@@ -139,7 +139,7 @@ class Scheduler:
         if ended:
             for sequence in grown:
                 if sequence.finish_reason is not None:
-                    self._residency.free(sequence)
+                    self._kv_cache.free(sequence)
                     self._deadlines.discard(sequence)
             self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
         return grown
@@ -164,7 +164,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts what must hold between passes."""
-        self._residency.check_integrity(self._running, self._waiting)
+        self._kv_cache.check_integrity(self._running, self._waiting)
         for line in (self._running, self._waiting.line):
             ranks = [sequence.rank for sequence in line]
             assert ranks == sorted(set(ranks)), "sequences are out of order"
@@ -172,7 +172,7 @@ class Scheduler:
         watched = sum(s.deadline is not None for line in (self._running, self._waiting) for s in line)
         assert len(self._deadlines) == watched, "a deadline is watched for nobody"
 
-    def _schedule_decodes(self, draft: Draft) -> list[Sequence]:
+    def _schedule_decodes(self, builder: StepPlanBuilder) -> list[Sequence]:
         """A token for every running sequence that has one pending; returns the half-prefilled ones, best first."""
         pool, block_size = self.pool, self.pool.block_size
         chunks, half_prefilled = [], []
@@ -181,7 +181,7 @@ class Scheduler:
         if self._running and self._running[0].num_pending_tokens > 1:
             best = self._running[0]
             if len(best.block_table) * block_size == best.num_computed_tokens:
-                self._make_room(best, draft, 0)
+                self._make_room(best, builder, 0)
                 held_back = 1
         for sequence in self._running.copy():
             if not sequence.block_table:  # it made room for a better one
@@ -191,32 +191,32 @@ class Scheduler:
                 half_prefilled.append(sequence)
                 continue
             if len(sequence.block_table) * block_size == computed:
-                if not self._make_room(sequence, draft, held_back):
+                if not self._make_room(sequence, builder, held_back):
                     continue
                 pool.extend(sequence.block_table, computed + 1)
             chunks.append(Chunk(sequence, computed, 1))
-        draft.add_decodes(chunks)
+        builder.add_decodes(chunks)
         return [sequence for sequence in half_prefilled if sequence.block_table]
 
-    def _schedule_prompts(self, draft: Draft, half_prefilled: list[Sequence]) -> None:
+    def _schedule_prompts(self, builder: StepPlanBuilder, half_prefilled: list[Sequence]) -> None:
         """More of the prompts that are half in the cache and first chunks of waiting ones, the better ones first.
 
         A waiting sequence that cannot come in yet is not overtaken by other waiting ones.
         """
-        if not draft.budget.left:
+        if not builder.budget.left:
             return
-        admits = not draft.preempted
-        backlog = self._backlog(half_prefilled, admits, draft.budget.left)
+        admits = not builder.preempted
+        backlog = self._backlog(half_prefilled, admits, builder.budget.left)
         if not backlog:
             return
-        load = Load(len(draft.decodes), sum([chunk.start for chunk in draft.decodes]), backlog)
-        draft.budget.bound(self._shaper.prompt_tokens(draft.budget.left, load))
+        load = StepLoad(len(builder.decodes), sum([chunk.start for chunk in builder.decodes]), backlog)
+        builder.budget.bound(self._chunker.prompt_tokens(builder.budget.left, load))
         for sequence in half_prefilled:
             while admits and (first := self._waiting.first) is not None and first.rank < sequence.rank:
-                admits = self._admit(first, draft)
-            draft.add_prompt(sequence)
+                admits = self._admit(first, builder)
+            builder.add_prompt(sequence)
         while admits and (first := self._waiting.first) is not None:
-            admits = self._admit(first, draft)
+            admits = self._admit(first, builder)
 
     def _backlog(self, half_prefilled: list[Sequence], admits: bool, room: int) -> int:
         """Pending tokens of prompts that can be worked on now, as far as it matters."""
@@ -229,24 +229,24 @@ class Scheduler:
                 backlog += sequence.num_pending_tokens
         return backlog
 
-    def _admit(self, sequence: Sequence, draft: Draft) -> bool:
+    def _admit(self, sequence: Sequence, builder: StepPlanBuilder) -> bool:
         """Lets the best waiting sequence run, with the blocks that the cache or the host buffer has for it.
 
         Returns False, and changes nothing, where it has to wait: for a place, for room, or for a block that it shares
         with a sequence that computes it in this very pass. The latter is there in the next pass, so it costs no more
         than a pass for each block that it saves.
         """
-        if not draft.budget.left or len(self._running) >= self.max_sequences or not self.pool.num_free:
+        if not builder.budget.left or len(self._running) >= self.max_sequences or not self.pool.num_free:
             return False
-        table = self._residency.cached(sequence)
+        table = self._kv_cache.cached(sequence)
         stays = self._would_stay(sequence, table) if sequence.num_preemptions else self.pool.num_free > 0
-        if not stays or self._residency.is_computed(sequence, table, draft):
+        if not stays or self._kv_cache.is_computed(sequence, table, builder):
             self.pool.release(table)
             return False
         self._waiting.remove(sequence)
-        self._residency.bring_in(sequence, table, draft)
+        self._kv_cache.allocate(sequence, table, builder)
         insort(self._running, sequence, key=_rank)
-        scheduled = draft.add_prompt(sequence)
+        scheduled = builder.add_prompt(sequence)
         assert scheduled, "an admitted sequence has room for a token"
         return True
 
@@ -259,14 +259,14 @@ class Scheduler:
         missing = self.pool.blocks_for(len(sequence.tokens)) - len(table)
         return missing + len(self._running) <= self.pool.num_free
 
-    def _make_room(self, sequence: Sequence, draft: Draft, held_back: int) -> bool:
+    def _make_room(self, sequence: Sequence, builder: StepPlanBuilder, held_back: int) -> bool:
         """Preempts the worst running sequences until `sequence` can have one more block and `held_back` are left.
 
         Returns False where it was itself the worst.
         """
         while self.pool.num_free <= held_back:
             victim = self._running.pop()
-            self._residency.put_out(victim, draft)
+            self._kv_cache.preempt(victim, builder)
             self._waiting.push(victim)
             if victim is sequence:
                 return False
@@ -278,5 +278,5 @@ class Scheduler:
         else:
             self._running.remove(sequence)
         sequence.finish_reason = reason
-        self._residency.free(sequence)
+        self._kv_cache.free(sequence)
         self._deadlines.discard(sequence)

@@ -21,7 +21,7 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledToken:
     """The token that was chosen after a chunk; `logprobs` where its request asked for them."""
 
     token_id: int
@@ -29,7 +29,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class PassResult:
+class StepOutput:
     """What came of a pass.
 
     Attributes:
@@ -38,5 +38,5 @@ class PassResult:
             that has a prompt token after it, the log-probabilities of that next prompt token.
     """
 
-    sampled: list[Sampled]
+    sampled: list[SampledToken]
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

@@ -36,7 +36,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class StepPlan:
     """What one forward pass computes: chunks of one token first, then longer ones, and who lost its blocks for it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Pass:
         return sum([chunk.start + chunk.num_tokens for chunk in self.chunks])
 
 
-class Draft:
+class StepPlanBuilder:
     """A pass while it is being filled: blocks are taken as chunks are added."""
 
     def __init__(self, pool: BlockPool, token_budget: int) -> None:
@@ -102,8 +102,10 @@ class Draft:
         """Is the block that would be known by `key` computed in this pass? Then it can be had in the next one."""
         return key in self._computes
 
-    def finish(self) -> Pass:
+    def finish(self) -> StepPlan:
         """The pass."""
         single = [chunk for chunk in self._prompts if chunk.num_tokens == 1]
         longer = [chunk for chunk in self._prompts if chunk.num_tokens > 1]
-        return Pass((*self.decodes, *single, *longer), tuple(self.preempted), tuple(self.swap_out), tuple(self.swap_in))
+        return StepPlan(
+            (*self.decodes, *single, *longer), tuple(self.preempted), tuple(self.swap_out), tuple(self.swap_in)
+        )

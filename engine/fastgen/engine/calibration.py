@@ -1,6 +1,6 @@
 """How long passes take here: measured at start with real passes over scratch sequences.
 
-The measurements set the token budget where it is `auto` (`fastgen.core.budget_tuning`) and seed the engine's step model.
+The measurements set a token budget of `auto` (`fastgen.core.budget_tuning`) and seed the engine's step model.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from fastgen.config import EngineConfig
 from fastgen.core.block_pool import BlockPool
-from fastgen.core.budget_tuning import Knee, StepTime, find_knee
+from fastgen.core.budget_tuning import StepTime, TunedBudget, tune_budget
 from fastgen.core.chunking import LEAST_PROMPT_TOKENS
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.sequence import Sequence as TokenSequence
-from fastgen.core.step_plan import Chunk, Pass
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.engine.core import Runner
 
 log = logging.getLogger("fastgen.engine.calibration")
@@ -83,15 +83,15 @@ def prepare(
         on_progress=lambda fraction: on_progress("measuring passes", fraction),
         clock=clock,
     )
-    knee = knee_of(found, config)
+    knee = tuned_budget(found, config)
     log.info("%s (measured in %.1f s)", describe(knee), clock() - started)
     return replace(config, token_budget=knee.token_budget), found.points
 
 
-def knee_of(calibration: Calibration, config: EngineConfig) -> Knee:
+def tuned_budget(calibration: Calibration, config: EngineConfig) -> TunedBudget:
     """The token budget that the settings lead to on this curve."""
     target = config.inter_token_target
-    return find_knee(
+    return tune_budget(
         calibration.curve,
         target_seconds=target / 1000 if isinstance(target, int) else None,
         # Where no target can be met, a prompt still has to get on.
@@ -100,7 +100,7 @@ def knee_of(calibration: Calibration, config: EngineConfig) -> Knee:
     )
 
 
-def describe(knee: Knee) -> str:
+def describe(knee: TunedBudget) -> str:
     """What was chosen and why, in one line."""
     return (
         f"token budget auto: {knee.token_budget}, set by the {knee.bound}: a pass of {knee.token_budget} tokens takes "
@@ -222,11 +222,11 @@ class _Bench:
         return self._run(chunks)
 
     def _run(self, chunks: Sequence[Chunk]) -> StepTime:
-        pass_ = Pass(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
+        plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
         begin = self._clock()
-        self._runner.execute(pass_)
+        self._runner.execute(plan)
         seconds = self._clock() - begin
-        return StepTime(pass_.num_tokens, pass_.kv_tokens, max(seconds, 1e-9))
+        return StepTime(plan.num_tokens, plan.kv_tokens, max(seconds, 1e-9))
 
     def _sequence(self, num_tokens: int) -> TokenSequence:
         # Tokens that differ: a model of experts must not send all of them to the same ones.

@@ -61,7 +61,7 @@ class Recorder(Protocol):
         ...
 
 
-class EngineProcess:
+class EngineClient:
     """An engine in a process of its own. Belongs to the event loop that started it.
 
     Attributes:
@@ -93,7 +93,7 @@ class EngineProcess:
         on_loading: Callable[[str, float], None],
         *,
         recorder: Recorder | None = None,
-    ) -> EngineProcess:
+    ) -> EngineClient:
         """Returns when the engine is ready for requests; `on_loading` hears of its progress meanwhile.
 
         Raises:

@@ -10,15 +10,15 @@ from typing import Literal, Protocol, cast
 
 from fastgen.config import EngineConfig
 from fastgen.core.block_pool import BlockPool
-from fastgen.core.chunking import AutomaticTarget, FixedTarget, NoTarget, Shaper, Target
+from fastgen.core.chunking import AutomaticTarget, Chunker, FixedTarget, NoTarget, Target
 from fastgen.core.constraint import Constraint
 from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.request import Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_model import StepModel, StepTimes
-from fastgen.core.step_output import PassResult, TokenLogprobs
-from fastgen.core.step_plan import Pass
+from fastgen.core.step_output import StepOutput, TokenLogprobs
+from fastgen.core.step_plan import StepPlan
 from fastgen.engine.messages import StepReport, StepStats, TokenOutput
 
 
@@ -69,7 +69,7 @@ class Runner(Protocol):
     def max_model_length(self) -> int:
         """Longest prompt plus generation of one request; it fits in the KV cache."""
 
-    def execute(self, pass_: Pass) -> PassResult:
+    def execute(self, plan: StepPlan) -> StepOutput:
         """Copies the blocks that the pass swaps, computes it, and samples."""
 
 
@@ -181,11 +181,11 @@ class Engine:
         outputs = self._end_overdue(started)
         if not self.has_work:
             return self.idle_report(outputs)
-        pass_ = self._scheduler.schedule()
-        tally = self._tally(pass_, started)
-        result = self._runner.execute(pass_)
-        prompt_logprobs = self._new_prompt_logprobs(pass_, result)
-        grown = self._scheduler.complete(pass_, [sampled.token_id for sampled in result.sampled])
+        plan = self._scheduler.schedule()
+        tally = self._tally(plan, started)
+        result = self._runner.execute(plan)
+        prompt_logprobs = self._new_prompt_logprobs(plan, result)
+        grown = self._scheduler.complete(plan, [sampled.token_id for sampled in result.sampled])
         for sequence, sampled in zip(grown, result.sampled, strict=True):
             cached_tokens, queue_seconds = _first_report(sequence)
             outputs.append(
@@ -215,7 +215,7 @@ class Engine:
         if not self._sequences:
             self._scheduler.check_integrity()
         tally.step_seconds = self._clock() - started
-        self.step_model.observe(pass_.num_tokens, pass_.kv_tokens, tally.step_seconds)
+        self.step_model.observe(plan.num_tokens, plan.kv_tokens, tally.step_seconds)
         return StepReport(outputs, self._stats(tally))
 
     def idle_report(self, outputs: list[TokenOutput]) -> StepReport:
@@ -235,11 +235,11 @@ class Engine:
             del self._sequences[sequence.id]
         return [TokenOutput(request_id=s.id, token_ids=[], finish_reason=s.finish_reason) for s in ended]
 
-    def _tally(self, pass_: Pass, now: float) -> _Tally:
+    def _tally(self, plan: StepPlan, now: float) -> _Tally:
         """What a pass does, before it is done. Marks sequences that are in a pass for the first time."""
         num_decodes = 0
-        tally = _Tally(preemptions=len(pass_.preempted), swapped_out=sum(bool(s.host_blocks) for s in pass_.preempted))
-        for chunk in pass_.chunks:
+        tally = _Tally(preemptions=len(plan.preempted), swapped_out=sum(bool(s.host_blocks) for s in plan.preempted))
+        for chunk in plan.chunks:
             sequence = chunk.sequence
             num_decodes += sequence.is_decoding
             if sequence.first_scheduled is None:
@@ -249,17 +249,17 @@ class Engine:
                     tally.prefix_cache_query_tokens += sequence.num_prompt_tokens
                     tally.prefix_cache_hit_tokens += sequence.num_cached_tokens
         tally.decode_tokens = num_decodes
-        tally.prefill_tokens = pass_.num_tokens - num_decodes
+        tally.prefill_tokens = plan.num_tokens - num_decodes
         return tally
 
-    def _new_prompt_logprobs(self, pass_: Pass, result: PassResult) -> dict[Sequence, list[TokenLogprobs]]:
+    def _new_prompt_logprobs(self, plan: StepPlan, result: StepOutput) -> dict[Sequence, list[TokenLogprobs]]:
         """Of each sequence, those of prompt tokens that were not reported before: a recomputed prompt has them again.
 
         Row j of a chunk tells of the prompt token after it, number `start + j + 1`.
         """
         news = {}
         for index, rows in result.prompt_logprobs.items():
-            chunk = pass_.chunks[index]
+            chunk = plan.chunks[index]
             sequence = chunk.sequence
             fresh = rows[max(0, sequence.num_prompt_logprobs - chunk.start) :]
             if fresh:
@@ -304,7 +304,7 @@ def _scheduler(runner: Runner, config: EngineConfig, times: StepTimes) -> Schedu
         token_budget=config.most_tokens,
         max_sequences=config.sequence_limit,
         end_tokens=runner.architecture.eos_token_ids,
-        shaper=Shaper(cast(Literal["even", "greedy"], config.chunking), _target(config.inter_token_target, times)),
+        chunker=Chunker(cast(Literal["even", "greedy"], config.chunking), _target(config.inter_token_target, times)),
         host=host,
         preemption=Preemption(
             cast(Literal["auto", "recompute", "swap"], config.preemption),

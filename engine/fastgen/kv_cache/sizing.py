@@ -40,7 +40,7 @@ class KVShape:
         return self.num_layers * self.num_kv_heads * per_head * block_size
 
 
-class PassShape(Protocol):
+class StepShape(Protocol):
     """What the memory of a pass depends on."""
 
     @property
@@ -102,7 +102,7 @@ def device_room(config: EngineConfig, *, total_bytes: int, free_bytes: int, pass
     return CacheRoom(max(0, most - kept), most)
 
 
-def working_memory_bytes(config: EngineConfig, shape: PassShape, kv: KVShape) -> int:
+def working_memory_bytes(config: EngineConfig, shape: StepShape, kv: KVShape) -> int:
     """Bytes to keep free beside weights and KV cache, so that the fullest pass does not run out of memory.
 
     A pass at the token budget, every sequence sampling, and one chunk whose context is as long as can be.
@@ -119,7 +119,7 @@ def working_memory_bytes(config: EngineConfig, shape: PassShape, kv: KVShape) ->
     return activations + logits + 2 * context + _GROWTH
 
 
-def plan_kv_blocks(config: EngineConfig, shape: PassShape, kv: KVShape, room: CacheRoom) -> int:
+def plan_kv_blocks(config: EngineConfig, shape: StepShape, kv: KVShape, room: CacheRoom) -> int:
     """Blocks of the KV cache.
 
     Args:
@@ -183,7 +183,7 @@ def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) ->
     return config.swap_space // block_bytes
 
 
-def resolve_max_model_length(config: EngineConfig, shape: PassShape, kv: KVShape, num_blocks: int) -> int:
+def resolve_max_model_length(config: EngineConfig, shape: StepShape, kv: KVShape, num_blocks: int) -> int:
     """Longest prompt plus generation of one request: what is asked for, else the model's own limit or the cache's.
 
     Raises:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import abc
 from collections.abc import Iterator
-from collections.abc import Sequence as Row
 from itertools import islice
 
 import numpy as np
@@ -74,7 +74,7 @@ class KVCache:
         """Token slots of a block."""
         return self.keys.shape[3]
 
-    def swap(self, out: Row[BlockPair], back: Row[BlockPair]) -> None:
+    def swap(self, out: abc.Sequence[BlockPair], back: abc.Sequence[BlockPair]) -> None:
         """Copies whole blocks: `out` to the host buffer, then `back` from it; pairs are (block, host block)."""
         for blocks, host_blocks in _batches(out):
             _copy(self.keys, blocks, self.host_keys, host_blocks)
@@ -106,7 +106,7 @@ def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> t
     return torch.from_numpy(np.zeros(size, bits)).view(dtype)
 
 
-def _batches(pairs: Row[BlockPair]) -> Iterator[tuple[list[int], list[int]]]:
+def _batches(pairs: abc.Sequence[BlockPair]) -> Iterator[tuple[list[int], list[int]]]:
     rest = iter(pairs)
     while batch := list(islice(rest, _BLOCKS_AT_ONCE)):
         yield [block for block, _ in batch], [host_block for _, host_block in batch]

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fastgen.config import KNOBS, EngineConfig, parsed_knobs
+from fastgen.config import ENGINE_SETTINGS, EngineConfig, parsed_settings
 from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.core.step_model import StepModel
 from fastgen.engine.calibration import prepare
@@ -42,7 +42,7 @@ class LLM:
         model: a GGUF file or a Hugging Face directory.
         on_loading: called with a stage and the share of it that is done, 0 to 1, while the model loads.
             Where not given, a bar shows it on a terminal.
-        knobs: the engine's settings by the names of `fastgen.config.EngineConfig`; sizes may be texts like "2GiB".
+        settings: the engine's settings by the names of `fastgen.config.EngineConfig`; sizes may be texts like "2GiB".
 
     Attributes:
         config: the settings, with a number for a token budget of `auto`.
@@ -54,8 +54,8 @@ class LLM:
         ConfigError: when the model or the settings cannot be served.
     """
 
-    def __init__(self, model: str, *, on_loading: Callable[[str, float], None] | None = None, **knobs: Any) -> None:
-        config = EngineConfig(model=str(model), **parsed_knobs(knobs, KNOBS))
+    def __init__(self, model: str, *, on_loading: Callable[[str, float], None] | None = None, **settings: Any) -> None:
+        config = EngineConfig(model=str(model), **parsed_settings(settings, ENGINE_SETTINGS))
         source = ModelSource.open(config.model)
         self.tokenizer = tokenizer = Tokenizer.load(source.tokenizer)
         with progress_bar() if on_loading is None else nullcontext(on_loading) as progress:

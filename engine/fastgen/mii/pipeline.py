@@ -9,18 +9,18 @@ from fastgen.llm.llm import LLM
 from fastgen.mii.arguments import GenerateArguments, Response, as_list, check_model_arguments
 
 
-def pipeline(model: str, **knobs: Any) -> Pipeline:
+def pipeline(model: str, **settings: Any) -> Pipeline:
     """Loads a model into this process.
 
     Args:
         model: a GGUF file or a Hugging Face directory.
-        knobs: the engine's settings, by the names of `fastgen.config.EngineConfig`.
+        settings: the engine's settings, by the names of `fastgen.config.EngineConfig`.
 
     Raises:
         ConfigError: when the model or the settings cannot be served.
     """
-    check_model_arguments(knobs)
-    return Pipeline(LLM(model, **knobs))
+    check_model_arguments(settings)
+    return Pipeline(LLM(model, **settings))
 
 
 class Pipeline:

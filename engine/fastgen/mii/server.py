@@ -12,14 +12,14 @@ from typing import Any
 from fastgen.api_client.api_keys import keys_of_file
 from fastgen.api_client.http import Remote, RemoteError
 from fastgen.config import (
-    KNOBS,
-    SERVER_KNOBS,
+    ENGINE_SETTINGS,
+    SERVER_SETTINGS,
     ConfigError,
     EngineConfig,
-    Knob,
     ServerConfig,
+    Setting,
     default_model_name,
-    parsed_knobs,
+    parsed_settings,
 )
 from fastgen.mii import deployments
 from fastgen.mii.arguments import check_model_arguments
@@ -40,7 +40,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     replica_num: int = 1,
-    **knobs: Any,
+    **settings: Any,
 ) -> Client:
     """Starts a server of its own on this machine and returns when it is ready. It goes on when this program ends.
 
@@ -49,17 +49,21 @@ def serve(
         deployment_name: how `fastgen.client` finds it; the model's name where not given.
         host, port: where it listens; port 0 takes a free one.
         replica_num: 1. More replicas are a FastGenDeployment's: see the error.
-        knobs: the engine's and the server's settings, by the names of `fastgen.config`.
+        settings: the engine's and the server's settings, by the names of `fastgen.config`.
 
     Raises:
         ConfigError: when the model or the settings cannot be served.
         DeploymentError: when the name is in use, or the server ends before it is ready.
     """
-    check_model_arguments(knobs | ({"replica_num": replica_num} if replica_num != 1 else {}))
-    settings = parsed_knobs(knobs, (*KNOBS, *SERVER_KNOBS))
+    check_model_arguments(settings | ({"replica_num": replica_num} if replica_num != 1 else {}))
+    settings = parsed_settings(settings, (*ENGINE_SETTINGS, *SERVER_SETTINGS))
     # What is wrong shows here, not in a log.
-    EngineConfig(model=model, **{knob.name: settings[knob.name] for knob in KNOBS if knob.name in settings})
-    server = ServerConfig(**{knob.name: settings[knob.name] for knob in SERVER_KNOBS if knob.name in settings})
+    EngineConfig(
+        model=model, **{setting.name: settings[setting.name] for setting in ENGINE_SETTINGS if setting.name in settings}
+    )
+    server = ServerConfig(
+        **{setting.name: settings[setting.name] for setting in SERVER_SETTINGS if setting.name in settings}
+    )
     source = ModelSource.open(model)
     name = deployment_name or default_model_name(model)
     deployments.reserve(name)
@@ -143,14 +147,14 @@ def _last_words(log: Path) -> str:
 
 
 def _flags(settings: dict[str, Any]) -> list[str]:
-    knobs: dict[str, Knob] = {knob.name: knob for knob in (*KNOBS, *SERVER_KNOBS)}
+    known: dict[str, Setting] = {setting.name: setting for setting in (*ENGINE_SETTINGS, *SERVER_SETTINGS)}
     words: list[str] = []
     for name, value in settings.items():
-        knob = knobs[name]
-        if knob.kind == "switch":
-            words.append(knob.flag if value else "--no-" + knob.flag.removeprefix("--"))
+        setting = known[name]
+        if setting.kind == "switch":
+            words.append(setting.flag if value else "--no-" + setting.flag.removeprefix("--"))
         elif value is not None:
-            words += [knob.flag, str(value)]
+            words += [setting.flag, str(value)]
     return words
 
 

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.scheduler import Chunk, StepPlan
 
 IntArray = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class ChunkSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StepInput:
     """The arrays of one pass with T rows, D of them decodes (the first D), S sampled and P scored.
 
     Attributes:
@@ -70,9 +70,9 @@ class Batch:
         return len(self.contexts)
 
     @classmethod
-    def from_pass(cls, pass_: Pass, *, block_size: int) -> Batch:
+    def from_plan(cls, plan: StepPlan, *, block_size: int) -> StepInput:
         """Flattens a pass."""
-        chunks = pass_.chunks
+        chunks = plan.chunks
         counts = np.array([chunk.num_tokens for chunk in chunks], np.int64)
         starts = np.array([chunk.start for chunk in chunks], np.int64)
         first_rows = np.cumsum(counts) - counts

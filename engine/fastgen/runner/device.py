@@ -6,12 +6,12 @@ import torch
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.sizing import CacheRoom, device_room
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers.torch_attention import MOST_AT_ONCE
-from fastgen.model.step_input import Batch
+from fastgen.model.step_input import StepInput
 from fastgen.runner.runner import Model
 from fastgen.sampling.sampler import Draw, sample
 
@@ -59,7 +59,7 @@ def gpu_room(model: Model, config: EngineConfig) -> CacheRoom:
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    run_fullest_pass(model, config)
+    run_fullest_step(model, config)
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
     torch.cuda.empty_cache()
@@ -69,7 +69,7 @@ def gpu_room(model: Model, config: EngineConfig) -> CacheRoom:
 
 
 @torch.inference_mode()
-def run_fullest_pass(model: Model, config: EngineConfig) -> None:
+def run_fullest_step(model: Model, config: EngineConfig) -> None:
     """A pass of as many tokens as passes may have, then as many tokens sampled as sequences may run."""
     shape = model.architecture
     num_tokens = min(config.most_tokens, config.max_model_length or shape.default_length, shape.default_length)
@@ -79,7 +79,7 @@ def run_fullest_pass(model: Model, config: EngineConfig) -> None:
     sequence.block_table = [0] * -(-num_tokens // config.block_size)
     chunk = Chunk(sequence, 0, num_tokens)
     cache = KVCache(model.kv_shape, 1, config.block_size, device=model.device, dtype=model.dtype)
-    hidden = model.forward(Batch.from_pass(Pass((chunk,)), block_size=config.block_size), cache)
+    hidden = model.forward(StepInput.from_plan(StepPlan((chunk,)), block_size=config.block_size), cache)
     rows = config.sequence_limit
     sample(model.head(hidden.expand(rows, -1).contiguous()), [Draw.of(chunk, shape.eos_token_ids)] * rows)
 

@@ -7,17 +7,17 @@ from typing import Protocol
 
 import torch
 
-from fastgen.core.scheduler import Pass
-from fastgen.core.step_output import PassResult, TokenLogprobs
+from fastgen.core.scheduler import StepPlan
+from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.kv_cache.prefault import PagesAhead
-from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, PassShape
+from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, StepShape
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.step_input import Batch, num_scored
+from fastgen.model.step_input import StepInput, num_scored
 from fastgen.sampling.logprobs import token_logprobs
 from fastgen.sampling.sampler import Draw, sample
 
 
-class ServedShape(PassShape, Protocol):
+class ServedShape(StepShape, Protocol):
     """What the engine and its users are told of a model."""
 
     @property
@@ -36,7 +36,7 @@ class ServedShape(PassShape, Protocol):
 class Model(Protocol):
     """A forward pass over given weights, on one device.
 
-    Passes are flat: token ids, positions, slots and block tables (`Batch`), no padding and no phases.
+    Passes are flat: token ids, positions, slots and block tables (`StepInput`), no padding and no phases.
     """
 
     @property
@@ -55,7 +55,7 @@ class Model(Protocol):
     def dtype(self) -> torch.dtype:
         """Of activations and cache."""
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: StepInput, cache: KVCache) -> torch.Tensor:
         """Computes a pass and writes its keys and values to the cache.
 
         Returns:
@@ -107,23 +107,23 @@ class ModelRunner:
             self._pages.wait()
 
     @torch.inference_mode()
-    def execute(self, pass_: Pass) -> PassResult:
+    def execute(self, plan: StepPlan) -> StepOutput:
         """Copies the blocks that the pass swaps, computes it, samples, and scores the prompts that ask for it."""
-        self._cache.swap(pass_.swap_out, pass_.swap_in)
-        if not pass_.chunks:
-            return PassResult([])
-        batch = Batch.from_pass(pass_, block_size=self.block_size)
+        self._cache.swap(plan.swap_out, plan.swap_in)
+        if not plan.chunks:
+            return StepOutput([])
+        batch = StepInput.from_plan(plan, block_size=self.block_size)
         if self._pages is not None:
             self._pages.reach(int(batch.blocks.max()))
         hidden = self._model.forward(batch, self._cache)
         end_tokens = self.architecture.eos_token_ids
-        draws = [Draw.of(chunk, end_tokens) for chunk in pass_.chunks if chunk.samples]
+        draws = [Draw.of(chunk, end_tokens) for chunk in plan.chunks if chunk.samples]
         sampled = sample(self._model.head(hidden[: batch.num_sampled]), draws)
-        return PassResult(sampled, self._prompt_logprobs(pass_, hidden[batch.num_sampled :]))
+        return StepOutput(sampled, self._prompt_logprobs(plan, hidden[batch.num_sampled :]))
 
-    def _prompt_logprobs(self, pass_: Pass, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
         """By index of the chunk; `hidden` [P, hidden] are the rows that are scored, in the order of the chunks."""
-        scored = [(index, chunk, num_scored(chunk)) for index, chunk in enumerate(pass_.chunks)]
+        scored = [(index, chunk, num_scored(chunk)) for index, chunk in enumerate(plan.chunks)]
         next_tokens: list[int] = []
         top: list[int] = []
         for _, chunk, count in scored:
@@ -138,7 +138,7 @@ class ModelRunner:
         return {index: list(islice(rest, count)) for index, _, count in scored if count}
 
     @torch.inference_mode()
-    def logits(self, pass_: Pass) -> torch.Tensor:
+    def logits(self, plan: StepPlan) -> torch.Tensor:
         """Computes a pass; returns [S, vocabulary] float32, a row for each chunk that samples."""
-        batch = Batch.from_pass(pass_, block_size=self.block_size)
+        batch = StepInput.from_plan(plan, block_size=self.block_size)
         return self._model.head(self._model.forward(batch, self._cache)[: batch.num_sampled])

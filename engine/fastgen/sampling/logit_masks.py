@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Iterable
-from collections.abc import Sequence as Row
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ def banned_ends(sampling: SamplingParams, num_generated: int, end_tokens: Iterab
     return banned if sampling.ignore_eos else banned.union(end_tokens)
 
 
-def banned_words(bad_words: Row[Row[int]], generated: Row[int]) -> set[int]:
+def banned_words(bad_words: abc.Sequence[abc.Sequence[int]], generated: abc.Sequence[int]) -> set[int]:
     """The tokens that would complete one of `bad_words` at the end of `generated`.
 
     A word counts only where it would be generated whole: its beginning in the prompt does not.
@@ -33,7 +33,7 @@ def banned_words(bad_words: Row[Row[int]], generated: Row[int]) -> set[int]:
     return banned
 
 
-def ban(logits: torch.Tensor, banned: Row[set[int]]) -> None:
+def ban(logits: torch.Tensor, banned: abc.Sequence[set[int]]) -> None:
     """Sets each row's `banned` tokens to minus infinity in `logits` [R, vocabulary], in place."""
     rows = [row for row, tokens in enumerate(banned) for _ in tokens]
     if rows:
@@ -41,7 +41,7 @@ def ban(logits: torch.Tensor, banned: Row[set[int]]) -> None:
         logits[torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device)] = -torch.inf
 
 
-def constrain(logits: torch.Tensor, constraints: Row[Constraint | None]) -> None:
+def constrain(logits: torch.Tensor, constraints: abc.Sequence[Constraint | None]) -> None:
     """Sets what each row's grammar does not allow to minus infinity in `logits` [R, vocabulary], in place."""
     found = [(row, constraint) for row, constraint in enumerate(constraints) if constraint is not None]
     if not found:

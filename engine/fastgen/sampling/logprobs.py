@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Row
+from collections import abc
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch
 from fastgen.core.step_output import TokenLogprobs
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: Row[int], top: Row[int]) -> list[TokenLogprobs]:
+def token_logprobs(logits: torch.Tensor, token_ids: abc.Sequence[int], top: abc.Sequence[int]) -> list[TokenLogprobs]:
     """Log-probability and rank of a token in each row of `logits` [R, vocabulary], and the row's likeliest tokens.
 
     The softmax is taken in float32 and summed in float64. Of equally likely tokens the one with the smaller id ranks

@@ -5,7 +5,7 @@ Everything here works on (row, token) pairs in flat arrays: one gather and one s
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Row
+from collections import abc
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ class TokenHistory:
         """[n] how often each of `ids` was generated; 0 for one that only the prompt has."""
         return self._counts[: len(self._place)]
 
-    def update(self, tokens: Row[int]) -> None:
+    def update(self, tokens: abc.Sequence[int]) -> None:
         """Takes in what came to `tokens` (the prompt, then what was generated) since the last time."""
         for index in range(self._seen, len(tokens)):
             place = self._place_of(tokens[index])
@@ -67,7 +67,7 @@ def is_penalised(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
-def add_bias(logits: torch.Tensor, settings: Row[SamplingParams]) -> None:
+def add_bias(logits: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> None:
     """Adds each row's logit_bias to `logits` [R, vocabulary], in place."""
     rows = [row for row, sampling in enumerate(settings) for _ in sampling.logit_bias]
     if not rows:
@@ -79,7 +79,9 @@ def add_bias(logits: torch.Tensor, settings: Row[SamplingParams]) -> None:
     logits.index_put_(places, torch.tensor(biases, dtype=logits.dtype, device=device), accumulate=True)
 
 
-def penalise(logits: torch.Tensor, settings: Row[SamplingParams], histories: Row[TokenHistory | None]) -> None:
+def penalise(
+    logits: torch.Tensor, settings: abc.Sequence[SamplingParams], histories: abc.Sequence[TokenHistory | None]
+) -> None:
     """Applies the three penalties to `logits` [R, vocabulary], in place.
 
     Repetition (Keskar et al., 2019, as transformers and vLLM have it) divides a positive logit and multiplies a

@@ -13,8 +13,8 @@ whatever else is in the batch, after a preemption too. Log-probabilities are the
 from __future__ import annotations
 
 import math
+from collections import abc
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Row
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ import torch
 from fastgen.core.constraint import Constraint
 from fastgen.core.request import SamplingParams
 from fastgen.core.scheduler import Chunk
-from fastgen.core.step_output import Sampled, TokenLogprobs
+from fastgen.core.step_output import SampledToken, TokenLogprobs
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.sampling import logit_masks, penalties, top_k_top_p
 from fastgen.sampling.logprobs import token_logprobs
@@ -48,7 +48,7 @@ class Draw(NamedTuple):
 
     sampling: SamplingParams
     seed: int
-    tokens: Row[int] = ()
+    tokens: abc.Sequence[int] = ()
     num_prompt_tokens: int = 0
     end_tokens: frozenset[int] = frozenset()
     constraint: Constraint | None = None
@@ -93,7 +93,7 @@ class Draw(NamedTuple):
         )
 
 
-def sample(logits: torch.Tensor, draws: Row[Draw]) -> list[Sampled]:
+def sample(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> list[SampledToken]:
     """A token for each row of `logits` [S, vocabulary], of any floating type, on any device.
 
     Of equal logits, greedy takes the smallest token id. `logits` stay as they are.
@@ -114,10 +114,10 @@ def sample(logits: torch.Tensor, draws: Row[Draw]) -> list[Sampled]:
             chosen[rows] = _choose(_shape(_take(logits, rows), group), group)
     tokens: list[int] = chosen.tolist()
     logprobs = _logprobs(logits, draws, tokens)
-    return [Sampled(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+    return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
 
-def _shape(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+def _shape(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
     """`logits` [R, vocabulary] in float32 with bias, penalties and masks applied.
 
     A row that would have no token left gives up min_tokens and bad words: the grammar says what can follow at all, and
@@ -137,7 +137,7 @@ def _shape(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
     return shaped
 
 
-def _prefer(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+def _prefer(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
     """A float32 copy of `logits` [R, vocabulary] with bias and penalties applied."""
     preferred = logits.to(torch.float32, copy=True)
     settings = [draw.sampling for draw in draws]
@@ -153,7 +153,7 @@ def _banned(draw: Draw) -> set[int]:
     return banned
 
 
-def _choose(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+def _choose(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
     """[R, vocabulary] -> [R], by the logits as they are."""
     groups: dict[_Choice, list[int]] = {}
     for row, draw in enumerate(draws):
@@ -167,7 +167,7 @@ def _choose(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
     return tokens
 
 
-_Choice = Callable[[torch.Tensor, Row[Draw]], torch.Tensor]
+_Choice = Callable[[torch.Tensor, abc.Sequence[Draw]], torch.Tensor]
 
 
 def _choice_of(draw: Draw) -> _Choice:
@@ -176,24 +176,24 @@ def _choice_of(draw: Draw) -> _Choice:
     return _draw_limited if top_k_top_p.is_limited(draw.sampling) else _draw_whole
 
 
-def _take_likeliest(logits: torch.Tensor, _draws: Row[Draw]) -> torch.Tensor:
+def _take_likeliest(logits: torch.Tensor, _draws: abc.Sequence[Draw]) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-def _draw_whole(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+def _draw_whole(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
     return top_k_top_p.draw_whole(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
 
 
-def _draw_limited(logits: torch.Tensor, draws: Row[Draw]) -> torch.Tensor:
+def _draw_limited(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
     return top_k_top_p.draw_limited(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
 
 
-def _uniforms(draws: Row[Draw], device: torch.device) -> torch.Tensor:
+def _uniforms(draws: abc.Sequence[Draw], device: torch.device) -> torch.Tensor:
     numbers = uniforms([draw.seed for draw in draws], [draw.position for draw in draws])
     return torch.from_numpy(numbers).to(device)
 
 
-def _logprobs(logits: torch.Tensor, draws: Row[Draw], tokens: Row[int]) -> dict[int, TokenLogprobs]:
+def _logprobs(logits: torch.Tensor, draws: abc.Sequence[Draw], tokens: abc.Sequence[int]) -> dict[int, TokenLogprobs]:
     """By row, of the rows whose requests ask for them."""
     found: dict[int, TokenLogprobs] = {}
     for rows in _slices([row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]):

@@ -12,8 +12,8 @@ is decided by the row alone.
 from __future__ import annotations
 
 import math
+from collections import abc
 from collections.abc import Iterator
-from collections.abc import Sequence as Row
 
 import torch
 
@@ -35,12 +35,12 @@ def is_limited(sampling: SamplingParams) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0 or sampling.typical_p < 1
 
 
-def draw_whole(logits: torch.Tensor, settings: Row[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
+def draw_whole(logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
     """Tokens [R] from the whole vocabulary of `logits` [R, V] by inverse transform of `uniforms` [R] in float64."""
     return _draw(_weights(logits, settings), uniforms)
 
 
-def draw_limited(logits: torch.Tensor, settings: Row[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
+def draw_limited(logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
     """Tokens [R] from `logits` [R, V] within each row's limits, by inverse transform of `uniforms` [R] in float64."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     wide = set(range(len(logits)))
@@ -77,7 +77,7 @@ def _may_be_few(sampling: SamplingParams, vocabulary: int) -> bool:
 
 
 def _draw_among_few(
-    logits: torch.Tensor, settings: Row[SamplingParams], uniforms: torch.Tensor
+    logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [R] out of each row's `_FEW` likeliest, and [R] whether its limits keep no more than these."""
     likeliest, order = logits.topk(min(_FEW, logits.shape[1]), sorted=True)
@@ -91,7 +91,7 @@ def _draw_among_few(
     return order.gather(-1, _first_beyond(until, uniforms[:, None] * until[:, -1:])).squeeze(-1), fits
 
 
-def _keep(ordered: torch.Tensor, total: torch.Tensor, settings: Row[SamplingParams]) -> torch.Tensor:
+def _keep(ordered: torch.Tensor, total: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:
     """Which of the likeliest weights [R, n] top-k, top-p and min-p leave. The likeliest always stays.
 
     Args:
@@ -112,7 +112,7 @@ def _keep(ordered: torch.Tensor, total: torch.Tensor, settings: Row[SamplingPara
     return keep
 
 
-def _keep_of_all(weights: torch.Tensor, settings: Row[SamplingParams]) -> torch.Tensor:
+def _keep_of_all(weights: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:
     """`weights` [R, whole runs] with those zeroed that the limits drop. Tokens as likely as the last to stay do too."""
 
     def drop_below(least: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ def _from_above(
     return num_bins - 1 - place, above, until[:, -1:] >= wanted
 
 
-def _weights(logits: torch.Tensor, settings: Row[SamplingParams]) -> torch.Tensor:
+def _weights(logits: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:
     """Likelihoods [R, V rounded up to whole runs] relative to each row's likeliest token, whose weight is 1."""
     scaled = logits.float() - logits.amax(-1, keepdim=True)
     scaled.div_(_column([sampling.temperature for sampling in settings], scaled)).exp_()
@@ -201,5 +201,5 @@ def _take(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return logits if len(rows) == len(logits) else logits[rows]
 
 
-def _column(values: Row[float], like: torch.Tensor) -> torch.Tensor:
+def _column(values: abc.Sequence[float], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

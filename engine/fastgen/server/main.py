@@ -18,7 +18,7 @@ import uvicorn
 import uvloop
 
 from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
-from fastgen.engine.client import EngineProcess, EngineStartError
+from fastgen.engine.client import EngineClient, EngineStartError
 from fastgen.engine.launch import Launch
 from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
@@ -185,7 +185,7 @@ class Server:
         config = replace(self._engine_config, model=str(self._source.path))
         log.info("fastgen %s: loading %s", VERSION, self._engine_config.model)
         engine = asyncio.create_task(
-            EngineProcess.start(self._launch, config, self._lifecycle.note_loading, recorder=self._metrics)
+            EngineClient.start(self._launch, config, self._lifecycle.note_loading, recorder=self._metrics)
         )
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, self._source.tokenizer)
@@ -204,7 +204,7 @@ class Server:
                 await engine.result().stop()
             raise
 
-    def _announce(self, engine: EngineProcess) -> None:
+    def _announce(self, engine: EngineClient) -> None:
         info = engine.info
         host, port = self._listener.getsockname()[:2]
         log.info(
@@ -226,7 +226,7 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.1f s", shown, port, time.monotonic() - self._started)
 
-    async def _drain(self, engine: EngineProcess, dead: asyncio.Task[int]) -> int:
+    async def _drain(self, engine: EngineClient, dead: asyncio.Task[int]) -> int:
         """Lets running requests finish for as long as the drain may take, then ends them with what they have."""
         self._lifecycle.begin_draining()
         seconds = self._server_config.drain_seconds

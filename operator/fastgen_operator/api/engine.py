@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from fastgen.config import DEFAULT_TOKEN_BUDGET
-from fastgen_operator.api.fields import ApiModel, knob, number_or_word, rules, setting
+from fastgen_operator.api.fields import ApiModel, engine_setting, number_or_word, rules, setting_field
 
 # What `children/pod.py` passes itself; extraArgs may not say it again.
 OPERATOR_FLAGS: tuple[str, ...] = (
@@ -15,7 +15,7 @@ OPERATOR_FLAGS: tuple[str, ...] = (
     "--port",
     "--served-model-name",
     *(
-        setting(name).flag
+        engine_setting(name).flag
         for name in (
             "device",
             "dtype",
@@ -34,7 +34,7 @@ OPERATOR_FLAGS: tuple[str, ...] = (
     "--no-prefix-caching",
 )
 
-_BLOCK_SIZE = setting("block_size")
+_BLOCK_SIZE = engine_setting("block_size")
 
 
 def _block_sizes() -> str:
@@ -47,7 +47,7 @@ def _block_sizes() -> str:
 class KVCache(ApiModel):
     """The paged KV cache."""
 
-    memory_percent: int = knob("memory_percent")
+    memory_percent: int = setting_field("memory_percent")
     block_size: int = Field(
         default=_BLOCK_SIZE.default,
         ge=_BLOCK_SIZE.minimum,
@@ -64,9 +64,9 @@ class KVCache(ApiModel):
         default="0Gi",
         max_length=16,
         pattern=r"^[0-9]+([KMGT]i)?$",
-        description=setting("swap_space").help + " Counts towards the replica's memory.",
+        description=engine_setting("swap_space").help + " Counts towards the replica's memory.",
     )
-    prefix_caching: bool = knob("prefix_caching")
+    prefix_caching: bool = setting_field("prefix_caching")
 
 
 class Engine(ApiModel):
@@ -94,12 +94,12 @@ class Engine(ApiModel):
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         default=None, description="The engine's image; the operator's default where not given."
     )
-    device: Literal["cpu", "cuda"] = knob("device", required=True)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob("dtype")
+    device: Literal["cpu", "cuda"] = setting_field("device", required=True)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting_field("dtype")
     token_budget: int | str | None = number_or_word("token_budget", "spec.engine.tokenBudget")
-    max_sequences: int | None = knob("max_sequences")
-    max_model_length: int | None = knob("max_model_length")
-    max_queued_requests: int = knob("max_queued_requests")
+    max_sequences: int | None = setting_field("max_sequences")
+    max_model_length: int | None = setting_field("max_model_length")
+    max_queued_requests: int = setting_field("max_queued_requests")
     kv_cache: KVCache = Field(default=KVCache(), description="The paged KV cache.")
     extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default=[], max_length=64, description="More arguments of `fastgen serve`, after those that the operator sets."

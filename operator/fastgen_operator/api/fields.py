@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-from fastgen.config import KNOBS, SERVER_KNOBS, Knob
+from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
 
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE])?$"
 
@@ -33,9 +33,9 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
 
-def setting(name: str) -> Knob:
+def engine_setting(name: str) -> Setting:
     """The engine's setting of that name."""
-    return next(knob for knob in KNOBS + SERVER_KNOBS if knob.name == name)
+    return next(setting for setting in ENGINE_SETTINGS + SERVER_SETTINGS if setting.name == name)
 
 
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
@@ -43,16 +43,16 @@ def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
-def knob(name: str, *, required: bool = False) -> Any:
+def setting_field(name: str, *, required: bool = False) -> Any:
     """A field with the engine's own default, bounds and help for the setting `name`."""
-    found = setting(name)
+    found = engine_setting(name)
     default = ... if required else found.default
     return Field(default, ge=found.minimum, le=found.maximum, description=found.help)
 
 
 def number_or_word(name: str, path: str) -> Any:
     """A whole number within the setting's bounds, or one of its words."""
-    found = setting(name)
+    found = engine_setting(name)
     words = " or ".join(found.words)
     allowed = f"a whole number from {found.minimum} to {found.maximum}"
     in_words = ", ".join(f"'{word}'" for word in found.words)

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.api.engine import Engine
-from fastgen_operator.api.fields import ApiModel, FreeForm, ObjectName, knob, rules, setting
+from fastgen_operator.api.fields import ApiModel, FreeForm, ObjectName, engine_setting, rules, setting_field
 from fastgen_operator.api.model import Cache, Model
 from fastgen_operator.api.network import Network
 from fastgen_operator.api.resources import Resources
@@ -16,7 +16,7 @@ from fastgen_operator.api.rollout import Disruption, Rollout
 from fastgen_operator.api.scheduling import Scheduling
 
 NAME_LIMIT = 40
-INTER_TOKEN_TARGET = setting("inter_token_target").flag
+INTER_TOKEN_TARGET = engine_setting("inter_token_target").flag
 
 
 class TemplateMetadata(ApiModel):
@@ -104,7 +104,7 @@ class Spec(ApiModel):
         default=None, description="Let the replicas follow the tokens that wait and arrive; instead of replicas."
     )
     rollout: Rollout = Field(default=Rollout(), description="How a change of the pods is rolled out.")
-    drain_seconds: int = knob("drain_seconds")
+    drain_seconds: int = setting_field("drain_seconds")
     startup_deadline_seconds: int = Field(
         default=1800,
         ge=10,

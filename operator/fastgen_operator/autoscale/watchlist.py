@@ -17,7 +17,7 @@ from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.recommend import State
 from fastgen_operator.kinds import Key, Object
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pods import is_ready, name_of
 from fastgen_operator.plan.replicas import wanted_replicas
 
@@ -87,18 +87,18 @@ class Watchlist:
         self._subjects: dict[Key, Subject] = {}
         self._records: dict[Key, Record] = {}
 
-    def look_up(self, spec: Spec, world: World) -> World:
-        """Takes note of the fleet as this visit finds it; returns the world with what was decided about it."""
-        subject = subject_of(spec, world, self.scrape_seconds)
+    def look_up(self, spec: Spec, observed: Observed) -> Observed:
+        """Takes note of the fleet as this visit finds it; returns the observed with what was decided about it."""
+        subject = subject_of(spec, observed, self.scrape_seconds)
         if subject is None:
-            self.forget(world.key)
-            return world
-        self._subjects[world.key] = subject
-        record = self._records.get(world.key)
+            self.forget(observed.key)
+            return observed
+        self._subjects[observed.key] = subject
+        record = self._records.get(observed.key)
         if record is None or record.uid != subject.uid:
-            return world
+            return observed
         in_flight = {pod: sample.kv_tokens + sample.backlog_tokens for pod, sample in record.samples.items()}
-        return world.with_decision(record.decision, in_flight)
+        return observed.with_decision(record.decision, in_flight)
 
     def forget(self, key: Key) -> None:
         """The resource is gone, or is not to be sized any more; harmless where it never was."""
@@ -119,17 +119,17 @@ class Watchlist:
         return found
 
 
-def subject_of(spec: Spec, world: World, scrape_seconds: float) -> Subject | None:
+def subject_of(spec: Spec, observed: Observed, scrape_seconds: float) -> Subject | None:
     """The fleet of a resource; None where its spec says itself how many replicas there are to be."""
     policy = policy_of(spec, scrape_seconds)
     if policy is None:
         return None
     return Subject(
-        uid=world.resource["metadata"]["uid"],
+        uid=observed.resource["metadata"]["uid"],
         policy=policy,
-        model_name=spec.model.served_name or world.key[1],
-        wanted=wanted_replicas(spec, world),
-        pods=tuple(_view(pod) for pod in world.pods if pod.get("status", {}).get("phase") not in _ENDED),
+        model_name=spec.model.served_name or observed.key[1],
+        wanted=wanted_replicas(spec, observed),
+        pods=tuple(_view(pod) for pod in observed.pods if pod.get("status", {}).get("phase") not in _ENDED),
     )
 
 

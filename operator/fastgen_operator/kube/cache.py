@@ -21,7 +21,7 @@ _Place = tuple[str, str]
 _EMPTY: Final[dict[str, Object]] = {}
 
 
-class Mirror:
+class InformerCache:
     """Objects of some kinds; safe to use from several threads.
 
     What it gives is shared by all readers: never change it.
@@ -45,7 +45,7 @@ class Mirror:
     def replace(self, kind: Kind, namespace: str | None, objects: Iterable[Object], version: str) -> set[Key]:
         """Takes in a whole list, made at that version; `namespace` is None for one of all namespaces.
 
-        Returns the FastGenDeployments about which the mirror was wrong: they are to be visited.
+        Returns the FastGenDeployments about which the cache was wrong: they are to be visited.
         """
         trimmed = [compact(kind, obj) for obj in objects]
         with self._lock:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
-from fastgen_operator.kube.cache import Mirror
+from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of, version_of
 
@@ -49,20 +49,20 @@ class Server(Protocol):
         ...
 
 
-class MirroredCluster:
-    """Reads the mirror, writes the server, and shows its own writes to the next read at once.
+class CachedClient:
+    """Reads the cache, writes the server, and shows its own writes to the next read at once.
 
     Args:
         kinds: gives all kinds that are read now, but for the FastGenDeployments themselves.
         scopes: the namespaces that are watched; (None,) for all.
     """
 
-    def __init__(self, server: Server, mirror: Mirror, kinds: Kinds, scopes: Sequence[str | None]) -> None:
-        self._server, self._mirror = server, mirror
+    def __init__(self, server: Server, cache: InformerCache, kinds: Kinds, scopes: Sequence[str | None]) -> None:
+        self._server, self._cache = server, cache
         self._kinds, self._scopes = kinds, tuple(scopes)
 
     def relist(self, watches: Watches) -> set[Key]:
-        """Reads everything anew, and tells it to `watches`; returns the resources about which the mirror was wrong.
+        """Reads everything anew, and tells it to `watches`; returns the resources about which the cache was wrong.
 
         Raises:
             KubeError: a list failed; the message says of what.
@@ -74,7 +74,7 @@ class MirroredCluster:
                 try:
                     version, objects = self._server.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)
                     noted = _noting(versions, objects)
-                    changed |= self._mirror.replace(kind, namespace, noted, version)
+                    changed |= self._cache.replace(kind, namespace, noted, version)
                 except KubeError as error:
                     raise KubeError(error.status, f"listing {kind.plural}: {error}", error.retry_after) from error
             watches.listed(kind, versions)
@@ -82,15 +82,15 @@ class MirroredCluster:
 
     def resources(self) -> list[Key]:
         """Every FastGenDeployment."""
-        return self._mirror.resources()
+        return self._cache.resources()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The object as last seen, if it is one that is watched."""
-        return self._mirror.get(kind, namespace, name)
+        return self._cache.get(kind, namespace, name)
 
     def owned(self, kind: Kind, key: Key) -> list[Object]:
         """The objects of that kind with the owner label of the resource, as last seen."""
-        return self._mirror.owned(kind, key)
+        return self._cache.owned(kind, key)
 
     def look(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The object as it is now, whoever it belongs to."""
@@ -99,27 +99,27 @@ class MirroredCluster:
     def apply(self, kind: Kind, manifest: Object) -> Object:
         """Server-side apply; returns the live object."""
         live = self._server.apply(kind, manifest)
-        self._mirror.put(kind, live)
+        self._cache.put(kind, live)
         return live
 
     def delete(self, kind: Kind, child: Object) -> None:
         """Deletes exactly this object, if it is still there."""
         self._server.delete(kind, child)
         # One that waits for a finalizer shows up again with its next, newer state.
-        self._mirror.remove(kind, child)
+        self._cache.remove(kind, child)
 
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
         """Replaces the resource's status; None where the resource is gone."""
         live = self._server.patch_status(resource, status)
         if live is not None:
-            self._mirror.put(FASTGEN, live)
+            self._cache.put(FASTGEN, live)
         return live
 
     def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
         """Sets annotations on exactly this object; returns it, or None where it is gone."""
         live = self._server.annotate(kind, obj, annotations)
         if live is not None:
-            self._mirror.put(kind, live)
+            self._cache.put(kind, live)
         return live
 
     def create_event(self, resource: Object, event: dict[str, Any]) -> str:

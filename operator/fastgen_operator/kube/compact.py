@@ -1,4 +1,4 @@
-"""Objects as the mirror keeps them: without what nobody reads, their words held once. Pure but for interning.
+"""Objects as the cache keeps them: without what nobody reads, their words held once. Pure but for interning.
 
 A pod as the API server gives it is some 10 KB, most of it a copy of its Deployment's template.
 """

@@ -77,7 +77,7 @@ class Recorder:
     _ledgers: dict[Key, _Ledger] = field(default_factory=dict)
 
     def record(self, resource: Object, notice: Notice, now: datetime) -> None:
-        """Records the notice. An Event is a courtesy: the state of the world does not hang on it, nothing is raised."""
+        """Records the notice. Never raises: an Event is a courtesy and no state depends on it."""
         metadata = resource["metadata"]
         ledger = self._ledgers.setdefault((metadata["namespace"], metadata["name"]), _Ledger())
         try:

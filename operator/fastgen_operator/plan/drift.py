@@ -35,7 +35,7 @@ def fingerprint(manifest: Object) -> str:
 def template_digest(workload: Object) -> str:
     """A short hash of a workload's pod template: a Deployment and the ReplicaSet of its newest template have the same.
 
-    The mirror keeps it in the template's place.
+    The cache keeps it in the template's place.
     """
     spec = workload["spec"]
     if TEMPLATE_DIGEST in spec:

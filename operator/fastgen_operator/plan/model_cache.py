@@ -14,7 +14,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children.model_cache import build_fetch_job
 from fastgen_operator.children.model_source import VOLUME, is_preloaded, model_address
 from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, DEPLOYMENT, JOB, MODEL_ANNOTATION, Kind, Object
-from fastgen_operator.plan.observed import World, is_controlled_by
+from fastgen_operator.plan.observed import Observed, is_controlled_by
 
 Children = Sequence[tuple[Kind, Object]]
 
@@ -32,49 +32,51 @@ class Settled:
     kept_jobs: frozenset[str] = frozenset()
 
 
-def settle(wanted: Children, spec: Spec, world: World) -> Settled:
+def settle(wanted: Children, spec: Spec, observed: Observed) -> Settled:
     """What the spec asks for, with a download where one is needed, and with pods only of models that are there."""
     if not is_preloaded(spec):
         return Settled(wanted)
-    done = complete_job(spec, world)
+    done = complete_job(spec, observed)
     if done is not None:
         return Settled(wanted, frozenset({done["metadata"]["name"]}))
     deployment = next(manifest for kind, manifest in wanted if kind == DEPLOYMENT)
     children = [child for child in wanted if child[0] != DEPLOYMENT]
-    if (held := _held_back(deployment, world)) is not None:
+    if (held := _held_back(deployment, observed)) is not None:
         children.append((DEPLOYMENT, held))
-    claim = live_claim(world)
+    claim = live_claim(observed)
     if claim is None:
         return Settled(children)
     engine_pod = deployment["spec"]["template"]["spec"]
-    job = build_fetch_job(world.resource, spec, engine_pod, claim, _in_use(world))
-    if (name := job["metadata"]["name"]) and world.child(JOB, name) is not None:
+    job = build_fetch_job(observed.resource, spec, engine_pod, claim, _in_use(observed))
+    if (name := job["metadata"]["name"]) and observed.child(JOB, name) is not None:
         return Settled(children, frozenset({name}))
     return Settled([*children, (JOB, job)])
 
 
-def complete_job(spec: Spec, world: World) -> Object | None:
+def complete_job(spec: Spec, observed: Observed) -> Object | None:
     """The Job by which the model of this spec is in the volume that there is now."""
-    claim = live_claim(world)
+    claim = live_claim(observed)
     if claim is None:
         return None
     about = {MODEL_ANNOTATION: model_address(spec), CLAIM_ANNOTATION: claim["metadata"]["uid"]}
-    return next((job for job in jobs(world) if is_complete(job) and about.items() <= annotations_of(job).items()), None)
+    return next(
+        (job for job in jobs(observed) if is_complete(job) and about.items() <= annotations_of(job).items()), None
+    )
 
 
-def jobs(world: World) -> list[Object]:
+def jobs(observed: Observed) -> list[Object]:
     """The resource's own download Jobs that are there to stay."""
     return [
         child
-        for (kind, _), child in world.children.items()
-        if kind == JOB and is_controlled_by(child, world.resource) and not child["metadata"].get("deletionTimestamp")
+        for (kind, _), child in observed.children.items()
+        if kind == JOB and is_controlled_by(child, observed.resource) and not child["metadata"].get("deletionTimestamp")
     ]
 
 
-def live_claim(world: World) -> Object | None:
+def live_claim(observed: Observed) -> Object | None:
     """The volume, unless it is somebody else's or on its way out."""
-    claim = world.child(CLAIM)
-    if claim is None or claim["metadata"].get("deletionTimestamp") or not is_controlled_by(claim, world.resource):
+    claim = observed.child(CLAIM)
+    if claim is None or claim["metadata"].get("deletionTimestamp") or not is_controlled_by(claim, observed.resource):
         return None
     return claim
 
@@ -91,9 +93,9 @@ def annotations_of(obj: Object) -> dict[str, str]:
     return found
 
 
-def _held_back(deployment: Object, world: World) -> Object | None:
+def _held_back(deployment: Object, observed: Observed) -> Object | None:
     """The Deployment with the template that it has; None where there is none yet, and none is made."""
-    live = world.deployment
+    live = observed.deployment
     if live is None:
         return None
     template = live["spec"]["template"]
@@ -111,9 +113,9 @@ def _model_of(template: Object) -> tuple[Any, ...]:
     return annotations_of(template).get(MODEL_ANNOTATION), *claims
 
 
-def _in_use(world: World) -> set[str]:
+def _in_use(observed: Observed) -> set[str]:
     """Addresses of the models that pods use, or may use again while the new one is not there."""
-    deployment = world.deployment
+    deployment = observed.deployment
     templates = [] if deployment is None else [deployment["spec"]["template"]]
-    found = {annotations_of(obj).get(MODEL_ANNOTATION) for obj in [*templates, *world.pods]}
+    found = {annotations_of(obj).get(MODEL_ANNOTATION) for obj in [*templates, *observed.pods]}
     return {address for address in found if address is not None}

@@ -14,7 +14,7 @@ from fastgen_operator.plan.pods import has_ended, is_leaving, name_of
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Observed:
     """The resource and its children as the API server gave them, at almost one moment.
 
     Attributes:
@@ -55,16 +55,16 @@ class World:
         """The child of that kind and name, which is the resource's own where not given; None where there is none."""
         return self.children.get((kind, name or self.key[1]))
 
-    def with_child(self, kind: Kind, child: Object) -> World:
-        """The world with that child in it, just written or found."""
+    def with_child(self, kind: Kind, child: Object) -> Observed:
+        """The observed with that child in it, just written or found."""
         return replace(self, children={**self.children, (kind, child["metadata"]["name"]): child})
 
-    def with_decision(self, decision: Decision | None, in_flight_tokens: Mapping[str, float]) -> World:
-        """The world with what the autoscaler knows of it."""
+    def with_decision(self, decision: Decision | None, in_flight_tokens: Mapping[str, float]) -> Observed:
+        """The observed with what the autoscaler knows of it."""
         return replace(self, decision=decision, in_flight_tokens=in_flight_tokens)
 
-    def without_child(self, kind: Kind, name: str) -> World:
-        """The world after that child was deleted."""
+    def without_child(self, kind: Kind, name: str) -> Observed:
+        """The observed after that child was deleted."""
         return replace(self, children={key: child for key, child in self.children.items() if key != (kind, name)})
 
 
@@ -80,7 +80,7 @@ class Reader(Protocol):
         ...
 
 
-def observe(reader: Reader, key: Key, kinds: Iterable[Kind]) -> World | None:
+def observe(reader: Reader, key: Key, kinds: Iterable[Kind]) -> Observed | None:
     """Reads the resource and its children of those kinds; None where the resource is gone or on its way out.
 
     A resource being deleted needs nothing done: the garbage collector follows the owner references.
@@ -90,7 +90,7 @@ def observe(reader: Reader, key: Key, kinds: Iterable[Kind]) -> World | None:
     if resource is None or resource["metadata"].get("deletionTimestamp"):
         return None
     pods = reader.owned(POD, key)
-    return World(
+    return Observed(
         resource=resource,
         children={(kind, child["metadata"]["name"]): child for kind in kinds for child in reader.owned(kind, key)},
         replica_sets=tuple(reader.owned(REPLICA_SET, key)),
@@ -126,39 +126,39 @@ def is_paused(deployment: Object) -> bool:
     return bool(deployment["spec"].get("paused"))
 
 
-def current_pods(world: World) -> tuple[Object, ...]:
+def current_pods(observed: Observed) -> tuple[Object, ...]:
     """Pods of the Deployment's newest template that are there to stay, by name; none while that template is unknown.
 
     A pod that is being deleted, or was evicted and only keeps its record, is replaced by another one.
     """
     return _by_name(
-        pod for pod in _pods_of(world, current_template(world)) if not is_leaving(pod) and not has_ended(pod)
+        pod for pod in _pods_of(observed, current_template(observed)) if not is_leaving(pod) and not has_ended(pod)
     )
 
 
-def failed_pods(world: World) -> tuple[Object, ...]:
+def failed_pods(observed: Observed) -> tuple[Object, ...]:
     """Records of pods of the newest template that will never run again, by name."""
-    pods = _pods_of(world, current_template(world))
+    pods = _pods_of(observed, current_template(observed))
     return _by_name(pod for pod in pods if not is_leaving(pod) and has_ended(pod))
 
 
-def older_pods(world: World) -> tuple[Object, ...]:
+def older_pods(observed: Observed) -> tuple[Object, ...]:
     """Pods of earlier templates that are there to stay, by name; none while the newest template is unknown."""
-    template = current_template(world)
+    template = current_template(observed)
     if template is None:
         return ()
-    current = {name_of(pod) for pod in _pods_of(world, template)}
+    current = {name_of(pod) for pod in _pods_of(observed, template)}
     return _by_name(
-        pod for pod in world.pods if name_of(pod) not in current and not is_leaving(pod) and not has_ended(pod)
+        pod for pod in observed.pods if name_of(pod) not in current and not is_leaving(pod) and not has_ended(pod)
     )
 
 
-def current_template(world: World) -> str | None:
+def current_template(observed: Observed) -> str | None:
     """The label `pod-template-hash` of the Deployment's newest template; None before its ReplicaSet is made."""
-    deployment = world.deployment
+    deployment = observed.deployment
     if deployment is None or not is_rollout_observed(deployment):
         return None
-    for replica_set in world.replica_sets:
+    for replica_set in observed.replica_sets:
         # The templates are compared themselves: the revision of a paused Deployment stays that of an earlier one.
         if is_controlled_by(replica_set, deployment) and template_digest(replica_set) == template_digest(deployment):
             label: str | None = replica_set["metadata"].get("labels", {}).get(TEMPLATE_LABEL)
@@ -166,8 +166,8 @@ def current_template(world: World) -> str | None:
     return None
 
 
-def _pods_of(world: World, template: str | None) -> Iterable[Object]:
-    labelled = (pod for pod in world.pods if template is not None)
+def _pods_of(observed: Observed, template: str | None) -> Iterable[Object]:
+    labelled = (pod for pod in observed.pods if template is not None)
     return (pod for pod in labelled if pod["metadata"].get("labels", {}).get(TEMPLATE_LABEL) == template)
 
 

@@ -14,7 +14,7 @@ from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, Kind, Object
 from fastgen_operator.plan.drift import fingerprint, first_difference
 from fastgen_operator.plan.model_cache import settle
-from fastgen_operator.plan.observed import World, is_controlled_by
+from fastgen_operator.plan.observed import Observed, is_controlled_by
 from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.plan.rollout import deletion_costs, loses_pods, room_reason, with_room
 
@@ -41,7 +41,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Weigh:
+class SetDeletionCost:
     """The deletion cost to write on one pod."""
 
     pod: Object
@@ -65,7 +65,7 @@ class Plan:
         loses_pods: the applies make pods go, so that it matters which ones.
     """
 
-    weighs: tuple[Weigh, ...] = ()
+    weighs: tuple[SetDeletionCost, ...] = ()
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     problem: Problem | None = None
@@ -82,50 +82,53 @@ def parse_spec(resource: Object) -> Spec | Problem:
         return Problem("InvalidSpec", f"{field}: {first['msg']}: apply the CRD that belongs to this operator")
 
 
-def make_plan(spec: Spec, world: World, platform: Platform) -> Plan:
+def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
     """Compares what should be with what is.
 
     Where somebody else has made an object of an optional kind by a child's name, that one does, and ours is not made.
     """
     try:
-        children = build_children(world.resource, with_room(spec, world), platform, wanted_replicas(spec, world))
+        children = build_children(
+            observed.resource, with_room(spec, observed), platform, wanted_replicas(spec, observed)
+        )
     except TemplateRefused as refusal:
         return Plan(problem=Problem("PodTemplateRefused", str(refusal)))
-    settled = settle(children, spec, world)
+    settled = settle(children, spec, observed)
     wanted = [
         (kind, plain)
         for kind, plain in settled.children
-        if not (kind in OPTIONAL_KINDS and _is_foreign(kind, plain["metadata"]["name"], world))
+        if not (kind in OPTIONAL_KINDS and _is_foreign(kind, plain["metadata"]["name"], observed))
     ]
     for kind, plain in wanted:
-        problem = _foreign_child(kind, plain["metadata"]["name"], world)
+        problem = _foreign_child(kind, plain["metadata"]["name"], observed)
         if problem is not None:
             return Plan(problem=problem)
     applies = tuple(
         apply
         for kind, plain in wanted
-        if (apply := _apply(kind, _with_fingerprint(plain), world.child(kind, plain["metadata"]["name"]))) is not None
+        if (apply := _apply(kind, _with_fingerprint(plain), observed.child(kind, plain["metadata"]["name"])))
+        is not None
     )
-    loses = any(apply.kind == DEPLOYMENT and loses_pods(apply.manifest, world.deployment) for apply in applies)
-    weighs = tuple(Weigh(pod, cost) for pod, cost in deletion_costs(world)) if loses else ()
-    return Plan(weighs, applies, _unwanted(wanted, settled.kept_jobs, world), loses_pods=loses)
+    loses = any(apply.kind == DEPLOYMENT and loses_pods(apply.manifest, observed.deployment) for apply in applies)
+    weighs = tuple(SetDeletionCost(pod, cost) for pod, cost in deletion_costs(observed)) if loses else ()
+    return Plan(weighs, applies, _unwanted(wanted, settled.kept_jobs, observed), loses_pods=loses)
 
 
-def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], world: World) -> tuple[Delete, ...]:
+def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], observed: Observed) -> tuple[Delete, ...]:
     """Children of ours that the spec does not ask for any more; of Jobs, those of these names stay."""
     keep = {(kind, manifest["metadata"]["name"]) for kind, manifest in wanted} | {(JOB, name) for name in jobs}
     return tuple(
         Delete(kind, child, "deleted: the spec does not ask for it any more")
-        for (kind, name), child in world.children.items()
+        for (kind, name), child in observed.children.items()
         if (kind, name) not in keep
-        and is_controlled_by(child, world.resource)
+        and is_controlled_by(child, observed.resource)
         and not child["metadata"].get("deletionTimestamp")
     )
 
 
-def _foreign_child(kind: Kind, name: str, world: World) -> Problem | None:
+def _foreign_child(kind: Kind, name: str, observed: Observed) -> Problem | None:
     """An object of that name that belongs to somebody else is never taken over."""
-    if not _is_foreign(kind, name, world):
+    if not _is_foreign(kind, name, observed):
         return None
     return Problem(
         "NameTaken",
@@ -134,9 +137,9 @@ def _foreign_child(kind: Kind, name: str, world: World) -> Problem | None:
     )
 
 
-def _is_foreign(kind: Kind, name: str, world: World) -> bool:
-    live = world.child(kind, name)
-    return live is not None and not is_controlled_by(live, world.resource)
+def _is_foreign(kind: Kind, name: str, observed: Observed) -> bool:
+    live = observed.child(kind, name)
+    return live is not None and not is_controlled_by(live, observed.resource)
 
 
 def _with_fingerprint(manifest: Object) -> Object:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 
 
-def wanted_replicas(spec: Spec, world: World) -> int:
+def wanted_replicas(spec: Spec, observed: Observed) -> int:
     """What the spec says; with autoscaling what was decided, or else what there is, within the spec's bounds."""
     if spec.autoscaling is None:
         return 1 if spec.replicas is None else spec.replicas
     bounds = spec.autoscaling
-    if world.decision is not None:
-        wanted = world.decision.replicas
+    if observed.decision is not None:
+        wanted = observed.decision.replicas
     else:
-        wanted = (world.deployment or {}).get("spec", {}).get("replicas", bounds.min_replicas)
+        wanted = (observed.deployment or {}).get("spec", {}).get("replicas", bounds.min_replicas)
     return max(bounds.min_replicas, min(bounds.max_replicas, wanted))

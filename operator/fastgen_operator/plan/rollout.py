@@ -7,7 +7,7 @@ from typing import Any, Final
 from fastgen_operator.api import Spec
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.drift import first_difference
-from fastgen_operator.plan.observed import World, current_pods, is_controlled_by, is_rollout_observed, older_pods
+from fastgen_operator.plan.observed import Observed, current_pods, is_controlled_by, is_rollout_observed, older_pods
 from fastgen_operator.plan.pods import (
     has_ended,
     has_started,
@@ -25,7 +25,7 @@ DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _HIGHEST_COST: Final = 2**31 - 1
 
 
-def with_room(spec: Spec, world: World) -> Spec:
+def with_room(spec: Spec, observed: Observed) -> Spec:
     """The spec, with a higher `rollout.maxUnavailable` while the rollout could never go on without it.
 
     Where a node is short of GPUs, the Deployment controller may delete an old pod that waits for one instead of an old
@@ -33,24 +33,24 @@ def with_room(spec: Spec, world: World) -> Spec:
     that are not ready are no loss, so that number may be unavailable; those that are ready stay as many as they are.
     """
     asked = spec.rollout.max_unavailable
-    allowed = _max_unavailable(asked, wanted_replicas(spec, world), world)
+    allowed = _max_unavailable(asked, wanted_replicas(spec, observed), observed)
     if allowed == asked:
         return spec
     return spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"max_unavailable": allowed})})
 
 
-def _max_unavailable(asked: int, wanted: int, world: World) -> int:
-    deployment = world.deployment
-    if deployment is None or not is_controlled_by(deployment, world.resource):
+def _max_unavailable(asked: int, wanted: int, observed: Observed) -> int:
+    deployment = observed.deployment
+    if deployment is None or not is_controlled_by(deployment, observed.resource):
         return asked
     if not is_rollout_observed(deployment):
         # Whether it is stuck is not known now: what was given is not taken back before it could work.
         return max(asked, _live_max_unavailable(deployment, asked))
-    idle = [pod for pod in older_pods(world) if node_of(pod) and not is_ready(pod) and not has_started(pod)]
-    waiting = [pod for pod in current_pods(world) if unschedulable_message(pod) is not None]
+    idle = [pod for pod in older_pods(observed) if node_of(pod) and not is_ready(pod) and not has_started(pod)]
+    waiting = [pod for pod in current_pods(observed) if unschedulable_message(pod) is not None]
     if not idle or not waiting:
         return asked
-    ready = sum(is_ready(pod) for pod in (*current_pods(world), *older_pods(world)))
+    ready = sum(is_ready(pod) for pod in (*current_pods(observed), *older_pods(observed)))
     return max(asked, wanted - ready)
 
 
@@ -81,22 +81,25 @@ def loses_pods(manifest: Object, live: Object | None) -> bool:
     return fewer or first_difference(manifest["spec"]["template"], live["spec"].get("template")) is not None
 
 
-def weighed_pods(world: World) -> tuple[Object, ...]:
+def pods_with_deletion_cost(observed: Observed) -> tuple[Object, ...]:
     """The pods among which their load decides who goes first; the others go before them anyway, or have gone."""
-    pods = [pod for pod in world.pods if is_ready(pod) and not is_leaving(pod) and not has_ended(pod)]
+    pods = [pod for pod in observed.pods if is_ready(pod) and not is_leaving(pod) and not has_ended(pod)]
     return tuple(sorted(pods, key=name_of)) if len(pods) > 1 else ()
 
 
-def deletion_costs(world: World) -> tuple[tuple[Object, str], ...]:
+def deletion_costs(observed: Observed) -> tuple[tuple[Object, str], ...]:
     """The pods whose deletion cost is to be written, with it: the tokens in flight, so that the fewest are disturbed.
 
     A pod that did not say counts as the busiest that did: it may be too busy to answer.
     """
-    loads = world.in_flight_tokens
+    loads = observed.in_flight_tokens
     if not loads:
         return ()
     unknown = max(loads.values())
-    costs = [(pod, str(min(_HIGHEST_COST, round(loads.get(name_of(pod), unknown))))) for pod in weighed_pods(world)]
+    costs = [
+        (pod, str(min(_HIGHEST_COST, round(loads.get(name_of(pod), unknown)))))
+        for pod in pods_with_deletion_cost(observed)
+    ]
     return tuple((pod, cost) for pod, cost in costs if _written_cost(pod) != cost)
 
 

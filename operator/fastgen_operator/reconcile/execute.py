@@ -11,8 +11,8 @@ from typing import Protocol
 from fastgen_operator.kinds import OPTIONAL_KINDS, POD, Key, Kind, Object
 from fastgen_operator.kube.events import Notice, Recorder
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.plan.observed import World
-from fastgen_operator.plan.plan import Apply, Delete, Plan, Problem, Weigh
+from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.plan import Apply, Delete, Plan, Problem, SetDeletionCost
 from fastgen_operator.plan.rollout import DELETION_COST
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, Contention
 
@@ -36,7 +36,7 @@ class Writer(Protocol):
 
 
 @dataclass(slots=True)
-class CarryOut:
+class PlanExecutor:
     """Carries out plans, one of a resource at a time."""
 
     writer: Writer
@@ -44,17 +44,17 @@ class CarryOut:
     now: Callable[[], datetime]
     contention: Contention = field(default_factory=Contention)
 
-    def run(self, plan: Plan, world: World) -> tuple[World, Problem | None]:
-        """Writes the plan; returns the world as it is then, and why the rest could not be written.
+    def run(self, plan: Plan, observed: Observed) -> tuple[Observed, Problem | None]:
+        """Writes the plan; returns the observed as it is then, and why the rest could not be written.
 
         Raises:
             KubeError: the API server failed, or the namespace is being deleted.
         """
         for weigh in plan.weighs:
-            self._weigh(weigh, world)
+            self._set_deletion_cost(weigh, observed)
         held: Problem | None = None
         for apply in plan.applies:
-            if self._is_held(apply, world):
+            if self._is_held(apply, observed):
                 held = held or _contended(apply)
                 continue
             try:
@@ -64,47 +64,47 @@ class CarryOut:
                     continue  # its CRD has just gone
                 if not error.is_refusal or error.is_namespace_leaving:
                     raise
-                return world, Problem("ApplyRefused", f"the {apply.kind.name} was refused: {error}")
-            self._note(apply, world, live)
-            world = world.with_child(apply.kind, live)
+                return observed, Problem("ApplyRefused", f"the {apply.kind.name} was refused: {error}")
+            self._note(apply, observed, live)
+            observed = observed.with_child(apply.kind, live)
         for delete in plan.deletes:
-            self._delete(delete, world)
-            world = world.without_child(delete.kind, delete.child["metadata"]["name"])
-        return world, plan.problem or held
+            self._delete(delete, observed)
+            observed = observed.without_child(delete.kind, delete.child["metadata"]["name"])
+        return observed, plan.problem or held
 
     def forget(self, key: Key) -> None:
         """The resource is gone."""
         self.contention.forget(key)
 
-    def _weigh(self, weigh: Weigh, world: World) -> None:
+    def _set_deletion_cost(self, weigh: SetDeletionCost, observed: Observed) -> None:
         try:
             self.writer.annotate(POD, weigh.pod, {DELETION_COST: weigh.cost})
         except KubeError as error:
             if not error.is_refusal or error.is_namespace_leaving:
                 raise
             # Without the costs it is the wrong pod that goes; without the write that follows it would be none.
-            logger.warning("%s/%s: writing a pod's deletion cost: %s", *world.key, error)
+            logger.warning("%s/%s: writing a pod's deletion cost: %s", *observed.key, error)
 
-    def _is_held(self, apply: Apply, world: World) -> bool:
+    def _is_held(self, apply: Apply, observed: Observed) -> bool:
         name = apply.manifest["metadata"]["name"]
-        return apply.drift is not None and self.contention.is_held(world.key, apply.kind, name, self.now())
+        return apply.drift is not None and self.contention.is_held(observed.key, apply.kind, name, self.now())
 
-    def _delete(self, delete: Delete, world: World) -> None:
+    def _delete(self, delete: Delete, observed: Observed) -> None:
         self.writer.delete(delete.kind, delete.child)
-        self._announce(world, f"{delete.kind.name} {delete.child['metadata']['name']} {delete.why}")
+        self._announce(observed, f"{delete.kind.name} {delete.child['metadata']['name']} {delete.why}")
 
-    def _note(self, apply: Apply, world: World, live: Object) -> None:
+    def _note(self, apply: Apply, observed: Observed, live: Object) -> None:
         name = live["metadata"]["name"]
-        before = world.child(apply.kind, name)
+        before = observed.child(apply.kind, name)
         if before is not None and before["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
             return
         if apply.drift is not None:
-            self.contention.note(world.key, apply.kind, name, self.now())
-        self._announce(world, f"{apply.kind.name} {name} {apply.why}")
+            self.contention.note(observed.key, apply.kind, name, self.now())
+        self._announce(observed, f"{apply.kind.name} {name} {apply.why}")
 
-    def _announce(self, world: World, message: str) -> None:
-        logger.info("%s/%s: %s", *world.key, message)
-        self.recorder.record(world.resource, Notice("Normal", "Applied", message), self.now())
+    def _announce(self, observed: Observed, message: str) -> None:
+        logger.info("%s/%s: %s", *observed.key, message)
+        self.recorder.record(observed.resource, Notice("Normal", "Applied", message), self.now())
 
 
 def _contended(apply: Apply) -> Problem:

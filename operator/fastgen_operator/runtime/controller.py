@@ -9,7 +9,7 @@ import time
 from typing import Protocol
 
 from fastgen_operator.kinds import Key
-from fastgen_operator.kube.cached_client import MirroredCluster
+from fastgen_operator.kube.cached_client import CachedClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
@@ -51,7 +51,7 @@ class Controller:
     def __init__(
         self,
         settings: Settings,
-        cluster: MirroredCluster,
+        cluster: CachedClient,
         reconciler: Reconciler,
         discovery: Discovery,
         metrics: Metrics,
@@ -187,7 +187,7 @@ class Controller:
                 pause = min(interval, 2 * pause)
 
     async def _relist(self) -> None:
-        """Corrects the mirror, and visits what it was wrong about: also what is gone, which no other list names."""
+        """Corrects the cache, and visits what it was wrong about: also what is gone, which no other list names."""
         for key in await asyncio.to_thread(self._cluster.relist, self._watches):
             self.queue.add(key)
 

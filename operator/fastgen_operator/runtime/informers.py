@@ -1,4 +1,4 @@
-"""kopf as a watcher only: every event goes into the mirror, and its owner's key into the queue."""
+"""kopf as a watcher only: every event goes into the cache, and its owner's key into the queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import kopf
 
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind
-from fastgen_operator.kube.cache import Mirror, owner_of
+from fastgen_operator.kube.cache import InformerCache, owner_of
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.runtime.kopf_storage import NoDiffs, NoProgress
 from fastgen_operator.runtime.settings import Settings
@@ -32,7 +32,9 @@ def kinds_read(platform: Platform) -> tuple[Kind, ...]:
     return (*platform.kinds, REPLICA_SET, POD)
 
 
-def build_registry(queue: WorkQueue, mirror: Mirror, watches: Watches, kinds: Sequence[Kind]) -> kopf.OperatorRegistry:
+def build_registry(
+    queue: WorkQueue, cache: InformerCache, watches: Watches, kinds: Sequence[Kind]
+) -> kopf.OperatorRegistry:
     """kopf's handlers: raw events only, which leave no finalizer, annotation or progress on any object."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_via_client)
@@ -41,9 +43,9 @@ def build_registry(queue: WorkQueue, mirror: Mirror, watches: Watches, kinds: Se
         obj: Any = event["object"]
         watches.delivered(param, obj, event["type"])
         if event["type"] == "DELETED":
-            mirror.remove(param, obj)
+            cache.remove(param, obj)
         else:
-            mirror.put(param, obj)
+            cache.put(param, obj)
         if (owner := owner_of(param, obj)) is not None:
             queue.add(owner)
 

@@ -1,6 +1,6 @@
 """kopf's memory of objects, switched off: it copies each object of each event twice to see what has changed.
 
-Only handlers of changes read it. Ours take raw events, and the mirror knows better what is new.
+Only handlers of changes read it. Ours take raw events, and the cache knows better what is new.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import BOUNDS_CHANGED
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.replicas import wanted_replicas
 
 # Changes that the status remembers.
@@ -16,7 +16,7 @@ _HISTORY: Final = 5
 _MOVED: Final = 0.2
 
 
-def autoscaling_status(spec: Spec, world: World, now: str) -> dict[str, Any] | None:
+def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, Any] | None:
     """`status.autoscaling`: the replicas wanted, and the last changes; None without autoscaling.
 
     A change is what the last status does not know of yet; so a restart of the operator forgets nothing. `now` is an RFC
@@ -24,14 +24,14 @@ def autoscaling_status(spec: Spec, world: World, now: str) -> dict[str, Any] | N
     """
     if spec.autoscaling is None:
         return None
-    old: dict[str, Any] = world.resource.get("status", {}).get("autoscaling", {})
-    wanted = wanted_replicas(spec, world)
+    old: dict[str, Any] = observed.resource.get("status", {}).get("autoscaling", {})
+    wanted = wanted_replicas(spec, observed)
     before = old.get("desiredReplicas")
     if before == wanted:
         return old
     if before is None:
         return {**old, "desiredReplicas": wanted}
-    reason, message = _why(spec, world, wanted)
+    reason, message = _why(spec, observed, wanted)
     step = {"time": now, "fromReplicas": before, "toReplicas": wanted, "reason": reason, "message": message}
     return {
         "desiredReplicas": wanted,
@@ -42,12 +42,12 @@ def autoscaling_status(spec: Spec, world: World, now: str) -> dict[str, Any] | N
     }
 
 
-def capacity_status(spec: Spec, world: World) -> dict[str, Any] | None:
+def capacity_status(spec: Spec, observed: Observed) -> dict[str, Any] | None:
     """`status.capacity`: what one replica can do, rounded; None while nothing is known, and without autoscaling."""
     if spec.autoscaling is None:
         return None
-    old: dict[str, Any] | None = world.resource.get("status", {}).get("capacity")
-    found = None if world.decision is None else world.decision.capacity
+    old: dict[str, Any] | None = observed.resource.get("status", {}).get("capacity")
+    found = None if observed.decision is None else observed.decision.capacity
     if found is None:
         return old
     new = {
@@ -61,8 +61,8 @@ def capacity_status(spec: Spec, world: World) -> dict[str, Any] | None:
     return old if abs(found.tokens_per_second - known) <= _MOVED * known else new
 
 
-def _why(spec: Spec, world: World, wanted: int) -> tuple[str, str]:
-    decision = world.decision
+def _why(spec: Spec, observed: Observed, wanted: int) -> tuple[str, str]:
+    decision = observed.decision
     if decision is not None and decision.replicas == wanted and decision.change is not None:
         return decision.change.reason, decision.change.message
     assert spec.autoscaling is not None

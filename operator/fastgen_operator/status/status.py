@@ -9,7 +9,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
 from fastgen_operator.kube.events import Notice
-from fastgen_operator.plan.observed import World, current_pods, pod_selector
+from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.pods import is_ready
 from fastgen_operator.plan.replicas import wanted_replicas
@@ -17,31 +17,31 @@ from fastgen_operator.status.autoscaling import autoscaling_status, capacity_sta
 from fastgen_operator.status.conditions import READY, all_conditions, merge
 
 
-def build_status(spec: Spec | None, world: World, problem: Problem | None, now: datetime) -> dict[str, Any]:
+def build_status(spec: Spec | None, observed: Observed, problem: Problem | None, now: datetime) -> dict[str, Any]:
     """The whole status; only its transition times depend on `now`, and only where a condition's status changed."""
-    namespace, name = world.key
-    deployment = world.deployment or {}
-    pods = current_pods(world)
-    old = world.resource.get("status", {})
-    conditions = all_conditions(spec, world, problem)
+    namespace, name = observed.key
+    deployment = observed.deployment or {}
+    pods = current_pods(observed)
+    old = observed.resource.get("status", {})
+    conditions = all_conditions(spec, observed, problem)
     time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     scaling = {
-        "capacity": old.get("capacity") if spec is None else capacity_status(spec, world),
-        "autoscaling": old.get("autoscaling") if spec is None else autoscaling_status(spec, world, time),
+        "capacity": old.get("capacity") if spec is None else capacity_status(spec, observed),
+        "autoscaling": old.get("autoscaling") if spec is None else autoscaling_status(spec, observed, time),
     }
     return {
-        "observedGeneration": world.generation,
+        "observedGeneration": observed.generation,
         # The number that the last readable spec asked for, where this one cannot be read.
         "desiredReplicas": deployment.get("spec", {}).get("replicas", 0)
         if spec is None
-        else wanted_replicas(spec, world),
+        else wanted_replicas(spec, observed),
         "replicas": deployment.get("status", {}).get("replicas", 0),
         "readyReplicas": sum(is_ready(pod) for pod in pods),
         "updatedReplicas": len(pods),
         "selector": pod_selector(name),
         "url": endpoint_url(namespace, name),
         **{name: value for name, value in scaling.items() if value is not None},
-        "conditions": merge(conditions, old.get("conditions", ()), world.generation, time),
+        "conditions": merge(conditions, old.get("conditions", ()), observed.generation, time),
     }
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from fastgen import __version__
 from fastgen.commands import main
-from fastgen.config import KNOBS, SERVER_KNOBS
-from support.demo_weights import smollm2
+from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS
+from support.demo_weights import demo_model
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -49,8 +49,8 @@ def test_help_names_every_knob_with_its_default(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main.main(["serve", "--help"])
     shown = capsys.readouterr().out
-    for knob in (*KNOBS, *SERVER_KNOBS):
-        assert knob.flag in shown
+    for setting in (*ENGINE_SETTINGS, *SERVER_SETTINGS):
+        assert setting.flag in shown
     assert "(default: 1024)" in shown
 
 
@@ -124,20 +124,20 @@ class TestModels:
 def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        line = refuse(capsys, "serve", smollm2(), "--host", "127.0.0.1", "--port", port)
+        line = refuse(capsys, "serve", str(demo_model()), "--host", "127.0.0.1", "--port", port)
     assert f"--port {port}: Address already in use; choose another" in line
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--port", "65536"), ("--host", "nowhere.invalid")])
 def test_an_address_that_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
-    assert f"{flag} {value}" in refuse(capsys, "serve", smollm2(), flag, value)
+    assert f"{flag} {value}" in refuse(capsys, "serve", str(demo_model()), flag, value)
 
 
 @pytest.mark.parametrize("command", ["serve", "generate"])
 def test_a_context_larger_than_the_cache_is_one_line(command: str) -> None:
     flags = ["--kv-cache-memory", "16MiB", "--max-model-length", "8192"]
     rest = ["--host", "127.0.0.1", "--port", "0"] if command == "serve" else ["a prompt"]
-    code, said = run(command, smollm2(), *rest, *flags)
+    code, said = run(command, str(demo_model()), *rest, *flags)
     assert code == 2
     lines = said.splitlines()
     assert lines[-1].startswith("fastgen: error: --max-model-length 8192")
@@ -148,7 +148,7 @@ def test_a_context_larger_than_the_cache_is_one_line(command: str) -> None:
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     program = """
 import sys
-from fastgen import cli
+from fastgen.commands import main
 def talk(options):
     while True:
         print("more")
@@ -171,7 +171,7 @@ import sys
 import fastgen, fastgen.server.main, fastgen.commands.main
 heavy = {"torch", "numba", "llvmlite", "transformers"} & set(sys.modules)
 assert not heavy, heavy
-from fastgen import LLM, SamplingParams, client, pipeline, serve
+from fastgen import LLM, Grammar, SamplingParams, client, pipeline, serve
 assert LLM.__module__ == "fastgen.llm.llm"
 assert callable(fastgen.serve), "the function, not a module of that name"
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.demo_weights import smollm2
+from support.demo_weights import demo_model
 
 ESCAPE = b"\x1b["
 
@@ -22,7 +22,7 @@ def arguments(tmp_path: Path) -> list[str]:
     prompts.write_text("The sun is\nOnce upon a time\n1, 2, 3, 4,\n")
     flags = ["--raw", "--max-tokens", "4", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
     files = ["--prompts-file", str(prompts), "--output", str(tmp_path / "answers.jsonl")]
-    return [sys.executable, "-m", "fastgen", "generate", smollm2(), *files, *flags]
+    return [sys.executable, "-m", "fastgen", "generate", str(demo_model()), *files, *flags]
 
 
 def shown_on_a_terminal(arguments: list[str]) -> bytes:
@@ -50,7 +50,7 @@ def test_a_terminal_sees_how_far_loading_and_a_file_of_prompts_are(arguments: li
 
 
 def test_a_terminal_sees_how_far_loading_is_from_python_too() -> None:
-    program = f"import fastgen; fastgen.pipeline({smollm2()!r}, kv_cache_memory='128MiB', max_model_length=512)"
+    program = f"import fastgen; fastgen.pipeline({str(demo_model())!r}, kv_cache_memory='128MiB', max_model_length=512)"
     assert "loading weights" in shown_on_a_terminal([sys.executable, "-c", program]).decode()
 
 

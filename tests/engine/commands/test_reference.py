@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastgen.commands.reference import FLAGS_PATH, flags_page
-from fastgen.config import KNOBS, SERVER_KNOBS
+from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS
 from fastgen.mii.arguments import GenerateArguments
 
 ROOT = Path(__file__).parents[3]
@@ -22,9 +22,9 @@ def test_the_committed_reference_is_the_generated_one() -> None:
 
 def test_the_reference_names_every_setting() -> None:
     page = flags_page()
-    for knob in (*KNOBS, *SERVER_KNOBS):
-        assert f"| `{knob.flag}` |" in page
-        assert knob.help in page
+    for setting in (*ENGINE_SETTINGS, *SERVER_SETTINGS):
+        assert f"| `{setting.flag}` |" in page
+        assert setting.help in page
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastgen.core.budget_tuning import ENOUGH, StepTime, find_knee, repaired
+from fastgen.core.budget_tuning import ENOUGH, StepTime, repaired, tune_budget
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
@@ -21,7 +21,7 @@ def saturating(base: float, per_token: float, knee: int) -> list[StepTime]:
 
 
 def test_the_budget_is_the_fewest_tokens_that_reach_95_percent_of_the_peak() -> None:
-    knee = find_knee(line(0.020, 0.001), target_seconds=None, at_least=1, at_most=1024)
+    knee = tune_budget(line(0.020, 0.001), target_seconds=None, at_least=1, at_most=1024)
     # n / (0.020 + 0.001 n) = 0.95 of its value at 1024 where n = 263; the next multiple of 64 above 256.
     assert knee.token_budget == 320
     assert knee.throughput >= ENOUGH * knee.peak
@@ -31,24 +31,24 @@ def test_the_budget_is_the_fewest_tokens_that_reach_95_percent_of_the_peak() -> 
 
 def test_a_flat_curve_wants_all_the_tokens_it_was_measured_at() -> None:
     flat = [StepTime(size, 0, 0.030) for size in SIZES]
-    assert find_knee(flat, target_seconds=None, at_least=1, at_most=1024).token_budget == 1024
+    assert tune_budget(flat, target_seconds=None, at_least=1, at_most=1024).token_budget == 1024
 
 
 def test_tokens_beyond_saturation_are_not_taken() -> None:
-    assert find_knee(saturating(0.02, 1e-6, 128), target_seconds=None, at_least=1, at_most=1024).token_budget == 128
+    assert tune_budget(saturating(0.02, 1e-6, 128), target_seconds=None, at_least=1, at_most=1024).token_budget == 128
 
 
 def test_a_target_below_the_knees_pass_lowers_the_budget() -> None:
     points = line(0.020, 0.001)
-    knee = find_knee(points, target_seconds=0.100, at_least=1, at_most=1024)
+    knee = tune_budget(points, target_seconds=0.100, at_least=1, at_most=1024)
     assert (knee.token_budget, knee.bound) == (80, "inter-token target")
-    assert find_knee(points, target_seconds=10.0, at_least=1, at_most=1024).bound == "knee"
+    assert tune_budget(points, target_seconds=10.0, at_least=1, at_most=1024).bound == "knee"
 
 
 def test_running_sequences_need_their_token_whatever_the_target() -> None:
-    knee = find_knee(line(0.020, 0.001), target_seconds=0.001, at_least=96, at_most=1024)
+    knee = tune_budget(line(0.020, 0.001), target_seconds=0.001, at_least=96, at_most=1024)
     assert (knee.token_budget, knee.bound) == (96, "fewest tokens")
-    assert find_knee(line(0.020, 0.001), target_seconds=None, at_least=1, at_most=100).token_budget == 100
+    assert tune_budget(line(0.020, 0.001), target_seconds=None, at_least=1, at_most=100).token_budget == 100
 
 
 def test_a_slow_outlier_does_not_move_the_knee() -> None:
@@ -56,7 +56,7 @@ def test_a_slow_outlier_does_not_move_the_knee() -> None:
     noisy = [*clean, StepTime(256, 0, 3.0)]
     noisy[3] = StepTime(128, 0, 1.5)
     limits = {"target_seconds": None, "at_least": 1, "at_most": 1024}
-    assert find_knee([*noisy, *clean], **limits) == find_knee(clean, **limits)  # type: ignore[arg-type]
+    assert tune_budget([*noisy, *clean], **limits) == tune_budget(clean, **limits)  # type: ignore[arg-type]
     assert repaired(noisy)[3].seconds == clean[4].seconds, "no slower than twice its tokens were"
 
 
@@ -67,7 +67,7 @@ points = st.lists(st.builds(StepTime, st.integers(1, 8192), st.just(0), st.float
 def test_any_curve_gives_a_budget_within_its_limits(
     measured: list[StepTime], target: float | None, at_least: int, at_most: int
 ) -> None:
-    knee = find_knee(measured, target_seconds=target, at_least=at_least, at_most=at_most)
+    knee = tune_budget(measured, target_seconds=target, at_least=at_least, at_most=at_most)
     assert at_least <= knee.token_budget <= at_most
     curve = repaired(measured)
     assert [p.seconds for p in curve] == sorted(p.seconds for p in curve)

@@ -13,10 +13,10 @@ from fastgen.core.budget_tuning import StepTime
 from fastgen.core.chunking import (
     LEAST_PROMPT_TOKENS,
     AutomaticTarget,
+    Chunker,
     FixedTarget,
-    Load,
     NoTarget,
-    Shaper,
+    StepLoad,
     even_share,
 )
 from fastgen.core.step_model import StepModel, non_negative_least_squares
@@ -46,14 +46,14 @@ def test_even_passes_are_as_few_as_full_ones_and_differ_by_less_than_their_numbe
 
 def test_even_chunking_halves_a_prompt_that_greedy_would_cut_unevenly() -> None:
     for chunking, expected in (("greedy", [16, 4]), ("even", [10, 10])):
-        s = scheduler(budget=16, shaper=Shaper(chunking, NoTarget()))  # type: ignore[arg-type]
+        s = scheduler(budget=16, chunker=Chunker(chunking, NoTarget()))  # type: ignore[arg-type]
         s.add(Arrivals()(prompt=20))
         assert [run(s).num_tokens for _ in range(2)] == expected
 
 
 def test_a_fixed_target_bounds_passes_with_decodes_and_no_others() -> None:
     target = FixedTarget(0.1, seen(0.05, 0.001))
-    s, arrive = scheduler(budget=256, shaper=Shaper("greedy", target)), Arrivals()
+    s, arrive = scheduler(budget=256, chunker=Chunker("greedy", target)), Arrivals()
     s.add(arrive(prompt=300))
     assert sizes(run(s)) == {"0": 256}
     run(s)
@@ -62,26 +62,26 @@ def test_a_fixed_target_bounds_passes_with_decodes_and_no_others() -> None:
 
 
 def test_a_target_that_cannot_be_met_still_lets_prompts_get_on() -> None:
-    shaper = Shaper("greedy", FixedTarget(0.001, seen(0.05, 0.001)))
-    assert shaper.prompt_tokens(256, Load(decodes=8, kv_tokens=0, backlog=1000)) == LEAST_PROMPT_TOKENS
+    chunker = Chunker("greedy", FixedTarget(0.001, seen(0.05, 0.001)))
+    assert chunker.prompt_tokens(256, StepLoad(decodes=8, kv_tokens=0, backlog=1000)) == LEAST_PROMPT_TOKENS
 
 
 def test_the_automatic_target_makes_passes_of_five_times_their_fixed_cost() -> None:
     target = AutomaticTarget(seen(0.04, 0.001))
-    assert target.prompt_tokens(Load(decodes=8, kv_tokens=0, backlog=100)) == pytest.approx(4 * 40 - 8, abs=3)
+    assert target.prompt_tokens(StepLoad(decodes=8, kv_tokens=0, backlog=100)) == pytest.approx(4 * 40 - 8, abs=3)
 
 
 def test_the_automatic_target_follows_demand_and_gives_way_to_a_backlog() -> None:
     target = AutomaticTarget(seen(0.04, 0.001))
-    assert target.prompt_tokens(Load(8, 0, backlog=64 * 200)) == 200
+    assert target.prompt_tokens(StepLoad(8, 0, backlog=64 * 200)) == 200
     for _ in range(500):
         target.note(160)
-    assert target.prompt_tokens(Load(8, 0, backlog=100)) == pytest.approx(240, abs=2)
+    assert target.prompt_tokens(StepLoad(8, 0, backlog=100)) == pytest.approx(240, abs=2)
 
 
 def test_without_decodes_nothing_but_the_budget_bounds_a_pass() -> None:
-    shaper = Shaper("greedy", FixedTarget(0.001, seen(0.05, 0.001)))
-    assert shaper.prompt_tokens(256, Load(decodes=0, kv_tokens=0, backlog=1000)) == 256
+    chunker = Chunker("greedy", FixedTarget(0.001, seen(0.05, 0.001)))
+    assert chunker.prompt_tokens(256, StepLoad(decodes=0, kv_tokens=0, backlog=1000)) == 256
 
 
 def test_the_step_model_finds_the_coefficients() -> None:

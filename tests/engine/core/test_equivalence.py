@@ -18,7 +18,7 @@ WORKLOADS_PER_GROUP = 75
 def run(workload: Workload) -> Outcome:
     runner = SimulatedRunner(workload.num_blocks, BLOCK, workload.num_host_blocks)
     engine = make_engine(
-        runner, token_budget=workload.token_budget, max_sequences=workload.max_sequences, **workload.knobs
+        runner, token_budget=workload.token_budget, max_sequences=workload.max_sequences, **workload.settings
     )
     outcome = play(engine, runner, workload.arrivals, lambda e, step: check_step(e, step, workload.token_budget))
     check_outcome(outcome, workload.arrivals, engine)

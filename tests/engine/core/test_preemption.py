@@ -26,12 +26,12 @@ def test_a_swapped_sequence_is_copied_out_whole_and_back_without_computing_again
     s.add(new)
     run(s)
     table = list(new.block_table)
-    pass_ = run(s)
-    assert pass_.preempted == (new,)
-    assert [block for block, _ in pass_.swap_out] == table
+    plan = run(s)
+    assert plan.preempted == (new,)
+    assert [block for block, _ in plan.swap_out] == table
     assert (s.stats(0.0).num_swapped, s.stats(0.0).num_waiting) == (1, 0)
     back = run(s)
-    assert [host for _, host in back.swap_in] == [host for _, host in pass_.swap_out]
+    assert [host for _, host in back.swap_in] == [host for _, host in plan.swap_out]
     assert sizes(back) == {"1": 1}
     assert s.stats(0.0).num_swapped == 0
     run_to_end(s)
@@ -64,9 +64,9 @@ def test_a_full_host_buffer_means_recomputing() -> None:
     s.add(arrive(prompt=8, generate=2))
     s.add(arrive(prompt=8, generate=4))
     run(s)
-    pass_ = run(s)
-    assert pass_.preempted
-    assert not pass_.swap_out
+    plan = run(s)
+    assert plan.preempted
+    assert not plan.swap_out
     assert sizes(run(s)) == {"1": 9}
 
 

@@ -54,9 +54,9 @@ def test_a_decode_without_a_block_preempts_the_newest_and_nobody_is_admitted_in_
     s.add(new)
     run(s)
     s.add(third)
-    pass_ = run(s)
-    assert pass_.preempted == (new,)
-    assert sizes(pass_) == {"0": 1}
+    plan = run(s)
+    assert plan.preempted == (new,)
+    assert sizes(plan) == {"0": 1}
     assert list(s.waiting) == [new, third]
     assert new.num_computed_tokens == 0
 
@@ -120,8 +120,8 @@ def test_no_more_sequences_run_than_allowed() -> None:
 def test_an_end_token_stops_and_frees_blocks_in_the_same_pass() -> None:
     s, arrive = scheduler(), Arrivals()
     s.add(arrive(prompt=3))
-    pass_ = s.schedule()
-    ended = s.complete(pass_, [0])
+    plan = s.schedule()
+    ended = s.complete(plan, [0])
     assert ended[0].finish_reason == "stop"
     assert s.pool.num_free == s.pool.num_blocks
 
@@ -159,7 +159,7 @@ def test_a_cancelled_sequence_frees_its_blocks_wherever_it_is(state: str) -> Non
     if state == "decoding":
         assert victim.is_decoding
     if state == "preempted":
-        assert any(victim in pass_.preempted for pass_ in seen)
+        assert any(victim in plan.preempted for plan in seen)
         assert victim in s.waiting
     s.cancel(victim)
     s.check_integrity()

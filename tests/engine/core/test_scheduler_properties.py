@@ -64,11 +64,11 @@ def test_with_memory_to_spare_no_pass_leaves_budget_unused_while_prompts_wait(
     engine = make_engine(runner, token_budget=token_budget, max_sequences=max_sequences)
 
     def full(_: Engine, step: Step) -> None:
-        left_behind = [c for c in step.pass_.chunks if not c.samples]
-        not_admitted = set(step.waiting) - {c.sequence.id for c in step.pass_.chunks}
+        left_behind = [c for c in step.plan.chunks if not c.samples]
+        not_admitted = set(step.waiting) - {c.sequence.id for c in step.plan.chunks}
         slots_left = max_sequences - len(step.running) - len(set(step.waiting) - not_admitted)
         if left_behind or (not_admitted and slots_left):
-            assert step.pass_.num_tokens == token_budget
+            assert step.plan.num_tokens == token_budget
         assert len(left_behind) <= 1, "two prompts are half in the cache at once"
 
     outcome = play(engine, runner, arrivals, full)
@@ -95,7 +95,7 @@ def test_a_long_prompt_never_delays_running_decodes_beyond_one_pass(
     last: dict[str, float] = {}
 
     def note(_: Engine, step: Step) -> None:
-        for chunk in step.pass_.chunks:
+        for chunk in step.plan.chunks:
             if chunk.samples:
                 now, request_id = runner.clock.now, chunk.sequence.id
                 if request_id in last:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastgen.config import EngineConfig
-from fastgen.engine.calibration import describe, knee_of, ladder, measure, prepare
+from fastgen.engine.calibration import describe, ladder, measure, prepare, tuned_budget
 from fastgen.engine.core import Engine
 from support.simulation import SimulatedRunner
 
@@ -14,8 +14,8 @@ def hear_nothing(_stage: str, _fraction: float) -> None:
     """Progress is of no interest here."""
 
 
-def auto(**knobs: object) -> EngineConfig:
-    return EngineConfig(model="simulated", token_budget="auto", **knobs)  # type: ignore[arg-type]
+def auto(**settings: object) -> EngineConfig:
+    return EngineConfig(model="simulated", token_budget="auto", **settings)  # type: ignore[arg-type]
 
 
 def runner(**options: float) -> SimulatedRunner:
@@ -56,7 +56,7 @@ def test_the_target_bounds_it_and_the_line_says_so() -> None:
     settings = auto(max_sequences=8, inter_token_target=100)
     config, _ = prepare(device, settings, hear_nothing, device.clock)
     assert config.token_budget == 80
-    said = describe(knee_of(measure(device, ladder(1024), seconds=0.0, clock=device.clock), settings))
+    said = describe(tuned_budget(measure(device, ladder(1024), seconds=0.0, clock=device.clock), settings))
     assert "token budget auto: 80, set by the inter-token target: a pass of 80 tokens takes 100.0 ms" in said
 
 
@@ -69,7 +69,7 @@ def test_every_running_sequence_keeps_its_token() -> None:
 def test_sizes_past_saturation_are_not_run() -> None:
     device = runner(base=1e-6, token=0.001, kv_token=0.0)
     measure(device, ladder(1024), seconds=0.0, clock=device.clock)
-    assert max(pass_.num_tokens for pass_ in device.passes[1:]) < 1024
+    assert max(plan.num_tokens for plan in device.passes[1:]) < 1024
 
 
 def test_resident_kv_is_told_apart() -> None:
@@ -104,8 +104,8 @@ def test_a_cache_too_small_for_the_ladder_is_measured_as_far_as_it_goes(num_bloc
     config, points = prepare(device, auto(), hear_nothing, device.clock)
     assert points
     assert isinstance(config.token_budget, int)
-    for pass_ in device.passes:
-        written = [block for chunk in pass_.chunks for block in chunk.sequence.block_table]
+    for plan in device.passes:
+        written = [block for chunk in plan.chunks for block in chunk.sequence.block_table]
         assert len(written) == len(set(written)) <= num_blocks
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
-from fastgen.core.scheduler import Pass
-from fastgen.core.step_output import PassResult, Sampled, TokenLogprobs
+from fastgen.core.scheduler import StepPlan
+from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
 from fastgen.engine.messages import TokenOutput
 from support.simulation import SimulatedRunner, make_engine, solo_prompt_logprobs
 
@@ -23,14 +23,14 @@ def request(name: str = "a", *, prompt: int = 10, deadline: float | None = None,
 class Telling(SimulatedRunner):
     """A device that gives the log-probability of each sampled token."""
 
-    def execute(self, pass_: Pass) -> PassResult:
-        result = super().execute(pass_)
-        told = [Sampled(s.token_id, TokenLogprobs(s.token_id, -1.5, 2)) for s in result.sampled]
-        return PassResult(told, result.prompt_logprobs)
+    def execute(self, plan: StepPlan) -> StepOutput:
+        result = super().execute(plan)
+        told = [SampledToken(s.token_id, TokenLogprobs(s.token_id, -1.5, 2)) for s in result.sampled]
+        return StepOutput(told, result.prompt_logprobs)
 
 
-def outputs_of(runner: SimulatedRunner, *requests: Request, **knobs: object) -> list[TokenOutput]:
-    engine = make_engine(runner, token_budget=8, max_sequences=4, **knobs)
+def outputs_of(runner: SimulatedRunner, *requests: Request, **settings: object) -> list[TokenOutput]:
+    engine = make_engine(runner, token_budget=8, max_sequences=4, **settings)
     for asked in requests:
         engine.add(asked)
     outputs = []
@@ -57,7 +57,7 @@ def test_a_recomputed_prompt_does_not_tell_its_log_probabilities_twice() -> None
     others, asked = request("old", prompt=8, max_tokens=16), request("new", prompt=12, max_tokens=10, prompt_logprobs=0)
     runner = SimulatedRunner(6, 4)
     outputs = outputs_of(runner, others, asked)
-    assert any(sequence.id == "new" for pass_ in runner.passes for sequence in pass_.preempted)
+    assert any(sequence.id == "new" for plan in runner.passes for sequence in plan.preempted)
     rows = [row.token_id for o in outputs if o.request_id == "new" for row in o.prompt_logprobs or ()]
     assert rows == asked.prompt_token_ids[1:]
 
@@ -100,14 +100,14 @@ def test_when_all_have_run_out_of_time_no_pass_is_made() -> None:
     assert not engine.cancel("a")
 
 
-def chunks_of(prompt: int, budget: int, **knobs: object) -> list[int]:
+def chunks_of(prompt: int, budget: int, **settings: object) -> list[int]:
     """Prompt tokens of each pass."""
     runner = SimulatedRunner(200, 4)
-    engine = make_engine(runner, token_budget=budget, max_sequences=4, **knobs)
+    engine = make_engine(runner, token_budget=budget, max_sequences=4, **settings)
     engine.add(request(prompt=prompt))
     while engine.has_work:
         engine.step()
-    return [sum(chunk.num_tokens for chunk in pass_.chunks) for pass_ in runner.passes][: -(-prompt // budget)]
+    return [sum(chunk.num_tokens for chunk in plan.chunks) for plan in runner.passes][: -(-prompt // budget)]
 
 
 def test_the_settings_decide_how_prompts_are_cut() -> None:

@@ -16,7 +16,7 @@ from fastgen.core.request import SamplingParams
 from fastgen.kv_cache import prefault
 from fastgen.kv_cache.prefault import PagesAhead
 from fastgen.llm.llm import LLM
-from support.driving import demo_model
+from support.demo_weights import demo_model
 
 LAYERS, BLOCKS = 3, 512
 BLOCK_BYTES = 1 << 16

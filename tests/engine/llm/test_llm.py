@@ -15,7 +15,7 @@ from fastgen.commands import main
 from fastgen.config import ConfigError
 from fastgen.core.request import Grammar, RequestError
 from fastgen.mii.pipeline import Pipeline, pipeline
-from support.demo_weights import smollm2
+from support.demo_weights import demo_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -26,7 +26,7 @@ ANSWER = "The capital of France is Paris."
 def llm() -> LLM:
     stages: list[str] = []
     model = LLM(
-        smollm2(),
+        str(demo_model()),
         kv_cache_memory="128MiB",
         max_model_length=512,
         on_loading=lambda stage, _fraction: stages.append(stage),
@@ -169,17 +169,17 @@ def test_a_hugging_face_directory_is_served(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_setting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="tensor_cores: no such setting; there are device, dtype"):
-        LLM(smollm2(), tensor_cores=True)
+        LLM(str(demo_model()), tensor_cores=True)
 
 
 def test_generate_answers_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     question = str(QUESTION[0]["content"])
     flags = ["--max-tokens", "32", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
-    assert main.main(["generate", smollm2(), question, question, *flags]) == 0
+    assert main.main(["generate", str(demo_model()), question, question, *flags]) == 0
     said = capsys.readouterr()
     assert said.out == f"{ANSWER}\n{ANSWER}\n"
     assert said.err == ""
-    assert main.main(["generate", smollm2(), "1, 2, 3, 4,", "--raw", "--stop", "7", *flags]) == 0
+    assert main.main(["generate", str(demo_model()), "1, 2, 3, 4,", "--raw", "--stop", "7", *flags]) == 0
     assert capsys.readouterr().out == " 5, 6, \n"
 
 
@@ -187,7 +187,7 @@ def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     prompts.write_text('{"prompt": "1, 2, 3, 4,"}\n\n"The sun is"\n')
     flags = ["--raw", "--max-tokens", "5", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
-    arguments = ["generate", smollm2(), "--prompts-file", str(prompts), "--output", str(output), *flags]
+    arguments = ["generate", str(demo_model()), "--prompts-file", str(prompts), "--output", str(output), *flags]
     assert main.main(arguments) == 0
     counting, sun = (json.loads(line) for line in output.read_text().splitlines())
     assert counting["text"].startswith(" 5, 6")
@@ -218,7 +218,9 @@ def test_a_pipeline_answers_as_miis_does(llm: LLM) -> None:
 
 
 def test_a_pipeline_measures_its_budget_and_gives_its_memory_back() -> None:
-    pipe = pipeline(smollm2(), kv_cache_memory="16MiB", max_model_length=64, token_budget="auto", max_sequences=4)
+    pipe = pipeline(
+        str(demo_model()), kv_cache_memory="16MiB", max_model_length=64, token_budget="auto", max_sequences=4
+    )
     assert pipe._llm is not None
     assert pipe._llm.config.token_budget in range(16, 193), "measured as far as this little cache goes"
     runner = weakref.ref(pipe._llm.engine._runner)
@@ -229,7 +231,7 @@ def test_a_pipeline_measures_its_budget_and_gives_its_memory_back() -> None:
 def test_calibrate_prints_the_curve_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "curve.png"
     flags = ["--most-tokens", "32", "--seconds", "0.01", "--kv-cache-memory", "128MiB", "--max-model-length", "64"]
-    assert main.main(["calibrate", smollm2(), "--output", str(picture), *flags]) == 0
+    assert main.main(["calibrate", str(demo_model()), "--output", str(picture), *flags]) == 0
     said = capsys.readouterr()
     rows = [line.split() for line in said.out.splitlines()]
     assert [row[0] for row in rows[1:3]] == ["16", "32"]
@@ -243,7 +245,7 @@ def test_calibrate_prints_the_curve_and_draws_it(tmp_path: Path, capsys: pytest.
 def test_bench_measures_a_closed_loop_in_process(capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--requests", "3", "--clients", "2", "--prompt-tokens", "8", "--generation-tokens", "4", "--deviation", "0"]
     flags = ["--kv-cache-memory", "128MiB", "--max-model-length", "512"]
-    assert main.main(["bench", smollm2(), *load, *flags, "--json"]) == 0
+    assert main.main(["bench", str(demo_model()), *load, *flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["answered"], found["failed"], found["generated_tokens"]) == (3, 0, 12)
     assert found["inter_token_latency_ms"]["p50"] <= found["inter_token_latency_ms"]["max"]

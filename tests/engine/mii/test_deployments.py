@@ -95,12 +95,12 @@ def test_a_name_that_cannot_be_a_files_is_refused(name: str) -> None:
 
 
 def test_settings_are_checked_before_anything_is_started(runtime: Path) -> None:
-    for knobs, said in (
+    for settings, said in (
         ({"replica_num": 2}, "FastGenDeployment"),
         ({"token_budget": 0}, "--token-budget 0"),
         ({"no_such": 1}, "no_such: no such setting"),
         ({}, "no such file"),
     ):
         with pytest.raises(ConfigError, match=said):
-            fastgen.serve("nothing.gguf", "chat", **knobs)  # type: ignore[arg-type]
+            fastgen.serve("nothing.gguf", "chat", **settings)  # type: ignore[arg-type]
     assert not list(runtime.glob("fastgen/*.json"))

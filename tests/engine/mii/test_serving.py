@@ -16,7 +16,7 @@ from fastgen.core.request import RequestError
 from fastgen.mii import server
 from fastgen.mii.client import Client
 from fastgen.mii.deployments import DeploymentError, find
-from support.demo_weights import smollm2
+from support.demo_weights import demo_model
 
 PROGRAM = """
 import sys, fastgen
@@ -38,7 +38,9 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def smol(runtime: Path) -> Iterator[Client]:
     """A client of what another program, which has ended, started."""
     del runtime
-    done = subprocess.run([sys.executable, "-c", PROGRAM, smollm2()], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(demo_model())], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "no bar where there is no terminal"
     client = fastgen.client("smol")
@@ -87,7 +89,7 @@ def test_what_the_server_refuses_names_the_field(smol: Client) -> None:
 
 def test_the_name_is_in_use_while_it_runs(smol: Client) -> None:
     with pytest.raises(DeploymentError, match=f"in use, at {smol.deployment.url}"):
-        fastgen.serve(smollm2(), "smol")
+        fastgen.serve(str(demo_model()), "smol")
 
 
 def test_terminating_ends_it_for_everybody(smol: Client) -> None:
@@ -106,7 +108,7 @@ def test_a_server_that_cannot_start_gives_its_reason_and_its_name_back(
     monkeypatch.setattr(server, "COMMAND", SCRIPTED)
     monkeypatch.setenv("SCRIPT", "refuse")
     with pytest.raises(DeploymentError, match="--max-model-length 99999: the KV cache holds 4096 tokens"):
-        fastgen.serve(smollm2(), "broken")
+        fastgen.serve(str(demo_model()), "broken")
     assert not (runtime / "fastgen" / "broken.json").exists()
 
 
@@ -117,7 +119,7 @@ def test_the_client_that_comes_back_has_a_key_of_the_servers_file(
     monkeypatch.setattr(server, "COMMAND", SCRIPTED)
     keys = tmp_path / "keys"
     keys.write_text("# of the team\nsecret\nanother\n")
-    client = fastgen.serve(smollm2(), "locked", api_key_file=str(keys))
+    client = fastgen.serve(str(demo_model()), "locked", api_key_file=str(keys))
     try:
         assert client.generate("Once", **COUNTING)[0].generated_length == 12
         with pytest.raises(RequestError, match="401"):
@@ -130,7 +132,7 @@ def test_keys_are_sent_and_a_server_that_was_killed_is_told(runtime: Path, monke
     del runtime
     monkeypatch.setattr(server, "COMMAND", SCRIPTED)
     monkeypatch.setenv("FASTGEN_API_KEY", "secret,another")
-    client = fastgen.serve(smollm2(), "doomed")
+    client = fastgen.serve(str(demo_model()), "doomed")
     try:
         assert client.generate("Once", **COUNTING)[0].generated_length == 12
         with pytest.raises(RequestError, match="401"):

@@ -20,7 +20,7 @@ from fastgen.model.errors import ModelError
 from fastgen.model.layers.rope import Rope
 from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
-from support.driving import demo_model
+from support.demo_weights import demo_model
 
 
 def write(path: Path, tensors: dict[str, tuple[np.ndarray, str]], **metadata: Any) -> Path:

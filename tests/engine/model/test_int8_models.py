@@ -14,7 +14,8 @@ from fastgen.model.layers.int8_linear import Int8Linear
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
 from fastgen.text.tokenizer import Tokenizer
-from support.driving import demo_model, generate, load, run_in_chunks
+from support.demo_weights import demo_model
+from support.driving import generate, load, run_in_chunks
 from support.gguf_writing import write_gguf
 from support.prompts import PROMPTS
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fastgen.core.request import SamplingParams
-from fastgen.core.scheduler import Chunk, Pass
-from fastgen.model.step_input import Batch
+from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.model.step_input import StepInput
 from support.driving import sequence
 
 
@@ -15,7 +15,7 @@ def chunk(num_tokens: int, *, start: int, size: int, blocks: list[int]) -> Chunk
 
 
 def test_rows_are_tokens_with_their_positions_and_their_slots() -> None:
-    pass_ = Pass(
+    plan = StepPlan(
         (
             chunk(18, start=17, size=1, blocks=[4, 2]),
             chunk(1, start=0, size=1, blocks=[9]),
@@ -23,7 +23,7 @@ def test_rows_are_tokens_with_their_positions_and_their_slots() -> None:
             chunk(3, start=0, size=3, blocks=[0]),
         )
     )
-    batch = Batch.from_pass(pass_, block_size=16)
+    batch = StepInput.from_plan(plan, block_size=16)
     assert batch.token_ids.tolist() == [117, 100, 114, 115, 116, 117, 100, 101, 102]
     assert batch.positions.tolist() == [17, 0, 14, 15, 16, 17, 0, 1, 2]
     assert batch.blocks.tolist() == [2, 9, 7, 7, 1, 1, 0, 0, 0]
@@ -39,7 +39,7 @@ def test_rows_are_tokens_with_their_positions_and_their_slots() -> None:
 
 
 def test_a_pass_may_have_no_decodes() -> None:
-    batch = Batch.from_pass(Pass((chunk(5, start=0, size=5, blocks=[3]),)), block_size=16)
+    batch = StepInput.from_plan(StepPlan((chunk(5, start=0, size=5, blocks=[3]),)), block_size=16)
     assert (batch.num_decodes, batch.num_rows) == (0, 5)
 
 
@@ -48,6 +48,6 @@ def test_rows_before_prompt_tokens_whose_log_probabilities_are_wanted_come_after
     half, whole = (sequence(list(range(9)), [number], sampling=scored) for number in (0, 1))
     silent = sequence(list(range(4)), [2])
     whole.tokens += [50, 51]  # generated, and computed anew after a preemption: no log-probabilities of those
-    batch = Batch.from_pass(Pass((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), block_size=16)
+    batch = StepInput.from_plan(StepPlan((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), block_size=16)
     assert batch.num_sampled == 2
     assert batch.logit_rows.tolist() == [3, 19, *range(4, 9), *range(9, 17)]

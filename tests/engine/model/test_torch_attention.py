@@ -8,13 +8,13 @@ import random
 import pytest
 import torch
 
-from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.kernels import reference
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers import torch_attention
 from fastgen.model.layers.torch_attention import TorchPagedAttention
-from fastgen.model.step_input import Batch
+from fastgen.model.step_input import StepInput
 from support.driving import sequence
 
 BLOCK_SIZE, KV_HEADS, NUM_BLOCKS, LAYERS = 16, 2, 64, 2
@@ -32,7 +32,7 @@ def random_cache(key_dim: int, value_dim: int, dtype: torch.dtype = torch.float3
     return cache
 
 
-def make_pass() -> Pass:
+def make_pass() -> StepPlan:
     blocks = iter(random.Random(2).sample(range(NUM_BLOCKS), NUM_BLOCKS))
     chunks = []
     for start, count in CHUNKS:
@@ -40,10 +40,10 @@ def make_pass() -> Pass:
         subject = sequence(list(range(start + count)), table)
         subject.num_computed_tokens = start
         chunks.append(Chunk(subject, start, count))
-    return Pass(tuple(chunks))
+    return StepPlan(tuple(chunks))
 
 
-def expected(pass_: Pass, cache: KVCache, layer: int, queries: torch.Tensor, **options: object) -> torch.Tensor:
+def expected(plan: StepPlan, cache: KVCache, layer: int, queries: torch.Tensor, **options: object) -> torch.Tensor:
     rows = iter(queries)
     return torch.cat(
         [
@@ -55,7 +55,7 @@ def expected(pass_: Pass, cache: KVCache, layer: int, queries: torch.Tensor, **o
                 chunk.start,
                 **options,  # type: ignore[arg-type]
             )
-            for chunk in pass_.chunks
+            for chunk in plan.chunks
         ]
     )
 
@@ -87,8 +87,8 @@ def slow_attention(
     return out
 
 
-def attend(pass_: Pass, cache: KVCache, layer: int, queries: torch.Tensor, **options: object) -> torch.Tensor:
-    attention = TorchPagedAttention(Batch.from_pass(pass_, block_size=BLOCK_SIZE), cache, CPU)
+def attend(plan: StepPlan, cache: KVCache, layer: int, queries: torch.Tensor, **options: object) -> torch.Tensor:
+    attention = TorchPagedAttention(StepInput.from_plan(plan, block_size=BLOCK_SIZE), cache, CPU)
     return attention.attend(layer, queries, **options)  # type: ignore[arg-type]
 
 
@@ -98,7 +98,7 @@ def random_queries(heads: int, head_dim: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("heads", [2, 6])
 def test_it_equals_the_readable_twin(heads: int) -> None:
-    cache, pass_, queries = random_cache(24, 24), make_pass(), random_queries(heads, 24)
+    cache, plan, queries = random_cache(24, 24), make_pass(), random_queries(heads, 24)
     rows = iter(queries)
     twin = torch.cat(
         [
@@ -110,10 +110,10 @@ def test_it_equals_the_readable_twin(heads: int) -> None:
                 chunk.start,
                 0.3,
             )
-            for chunk in pass_.chunks
+            for chunk in plan.chunks
         ]
     )
-    torch.testing.assert_close(attend(pass_, cache, 1, queries, scale=0.3), twin, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attend(plan, cache, 1, queries, scale=0.3), twin, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -131,26 +131,26 @@ def test_it_equals_the_readable_twin(heads: int) -> None:
     ids=str,
 )
 def test_windows_softcaps_and_sinks_are_what_their_definitions_say(options: dict[str, object]) -> None:
-    cache, pass_, queries = random_cache(16, 8), make_pass(), random_queries(4, 16)
-    actual = attend(pass_, cache, 0, queries, scale=0.25, **options)
-    torch.testing.assert_close(actual, expected(pass_, cache, 0, queries, scale=0.25, **options), atol=1e-5, rtol=1e-5)
+    cache, plan, queries = random_cache(16, 8), make_pass(), random_queries(4, 16)
+    actual = attend(plan, cache, 0, queries, scale=0.25, **options)
+    torch.testing.assert_close(actual, expected(plan, cache, 0, queries, scale=0.25, **options), atol=1e-5, rtol=1e-5)
 
 
 def test_work_cut_small_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, pass_, queries = random_cache(16, 16), make_pass(), random_queries(4, 16)
-    whole = attend(pass_, cache, 0, queries, scale=0.25, window=30)
+    cache, plan, queries = random_cache(16, 16), make_pass(), random_queries(4, 16)
+    whole = attend(plan, cache, 0, queries, scale=0.25, window=30)
     monkeypatch.setattr(torch_attention, "MOST_AT_ONCE", 700)
-    torch.testing.assert_close(attend(pass_, cache, 0, queries, scale=0.25, window=30), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attend(plan, cache, 0, queries, scale=0.25, window=30), whole, atol=1e-5, rtol=1e-5)
 
 
 def test_keys_and_values_go_to_the_slots_of_their_tokens_and_nowhere_else() -> None:
-    cache, pass_ = random_cache(8, 4), make_pass()
+    cache, plan = random_cache(8, 4), make_pass()
     before = cache.keys.clone(), cache.values.clone()
-    batch = Batch.from_pass(pass_, block_size=BLOCK_SIZE)
+    batch = StepInput.from_plan(plan, block_size=BLOCK_SIZE)
     keys, values = torch.randn(batch.num_rows, KV_HEADS, 8), torch.randn(batch.num_rows, KV_HEADS, 4)
     TorchPagedAttention(batch, cache, CPU).store(1, keys, values)
     row = 0
-    for chunk in pass_.chunks:
+    for chunk in plan.chunks:
         for position in range(chunk.start, chunk.start + chunk.num_tokens):
             block, slot = chunk.sequence.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE
             assert torch.equal(cache.keys[1, block, :, slot], keys[row])
@@ -164,12 +164,12 @@ def test_keys_and_values_go_to_the_slots_of_their_tokens_and_nowhere_else() -> N
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close_to_float32(dtype: torch.dtype) -> None:
-    cache, pass_, queries = random_cache(16, 16, dtype), make_pass(), random_queries(4, 16)
-    actual = attend(pass_, cache, 0, queries.to(dtype), scale=0.25)
+    cache, plan, queries = random_cache(16, 16, dtype), make_pass(), random_queries(4, 16)
+    actual = attend(plan, cache, 0, queries.to(dtype), scale=0.25)
     assert actual.dtype == dtype
     exact = random_cache(16, 16)
     exact.keys.copy_(cache.keys)
     exact.values.copy_(cache.values)
     torch.testing.assert_close(
-        actual.float(), attend(pass_, exact, 0, queries.to(dtype).float(), scale=0.25), atol=3e-2, rtol=3e-2
+        actual.float(), attend(plan, exact, 0, queries.to(dtype).float(), scale=0.25), atol=3e-2, rtol=3e-2
     )

@@ -14,11 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
-from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.model.errors import ModelError
 from fastgen.model.source import ModelSource
 from fastgen.model.transformers_backend.model import TransformersModel
-from fastgen.runner.device import run_fullest_pass
+from fastgen.runner.device import run_fullest_step
 from fastgen.runner.loader import load_runner, with_cache
 from fastgen.runner.runner import ModelRunner
 from support.driving import FewBlocks, generate, run_in_chunks, sequence
@@ -147,9 +147,9 @@ def test_a_model_that_is_not_native_is_adapted_and_says_how_likely_its_prompt_wa
     prompt = tokens_of(100)
     scored = sequence(prompt, list(range(7)), sampling=SamplingParams(temperature=0, prompt_logprobs=3))
     silent = sequence(prompt[:9], [8])
-    first = runner.execute(Pass((Chunk(silent, 0, 9), Chunk(scored, 0, 70))))
+    first = runner.execute(StepPlan((Chunk(silent, 0, 9), Chunk(scored, 0, 70))))
     scored.advance(70)
-    second = runner.execute(Pass((Chunk(scored, 70, 30),)))
+    second = runner.execute(StepPlan((Chunk(scored, 70, 30),)))
     found = first.prompt_logprobs[1] + second.prompt_logprobs[0]
     assert (list(first.prompt_logprobs), list(second.prompt_logprobs), len(second.sampled)) == ([1], [0], 1)
     assert [entry.token_id for entry in found] == prompt[1:]
@@ -175,9 +175,9 @@ def test_the_fullest_pass_runs_at_the_token_budget_with_every_sequence_sampling(
     run, head = model.forward, model.head
     model.forward = lambda batch, cache: rows.append(batch.num_rows) or run(batch, cache)  # type: ignore[func-returns-value,method-assign]
     model.head = lambda hidden: rows.append(len(hidden)) or head(hidden)  # type: ignore[func-returns-value,method-assign]
-    run_fullest_pass(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16))
+    run_fullest_step(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16))
     assert rows == [128, 40]
-    run_fullest_pass(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16))
+    run_fullest_step(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16))
     assert rows[2:] == [256, 40]  # no longer than a sequence may be
 
 

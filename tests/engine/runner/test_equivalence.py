@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from fastgen.config import EngineConfig
-from fastgen.core.scheduler import Pass
-from fastgen.core.step_output import PassResult
+from fastgen.core.scheduler import StepPlan
+from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
@@ -30,12 +30,12 @@ class Recording(FewBlocks):
     """Keeps its passes; each takes a tenth of a second on its own clock."""
 
     clock: Clock = field(default_factory=Clock)
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[StepPlan] = field(default_factory=list)
 
-    def execute(self, pass_: Pass) -> PassResult:
-        self.passes.append(pass_)
+    def execute(self, plan: StepPlan) -> StepOutput:
+        self.passes.append(plan)
         self.clock.now += 0.1
-        return super().execute(pass_)
+        return super().execute(plan)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 def engine_of(recording: Recording, workload: Workload) -> Engine:
     config = EngineConfig(
         model="", token_budget=workload.token_budget, max_sequences=workload.max_sequences,
-        swap_space=recording.num_host_blocks, **workload.knobs,
+        swap_space=recording.num_host_blocks, **workload.settings,
     )  # fmt: skip
     return Engine(recording, config, recording.clock)
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from support.driving import demo_model
+from support.demo_weights import demo_model
 
 MIB = 1 << 20
 # 355 MiB were measured, 320 of them Python's, torch's and numba's; 570 where freed memory is kept.

@@ -9,12 +9,13 @@ import torch
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
-from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.engine.core import Runner
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
-from support.driving import demo_model, generate, load, sequence
+from support.demo_weights import demo_model
+from support.driving import generate, load, sequence
 from support.tiny_models import saved
 
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198]
@@ -28,16 +29,18 @@ def test_it_is_a_runner_and_says_what_it_serves(demo_runner: ModelRunner) -> Non
 
 
 def test_a_pass_mixes_decodes_and_chunks_without_one_touching_the_other(demo_runner: ModelRunner) -> None:
-    alone = [demo_runner.logits(Pass((Chunk(sequence(PROMPT * n, list(range(n))), 0, 12 * n),)))[0] for n in (1, 3, 6)]
+    alone = [
+        demo_runner.logits(StepPlan((Chunk(sequence(PROMPT * n, list(range(n))), 0, 12 * n),)))[0] for n in (1, 3, 6)
+    ]
     first, second, third = (sequence(PROMPT * n, [7 * n, 7 * n + 1]) for n in (1, 3, 6))
-    demo_runner.logits(Pass((Chunk(first, 0, 11), Chunk(second, 0, 20), Chunk(third, 0, 30))))
+    demo_runner.logits(StepPlan((Chunk(first, 0, 11), Chunk(second, 0, 20), Chunk(third, 0, 30))))
     first.num_computed_tokens, second.num_computed_tokens, third.num_computed_tokens = 11, 20, 30
-    mixed = demo_runner.logits(Pass((Chunk(first, 11, 1), Chunk(second, 20, 16), Chunk(third, 30, 42))))
+    mixed = demo_runner.logits(StepPlan((Chunk(first, 11, 1), Chunk(second, 20, 16), Chunk(third, 30, 42))))
     torch.testing.assert_close(mixed, torch.stack(alone), atol=2e-4, rtol=0)
 
 
 def test_a_pass_in_which_nothing_is_sampled_returns_nothing(demo_runner: ModelRunner) -> None:
-    half = Pass((Chunk(sequence(PROMPT, [0]), 0, 5),))
+    half = StepPlan((Chunk(sequence(PROMPT, [0]), 0, 5),))
     assert demo_runner.execute(half).sampled == []
     assert demo_runner.logits(half).shape == (0, 49152)
 
@@ -80,10 +83,10 @@ def test_a_pass_takes_no_more_memory_for_a_larger_cache(name: str, tmp_path: Pat
     a_layer = (2 << 30) // (2 * len(runner.architecture.layers))
     prompt = list(range(3, 83))
     first = sequence(prompt, [0, 9, 2, 7, 4, 11])
-    runner.logits(Pass((Chunk(first, 0, 40),)))  # what the first pass needs of buffers
+    runner.logits(StepPlan((Chunk(first, 0, 40),)))  # what the first pass needs of buffers
     before = reset_peak_memory()
     first.num_computed_tokens = 40
-    runner.logits(Pass((Chunk(first, 40, 1), Chunk(sequence(prompt, [1, 3, 5, 6, 8, 10]), 0, 70))))
+    runner.logits(StepPlan((Chunk(first, 40, 1), Chunk(sequence(prompt, [1, 3, 5, 6, 8, 10]), 0, 70))))
     assert peak_memory() - before < a_layer / 8
 
 

@@ -31,4 +31,4 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.fixture(scope="session")
 def smollm2() -> Tokenizer:
     """The demo model's tokenizer."""
-    return Tokenizer.load(TokenizerSource("gguf", GGUFFile(Path(demo_weights.smollm2())).metadata))
+    return Tokenizer.load(TokenizerSource("gguf", GGUFFile(Path(str(demo_weights.demo_model()))).metadata))

@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
-from fastgen.core.step_output import PassResult, Sampled, TokenLogprobs
+from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
 from fastgen.engine.core import LoadedRunner
 
 SPEAK = 5  # <file_sep> in the demo model's vocabulary, a token that no test needs otherwise
@@ -49,20 +49,20 @@ class ScriptedRunner:
     device: str = "cpu"
     dtype: str = "float32"
 
-    def execute(self, pass_: Pass) -> PassResult:
+    def execute(self, plan: StepPlan) -> StepOutput:
         threading.Event().wait(self.pass_seconds)
-        return PassResult(
-            [sampled(chunk.sequence) for chunk in pass_.chunks if chunk.samples],
-            {index: rows for index, chunk in enumerate(pass_.chunks) if (rows := prompt_rows(chunk))},
+        return StepOutput(
+            [sampled(chunk.sequence) for chunk in plan.chunks if chunk.samples],
+            {index: rows for index, chunk in enumerate(plan.chunks) if (rows := prompt_rows(chunk))},
         )
 
     def settle(self) -> None:
         """Nothing to prepare."""
 
 
-def sampled(sequence: Sequence) -> Sampled:
+def sampled(sequence: Sequence) -> SampledToken:
     token, asked = next_token(sequence), sequence.sampling.logprobs
-    return Sampled(token, None if asked is None else likelihood(token, asked))
+    return SampledToken(token, None if asked is None else likelihood(token, asked))
 
 
 def next_token(sequence: Sequence) -> int:

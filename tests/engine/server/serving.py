@@ -18,7 +18,7 @@ import httpx
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.demo_weights import smollm2
+from support.demo_weights import demo_model
 
 REAL = (sys.executable, "-m", "fastgen")
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_command.py")))
@@ -128,7 +128,7 @@ def serving(
 ) -> Iterator[Serving]:
     """Starts a server and, whatever happens, ends it. It may still be loading: `wait_status("/ready", 200)`."""
     port, log_path = port or free_port(), folder / "server.log"
-    arguments = ["serve", model or smollm2(), "--host", host, "--port", str(port)]
+    arguments = ["serve", model or str(demo_model()), "--host", host, "--port", str(port)]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             [*command, *arguments, *options], stdout=log, stderr=log, env={**os.environ, **(environment or {})}

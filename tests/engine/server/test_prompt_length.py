@@ -9,12 +9,12 @@ from fastgen.core.request import RequestError
 from fastgen.model.source import ModelSource
 from fastgen.server.serving.prompt_length import LongestText
 from fastgen.text.tokenizer import Tokenizer
-from support.demo_weights import smollm2
+from support.demo_weights import demo_model
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(ModelSource.open(smollm2()).tokenizer)
+    return Tokenizer.load(ModelSource.open(str(demo_model())).tokenizer)
 
 
 def test_a_text_that_fits_is_never_refused(tokenizer: Tokenizer) -> None:

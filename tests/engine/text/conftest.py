@@ -14,7 +14,7 @@ from support import demo_weights
 @pytest.fixture(scope="session")
 def smollm2_metadata() -> Mapping[str, Any]:
     """What the demo model's file says of its tokenizer."""
-    return GGUFFile(Path(demo_weights.smollm2())).metadata
+    return GGUFFile(Path(str(demo_weights.demo_model()))).metadata
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import yaml
 
 from cluster.commands import CommandError
 from cluster.controlplane import ControlPlane
-from fastgen.config import KNOBS, SERVER_KNOBS
+from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS
 from fastgen_operator.api import OPERATOR_FLAGS, Spec
 from fastgen_operator.api.crd import CHART_PATH, CRD_PATH, chart_yaml, crd_yaml, custom_resource_definition
 from fastgen_operator.children.pod import engine_arguments
@@ -230,16 +230,22 @@ def test_the_defaults_and_bounds_are_the_engines() -> None:
         **in_engine["kvCache"]["properties"],
         "drainSeconds": spec["properties"]["drainSeconds"],
     }
-    knobs = {"".join(p.title() if i else p for i, p in enumerate(k.name.split("_"))): k for k in KNOBS + SERVER_KNOBS}
+    settings = {
+        "".join(p.title() if i else p for i, p in enumerate(k.name.split("_"))): k
+        for k in ENGINE_SETTINGS + SERVER_SETTINGS
+    }
     swap_space = fields.pop("swapSpace")
     assert swap_space["default"] == "0Gi", "the engine's own default, as Kubernetes writes sizes"
-    assert knobs["swapSpace"].default == 0
+    assert settings["swapSpace"].default == 0
     for name, field in fields.items():
-        knob = knobs[name]
-        if knob.words:
-            assert f"self >= {knob.minimum} && self <= {knob.maximum}" in field["x-kubernetes-validations"][0]["rule"]
+        setting = settings[name]
+        if setting.words:
+            assert (
+                f"self >= {setting.minimum} && self <= {setting.maximum}"
+                in field["x-kubernetes-validations"][0]["rule"]
+            )
             continue
-        assert (field.get("minimum"), field.get("maximum")) == (knob.minimum, knob.maximum), name
-        assert field.get("default") == (None if name == "device" else knob.default), name
-        assert field["description"] == knob.help
-        assert tuple(field.get("enum", ())) == knob.choices
+        assert (field.get("minimum"), field.get("maximum")) == (setting.minimum, setting.maximum), name
+        assert field.get("default") == (None if name == "device" else setting.default), name
+        assert field["description"] == setting.help
+        assert tuple(field.get("enum", ())) == setting.choices

@@ -19,7 +19,7 @@ from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import CLAIM, Object
 from fastgen_operator.plan.model_cache import settle
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.replicas import wanted_replicas
 from harness.edits import Edit, dotted, edits_of, fields, spec_schema
 from harness.everything import AUTOSCALED, EVERYTHING
@@ -35,16 +35,16 @@ BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED}
 def effect(spec: Spec) -> Any:
     """All that the operator does for a spec: the children, the download, how it scales; or what it says against it."""
     owner = stored()
-    world = World(owner)
+    observed = Observed(owner)
     try:
-        children = build_children(owner, spec, PLATFORM, wanted_replicas(spec, world))
+        children = build_children(owner, spec, PLATFORM, wanted_replicas(spec, observed))
     except TemplateRefused as refusal:
         return str(refusal)
     downloads = None
     if spec.cache is not None:
         claim = build_claim(owner, spec.cache)
         claim["metadata"]["uid"] = "uid-of-claim"
-        downloads = settle(children, spec, World(owner, {(CLAIM, "chat"): claim})).children
+        downloads = settle(children, spec, Observed(owner, {(CLAIM, "chat"): claim})).children
     return children, downloads, policy_of(spec, 5.0)
 
 

@@ -12,7 +12,7 @@ from fastgen_operator.autoscale.decision import Change, Decision
 from fastgen_operator.autoscale.watchlist import Watchlist, subject_of
 from fastgen_operator.children.pod import engine_arguments
 from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
 from fastgen_operator.status.conditions import all_conditions
@@ -23,28 +23,28 @@ NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
 GREW = Change("DemandGrew", "the demand takes 90 % of 2 replicas; target 85 %")
 
 
-def autoscaled(live: int | None = 2, status: dict[str, Any] | None = None, **autoscaling: Any) -> World:
+def autoscaled(live: int | None = 2, status: dict[str, Any] | None = None, **autoscaling: Any) -> Observed:
     """A resource whose Deployment has that many replicas."""
     owner = stored(autoscaling={"maxReplicas": 5, **autoscaling})
     owner = owner if status is None else {**owner, "status": status}
     if live is None:
-        return World(resource=owner)
+        return Observed(resource=owner)
     child = deployment(owner)
-    return World(owner, {(DEPLOYMENT, "chat"): {**child, "spec": {**child["spec"], "replicas": live}}})
+    return Observed(owner, {(DEPLOYMENT, "chat"): {**child, "spec": {**child["spec"], "replicas": live}}})
 
 
-def decided(world: World, replicas: int, change: Change | None = GREW, **fields: Any) -> World:
-    return world.with_decision(Decision(replicas, change, **fields), {})
+def decided(observed: Observed, replicas: int, change: Change | None = GREW, **fields: Any) -> Observed:
+    return observed.with_decision(Decision(replicas, change, **fields), {})
 
 
-def told(world: World, now: str = NOW) -> dict[str, Any]:
-    found = autoscaling_status(spec_of(world.resource), world, now)
+def told(observed: Observed, now: str = NOW) -> dict[str, Any]:
+    found = autoscaling_status(spec_of(observed.resource), observed, now)
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize(
-    ("world", "replicas"),
+    ("observed", "replicas"),
     [
         (autoscaled(None, minReplicas=2), 2),
         (autoscaled(4), 4),
@@ -54,8 +54,8 @@ def told(world: World, now: str = NOW) -> dict[str, Any]:
         (decided(autoscaled(4), 50), 5),
     ],
 )
-def test_what_is_wanted_is_the_decision_else_what_there_is_within_the_bounds(world: World, replicas: int) -> None:
-    assert wanted_replicas(spec_of(world.resource), world) == replicas
+def test_what_is_wanted_is_the_decision_else_what_there_is_within_the_bounds(observed: Observed, replicas: int) -> None:
+    assert wanted_replicas(spec_of(observed.resource), observed) == replicas
 
 
 def test_a_change_is_told_once_with_its_reason_and_remembered() -> None:
@@ -89,11 +89,11 @@ def test_a_restarted_operator_says_what_was_said_before() -> None:
         "capacity": {"tokensPerSecond": 7},
         "conditions": [limited],
     }
-    world = autoscaled(3, before)
-    spec = spec_of(world.resource)
-    assert told(world, LATER) == before["autoscaling"]
-    assert capacity_status(spec, world) == before["capacity"]
-    conditions = {condition.type: condition for condition in all_conditions(spec, world, None)}
+    observed = autoscaled(3, before)
+    spec = spec_of(observed.resource)
+    assert told(observed, LATER) == before["autoscaling"]
+    assert capacity_status(spec, observed) == before["capacity"]
+    conditions = {condition.type: condition for condition in all_conditions(spec, observed, None)}
     assert conditions["ScalingLimited"].reason == "TooManyReplicas"
     assert conditions["ScalingActive"].status == "Unknown"
 
@@ -115,8 +115,10 @@ def test_a_change_is_an_event_and_no_change_is_none() -> None:
 
 def test_capacity_is_written_in_two_digits_and_anew_only_when_it_moved() -> None:
     def shown(rate: float, old: dict[str, Any] | None) -> Any:
-        world = decided(autoscaled(2, {"capacity": old} if old else {}), 2, capacity=Capacity(rate, 256, "StepModel"))
-        return capacity_status(spec_of(world.resource), world)
+        observed = decided(
+            autoscaled(2, {"capacity": old} if old else {}), 2, capacity=Capacity(rate, 256, "StepModel")
+        )
+        return capacity_status(spec_of(observed.resource), observed)
 
     first = shown(7192.3, None)
     assert first == {"tokensPerSecond": 7200, "tokenBudget": 256, "source": "StepModel"}
@@ -126,11 +128,11 @@ def test_capacity_is_written_in_two_digits_and_anew_only_when_it_moved() -> None
 
 
 def test_a_fixed_number_is_no_business_of_the_autoscaler() -> None:
-    world = replace(autoscaled(2), resource=stored(replicas=2))
-    spec = spec_of(world.resource)
-    assert subject_of(spec, world, 5.0) is None
-    assert autoscaling_status(spec, world, NOW) is None
-    assert capacity_status(spec, world) is None
+    observed = replace(autoscaled(2), resource=stored(replicas=2))
+    spec = spec_of(observed.resource)
+    assert subject_of(spec, observed, 5.0) is None
+    assert autoscaling_status(spec, observed, NOW) is None
+    assert capacity_status(spec, observed) is None
     assert "--inter-token-target" not in engine_arguments("chat", spec)
 
 
@@ -158,8 +160,8 @@ def test_a_fleet_is_what_the_pods_are() -> None:
     )
     ended = seen("ended", ready=False)
     ended["status"]["phase"] = "Failed"
-    world = replace(autoscaled(3), pods=(*pods, ended))
-    subject = subject_of(spec_of(world.resource), world, 5.0)
+    observed = replace(autoscaled(3), pods=(*pods, ended))
+    subject = subject_of(spec_of(observed.resource), observed, 5.0)
     assert subject is not None
     start = subject.pods[0].created
     fleet = subject.fleet({}, start + 100)
@@ -169,16 +171,16 @@ def test_a_fleet_is_what_the_pods_are() -> None:
 
 def test_a_resource_that_was_made_anew_begins_anew() -> None:
     watchlist = Watchlist(5.0)
-    world = autoscaled(2)
-    spec = spec_of(world.resource)
-    watchlist.look_up(spec, world)
-    record = watchlist.record(world.key, "uid-of-chat")
+    observed = autoscaled(2)
+    spec = spec_of(observed.resource)
+    watchlist.look_up(spec, observed)
+    record = watchlist.record(observed.key, "uid-of-chat")
     assert record is not None
     record.decision = Decision(4)
-    assert watchlist.look_up(spec, world).decision == Decision(4)
-    metadata = {**world.resource["metadata"], "uid": "another"}
-    anew = replace(world, resource={**world.resource, "metadata": metadata})
+    assert watchlist.look_up(spec, observed).decision == Decision(4)
+    metadata = {**observed.resource["metadata"], "uid": "another"}
+    anew = replace(observed, resource={**observed.resource, "metadata": metadata})
     assert watchlist.look_up(spec, anew).decision is None
-    watchlist.forget(world.key)
+    watchlist.forget(observed.key)
     assert watchlist.subjects() == []
-    assert watchlist.record(world.key, "another") is None
+    assert watchlist.record(observed.key, "another") is None

@@ -12,7 +12,7 @@ from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.template import TemplateRefused, build_template
 from fastgen_operator.kinds import Object
 from fastgen_operator.status.conditions import PODS_RESTRICTED, all_conditions
-from harness.objects import pod, spec_of, stored, world
+from harness.objects import observed, pod, spec_of, stored
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.waiting import eventually
@@ -143,7 +143,7 @@ def test_a_template_that_breaks_the_restricted_standard_says_the_rule(case: str)
     patch, words = INSECURE[case]
     assert words in "; ".join(broken_rules(template(spec=patch)))
     owner = stored(podTemplate={"spec": patch})
-    conditions = {found.type: found for found in all_conditions(spec_of(owner), world(pod(), owner=owner), None)}
+    conditions = {found.type: found for found in all_conditions(spec_of(owner), observed(pod(), owner=owner), None)}
     assert (conditions[PODS_RESTRICTED].status, conditions[PODS_RESTRICTED].reason) == (
         "False",
         "PodTemplateNotRestricted",
@@ -154,7 +154,7 @@ def test_a_template_that_breaks_the_restricted_standard_says_the_rule(case: str)
 
 def test_without_a_template_nothing_is_said_of_one() -> None:
     assert broken_rules(template()) == ()
-    assert PODS_RESTRICTED not in [found.type for found in all_conditions(spec_of(stored()), world(), None)]
+    assert PODS_RESTRICTED not in [found.type for found in all_conditions(spec_of(stored()), observed(), None)]
 
 
 @pytest.mark.controlplane

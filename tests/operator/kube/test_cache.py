@@ -1,4 +1,4 @@
-"""What the mirror believes, and what a visit sees of it."""
+"""What the cache believes, and what a visit sees of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
-from fastgen_operator.kube.cache import Mirror
-from fastgen_operator.kube.cached_client import MirroredCluster
+from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.cached_client import CachedClient
 from fastgen_operator.kube.compact import compact
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches
@@ -24,94 +24,94 @@ def pod(name: str, version: int, *, uid: str = "1", owner: str | None = "chat", 
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
 
 
-def versions(mirror: Mirror, owner: str = "chat") -> dict[str, str]:
-    return {obj["metadata"]["name"]: obj["metadata"]["resourceVersion"] for obj in mirror.owned(POD, ("space", owner))}
+def versions(cache: InformerCache, owner: str = "chat") -> dict[str, str]:
+    return {obj["metadata"]["name"]: obj["metadata"]["resourceVersion"] for obj in cache.owned(POD, ("space", owner))}
 
 
 def test_a_late_event_does_not_undo_what_a_write_returned() -> None:
-    mirror = Mirror()
-    mirror.put(POD, pod("a", 9))
-    mirror.put(POD, pod("a", 7))
-    assert versions(mirror) == {"a": "9"}
-    mirror.put(POD, pod("a", 12))
-    assert versions(mirror) == {"a": "12"}
+    cache = InformerCache()
+    cache.put(POD, pod("a", 9))
+    cache.put(POD, pod("a", 7))
+    assert versions(cache) == {"a": "9"}
+    cache.put(POD, pod("a", 12))
+    assert versions(cache) == {"a": "12"}
 
 
 def test_an_object_that_ended_does_not_come_back_by_a_late_answer_but_another_of_its_name_does() -> None:
-    mirror = Mirror()
-    mirror.put(POD, pod("a", 5))
-    mirror.remove(POD, pod("a", 8))
-    mirror.put(POD, pod("a", 5))
-    assert versions(mirror) == {}
-    mirror.put(POD, pod("a", 9, uid="2"))
-    assert versions(mirror) == {"a": "9"}
+    cache = InformerCache()
+    cache.put(POD, pod("a", 5))
+    cache.remove(POD, pod("a", 8))
+    cache.put(POD, pod("a", 5))
+    assert versions(cache) == {}
+    cache.put(POD, pod("a", 9, uid="2"))
+    assert versions(cache) == {"a": "9"}
 
 
 def test_the_end_of_an_earlier_object_leaves_the_later_one_of_its_name() -> None:
-    mirror = Mirror()
-    mirror.put(POD, pod("a", 9, uid="2"))
-    mirror.remove(POD, pod("a", 8, uid="1"))
-    assert versions(mirror) == {"a": "9"}
+    cache = InformerCache()
+    cache.put(POD, pod("a", 9, uid="2"))
+    cache.remove(POD, pod("a", 8, uid="1"))
+    assert versions(cache) == {"a": "9"}
 
 
 def test_a_list_finds_what_vanished_and_names_the_resources_it_was_about() -> None:
-    mirror = Mirror()
+    cache = InformerCache()
     for obj in (pod("a", 3), pod("b", 4), pod("c", 5, owner="other"), pod("d", 5, namespace="elsewhere")):
-        mirror.put(POD, obj)
-    wrong = mirror.replace(POD, "space", [pod("b", 4), pod("c", 6, owner="other")], "9")
+        cache.put(POD, obj)
+    wrong = cache.replace(POD, "space", [pod("b", 4), pod("c", 6, owner="other")], "9")
     assert wrong == {("space", "chat"), ("space", "other")}
-    assert (versions(mirror), versions(mirror, "other")) == ({"b": "4"}, {"c": "6"})
-    assert mirror.get(POD, "elsewhere", "d") is not None, "another namespace was not listed"
-    assert mirror.replace(POD, "space", [pod("b", 4), pod("c", 6, owner="other")], "10") == set()
+    assert (versions(cache), versions(cache, "other")) == ({"b": "4"}, {"c": "6"})
+    assert cache.get(POD, "elsewhere", "d") is not None, "another namespace was not listed"
+    assert cache.replace(POD, "space", [pod("b", 4), pod("c", 6, owner="other")], "10") == set()
 
 
 def test_a_list_older_than_an_object_does_not_remove_it() -> None:
-    mirror = Mirror()
-    mirror.put(POD, pod("a", 12))
-    assert mirror.replace(POD, None, [], "11") == set()
-    assert versions(mirror) == {"a": "12"}
+    cache = InformerCache()
+    cache.put(POD, pod("a", 12))
+    assert cache.replace(POD, None, [], "11") == set()
+    assert versions(cache) == {"a": "12"}
 
 
 def test_an_answer_that_comes_after_a_list_without_its_object_does_not_bring_it_back() -> None:
-    mirror = Mirror()
-    mirror.replace(POD, "space", [], "9")
-    mirror.put(POD, pod("a", 7))
-    mirror.put(POD, pod("b", 7, namespace="elsewhere"))
-    assert versions(mirror) == {}
-    assert mirror.get(POD, "elsewhere", "b") is not None, "another namespace was not listed"
-    mirror.put(POD, pod("a", 10))
-    assert versions(mirror) == {"a": "10"}
+    cache = InformerCache()
+    cache.replace(POD, "space", [], "9")
+    cache.put(POD, pod("a", 7))
+    cache.put(POD, pod("b", 7, namespace="elsewhere"))
+    assert versions(cache) == {}
+    assert cache.get(POD, "elsewhere", "b") is not None, "another namespace was not listed"
+    cache.put(POD, pod("a", 10))
+    assert versions(cache) == {"a": "10"}
 
 
 def test_a_server_restored_from_a_backup_is_believed() -> None:
-    mirror = Mirror()
-    mirror.put(POD, pod("a", 50))
-    mirror.put(POD, pod("b", 60))
-    mirror.replace(POD, None, [pod("a", 50), pod("b", 60)], "70")
-    assert mirror.replace(POD, None, [pod("a", 20)], "30") == {("space", "chat")}
-    assert versions(mirror) == {"a": "20"}
-    mirror.put(POD, pod("a", 31))
-    assert versions(mirror) == {"a": "31"}
+    cache = InformerCache()
+    cache.put(POD, pod("a", 50))
+    cache.put(POD, pod("b", 60))
+    cache.replace(POD, None, [pod("a", 50), pod("b", 60)], "70")
+    assert cache.replace(POD, None, [pod("a", 20)], "30") == {("space", "chat")}
+    assert versions(cache) == {"a": "20"}
+    cache.put(POD, pod("a", 31))
+    assert versions(cache) == {"a": "31"}
 
 
 def test_an_object_that_changes_hands_is_found_under_its_new_owner_only() -> None:
-    mirror = Mirror()
-    mirror.put(POD, pod("a", 1))
-    mirror.put(POD, pod("a", 2, owner="other"))
-    assert (versions(mirror), versions(mirror, "other")) == ({}, {"a": "2"})
-    mirror.put(POD, pod("a", 3, owner=None))
-    assert versions(mirror, "other") == {}
+    cache = InformerCache()
+    cache.put(POD, pod("a", 1))
+    cache.put(POD, pod("a", 2, owner="other"))
+    assert (versions(cache), versions(cache, "other")) == ({}, {"a": "2"})
+    cache.put(POD, pod("a", 3, owner=None))
+    assert versions(cache, "other") == {}
 
 
 def test_ends_are_forgotten_so_that_memory_is_bounded() -> None:
-    mirror = Mirror()
+    cache = InformerCache()
     for number in range(100):
-        mirror.put(POD, pod(f"p{number}", 2 * number + 1))
-        mirror.remove(POD, pod(f"p{number}", 2 * number + 2))
-    mirror.replace(POD, None, [], "300")
-    assert mirror._shelf(POD)._ends == {}
-    assert mirror.size() == 0
-    assert mirror._shelf(POD).by_owner == {}
+        cache.put(POD, pod(f"p{number}", 2 * number + 1))
+        cache.remove(POD, pod(f"p{number}", 2 * number + 2))
+    cache.replace(POD, None, [], "300")
+    assert cache._shelf(POD)._ends == {}
+    assert cache.size() == 0
+    assert cache._shelf(POD).by_owner == {}
 
 
 class OneDeployment:
@@ -157,7 +157,7 @@ class OneDeployment:
 
 def test_what_was_just_written_is_read_back_without_a_request() -> None:
     server = OneDeployment()
-    cluster = MirroredCluster(server, Mirror(), lambda: (DEPLOYMENT,), (None,))
+    cluster = CachedClient(server, InformerCache(), lambda: (DEPLOYMENT,), (None,))
     cluster.relist(Watches(time.monotonic, (FASTGEN, DEPLOYMENT)))
     assert server.requests == ["LIST fastgendeployments", f"LIST deployments {OWNER_LABEL}"]
     manifest = {**pod("chat", 0), "kind": "Deployment"}
@@ -178,7 +178,7 @@ def test_a_list_that_fails_says_of_what() -> None:
     server = OneDeployment()
     server.failing = DEPLOYMENT
     with pytest.raises(KubeError, match="listing deployments: not for you"):
-        MirroredCluster(server, Mirror(), lambda: (DEPLOYMENT,), (None,)).relist(
+        CachedClient(server, InformerCache(), lambda: (DEPLOYMENT,), (None,)).relist(
             Watches(time.monotonic, (FASTGEN, DEPLOYMENT))
         )
 

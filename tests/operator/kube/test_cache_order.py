@@ -1,4 +1,4 @@
-"""Whatever the order in which the mirror hears of things, it ends equal to the server: streams of any interleaving."""
+"""Whatever the order in which the cache hears of things, it ends equal to the server: streams of any interleaving."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastgen_operator.kinds import OWNER_LABEL, POD, Object
-from fastgen_operator.kube.cache import Mirror
+from fastgen_operator.kube.cache import InformerCache
 
 
 def pod(name: str, version: int, *, uid: str, owner: str) -> Object:
@@ -21,16 +21,16 @@ def pod(name: str, version: int, *, uid: str, owner: str) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
 
 
-def versions(mirror: Mirror, owner: str) -> dict[str, str]:
-    return {obj["metadata"]["name"]: obj["metadata"]["resourceVersion"] for obj in mirror.owned(POD, ("space", owner))}
+def versions(cache: InformerCache, owner: str) -> dict[str, str]:
+    return {obj["metadata"]["name"]: obj["metadata"]["resourceVersion"] for obj in cache.owned(POD, ("space", owner))}
 
 
 @dataclass
 class Model:
-    """A server of pods, and the streams between it and a mirror: each in its own order, among them any order."""
+    """A server of pods, and the streams between it and a cache: each in its own order, among them any order."""
 
     rng: random.Random
-    mirror: Mirror = field(default_factory=Mirror)
+    cache: InformerCache = field(default_factory=InformerCache)
     version: int = 0
     live: dict[str, Object] = field(default_factory=dict)
     watch: dict[str, deque[tuple[str | None, Object]]] = field(default_factory=dict)
@@ -63,24 +63,24 @@ class Model:
         self.lists.append((copy.deepcopy(list(self.live.values())), str(self.version)))
 
     def deliver(self, *, twice: bool = False) -> bool:
-        """One thing of one stream reaches the mirror; whether there was one."""
+        """One thing of one stream reaches the cache; whether there was one."""
         streams = [uid for uid, events in self.watch.items() if events]
         choices: list[Any] = [*streams, *(["answer"] if self.answers else []), *(["list"] if self.lists else [])]
         if not choices:
             return False
         chosen = self.rng.choice(choices)
         if chosen == "answer":
-            self.mirror.put(POD, self.answers.pop(self.rng.randrange(len(self.answers))))
+            self.cache.put(POD, self.answers.pop(self.rng.randrange(len(self.answers))))
         elif chosen == "list":
             objects, version = self.lists.popleft()
-            self.mirror.replace(POD, None, objects, version)
+            self.cache.replace(POD, None, objects, version)
         else:
             kind, obj = self.watch[chosen].popleft()
             for _ in range(2 if twice else 1):
                 if kind == "DELETED":
-                    self.mirror.remove(POD, obj)
+                    self.cache.remove(POD, obj)
                 else:
-                    self.mirror.put(POD, obj)
+                    self.cache.put(POD, obj)
         return True
 
     def _tell(self, kind: str | None, obj: Object) -> None:
@@ -88,7 +88,7 @@ class Model:
         self.watch.setdefault(obj["metadata"]["uid"], deque()).append((kind, copy.deepcopy(obj)))
 
     def seen(self) -> dict[str, dict[str, str]]:
-        return {owner: versions(self.mirror, owner) for owner in ("chat", "other")}
+        return {owner: versions(self.cache, owner) for owner in ("chat", "other")}
 
     def truth(self) -> dict[str, dict[str, str]]:
         found: dict[str, dict[str, str]] = {"chat": {}, "other": {}}

@@ -12,11 +12,11 @@ import pytest
 from fastgen_operator.kinds import DEPLOYMENT, POD, Kind, Object
 from fastgen_operator.kube.events import BURST, REFILL, Notice, Recorder
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.plan.observed import World
-from fastgen_operator.plan.plan import Apply, Plan, Weigh
+from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.plan import Apply, Plan, SetDeletionCost
 from fastgen_operator.plan.rollout import DELETION_COST
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, WINDOW, Contention
-from fastgen_operator.reconcile.execute import CarryOut
+from fastgen_operator.reconcile.execute import PlanExecutor
 from harness.objects import pod, stored
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -130,8 +130,8 @@ def restoring() -> Plan:
 
 def test_a_held_restore_is_a_problem_that_names_the_field_and_how_to_find_the_other_writer() -> None:
     fake = Fake()
-    work = CarryOut(fake, Recorder(fake), lambda: T0)
-    told = [work.run(restoring(), World(resource=stored()))[1] for _ in range(FREE_RESTORES + 2)]
+    work = PlanExecutor(fake, Recorder(fake), lambda: T0)
+    told = [work.run(restoring(), Observed(resource=stored()))[1] for _ in range(FREE_RESTORES + 2)]
     assert told[:FREE_RESTORES] == [None] * FREE_RESTORES
     problem = told[-1]
     assert problem is not None
@@ -144,29 +144,29 @@ def test_a_held_restore_is_a_problem_that_names_the_field_and_how_to_find_the_ot
 
 def test_an_edit_of_the_spec_is_never_held() -> None:
     fake = Fake()
-    work = CarryOut(fake, Recorder(fake), lambda: T0)
+    work = PlanExecutor(fake, Recorder(fake), lambda: T0)
     for _ in range(FREE_RESTORES + 2):
-        work.run(restoring(), World(resource=stored()))
+        work.run(restoring(), Observed(resource=stored()))
     edit = Apply(DEPLOYMENT, {"metadata": {"name": "chat"}}, "updated to the new spec")
-    assert work.run(Plan(applies=(edit,)), World(resource=stored()))[1] is None
+    assert work.run(Plan(applies=(edit,)), Observed(resource=stored()))[1] is None
 
 
 def scale_down() -> Plan:
-    return Plan((Weigh(pod(), "7"),), restoring().applies)
+    return Plan((SetDeletionCost(pod(), "7"),), restoring().applies)
 
 
 def test_the_costs_are_written_before_the_replicas() -> None:
     fake = Fake()
-    CarryOut(fake, Recorder(fake), lambda: T0).run(scale_down(), World(resource=stored()))
+    PlanExecutor(fake, Recorder(fake), lambda: T0).run(scale_down(), Observed(resource=stored()))
     assert fake.calls[0] == ("annotate", ("Pod", "chat-new-x", {DELETION_COST: "7"}))
     assert fake.calls[1] == ("apply", "Deployment")
 
 
 def test_a_cost_that_is_refused_does_not_stop_the_scale_down_but_a_failure_is_tried_again() -> None:
     fake = Fake(refuses={"annotate": KubeError(403, "forbidden")})
-    CarryOut(fake, Recorder(fake), lambda: T0).run(scale_down(), World(resource=stored()))
+    PlanExecutor(fake, Recorder(fake), lambda: T0).run(scale_down(), Observed(resource=stored()))
     assert ("apply", "Deployment") in fake.calls
     fake = Fake(refuses={"annotate": KubeError(500, "busy")})
     with pytest.raises(KubeError):
-        CarryOut(fake, Recorder(fake), lambda: T0).run(scale_down(), World(resource=stored()))
+        PlanExecutor(fake, Recorder(fake), lambda: T0).run(scale_down(), Observed(resource=stored()))
     assert ("apply", "Deployment") not in fake.calls

@@ -12,10 +12,10 @@ from fastgen_operator.children import Platform
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.model_source import model_address, model_path
 from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.status.conditions import MODEL_CACHED, all_conditions
-from harness.objects import pod, spec_of, stored, world
+from harness.objects import observed, pod, spec_of, stored
 
 HUB = "hf://tests/tiny"
 PLATFORM = Platform("engine:test")
@@ -27,8 +27,8 @@ def cached(source: str = HUB, *, cache: Object | None = None, **spec: Any) -> Ob
     return stored(model=model, cache={"size": "1Gi", **(cache or {})}, **spec)
 
 
-def carried_out(seen: World) -> World:
-    """The world after plans were carried out until there is nothing to do, the volume with a uid."""
+def carried_out(seen: Observed) -> Observed:
+    """The observed after plans were carried out until there is nothing to do, the volume with a uid."""
     for _ in range(5):
         plan = make_plan(spec_of(seen.resource), seen, PLATFORM)
         if plan == Plan():
@@ -45,20 +45,20 @@ def carried_out(seen: World) -> World:
     raise AssertionError("the plans do not come to an end")
 
 
-def jobs(seen: World) -> list[Object]:
+def jobs(seen: Observed) -> list[Object]:
     return [child for (kind, _), child in seen.children.items() if kind == JOB]
 
 
-def finished(seen: World) -> World:
-    """The world after the download ended well."""
+def finished(seen: Observed) -> Observed:
+    """The observed after the download ended well."""
     (job,) = jobs(seen)
     done = {**job, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
     return seen.with_child(JOB, done)
 
 
-def served(**spec: Any) -> World:
-    """A world in which the model is in the volume and the Deployment is made."""
-    seen = carried_out(finished(carried_out(World(resource=cached(**spec)))))
+def served(**spec: Any) -> Observed:
+    """A observed in which the model is in the volume and the Deployment is made."""
+    seen = carried_out(finished(carried_out(Observed(resource=cached(**spec)))))
     assert seen.deployment is not None
     return seen
 
@@ -68,14 +68,14 @@ def arguments(job: Object) -> list[str]:
     return found
 
 
-def serves(seen: World) -> str:
+def serves(seen: Observed) -> str:
     """The path that the Deployment's engine is told to serve."""
     assert seen.deployment is not None
     return str(seen.deployment["spec"]["template"]["spec"]["containers"][0]["args"][1])
 
 
 def test_pods_are_made_when_the_model_is_in_the_volume() -> None:
-    seen = carried_out(World(resource=cached()))
+    seen = carried_out(Observed(resource=cached()))
     assert seen.deployment is None
     assert seen.child(CLAIM) is not None
     (job,) = jobs(seen)
@@ -132,7 +132,7 @@ def test_other_edits_do_not_wait_and_start_no_download() -> None:
     ],
 )
 def test_a_download_that_is_not_done_is_begun_anew_with_what_was_corrected(edit: Any) -> None:
-    seen = carried_out(World(resource=cached()))
+    seen = carried_out(Observed(resource=cached()))
     (before,) = jobs(seen)
     (after,) = jobs(carried_out(replace(seen, resource=cached(**edit))))
     assert before["metadata"]["name"] != after["metadata"]["name"]
@@ -140,7 +140,7 @@ def test_a_download_that_is_not_done_is_begun_anew_with_what_was_corrected(edit:
 
 
 def test_a_download_is_not_disturbed_by_pods_that_come_and_go() -> None:
-    seen = carried_out(World(resource=cached()))
+    seen = carried_out(Observed(resource=cached()))
     other = pod("old")
     other["metadata"]["annotations"] = {"fastgen.dev/model": "0123456789abcdef"}
     assert make_plan(spec_of(seen.resource), replace(seen, pods=(other,)), PLATFORM) == Plan()
@@ -169,7 +169,7 @@ def test_a_lost_job_is_run_again_and_changes_no_pod() -> None:
 
 
 def test_a_volume_that_leaves_gets_no_job() -> None:
-    seen = carried_out(World(resource=cached()))
+    seen = carried_out(Observed(resource=cached()))
     claim = seen.child(CLAIM)
     assert claim is not None
     leaving = {**claim, "metadata": {**claim["metadata"], "deletionTimestamp": "now"}}
@@ -189,7 +189,7 @@ def test_without_a_cache_the_volume_and_the_job_go_and_pods_download_themselves(
 
 
 def test_a_cache_added_to_pods_that_download_themselves_is_filled_before_they_change() -> None:
-    seen = carried_out(World(resource=stored(model={"source": HUB})))
+    seen = carried_out(Observed(resource=stored(model={"source": HUB})))
     before = seen.deployment
     seen = carried_out(replace(seen, resource=cached()))
     assert before is not None
@@ -228,7 +228,7 @@ def test_each_kind_of_source_is_mounted_read_only_for_the_engine(source: str, pa
 
 def test_without_preload_the_pods_fill_the_volume() -> None:
     owner = cached(cache={"preload": False}, model={"secretName": "token"})
-    seen = carried_out(World(resource=owner))
+    seen = carried_out(Observed(resource=owner))
     assert jobs(seen) == []
     spec = template_of(owner)["spec"]
     (fetch,) = spec["initContainers"]
@@ -254,7 +254,7 @@ def test_the_address_tells_sources_and_revisions_apart_and_main_is_the_default()
 
 def test_the_download_is_restricted_has_no_rights_and_is_not_found_as_a_serving_pod() -> None:
     owner = cached(scheduling={"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu"}]})
-    (job,) = jobs(carried_out(World(resource=owner)))
+    (job,) = jobs(carried_out(Observed(resource=owner)))
     spec = job["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert spec["automountServiceAccountToken"] is False
@@ -264,12 +264,12 @@ def test_the_download_is_restricted_has_no_rights_and_is_not_found_as_a_serving_
     assert (spec["nodeSelector"], spec["tolerations"][0]["key"]) == ({"disk": "fast"}, "gpu")
     near = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"]
     assert near["labelSelector"]["matchLabels"] == {OWNER_LABEL: "chat"}
-    (shared,) = jobs(carried_out(World(resource=cached(cache={"accessMode": "ReadWriteMany"}))))
+    (shared,) = jobs(carried_out(Observed(resource=cached(cache={"accessMode": "ReadWriteMany"}))))
     assert "affinity" not in shared["spec"]["template"]["spec"]
 
 
 def test_what_downloads_reaches_names_and_sources_and_is_reached_by_nobody() -> None:
-    seen = carried_out(World(resource=cached()))
+    seen = carried_out(Observed(resource=cached()))
     fetching = seen.child(NETWORK_POLICY, "chat.fetch")
     serving = seen.child(NETWORK_POLICY)
     assert fetching is not None
@@ -278,7 +278,7 @@ def test_what_downloads_reaches_names_and_sources_and_is_reached_by_nobody() -> 
     assert "ingress" not in fetching["spec"]
     assert [rule["ports"][0]["port"] for rule in fetching["spec"]["egress"]] == [53, 443]
     assert [rule["ports"][0]["port"] for rule in serving["spec"]["egress"]] == [53]
-    in_pods = carried_out(World(resource=stored(model={"source": HUB}))).child(NETWORK_POLICY)
+    in_pods = carried_out(Observed(resource=stored(model={"source": HUB}))).child(NETWORK_POLICY)
     assert in_pods is not None
     assert in_pods["spec"]["egress"] == fetching["spec"]["egress"]
 
@@ -339,14 +339,14 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
 
 @pytest.mark.parametrize(("pods", "status", "reason", "words"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE])
 def test_model_cached_says_what_the_download_says(pods: list[Object], status: str, reason: str, words: str) -> None:
-    seen = replace(carried_out(World(resource=cached())), fetch_pods=tuple(pods))
+    seen = replace(carried_out(Observed(resource=cached())), fetch_pods=tuple(pods))
     ready, found = condition_of(seen)
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
     assert (ready.status, ready.reason) == (status, reason), "the cause comes before what follows from it"
 
 
-def condition_of(seen: World) -> tuple[Any, Any]:
+def condition_of(seen: Observed) -> tuple[Any, Any]:
     conditions = {condition.type: condition for condition in all_conditions(spec_of(seen.resource), seen, None)}
     return conditions["Ready"], conditions[MODEL_CACHED]
 
@@ -358,7 +358,7 @@ def test_a_model_in_the_volume_is_cached_whatever_became_of_the_jobs_pod() -> No
 
 @pytest.mark.parametrize("source", ["file:///m", "pvc://mine/m"])
 def test_a_model_that_needs_no_download_is_not_needed(source: str) -> None:
-    _, found = condition_of(world(owner=stored(model={"source": source})))
+    _, found = condition_of(observed(owner=stored(model={"source": source})))
     assert (found.status, found.reason) == ("True", "NotNeeded")
 
 
@@ -367,9 +367,9 @@ def test_pods_that_download_themselves_are_cached_when_all_have_it() -> None:
     done = fetching({"state": {"terminated": {"exitCode": 0}}}, where="initContainerStatuses")
     busy = fetching({"state": {"running": {}}}, where="initContainerStatuses")
     failed = fetching({"state": BACK_OFF, "lastState": ended(4, "gated")}, where="initContainerStatuses")
-    seen = [condition_of(world(done, other, owner=owner))[1].reason for other in (done, busy, failed)]
+    seen = [condition_of(observed(done, other, owner=owner))[1].reason for other in (done, busy, failed)]
     assert seen == ["Cached", "Downloading", "AccessDenied"]
-    _, found = condition_of(world(owner=stored(model={"source": HUB}, replicas=0)))
+    _, found = condition_of(observed(owner=stored(model={"source": HUB}, replicas=0)))
     assert (found.status, found.reason) == ("True", "NotNeeded")
 
 

@@ -12,27 +12,27 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import DEPLOYMENT, SERVICE, Kind, Object
 from fastgen_operator.plan.drift import fingerprint, first_difference
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
 from harness.objects import spec_of, stored
 
 
-def plan_of(world: World) -> Plan:
-    return make_plan(spec_of(world.resource), world, Platform("engine:test"))
+def plan_of(observed: Observed) -> Plan:
+    return make_plan(spec_of(observed.resource), observed, Platform("engine:test"))
 
 
-def applied(owner: Object) -> World:
-    """The world right after the plan for the resource was carried out."""
-    world = World(resource=owner)
-    for apply in plan_of(world).applies:
+def applied(owner: Object) -> Observed:
+    """The observed right after the plan for the resource was carried out."""
+    observed = Observed(resource=owner)
+    for apply in plan_of(observed).applies:
         live = copy.deepcopy(apply.manifest)
         live["metadata"]["generation"] = 1
-        world = world.with_child(apply.kind, live)
-    return world
+        observed = observed.with_child(apply.kind, live)
+    return observed
 
 
 def test_a_new_resource_gets_what_its_pods_begin_with_and_then_its_deployment() -> None:
-    plan = plan_of(World(resource=stored()))
+    plan = plan_of(Observed(resource=stored()))
     assert [apply.kind.name for apply in plan.applies] == [
         "ServiceAccount",
         "Service",
@@ -49,47 +49,47 @@ def test_what_was_applied_is_not_applied_again() -> None:
 
 
 def test_an_edit_writes_only_what_it_touches() -> None:
-    world = replace(applied(stored()), resource=stored(replicas=3))
-    assert [(apply.kind.name, apply.why) for apply in plan_of(world).applies] == [
+    observed = replace(applied(stored()), resource=stored(replicas=3))
+    assert [(apply.kind.name, apply.why) for apply in plan_of(observed).applies] == [
         ("Deployment", "scaled from 1 to 3 replicas")
     ]
 
 
 def test_a_new_default_image_of_the_operator_is_rolled_out() -> None:
-    world = applied(stored())
-    plan = make_plan(spec_of(world.resource), world, Platform("engine:newer"))
+    observed = applied(stored())
+    plan = make_plan(spec_of(observed.resource), observed, Platform("engine:newer"))
     assert [apply.kind.name for apply in plan.applies] == ["Deployment"]
 
 
 def test_a_foreign_change_is_named_in_the_reason() -> None:
-    world = applied(stored())
-    assert world.deployment is not None
-    world.deployment["spec"]["template"]["spec"]["containers"][0]["args"][3] = "127.0.0.1"
-    (apply,) = plan_of(world).applies
+    observed = applied(stored())
+    assert observed.deployment is not None
+    observed.deployment["spec"]["template"]["spec"]["containers"][0]["args"][3] = "127.0.0.1"
+    (apply,) = plan_of(observed).applies
     assert apply.why == "restored: spec.template.spec.containers[engine].args[3] had been changed"
 
 
 @pytest.mark.parametrize("kind", [SERVICE, DEPLOYMENT], ids=["service", "deployment"])
 def test_a_child_of_another_owner_stops_the_plan(kind: Kind) -> None:
-    world = applied(stored())
-    foreign = copy.deepcopy(world.child(kind))
+    observed = applied(stored())
+    foreign = copy.deepcopy(observed.child(kind))
     assert foreign is not None
     foreign["metadata"]["ownerReferences"][0]["uid"] = "an earlier resource of that name"
-    plan = plan_of(world.with_child(kind, foreign))
+    plan = plan_of(observed.with_child(kind, foreign))
     assert plan.applies == ()
     assert plan.problem is not None
     assert plan.problem.reason == "NameTaken"
 
 
 def test_a_child_that_the_spec_does_not_ask_for_any_more_is_deleted_and_only_if_it_is_ours() -> None:
-    world = applied(stored())
-    assert world.deployment is not None
-    left = copy.deepcopy(world.deployment)
+    observed = applied(stored())
+    assert observed.deployment is not None
+    left = copy.deepcopy(observed.deployment)
     left["metadata"]["name"] = "chat-left"
-    plan = plan_of(world.with_child(DEPLOYMENT, left))
+    plan = plan_of(observed.with_child(DEPLOYMENT, left))
     assert [(delete.kind, delete.child["metadata"]["name"]) for delete in plan.deletes] == [(DEPLOYMENT, "chat-left")]
     left["metadata"]["ownerReferences"][0]["uid"] = "an earlier resource of that name"
-    assert plan_of(world.with_child(DEPLOYMENT, left)) == Plan()
+    assert plan_of(observed.with_child(DEPLOYMENT, left)) == Plan()
 
 
 def test_a_spec_of_another_version_is_a_problem_that_names_the_field() -> None:

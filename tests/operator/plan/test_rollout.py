@@ -9,10 +9,10 @@ import pytest
 
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import DEPLOYMENT
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.rollout import DELETION_COST, deletion_costs, with_room
-from harness.objects import container, leaving, pod, spec_of, stored, world
+from harness.objects import container, leaving, observed, pod, spec_of, stored
 
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 TWO = stored(replicas=2, resources={"gpu": {"count": 1}})
@@ -20,35 +20,37 @@ CRASHED = container(restarts=5, state={"waiting": {"reason": "CrashLoopBackOff"}
 SERVED = container(started=True, state={"running": {}})
 
 
-def room(seen: World) -> int:
+def room(seen: Observed) -> int:
     return with_room(spec_of(seen.resource), seen).rollout.max_unavailable
 
 
-ROOM: list[tuple[str, World, int]] = [
-    ("an old pod that crashes holds the GPU", world(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO), 2),
-    ("an old pod that still loads holds it", world(pod("old", **container()), pod(scheduled=NO_GPU), owner=TWO), 2),
+ROOM: list[tuple[str, Observed, int]] = [
+    ("an old pod that crashes holds the GPU", observed(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO), 2),
+    ("an old pod that still loads holds it", observed(pod("old", **container()), pod(scheduled=NO_GPU), owner=TWO), 2),
     (
         "a ready one beside it stays",
-        world(pod("old", ready=True), pod("old", name="y", **CRASHED), pod(scheduled=NO_GPU), owner=stored(replicas=3)),
+        observed(
+            pod("old", ready=True), pod("old", name="y", **CRASHED), pod(scheduled=NO_GPU), owner=stored(replicas=3)
+        ),
         2,
     ),
-    ("the new pod has a node", world(pod("old", **CRASHED), pod(), owner=TWO), 1),
-    ("the old pod serves", world(pod("old", ready=True), pod(scheduled=NO_GPU), owner=TWO), 1),
-    ("the old pod stumbles and may hold requests", world(pod("old", **SERVED), pod(scheduled=NO_GPU), owner=TWO), 1),
-    ("the old pod has no node either", world(pod("old", scheduled=NO_GPU), pod(scheduled=NO_GPU), owner=TWO), 1),
-    ("the old pod goes already", world(leaving(pod("old", **CRASHED)), pod(scheduled=NO_GPU), owner=TWO), 1),
-    ("no rollout", world(pod(**CRASHED), pod(name="y", scheduled=NO_GPU), owner=TWO), 1),
-    ("no Deployment", World(resource=TWO), 1),
+    ("the new pod has a node", observed(pod("old", **CRASHED), pod(), owner=TWO), 1),
+    ("the old pod serves", observed(pod("old", ready=True), pod(scheduled=NO_GPU), owner=TWO), 1),
+    ("the old pod stumbles and may hold requests", observed(pod("old", **SERVED), pod(scheduled=NO_GPU), owner=TWO), 1),
+    ("the old pod has no node either", observed(pod("old", scheduled=NO_GPU), pod(scheduled=NO_GPU), owner=TWO), 1),
+    ("the old pod goes already", observed(leaving(pod("old", **CRASHED)), pod(scheduled=NO_GPU), owner=TWO), 1),
+    ("no rollout", observed(pod(**CRASHED), pod(name="y", scheduled=NO_GPU), owner=TWO), 1),
+    ("no Deployment", Observed(resource=TWO), 1),
 ]
 
 
 @pytest.mark.parametrize(("seen", "expected"), [row[1:] for row in ROOM], ids=[row[0] for row in ROOM])
-def test_old_pods_that_serve_nothing_make_room_and_no_others(seen: World, expected: int) -> None:
+def test_old_pods_that_serve_nothing_make_room_and_no_others(seen: Observed, expected: int) -> None:
     assert room(seen) == expected
 
 
 def test_room_that_was_given_is_kept_until_the_controller_has_seen_it() -> None:
-    seen = world(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
+    seen = observed(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
     live = copy.deepcopy(seen.deployment)
     assert live is not None
     live["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] = 2
@@ -60,22 +62,22 @@ def test_room_that_was_given_is_kept_until_the_controller_has_seen_it() -> None:
 
 
 def test_another_owners_deployment_is_not_looked_at() -> None:
-    seen = world(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
+    seen = observed(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
     foreign = copy.deepcopy(seen.deployment)
     assert foreign is not None
     foreign["metadata"]["ownerReferences"][0]["uid"] = "another"
     assert room(seen.with_child(DEPLOYMENT, foreign)) == 1
 
 
-def plan_of(seen: World) -> Plan:
+def plan_of(seen: Observed) -> Plan:
     return make_plan(spec_of(seen.resource), seen, Platform("engine:test"))
 
 
-def fleet(**loads: float) -> World:
+def fleet(**loads: float) -> Observed:
     """Ready pods of those names under a Deployment that the plan has brought to three replicas."""
     owner = stored(replicas=3)
-    seen = world(*(pod(name=name, ready=True) for name in loads), owner=owner)
-    (live,) = [apply.manifest for apply in plan_of(World(resource=owner)).applies if apply.kind == DEPLOYMENT]
+    seen = observed(*(pod(name=name, ready=True) for name in loads), owner=owner)
+    (live,) = [apply.manifest for apply in plan_of(Observed(resource=owner)).applies if apply.kind == DEPLOYMENT]
     made = {"uid": "uid-of-deployment", "generation": 7}
     live = {**live, "metadata": {**live["metadata"], **made}, "status": {"observedGeneration": 7}}
     return replace(
@@ -83,7 +85,7 @@ def fleet(**loads: float) -> World:
     )
 
 
-def scaled_down(seen: World) -> World:
+def scaled_down(seen: Observed) -> Observed:
     return replace(seen, resource=stored(replicas=1))
 
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, Key, Object
-from fastgen_operator.kube.cache import Mirror
-from fastgen_operator.kube.cached_client import MirroredCluster
+from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.cached_client import CachedClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of, version_of
 from fastgen_operator.metrics import Metrics
@@ -81,7 +81,7 @@ def stuck() -> Iterator[Stuck]:
 
 
 def controller_of(stuck: Any, leadership: Any = None) -> Controller:
-    cluster = MirroredCluster(stuck, Mirror(), lambda: (), (None,))
+    cluster = CachedClient(stuck, InformerCache(), lambda: (), (None,))
     watches = Watches(time.monotonic, (FASTGEN,))
     watches.delivered(FASTGEN, resource_of(0), None)
     return Controller(SETTINGS, cluster, stuck, stuck, Metrics(), leadership or SoleLeadership(), watches)

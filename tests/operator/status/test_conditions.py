@@ -10,7 +10,7 @@ import pytest
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.status.conditions import (
     AVAILABLE,
@@ -23,7 +23,7 @@ from fastgen_operator.status.conditions import (
     all_conditions,
     merge,
 )
-from harness.objects import container, leaving, pod, spec_of, stored, world
+from harness.objects import container, leaving, observed, pod, spec_of, stored
 
 GPU = stored(resources={"gpu": {"count": 2}})
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
@@ -43,23 +43,23 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def growing(*pods: Object) -> World:
+def growing(*pods: Object) -> Observed:
     """A fleet that the autoscaler wants to be two, at least one."""
     owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 4})
-    return replace(world(*pods, owner=owner), decision=Decision(2))
+    return replace(observed(*pods, owner=owner), decision=Decision(2))
 
 
 # What is observed; the condition; its status and reason; words of its message.
-TABLE: list[tuple[str, World, str, str, str, str]] = [
-    ("no pod yet", world(), PODS_SCHEDULED, "Unknown", "NoPods", "no pod"),
-    ("a new pod", world(pod(scheduled="")), PODS_SCHEDULED, "Unknown", "WaitingForScheduler", "1 of 1"),
-    ("a pod on a node", world(pod()), PODS_SCHEDULED, "True", "AllScheduled", "1 of 1"),
-    ("no GPU", world(pod(scheduled=NO_GPU), owner=GPU), PODS_SCHEDULED, "False", "InsufficientGPU", NO_GPU),
-    ("no memory", world(pod(scheduled=NO_MEMORY), owner=GPU), PODS_SCHEDULED, "False", "Unschedulable", NO_MEMORY),
-    ("a GPU that nobody asked for", world(pod(scheduled=NO_GPU)), PODS_SCHEDULED, "False", "Unschedulable", NO_GPU),
+TABLE: list[tuple[str, Observed, str, str, str, str]] = [
+    ("no pod yet", observed(), PODS_SCHEDULED, "Unknown", "NoPods", "no pod"),
+    ("a new pod", observed(pod(scheduled="")), PODS_SCHEDULED, "Unknown", "WaitingForScheduler", "1 of 1"),
+    ("a pod on a node", observed(pod()), PODS_SCHEDULED, "True", "AllScheduled", "1 of 1"),
+    ("no GPU", observed(pod(scheduled=NO_GPU), owner=GPU), PODS_SCHEDULED, "False", "InsufficientGPU", NO_GPU),
+    ("no memory", observed(pod(scheduled=NO_MEMORY), owner=GPU), PODS_SCHEDULED, "False", "Unschedulable", NO_MEMORY),
+    ("a GPU that nobody asked for", observed(pod(scheduled=NO_GPU)), PODS_SCHEDULED, "False", "Unschedulable", NO_GPU),
     (
         "both: the GPU is the news",
-        world(pod(scheduled=NO_MEMORY), pod(scheduled=NO_GPU), owner=GPU),
+        observed(pod(scheduled=NO_MEMORY), pod(scheduled=NO_GPU), owner=GPU),
         PODS_SCHEDULED,
         "False",
         "InsufficientGPU",
@@ -67,28 +67,28 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "an old pod without a node",
-        world(pod("old", scheduled=NO_GPU), pod()),
+        observed(pod("old", scheduled=NO_GPU), pod()),
         PODS_SCHEDULED,
         "True",
         "AllScheduled",
         "",
     ),
-    ("nothing wanted", world(owner=stored(replicas=0)), PODS_SCHEDULED, "True", "ScaledToZero", ""),
-    ("a rollout", world(pod()), PROGRESSING, "True", "RollingOut", "1 of 1 pods"),
-    ("its end", world(pod(), **DONE), PROGRESSING, "True", "RolloutComplete", ""),
+    ("nothing wanted", observed(owner=stored(replicas=0)), PODS_SCHEDULED, "True", "ScaledToZero", ""),
+    ("a rollout", observed(pod()), PROGRESSING, "True", "RollingOut", "1 of 1 pods"),
+    ("its end", observed(pod(), **DONE), PROGRESSING, "True", "RolloutComplete", ""),
     (
         "its end, with an old pod left",
-        world(pod(), replicas=2, **DONE),
+        observed(pod(), replicas=2, **DONE),
         PROGRESSING,
         "True",
         "RollingOut",
         "1 of older",
     ),
-    ("no progress", world(pod(), **LATE), PROGRESSING, "False", "ProgressDeadlineExceeded", ""),
-    ("pods refused", world(**REFUSED), PROGRESSING, "False", "ReplicaFailure", "exceeded quota"),
+    ("no progress", observed(pod(), **LATE), PROGRESSING, "False", "ProgressDeadlineExceeded", ""),
+    ("pods refused", observed(**REFUSED), PROGRESSING, "False", "ReplicaFailure", "exceeded quota"),
     (
         "no image",
-        world(pod(**container(state=waiting("ImagePullBackOff", "denied")))),
+        observed(pod(**container(state=waiting("ImagePullBackOff", "denied")))),
         PROGRESSING,
         "False",
         "ImagePullBackOff",
@@ -96,7 +96,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "a container that cannot be made",
-        world(pod(**container(state=waiting("CreateContainerConfigError", "non-root")))),
+        observed(pod(**container(state=waiting("CreateContainerConfigError", "non-root")))),
         PROGRESSING,
         "False",
         "ContainerNotCreated",
@@ -104,7 +104,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "exit code 2",
-        world(pod(**container(state=ended(2, "a\nbad path\n")))),
+        observed(pod(**container(state=ended(2, "a\nbad path\n")))),
         PROGRESSING,
         "False",
         "BadConfiguration",
@@ -112,16 +112,16 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "exit code 2, started again",
-        world(pod(**container(state={"running": {}}, lastState=ended(2, "bad path")))),
+        observed(pod(**container(state={"running": {}}, lastState=ended(2, "bad path")))),
         PROGRESSING,
         "False",
         "BadConfiguration",
         "bad path",
     ),
-    ("a first crash", world(pod(**container(state=ended(137)))), PROGRESSING, "True", "RollingOut", ""),
+    ("a first crash", observed(pod(**container(state=ended(137)))), PROGRESSING, "True", "RollingOut", ""),
     (
         "back-off after crashes",
-        world(pod(**container(restarts=1, state=waiting("CrashLoopBackOff"), lastState=ended(139, "segfault")))),
+        observed(pod(**container(restarts=1, state=waiting("CrashLoopBackOff"), lastState=ended(139, "segfault")))),
         PROGRESSING,
         "False",
         "CrashLoopBackOff",
@@ -129,7 +129,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "between two crashes",
-        world(pod(**container(restarts=3, state={"running": {}}, lastState=ended(1)))),
+        observed(pod(**container(restarts=3, state={"running": {}}, lastState=ended(1)))),
         PROGRESSING,
         "False",
         "CrashLoopBackOff",
@@ -137,7 +137,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "evictions without an end",
-        world(*(pod(name=str(n), **EVICTED) for n in range(3)), pod(name="3")),
+        observed(*(pod(name=str(n), **EVICTED) for n in range(3)), pod(name="3")),
         PROGRESSING,
         "False",
         "PodsFailed",
@@ -145,7 +145,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "evictions that are over",
-        world(*(pod(name=str(n), **EVICTED) for n in range(3)), pod(name="3", ready=True), replicas=1),
+        observed(*(pod(name=str(n), **EVICTED) for n in range(3)), pod(name="3", ready=True), replicas=1),
         PROGRESSING,
         "True",
         "RollingOut",
@@ -153,7 +153,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "the words of a late pod",
-        world(pod(**container(state={"running": {"startedAt": "T1"}})), **LATE),
+        observed(pod(**container(state={"running": {"startedAt": "T1"}})), **LATE),
         PROGRESSING,
         "False",
         "ProgressDeadlineExceeded",
@@ -161,7 +161,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "two that fail",
-        world(*(pod(name=n, **container(state=waiting("ErrImagePull", "denied"))) for n in "ba")),
+        observed(*(pod(name=n, **container(state=waiting("ErrImagePull", "denied"))) for n in "ba")),
         PROGRESSING,
         "False",
         "ImagePullBackOff",
@@ -169,7 +169,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "a GPU that a leaving pod still holds",
-        world(leaving(pod("old", ready=True)), pod(scheduled=NO_GPU), owner=GPU),
+        observed(leaving(pod("old", ready=True)), pod(scheduled=NO_GPU), owner=GPU),
         PODS_SCHEDULED,
         "False",
         "InsufficientGPU",
@@ -177,7 +177,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "a rollout that needs a spare GPU",
-        world(
+        observed(
             pod("old", ready=True),
             pod(scheduled=NO_GPU),
             owner=stored(resources={"gpu": {"count": 1}}, rollout={"maxSurge": 1, "maxUnavailable": 0}),
@@ -189,7 +189,7 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "the one that is not ready",
-        world(pod(name="a", ready=True), pod(name="b", scheduled=""), owner=stored(replicas=2)),
+        observed(pod(name="a", ready=True), pod(name="b", scheduled=""), owner=stored(replicas=2)),
         AVAILABLE,
         "False",
         "ReplicasNotReady",
@@ -197,25 +197,32 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
     ),
     (
         "old ones that still serve",
-        world(pod("old", ready=True), pod(scheduled=NO_GPU), owner=stored(replicas=2)),
+        observed(pod("old", ready=True), pod(scheduled=NO_GPU), owner=stored(replicas=2)),
         AVAILABLE,
         "False",
         "ReplicasNotReady",
         "0 of 2 replicas ready (1 of an older revision still serve)",
     ),
-    ("an unready pod", world(pod()), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
-    ("a ready pod", world(pod(ready=True)), AVAILABLE, "True", "AllReplicasReady", "1 of 1"),
-    ("an old ready pod", world(pod("old", ready=True), pod()), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
-    ("a ready pod that leaves", world(TERMINATING), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
+    ("an unready pod", observed(pod()), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
+    ("a ready pod", observed(pod(ready=True)), AVAILABLE, "True", "AllReplicasReady", "1 of 1"),
+    ("an old ready pod", observed(pod("old", ready=True), pod()), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
+    ("a ready pod that leaves", observed(TERMINATING), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
     (
         "an evicted pod beside its successor",
-        world(pod(phase="Failed", **container(state=ended(2, "evicted"))), pod()),
+        observed(pod(phase="Failed", **container(state=ended(2, "evicted"))), pod()),
         PROGRESSING,
         "True",
         "RollingOut",
         "",
     ),
-    ("one of two", world(pod(ready=True), owner=stored(replicas=2)), AVAILABLE, "False", "ReplicasNotReady", "1 of 2"),
+    (
+        "one of two",
+        observed(pod(ready=True), owner=stored(replicas=2)),
+        AVAILABLE,
+        "False",
+        "ReplicasNotReady",
+        "1 of 2",
+    ),
     (
         "more that start",
         growing(pod(ready=True), pod(name="b", **container(state={"running": {"startedAt": "x"}}))),
@@ -256,14 +263,14 @@ TABLE: list[tuple[str, World, str, str, str, str]] = [
         "ReplicasNotReady",
         "0 of 2",
     ),
-    ("nothing wanted", world(owner=stored(replicas=0)), AVAILABLE, "True", "ScaledToZero", "nothing is served"),
+    ("nothing wanted", observed(owner=stored(replicas=0)), AVAILABLE, "True", "ScaledToZero", "nothing is served"),
 ]
 
 
 @pytest.mark.parametrize(
     ("seen", "kind", "status", "reason", "words"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
-def test_conditions_say_what_is_seen(seen: World, kind: str, status: str, reason: str, words: str) -> None:
+def test_conditions_say_what_is_seen(seen: Observed, kind: str, status: str, reason: str, words: str) -> None:
     conditions = {c.type: c for c in all_conditions(spec_of(seen.resource), seen, None)}
     condition = conditions[kind]
     assert (condition.status, condition.reason) == (status, reason)
@@ -271,7 +278,7 @@ def test_conditions_say_what_is_seen(seen: World, kind: str, status: str, reason
 
 
 def test_a_deployment_whose_newest_spec_was_not_seen_yet_says_nothing_of_old_pods() -> None:
-    seen = world(pod(ready=True), owner=stored(autoscaling={"maxReplicas": 2}), **DONE)
+    seen = observed(pod(ready=True), owner=stored(autoscaling={"maxReplicas": 2}), **DONE)
     assert seen.deployment is not None
     status = {**seen.deployment["status"], "observedGeneration": 6}
     seen = seen.with_child(DEPLOYMENT, {**seen.deployment, "status": status})
@@ -282,14 +289,14 @@ def test_a_deployment_whose_newest_spec_was_not_seen_yet_says_nothing_of_old_pod
     assert {c.type: c.status for c in conditions} == expected
 
 
-def paused(seen: World) -> World:
+def paused(seen: Observed) -> Observed:
     deployment = seen.deployment
     assert deployment is not None
     return seen.with_child(DEPLOYMENT, {**deployment, "spec": {**deployment["spec"], "paused": True}})
 
 
 def test_a_paused_deployment_never_passes_old_pods_off_as_current() -> None:
-    seen = paused(world(pod("old", ready=True)))
+    seen = paused(observed(pod("old", ready=True)))
     seen = replace(seen, replica_sets=seen.replica_sets[:1])  # the controller makes no ReplicaSet while it is paused
     conditions = {c.type: c for c in all_conditions(spec_of(seen.resource), seen, None)}
     assert conditions[AVAILABLE].status == "False"
@@ -299,26 +306,26 @@ def test_a_paused_deployment_never_passes_old_pods_off_as_current() -> None:
 
 
 def test_a_deployment_paused_after_its_rollout_is_ready() -> None:
-    seen = paused(world(pod(ready=True)))
+    seen = paused(observed(pod(ready=True)))
     ready, *_ = all_conditions(spec_of(seen.resource), seen, None)
     assert (ready.status, ready.reason) == ("True", "AllReplicasReady")
 
 
 def test_what_is_said_does_not_depend_on_the_order_in_which_pods_are_listed() -> None:
     pods = [pod(name=n, **container(state=waiting("ErrImagePull", n))) for n in "abc"]
-    told = {all_conditions(spec_of(stored()), world(*order), None) for order in permutations(pods)}
+    told = {all_conditions(spec_of(stored()), observed(*order), None) for order in permutations(pods)}
     assert len(told) == 1
 
 
 def test_ready_is_the_first_false_before_any_unknown() -> None:
-    ready, *_ = all_conditions(spec_of(GPU), world(owner=GPU), Problem("ApplyRefused", "quota"))
+    ready, *_ = all_conditions(spec_of(GPU), observed(owner=GPU), Problem("ApplyRefused", "quota"))
     assert (ready.status, ready.reason, ready.message) == ("False", "ApplyRefused", "quota")
-    ready, *_ = all_conditions(spec_of(GPU), world(pod(scheduled=NO_GPU), owner=GPU, **LATE), None)
+    ready, *_ = all_conditions(spec_of(GPU), observed(pod(scheduled=NO_GPU), owner=GPU, **LATE), None)
     assert ready.reason == "InsufficientGPU"
 
 
 def test_a_spec_that_cannot_be_read_is_said_in_every_condition() -> None:
-    conditions = all_conditions(None, world(), Problem("InvalidSpec", "spec.engine: unknown"))
+    conditions = all_conditions(None, observed(), Problem("InvalidSpec", "spec.engine: unknown"))
     assert [(c.type, c.status, c.reason) for c in conditions] == [
         ("Ready", "False", "InvalidSpec"),
         ("ModelCached", "Unknown", "NotObserved"),
@@ -329,10 +336,10 @@ def test_a_spec_that_cannot_be_read_is_said_in_every_condition() -> None:
 
 
 def test_the_transition_time_moves_with_the_status_only() -> None:
-    seen = world(pod())
+    seen = observed(pod())
     first = merge(all_conditions(spec_of(seen.resource), seen, None), [], 1, "T1")
     assert {c["lastTransitionTime"] for c in first} == {"T1"}
-    seen = world(pod(ready=True), **DONE)
+    seen = observed(pod(ready=True), **DONE)
     second = {c["type"]: c for c in merge(all_conditions(spec_of(seen.resource), seen, None), first, 2, "T2")}
     assert {kind: c["lastTransitionTime"] for kind, c in second.items()} == {
         "Ready": "T2",
@@ -345,5 +352,5 @@ def test_the_transition_time_moves_with_the_status_only() -> None:
 
 
 def test_long_words_of_others_are_cut() -> None:
-    conditions = all_conditions(None, world(), Problem("ApplyRefused", "x" * 5000))
+    conditions = all_conditions(None, observed(), Problem("ApplyRefused", "x" * 5000))
     assert max(len(c["message"]) for c in merge(conditions, [], 1, "T1")) == 1000

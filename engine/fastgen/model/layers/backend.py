@@ -12,7 +12,7 @@ import torch
 
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.safetensors import Table
-from fastgen.model.step_input import Batch
+from fastgen.model.step_input import StepInput
 
 
 class Operations(Protocol):
@@ -51,5 +51,5 @@ class Operations(Protocol):
 class Backend(Protocol):
     """Makes the operations of each pass on one device."""
 
-    def begin(self, batch: Batch, cache: KVCache) -> Operations:
+    def begin(self, batch: StepInput, cache: KVCache) -> Operations:
         """The operations of a pass."""

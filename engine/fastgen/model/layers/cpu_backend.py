@@ -21,7 +21,7 @@ from fastgen.model.checkpoint.safetensors import Table
 from fastgen.model.config.architecture import Activation, ModelArchitecture
 from fastgen.model.errors import ModelError
 from fastgen.model.layers.rope import Rope
-from fastgen.model.step_input import Batch
+from fastgen.model.step_input import StepInput
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ class CPUBackend:
         self.ropes = ropes
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
-    def begin(self, batch: Batch, cache: KVCache) -> CPUOperations:
+    def begin(self, batch: StepInput, cache: KVCache) -> CPUOperations:
         """The operations of a pass."""
         return CPUOperations(self, batch, cache)
 
@@ -89,7 +89,7 @@ class _Work:
 class CPUOperations:
     """The steps of one pass; see `operations.Operations`."""
 
-    def __init__(self, backend: CPUBackend, batch: Batch, cache: KVCache) -> None:
+    def __init__(self, backend: CPUBackend, batch: StepInput, cache: KVCache) -> None:
         a = backend.architecture
         self._backend = backend
         self._batch = batch

@@ -12,7 +12,7 @@ from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers.backend import Backend, Operations
 from fastgen.model.layers.moe import gated, mixed
 from fastgen.model.layers.weights import MLP, DecoderWeights, Mixture
-from fastgen.model.step_input import Batch
+from fastgen.model.step_input import StepInput
 
 
 class Decoder:
@@ -35,7 +35,7 @@ class Decoder:
         self._weights = weights
         self._backend = backend
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: StepInput, cache: KVCache) -> torch.Tensor:
         """Computes a pass: writes its keys and values to the cache, returns [R, hidden] of the rows with logits."""
         weights = self._weights
         operations = self._backend.begin(batch, cache)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.step_input import Batch, ChunkSpan
+from fastgen.model.step_input import ChunkSpan, StepInput
 
 # Numbers gathered, or scores masked, by one call: bounds the scratch memory, 128 MiB of them in bfloat16.
 MOST_AT_ONCE = 1 << 26
@@ -51,7 +51,7 @@ class TorchPagedAttention:
         device: where the cache is.
     """
 
-    def __init__(self, batch: Batch, cache: KVCache, device: torch.device) -> None:
+    def __init__(self, batch: StepInput, cache: KVCache, device: torch.device) -> None:
         self._batch = batch
         self._cache = cache
         self._device = device

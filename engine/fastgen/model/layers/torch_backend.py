@@ -17,7 +17,7 @@ from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.layers.linear import Linear, PlainLinear, stacked
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.torch_attention import TorchPagedAttention
-from fastgen.model.step_input import Batch
+from fastgen.model.step_input import StepInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class TorchBackend:
     ropes: Sequence[Rope]
     device: torch.device
 
-    def begin(self, batch: Batch, cache: KVCache) -> TorchOperations:
+    def begin(self, batch: StepInput, cache: KVCache) -> TorchOperations:
         """The operations of a pass."""
         return TorchOperations(self, batch, cache)
 
@@ -67,7 +67,7 @@ class TorchBackend:
 class TorchOperations:
     """The steps of one pass; see `operations.Operations`."""
 
-    def __init__(self, backend: TorchBackend, batch: Batch, cache: KVCache) -> None:
+    def __init__(self, backend: TorchBackend, batch: StepInput, cache: KVCache) -> None:
         self._architecture = backend.architecture
         self._attention = TorchPagedAttention(batch, cache, backend.device)
         self._token_ids = torch.from_numpy(batch.token_ids).to(backend.device)

@@ -21,13 +21,13 @@ from transformers.utils import logging as transformers_logging
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.errors import ModelError
 from fastgen.model.layers.torch_attention import TorchPagedAttention
-from fastgen.model.step_input import Batch
+from fastgen.model.step_input import StepInput
 from fastgen.model.transformers_backend import falcon, paged_attention, self_check
 from fastgen.model.transformers_backend.paged_attention import (
     IMPLEMENTATION,
     AttentionCall,
     NotServedError,
-    PassContext,
+    StepContext,
     bind,
     paged,
 )
@@ -59,7 +59,7 @@ class TransformersModel:
         self._model = model
         self._backbone: Callable[..., BaseModelOutputWithPast] = model.base_model
         self._head = _head_of(model)
-        self._context = PassContext()
+        self._context = StepContext()
         bind(model, self._context)
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -103,7 +103,7 @@ class TransformersModel:
         progress(1.0)
         return adapted
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: StepInput, cache: KVCache) -> torch.Tensor:
         """Computes a pass and writes its keys and values to the cache; returns [R, hidden] of the rows with logits."""
         self._context.attend = paged(TorchPagedAttention(batch, cache, self.device))
         token_ids, positions, rows = (

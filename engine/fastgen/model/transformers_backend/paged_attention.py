@@ -2,7 +2,7 @@
 
 transformers looks attention functions up by name (`AttentionInterface`); a model built with this name calls
 `attention` in each of its layers, and its mask functions make no masks. What a layer has to do is found on the layer
-itself: `bind` hangs the model's `PassContext` there.
+itself: `bind` hangs the model's `StepContext` there.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class AttentionCall:
 Attend = Callable[[AttentionCall], torch.Tensor]
 
 
-class PassContext:
+class StepContext:
     """What the layers of one model do in the pass under way: `attend` is set before each."""
 
     def __init__(self) -> None:
-        self.attend: Attend = _no_pass
+        self.attend: Attend = _no_step
 
 
-def _no_pass(_call: AttentionCall) -> torch.Tensor:
+def _no_step(_call: AttentionCall) -> torch.Tensor:
     raise AssertionError("a layer was called outside of a pass")
 
 
@@ -81,7 +81,7 @@ def register() -> None:
     AttentionInterface.register(IMPLEMENTATION, attention)
 
 
-def bind(model: torch.nn.Module, context: PassContext) -> None:
+def bind(model: torch.nn.Module, context: StepContext) -> None:
     """Lets every layer of a model find `context`."""
     for module in model.modules():
         if isinstance(getattr(module, "layer_idx", None), int):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Chunk, Pass
+from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.step_input import Batch
+from fastgen.model.step_input import StepInput
 from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, NotServedError
 
 if TYPE_CHECKING:
@@ -77,17 +77,17 @@ def _by_chunks(adapted: TransformersModel, prompt: list[int], neighbour: list[in
         ]
         if not chunks:
             break
-        pass_ = Pass(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
-        batch = Batch.from_pass(pass_, block_size=_BLOCK_SIZE)
+        plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
+        batch = StepInput.from_plan(plan, block_size=_BLOCK_SIZE)
         hidden = adapted.forward(batch, cache)
         # Scored rows, all but a prompt's last, come behind the sampled ones; only `ours` is scored.
         scored = adapted.head(hidden[batch.num_sampled :])
         sampled = adapted.head(hidden[: batch.num_sampled])
         rows.append(scored)
-        last = [chunk.sequence for chunk in pass_.chunks if chunk.samples]
+        last = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         if ours in last:
             rows.append(sampled[last.index(ours)][None])
-        for chunk in pass_.chunks:
+        for chunk in plan.chunks:
             chunk.sequence.advance(chunk.num_tokens)
     return torch.cat(rows)
 

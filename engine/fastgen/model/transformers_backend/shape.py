@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Row
+from collections import abc
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class AdaptedArchitecture:
         return self.max_position_embeddings
 
 
-def kv_shape(calls: Row[AttentionCall]) -> KVShape:
+def kv_shape(calls: abc.Sequence[AttentionCall]) -> KVShape:
     """The cache that the calls of all layers, in a pass, need.
 
     Raises:
@@ -71,7 +71,7 @@ def layer_windows(config: Any, num_layers: int) -> list[int | None]:
     return [windows[kind] for kind in kinds]
 
 
-def check_windows(windows: Row[int | None], calls: Row[AttentionCall]) -> None:
+def check_windows(windows: abc.Sequence[int | None], calls: abc.Sequence[AttentionCall]) -> None:
     """Does each layer ask for its own window? A short self-check cannot tell: a window is longer than its prompt.
 
     Raises:

@@ -19,7 +19,7 @@ from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, ChatComp
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.outputs import Shape
-from fastgen.server.serving.request_handler import Exchange
+from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.service import Prompt, Service, bad_word_tokens, called, checked, encode, room_after
 from fastgen.text.chat import ChatTemplateError
 
@@ -38,12 +38,12 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     with called(body.aliases):
         service.check_number(model, 1, body.num_choices)
         prompt = await _prompt(body, model, tools)
-        exchange = service.open_exchange("chatcmpl", model, [prompt], shape, body.terms())
+        handler = service.open_handler("chatcmpl", model, [prompt], shape, body.terms())
     names = TokenNames(model.tokenizer, bool(body.return_tokens_as_token_ids))
     writer = AnswerWriter(names if body.logprobs else None, tools)
     if body.stream:
-        return EventStream(_stream(exchange, name, body, writer))
-    return await while_connected(request, _whole(exchange, name, body, writer, names))
+        return EventStream(_stream(handler, name, body, writer))
+    return await while_connected(request, _whole(handler, name, body, writer, names))
 
 
 def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
@@ -92,15 +92,17 @@ async def _prompt(body: ChatRequest, model: ServedModel, tools: ToolUse | None) 
     return Prompt(tokens, sampling)
 
 
-async def _whole(exchange: Exchange, name: str, body: ChatRequest, writer: AnswerWriter, names: TokenNames) -> Response:
-    with exchange:
-        answers = await exchange.answers()
+async def _whole(
+    handler: RequestHandler, name: str, body: ChatRequest, writer: AnswerWriter, names: TokenNames
+) -> Response:
+    with handler:
+        answers = await handler.answers()
     completion = ChatCompletion(
-        exchange.id,
-        exchange.created,
+        handler.id,
+        handler.created,
         name,
         [writer.whole(answer) for answer in answers],
-        exchange.usage(),
+        handler.usage(),
         msgspec.UNSET
         if body.prompt_logprobs is None
         else prompt_logprobs(names, answers[0].generation.prompt_logprobs),
@@ -108,16 +110,16 @@ async def _whole(exchange: Exchange, name: str, body: ChatRequest, writer: Answe
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def _stream(exchange: Exchange, name: str, body: ChatRequest, writer: AnswerWriter) -> AsyncGenerator[bytes]:
+async def _stream(handler: RequestHandler, name: str, body: ChatRequest, writer: AnswerWriter) -> AsyncGenerator[bytes]:
     no_usage_yet = None if body.include_usage else msgspec.UNSET
 
     def chunk(choice: ChatChunkChoice) -> bytes:
-        usage = exchange.usage() if body.continuous_usage else no_usage_yet
-        return event(ChatChunk(exchange.id, exchange.created, name, [choice], usage))
+        usage = handler.usage() if body.continuous_usage else no_usage_yet
+        return event(ChatChunk(handler.id, handler.created, name, [choice], usage))
 
     streams: dict[int, AnswerStream] = {}
-    with exchange:
-        async with aclosing(exchange.pieces()) as pieces:
+    with handler:
+        async with aclosing(handler.pieces()) as pieces:
             async for index, piece in pieces:
                 if index not in streams:
                     streams[index] = writer.stream(index)
@@ -125,4 +127,4 @@ async def _stream(exchange: Exchange, name: str, body: ChatRequest, writer: Answ
                 for choice in streams[index].next(piece):
                     yield chunk(choice)
     if body.include_usage:
-        yield event(ChatChunk(exchange.id, exchange.created, name, [], exchange.usage()))
+        yield event(ChatChunk(handler.id, handler.created, name, [], handler.usage()))

@@ -17,7 +17,7 @@ from fastgen.server.openai.protocol import CompletionRequest
 from fastgen.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.outputs import Answer, Generation, Piece, Shape
-from fastgen.server.serving.request_handler import Exchange
+from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.service import Prompt, Service, bad_word_tokens, called, checked, encode, room_after
 from fastgen.text.tokenizer import Tokenizer
 
@@ -33,11 +33,11 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     with called(body.aliases):
         service.check_number(model, len(body.prompt), body.num_candidates)
         prompts = await _prompts(body, model)
-        exchange = service.open_exchange("cmpl", model, prompts, _shape(body), body.terms())
+        handler = service.open_handler("cmpl", model, prompts, _shape(body), body.terms())
     writer = _Writer(body, model.tokenizer)
     if body.stream:
-        return EventStream(_stream(exchange, name, body, writer))
-    return await while_connected(request, _whole(exchange, name, writer))
+        return EventStream(_stream(handler, name, body, writer))
+    return await while_connected(request, _whole(handler, name, writer))
 
 
 def _shape(body: CompletionRequest) -> Shape:
@@ -77,23 +77,25 @@ async def _token_ids(body: CompletionRequest, model: ServedModel) -> list[list[i
     return [prompt for prompt in body.prompt if not isinstance(prompt, str)] or encoded
 
 
-async def _whole(exchange: Exchange, name: str, writer: _Writer) -> Response:
-    with exchange:
-        choices = [writer.whole(answer) for answer in await exchange.answers()]
-    completion = Completion(exchange.id, exchange.created, name, choices, exchange.usage())
+async def _whole(handler: RequestHandler, name: str, writer: _Writer) -> Response:
+    with handler:
+        choices = [writer.whole(answer) for answer in await handler.answers()]
+    completion = Completion(handler.id, handler.created, name, choices, handler.usage())
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def _stream(exchange: Exchange, name: str, body: CompletionRequest, writer: _Writer) -> AsyncGenerator[bytes]:
+async def _stream(
+    handler: RequestHandler, name: str, body: CompletionRequest, writer: _Writer
+) -> AsyncGenerator[bytes]:
     no_usage_yet = None if body.include_usage else msgspec.UNSET
-    with exchange:
-        async with aclosing(exchange.pieces()) as pieces:
+    with handler:
+        async with aclosing(handler.pieces()) as pieces:
             async for index, piece in pieces:
-                choice = writer.next(index, piece, exchange.generation(index))
-                usage = exchange.usage() if body.continuous_usage else no_usage_yet
-                yield event(Completion(exchange.id, exchange.created, name, [choice], usage))
+                choice = writer.next(index, piece, handler.generation(index))
+                usage = handler.usage() if body.continuous_usage else no_usage_yet
+                yield event(Completion(handler.id, handler.created, name, [choice], usage))
     if body.include_usage:
-        yield event(Completion(exchange.id, exchange.created, name, [], exchange.usage()))
+        yield event(Completion(handler.id, handler.created, name, [], handler.usage()))
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fastgen.engine.client import EngineProcess
+from fastgen.engine.client import EngineClient
 from fastgen.server.http.errors import APIError
 from fastgen.server.serving.prompt_length import LongestText
 from fastgen.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ _DRAINING_RETRY_SECONDS = 1
 class ServedModel:
     """What requests are served with, once it is loaded."""
 
-    engine: EngineProcess
+    engine: EngineClient
     tokenizer: Tokenizer
     longest_text: LongestText
     tool_format: ToolFormat

@@ -24,7 +24,7 @@ from fastgen.text.output import OutputText
 log = logging.getLogger("fastgen.server")
 
 
-class Exchange:
+class RequestHandler:
     """The generations that one HTTP request asked for: `shape.num_candidates` for each prompt, in order.
 
     Use it as a context: leaving it logs the one line that there is for every request.
@@ -47,7 +47,7 @@ class Exchange:
         self._arrival = arrival
         self._generations = [Generation(request, OutputText(model.tokenizer, shape.text)) for request in requests]
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> RequestHandler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

@@ -1,4 +1,4 @@
-"""What the endpoints share: from a client's prompt to an exchange with the engine."""
+"""What the endpoints share: from a client's prompt to an handler with the engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastgen.server.serving.admission import Admission
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.outputs import Shape
-from fastgen.server.serving.request_handler import Exchange
+from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.text.grammar import check_grammar
 from fastgen.text.tokenizer import Tokenizer
 
@@ -91,10 +91,10 @@ class Service:
                 "prompt" if num_prompts > 1 else "n",
             )
 
-    def open_exchange(
+    def open_handler(
         self, kind: str, model: ServedModel, prompts: Sequence[Prompt], shape: Shape, terms: Terms
-    ) -> Exchange:
-        """An exchange for these prompts; `kind` begins its id, which goes on with that of the HTTP request.
+    ) -> RequestHandler:
+        """An handler for these prompts; `kind` begins its id, which goes on with that of the HTTP request.
 
         Raises:
             RequestError: when the model cannot serve one of them.
@@ -119,7 +119,7 @@ class Service:
         for request in requests[:: shape.num_candidates]:
             request.check(info.max_model_length, info.vocabulary_size)
         self.admission.admit(model.engine.in_flight, [request.id for request in requests])
-        return Exchange(f"{kind}-{current().id}", model, self.metrics, requests, shape, arrival)
+        return RequestHandler(f"{kind}-{current().id}", model, self.metrics, requests, shape, arrival)
 
 
 def _of_candidate(sampling: SamplingParams, candidate: int) -> SamplingParams:

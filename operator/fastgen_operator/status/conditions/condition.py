@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 
 # Longer words of others are cut: a condition is read in a terminal.
 _MESSAGE_LIMIT: Final = 1000
@@ -26,7 +26,7 @@ class Condition:
 
 
 # None where the spec asks for nothing that the condition could be about: it is then left out of the status.
-Judge = Callable[[Spec, World], Condition | None]
+Judge = Callable[[Spec, Observed], Condition | None]
 
 
 def not_observed(kind: str) -> Condition:
@@ -57,12 +57,12 @@ def merge(conditions: Sequence[Condition], old: Sequence[dict[str, Any]], genera
     return merged
 
 
-def as_before(kind: str, world: World, message: str) -> Condition:
+def as_before(kind: str, observed: Observed, message: str) -> Condition:
     """That condition as the status has it, while nothing newer is known; Unknown, with that message, where it has none.
 
     For what the operator has to watch for a while before it knows: a restart of the operator changes nothing.
     """
-    for condition in world.resource.get("status", {}).get("conditions", ()):
+    for condition in observed.resource.get("status", {}).get("conditions", ()):
         if condition["type"] == kind:
             return Condition(kind, condition["status"], condition["reason"], condition["message"])
     return Condition(kind, "Unknown", "NotObserved", message)

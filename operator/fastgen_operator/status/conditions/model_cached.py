@@ -11,7 +11,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.model_cache import complete_job
-from fastgen_operator.plan.observed import World, current_pods
+from fastgen_operator.plan.observed import Observed, current_pods
 from fastgen_operator.plan.pods import name_of, unschedulable_message
 from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.status.conditions.condition import Condition
@@ -35,19 +35,19 @@ _REMEDIES: Final = {
 }
 
 
-def model_cached(spec: Spec, world: World) -> Condition:
+def model_cached(spec: Spec, observed: Observed) -> Condition:
     """See `MODEL_CACHED`."""
     source = urlsplit(spec.model.source)
     if not is_downloaded(spec):
         where = f"claim {source.netloc}" if source.scheme == "pvc" else "engine's image"
         return _true("NotNeeded", f"the model is in the {where}")
     if is_preloaded(spec):
-        if complete_job(spec, world) is not None:
-            return _true("Cached", f"{spec.model.source} is in the volume {world.key[1]}")
-        return _of_pods(spec, world.fetch_pods)
-    if wanted_replicas(spec, world) == 0:
+        if complete_job(spec, observed) is not None:
+            return _true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
+        return _of_pods(spec, observed.fetch_pods)
+    if wanted_replicas(spec, observed) == 0:
         return _true("NotNeeded", "no pods are wanted, and each downloads the model as it starts")
-    pods = current_pods(world)
+    pods = current_pods(observed)
     missing = [pod for pod in pods if not _has_it(pod)]
     if pods and not missing:
         return _true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")

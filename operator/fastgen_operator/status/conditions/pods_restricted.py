@@ -6,7 +6,7 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.pod_security import broken_rules
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.status.conditions.condition import Condition, not_observed
 
 PODS_RESTRICTED: Final = "PodsRestricted"
@@ -16,13 +16,13 @@ enforces the standard refuses them, which Progressing then says. True: Restricte
 rule that is broken, and where). Unknown: NotObserved (there is no Deployment yet)."""
 
 
-def pods_restricted(spec: Spec, world: World) -> Condition | None:
+def pods_restricted(spec: Spec, observed: Observed) -> Condition | None:
     """See `PODS_RESTRICTED`."""
     if spec.pod_template is None:
         return None
-    if world.deployment is None:
+    if observed.deployment is None:
         return not_observed(PODS_RESTRICTED)
-    broken = broken_rules(world.deployment["spec"]["template"])
+    broken = broken_rules(observed.deployment["spec"]["template"])
     if not broken:
         return Condition(PODS_RESTRICTED, "True", "Restricted", "spec.podTemplate leaves the pods restricted")
     message = f"with spec.podTemplate the pods break the restricted Pod Security standard: {'; '.join(broken)}"

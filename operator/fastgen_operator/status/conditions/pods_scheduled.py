@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import World, current_pods, older_pods
+from fastgen_operator.plan.observed import Observed, current_pods, older_pods
 from fastgen_operator.plan.pods import is_leaving, is_scheduled, name_of, node_of, unschedulable_message
 from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.status.conditions.condition import Condition
@@ -16,10 +16,10 @@ True: AllScheduled, ScaledToZero. False: InsufficientGPU (the scheduler's words 
 (any other of its reasons). Unknown: NoPods (none made yet), WaitingForScheduler."""
 
 
-def pods_scheduled(spec: Spec, world: World) -> Condition:
+def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
     """See `PODS_SCHEDULED`."""
-    pods = current_pods(world)
-    if wanted_replicas(spec, world) == 0:
+    pods = current_pods(observed)
+    if wanted_replicas(spec, observed) == 0:
         return Condition(PODS_SCHEDULED, "True", "ScaledToZero", "no pods are wanted")
     if not pods:
         return Condition(PODS_SCHEDULED, "Unknown", "NoPods", "no pod of the current template exists yet")
@@ -30,7 +30,7 @@ def pods_scheduled(spec: Spec, world: World) -> Condition:
         pod, words = (short or stuck)[0]
         reason = "InsufficientGPU" if short else "Unschedulable"
         message = f"{len(stuck)} of {len(pods)} pods have no node; pod {name_of(pod)}: {words}"
-        return Condition(PODS_SCHEDULED, "False", reason, message + _hint(spec, world))
+        return Condition(PODS_SCHEDULED, "False", reason, message + _hint(spec, observed))
     waiting = [pod for pod in pods if not is_scheduled(pod)]
     if waiting:
         message = f"{len(waiting)} of {len(pods)} pods wait for the scheduler"
@@ -38,14 +38,14 @@ def pods_scheduled(spec: Spec, world: World) -> Condition:
     return Condition(PODS_SCHEDULED, "True", "AllScheduled", f"{len(pods)} of {len(pods)} pods on nodes")
 
 
-def _hint(spec: Spec, world: World) -> str:
+def _hint(spec: Spec, observed: Observed) -> str:
     """What else of this resource takes the place that the pods wait for."""
-    leaving = sorted((pod for pod in world.pods if is_leaving(pod) and node_of(pod)), key=name_of)
+    leaving = sorted((pod for pod in observed.pods if is_leaving(pod) and node_of(pod)), key=name_of)
     if leaving:
         pod = leaving[0]
         due = pod["metadata"]["deletionTimestamp"]
         return f"; pod {name_of(pod)} on node {node_of(pod)} still holds its place: it is to be gone by {due}"
-    if spec.rollout.max_unavailable == 0 and older_pods(world):
+    if spec.rollout.max_unavailable == 0 and older_pods(observed):
         return (
             "; spec.rollout.maxUnavailable is 0, so that the new pod needs room beside the old ones: "
             "set maxSurge to 0 and maxUnavailable to 1 where there is none to spare"

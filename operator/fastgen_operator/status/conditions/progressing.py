@@ -7,7 +7,7 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import (
-    World,
+    Observed,
     current_pods,
     current_template,
     failed_pods,
@@ -39,19 +39,21 @@ True: RollingOut, RolloutComplete."""
 FAILED_PODS: Final = 3
 
 
-def progressing(spec: Spec, world: World) -> Condition:
+def progressing(spec: Spec, observed: Observed) -> Condition:
     """See `PROGRESSING`; what stands in the way of the operator's own writes is said by `table` in its place."""
-    deployment = world.deployment
+    deployment = observed.deployment
     if deployment is None or not is_rollout_observed(deployment):
         return not_observed(PROGRESSING)
-    if is_paused(deployment) and not _is_complete(deployment, world):
-        name = world.key[1]
+    if is_paused(deployment) and not _is_complete(deployment, observed):
+        name = observed.key[1]
         words = f"Deployment {name} is paused, and nothing is rolled out: kubectl rollout resume deployment/{name}"
         return Condition(PROGRESSING, "False", "DeploymentPaused", words)
-    failure = _of_one_pod(world) or _of_ended_pods(world) or _of_the_deployment(spec, world, deployment["status"])
+    failure = (
+        _of_one_pod(observed) or _of_ended_pods(observed) or _of_the_deployment(spec, observed, deployment["status"])
+    )
     if failure is not None:
         return Condition(PROGRESSING, "False", failure.reason, failure.message)
-    if _is_complete(deployment, world):
+    if _is_complete(deployment, observed):
         return Condition(PROGRESSING, "True", "RolloutComplete", "every pod has the current template")
     wanted, updated = deployment["spec"]["replicas"], deployment["status"].get("updatedReplicas", 0)
     old = deployment["status"].get("replicas", 0) - updated
@@ -59,8 +61,8 @@ def progressing(spec: Spec, world: World) -> Condition:
     return Condition(PROGRESSING, "True", "RollingOut", message)
 
 
-def _of_one_pod(world: World) -> Failure | None:
-    found = [failure for pod in current_pods(world) if (failure := failure_of(pod, world.at)) is not None]
+def _of_one_pod(observed: Observed) -> Failure | None:
+    found = [failure for pod in current_pods(observed) if (failure := failure_of(pod, observed.at)) is not None]
     if not found:
         return None
     others = len(found) - 1
@@ -68,9 +70,9 @@ def _of_one_pod(world: World) -> Failure | None:
     return Failure(found[0].reason, found[0].message + tail)
 
 
-def _of_ended_pods(world: World) -> Failure | None:
-    ended = failed_pods(world)
-    if len(ended) < FAILED_PODS or all(is_ready(pod) for pod in current_pods(world)):
+def _of_ended_pods(observed: Observed) -> Failure | None:
+    ended = failed_pods(observed)
+    if len(ended) < FAILED_PODS or all(is_ready(pod) for pod in current_pods(observed)):
         return None
     last = max(ended, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), name_of(pod)))
     status = last["status"]
@@ -80,24 +82,24 @@ def _of_ended_pods(world: World) -> Failure | None:
     )
 
 
-def _of_the_deployment(spec: Spec, world: World, status: Object) -> Failure | None:
+def _of_the_deployment(spec: Spec, observed: Observed, status: Object) -> Failure | None:
     reported = {condition["type"]: condition for condition in status.get("conditions", ())}
     refused, progress = reported.get("ReplicaFailure", {}), reported.get("Progressing", {})
     if refused.get("status") == "True":
         return Failure("ReplicaFailure", f"new pods are refused: {refused.get('message', 'without a reason')}")
     if progress.get("status") != "False":
         return None
-    waiting = [pod for pod in current_pods(world) if not is_ready(pod)]
+    waiting = [pod for pod in current_pods(observed) if not is_ready(pod)]
     state = state_of(waiting[0]) if waiting else "no pod of the current template is made"
     seconds = spec.rollout.progress_deadline_seconds
     return Failure("ProgressDeadlineExceeded", f"no progress in {seconds} s; {state}")
 
 
-def _is_complete(deployment: Object, world: World) -> bool:
+def _is_complete(deployment: Object, observed: Observed) -> bool:
     """Whether every pod there is has the current template, and has been ready once."""
     status = deployment.get("status", {})
     progress = {c["type"]: c for c in status.get("conditions", ())}.get("Progressing", {}).get("reason")
     wanted, updated = deployment["spec"]["replicas"], status.get("updatedReplicas", 0)
-    if current_template(world) is None or not status.get("replicas", 0) == updated == wanted:
+    if current_template(observed) is None or not status.get("replicas", 0) == updated == wanted:
         return False
     return progress == "NewReplicaSetAvailable" or is_paused(deployment)

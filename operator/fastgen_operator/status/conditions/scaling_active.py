@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.status.conditions.condition import Condition, as_before
 
 SCALING_ACTIVE: Final = "ScalingActive"
@@ -17,13 +17,13 @@ but the load has not been watched for a whole scale-down window since the operat
 Unknown: NotObserved (nothing was decided yet). As it was, until the first decision after an operator's start."""
 
 
-def scaling_active(spec: Spec, world: World) -> Condition | None:
+def scaling_active(spec: Spec, observed: Observed) -> Condition | None:
     """See `SCALING_ACTIVE`."""
     if spec.autoscaling is None:
         return None
-    decision = world.decision
+    decision = observed.decision
     if decision is None:
-        return as_before(SCALING_ACTIVE, world, "the autoscaler has not looked at the replicas yet")
+        return as_before(SCALING_ACTIVE, observed, "the autoscaler has not looked at the replicas yet")
     if decision.hold is not None:
         return Condition(SCALING_ACTIVE, "False", decision.hold.reason, decision.hold.message)
     return Condition(SCALING_ACTIVE, "True", "Active", "the replicas follow the tokens that arrive and wait")

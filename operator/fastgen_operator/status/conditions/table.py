@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import World
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.status.conditions.available import AVAILABLE, available
 from fastgen_operator.status.conditions.condition import Condition, Judge
@@ -45,22 +45,24 @@ BESIDE: Final = (
 ORDER: Final = tuple(row.type for row in (*SUMMED, *BESIDE))
 
 
-def all_conditions(spec: Spec | None, world: World, problem: Problem | None) -> tuple[Condition, ...]:
+def all_conditions(spec: Spec | None, observed: Observed, problem: Problem | None) -> tuple[Condition, ...]:
     """Ready first, then the others. `spec` is None where it could not be read: `problem` then says why."""
-    parts = _judged(SUMMED, spec, world, problem)
-    return ready(parts), *parts, *_judged(BESIDE, spec, world, problem)
+    parts = _judged(SUMMED, spec, observed, problem)
+    return ready(parts), *parts, *_judged(BESIDE, spec, observed, problem)
 
 
-def _judged(rows: tuple[Row, ...], spec: Spec | None, world: World, problem: Problem | None) -> tuple[Condition, ...]:
-    judged = (_judge(row, spec, world, problem) for row in rows)
+def _judged(
+    rows: tuple[Row, ...], spec: Spec | None, observed: Observed, problem: Problem | None
+) -> tuple[Condition, ...]:
+    judged = (_judge(row, spec, observed, problem) for row in rows)
     return tuple(condition for condition in judged if condition is not None)
 
 
-def _judge(row: Row, spec: Spec | None, world: World, problem: Problem | None) -> Condition | None:
+def _judge(row: Row, spec: Spec | None, observed: Observed, problem: Problem | None) -> Condition | None:
     if row.type == PROGRESSING and problem is not None:
         return Condition(PROGRESSING, "False", problem.reason, problem.message)
     if spec is None and row in BESIDE:
         return None
     if spec is None:
         return Condition(row.type, "Unknown", "NotObserved", "the spec could not be read")
-    return row.judge(spec, world)
+    return row.judge(spec, observed)

@@ -110,7 +110,7 @@ def test_every_condition_has_a_section() -> None:
 
 def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
     """The constant of each condition says its reasons; those of a pod's failure are said by Progressing."""
-    words = {word for path in (CODE / "conditions").glob("*.py") for word in re.findall(r"\w+", path.read_text())}
+    words = {word for path in (CODE / "status" / "conditions").glob("*.py") for word in re.findall(r"\w+", path.read_text())}
     assert sorted(reasons_in_code() - words - _changes()) == []
 
 

@@ -1,53 +1,65 @@
-# The commands of this project. Each sets up what it needs; a second run finds it there.
+# The commands of this project. Each command installs what it needs; a second run reuses it.
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-fast lint format lock environment
+.PHONY: help up down test test-fast lint format generate operator lock environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 PYTHON ?= python3
 BIN := .venv/bin
 CODE := engine operator tests benchmarks charts
-# torch comes in large releases; it moves when somebody moves it here.
+# torch releases are large, so `make lock` keeps this version until it is changed here.
 TORCH := 2.13.0
 UPGRADE ?= --upgrade
 UV := .venv/tools/bin/uv
 COMPILE := $(UV) pip compile --python-version 3.11 --universal --generate-hashes --no-emit-index-url --no-header \
 	--quiet
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
-# A stamp's name is a hash of what it stands for, so that no file's time is trusted.
+# The stamp's name is a hash of its inputs, so file times do not matter.
 STAMP := .venv/stamps/$(shell cat requirements/dev.txt requirements/build.txt pyproject.toml | sha256sum | cut -c1-16)
-# What is quick comes first, so that a mistake is seen soon.
+# Fast tests come first, so that mistakes show early.
 TESTS := $(wildcard tests/engine tests/gpu tests/chart tests/operator tests/cluster tests/e2e)
 
-help: ## what can be done
+help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-up: environment ## a Kubernetes, the operator, a small model, and an answer from it
+up: environment ## start a one-node Kubernetes, the operator and a small model, and ask it a question
 	@$(CLUSTER) up
 
-down: environment ## remove all that `make up` made
+down: environment ## remove everything that `make up` created
 	@$(CLUSTER) down
 
-# Two at a time: the tests of the cluster mostly wait, the engine's mostly compute. tests/conftest.py says what may
-# run beside what.
-test: lint ## everything, end to end included
+# Two processes: cluster tests mostly wait, engine tests mostly compute. tests/conftest.py defines which tests may run
+# at the same time.
+test: lint ## run all tests, end to end included
 	@$(CLUSTER) prepare
 	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-test-fast: lint ## what needs no cluster: style, types, layers, unit tests
+test-fast: lint ## run the tests that need neither a cluster nor minutes
 	$(BIN)/python -m pytest $(TESTS) -m 'not controlplane and not cluster and not image'
 
-lint: environment ## style, types, layers
+lint: environment ## check style, types and import contracts
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: environment ## put the code into its style
+format: environment ## format the code
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-lock: environment ## choose the newest versions of all dependencies, by hash; UPGRADE= keeps those that fit
+generate: environment ## rewrite the CRD, the reference pages and the dashboards from the code
+	$(BIN)/python -m fastgen_operator.api.crd --write
+	$(BIN)/python -m fastgen_operator.api.reference --write
+	$(BIN)/python -m fastgen.commands.reference --write
+	cd charts && ../$(BIN)/python -m dashboards
+
+ENGINE_IMAGE ?= docker.io/library/fastgen-engine:dev
+ARGUMENTS ?=
+operator: environment ## run the operator on this machine against the current kubeconfig
+	@echo "Apply crds/ first. Scale down an operator that already runs in the cluster: two would both write."
+	$(BIN)/python -m fastgen_operator.main --engine-image $(ENGINE_IMAGE) --no-leader-elect --verbose $(ARGUMENTS)
+
+lock: environment ## pin the newest versions of all dependencies; UPGRADE= keeps the pinned ones that fit
 	$(COMPILE) $(UPGRADE) pyproject.toml --all-extras --upgrade-package torch==$(TORCH) -o requirements/dev.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra engine -o requirements/engine.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra engine --extra demo -o requirements/engine-demo.txt
@@ -56,7 +68,7 @@ lock: environment ## choose the newest versions of all dependencies, by hash; UP
 
 environment: $(STAMP)
 
-# uv installs everything; it is itself installed by hash, into an environment of its own inside the other.
+# uv installs everything. uv itself is installed by hash into its own environment inside .venv.
 $(STAMP):
 	@echo "Setting up .venv (some gigabytes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

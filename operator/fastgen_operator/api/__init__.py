@@ -1,6 +1,6 @@
-"""FastGenDeployment as typed models: the one source of the CRD (`crd.py`) and of what the operator reads.
+"""Typed models of FastGenDeployment, from which the CRD is generated (`crd.py`) and resources are parsed.
 
-Engine settings take their default, bounds and help from `fastgen.config`. A field is here only if it does something.
+Engine settings take their default, bounds and help text from `fastgen.config`. Every field has an effect.
 """
 
 from fastgen_operator.api.autoscaling import Autoscaling, ScaleDown, ScaleUp, Targets

@@ -1,4 +1,4 @@
-"""How many replicas there are to be, by the load."""
+"""`spec.autoscaling`: how the number of replicas follows the load."""
 
 from __future__ import annotations
 
@@ -8,69 +8,73 @@ from fastgen_operator.api.fields import ApiModel, rules
 
 
 class Targets(ApiModel):
-    """What the fleet is sized for."""
+    """Latency and utilization targets that determine the number of replicas."""
 
     time_to_first_token_milliseconds: int = Field(
         default=1000,
         ge=10,
         le=3_600_000,
-        description="Milliseconds within which a request's first token is to come: the more prompt tokens wait, the "
-        "more replicas work them off in this time.",
+        description="Target for the time from a request's arrival to its first token, in milliseconds. The autoscaler "
+        "adds replicas until the queued prompt tokens can be computed within this time.",
     )
     inter_token_latency_milliseconds: int = Field(
         default=50,
         ge=1,
         le=60_000,
-        description="Milliseconds between two tokens of a running generation: a replica counts for as many tokens per "
-        "second as it computes in passes no longer than this, and its engine is told to keep to it (a change replaces "
-        "the pods).",
+        description="Target for the time between two consecutive tokens of a response, in milliseconds. It bounds the "
+        "duration of an engine step, and the capacity of a replica is its token throughput within that bound. Changing "
+        "it restarts the pods.",
     )
     utilization_percent: int = Field(
         default=85,
         ge=10,
         le=100,
-        description="Share of its capacity, in percent, that a replica is to be filled to; the rest takes up bursts.",
+        description="Target utilization of each replica, as a percentage of its capacity. The remainder is headroom "
+        "for bursts.",
     )
 
 
 class ScaleUp(ApiModel):
-    """How fast the fleet grows."""
+    """Scaling policy for adding replicas."""
 
     stabilization_seconds: int = Field(
         default=0,
         ge=0,
         le=3600,
-        description="Seconds for which more replicas must have been needed all the time before they are added.",
+        description="Stabilization window for scaling up, in seconds. Replicas are added only if more were needed "
+        "throughout the window. 0 scales up immediately.",
     )
 
 
 class ScaleDown(ApiModel):
-    """How fast the fleet shrinks."""
+    """Scaling policy for removing replicas."""
 
     stabilization_seconds: int = Field(
         default=300,
         ge=0,
         le=86400,
-        description="Seconds for which fewer replicas must have sufficed all the time before any is removed; also how "
-        "long a restarted operator only watches.",
+        description="Stabilization window for scaling down, in seconds. Replicas are removed only if fewer were "
+        "sufficient throughout the window. After an operator restart, nothing is removed until one full window has "
+        "been observed.",
     )
     max_step_percent: int = Field(
         default=25,
         ge=1,
         le=100,
-        description="Share of the replicas, in percent, that may be removed in one step; always at least one.",
+        description="Maximum share of the current replicas, in percent, to remove in one step. At least one replica "
+        "can always be removed.",
     )
 
 
 class Autoscaling(ApiModel):
-    """The replicas follow the tokens that wait and arrive, between two bounds."""
+    """Scales the replicas on token demand, within bounds."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "self.minReplicas <= self.maxReplicas",
-                "spec.autoscaling.minReplicas must be at most spec.autoscaling.maxReplicas: lower the one or raise "
-                "the other",
+                "spec.autoscaling.minReplicas must be at most spec.autoscaling.maxReplicas: lower minReplicas or raise "
+                "maxReplicas",
             )
         )
     )
@@ -78,9 +82,12 @@ class Autoscaling(ApiModel):
         default=1,
         ge=1,
         le=1000,
-        description="Fewest replicas. At least 1: nothing holds requests that come while there are none.",
+        description="Lower bound for the number of replicas. Scaling to zero is not supported, because nothing would "
+        "hold the requests that arrive in the meantime.",
     )
-    max_replicas: int = Field(ge=1, le=1000, description="Most replicas.")
-    targets: Targets = Field(default=Targets(), description="What the fleet is sized for.")
-    scale_up: ScaleUp = Field(default=ScaleUp(), description="How fast the fleet grows.")
-    scale_down: ScaleDown = Field(default=ScaleDown(), description="How fast the fleet shrinks.")
+    max_replicas: int = Field(ge=1, le=1000, description="Upper bound for the number of replicas.")
+    targets: Targets = Field(
+        default=Targets(), description="Latency and utilization targets that determine the number of replicas."
+    )
+    scale_up: ScaleUp = Field(default=ScaleUp(), description="Scaling policy for adding replicas.")
+    scale_down: ScaleDown = Field(default=ScaleDown(), description="Scaling policy for removing replicas.")

@@ -1,6 +1,6 @@
-"""The CustomResourceDefinition, generated from the typed API: `python -m fastgen_operator.api.crd [--write]`.
+"""Generate the CustomResourceDefinition from the typed API: `python -m fastgen_operator.api.crd [--write]`.
 
-Without `--write` it is printed; with it, `crds/` and the chart's copy are rewritten in the current folder.
+`--write` writes `crds/` and the chart's copy in the current folder. Otherwise the CRD is printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastgen_operator.kinds import FASTGEN, GROUP, VERSION
 CRD_PATH: Final = Path("crds/fastgendeployments.yaml")
 CHART_PATH: Final = Path("charts/fastgen/templates/crd.yaml")
 
-# Words of JSON Schema that a structural schema has too; the rest of what pydantic writes is dropped.
+# JSON Schema keywords that structural schemas allow; other keywords that pydantic generates are dropped.
 _KEPT: Final = (
     "type",
     "format",
@@ -41,7 +41,7 @@ _KEPT: Final = (
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The whole CRD as the API server takes it."""
+    """Return the CRD manifest."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -96,31 +96,32 @@ def _column(name: str, kind: str, path: str) -> dict[str, Any]:
 def _root_schema() -> dict[str, Any]:
     return {
         "type": "object",
-        "description": "A language model served by FastGen engines behind one OpenAI-compatible endpoint.",
+        "description": "FastGenDeployment serves a language model with FastGen engines behind one OpenAI-compatible "
+        "endpoint.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": {**structural(Spec), "description": "What the user wants."},
-            "status": {**structural(Status), "description": "What the operator has observed."},
+            "spec": {**structural(Spec), "description": "Desired state of the FastGenDeployment."},
+            "status": {**structural(Status), "description": "Observed state of the FastGenDeployment."},
         },
         "x-kubernetes-validations": [
             {
                 "rule": f"self.metadata.name.size() <= {NAME_LIMIT}",
-                "message": f"metadata.name must be at most {NAME_LIMIT} characters: choose a shorter one",
+                "message": f"metadata.name must be at most {NAME_LIMIT} characters: choose a shorter name",
             },
             {
                 "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-                "message": "metadata.name must start with a letter and hold only lower-case letters, digits and "
-                "dashes, because the Service is named after it: choose another one",
+                "message": "metadata.name must start with a letter, end with a letter or digit, and contain only "
+                "lower-case letters, digits and dashes, because the Service is named after it: choose another name",
             },
         ],
     }
 
 
 def structural(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's structural schema: references written out, optional fields without null, nothing superfluous."""
+    """Return the structural schema of a model: references inlined, optional fields without null."""
     schema = model.model_json_schema(by_alias=True, mode="validation")
     return _convert(schema, schema.get("$defs", {}))
 
@@ -131,7 +132,7 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
         node = {**target, **{word: value for word, value in node.items() if word != "$ref"}}
     options = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
     if len(options) == 1:
-        # `X | None`: an optional field. Its null default is left out: absent is how a resource says none.
+        # `X | None` is an optional field. Its null default is dropped: an unset field is absent from the resource.
         rest = {word: value for word, value in node.items() if word not in ("anyOf", "default")}
         node = {**_convert(options[0], definitions), **rest}
     schema: dict[str, Any] = {word: node[word] for word in _KEPT if word in node}
@@ -148,8 +149,8 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
     if default is None:
         schema.pop("default", None)
     if isinstance(default, (dict, list)):
-        # An empty list or map is the same as none. An object's default is that of its fields, written out in full:
-        # the API server checks its rules on the default as it stands here.
+        # An empty list or map equals an absent one. An object's default holds the defaults of all its fields, because
+        # the API server validates the default against the CEL rules as written.
         schema.pop("default")
         if "properties" in schema:
             fields = schema["properties"].items()
@@ -158,32 +159,32 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
 
 
 def crd_yaml() -> str:
-    """The text of `crds/fastgendeployments.yaml`."""
+    """Return the text of `crds/fastgendeployments.yaml`."""
     header = "# Generated from the operator's typed API by `python -m fastgen_operator.api.crd --write`.\n"
     return header + yaml.dump(custom_resource_definition(), sort_keys=False, width=110, Dumper=_Dumper)
 
 
 def chart_yaml() -> str:
-    """The text of the chart's template: the same CRD, behind a switch, kept when the chart is uninstalled."""
+    """Return the text of the chart's template: the CRD, optional, and kept when the chart is uninstalled."""
     crd = custom_resource_definition()
     crd["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
     body = yaml.dump(crd, sort_keys=False, width=110, Dumper=_Dumper)
-    assert "{{" not in body, "the CRD's text would be taken for a template"
+    assert "{{" not in body, "the CRD contains a Helm template expression"
     header = "{{- /* Generated from the operator's typed API by `python -m fastgen_operator.api.crd --write`. */}}\n"
     return f"{header}{{{{- if .Values.crd.install }}}}\n{body}{{{{- end }}}}\n"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes equal objects out each time: anchors are not for people."""
+    """Dumps equal objects in full instead of as YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
 
 def main() -> None:
-    """Prints the CRD, or rewrites both files with `--write`."""
+    """Print the CRD, or write both files with `--write`."""
     parser = argparse.ArgumentParser(description="Generate the FastGenDeployment CRD.")
-    parser.add_argument("--write", action="store_true", help=f"rewrite {CRD_PATH} and {CHART_PATH}")
+    parser.add_argument("--write", action="store_true", help=f"write {CRD_PATH} and {CHART_PATH}")
     if not parser.parse_args().write:
         print(crd_yaml(), end="")
         return

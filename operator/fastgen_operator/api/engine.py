@@ -1,4 +1,4 @@
-"""How the engine runs."""
+"""`spec.engine`: configuration of the inference engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from fastgen.config import DEFAULT_TOKEN_BUDGET
 from fastgen_operator.api.fields import ApiModel, engine_setting, number_or_word, rules, setting_field
 
-# What `children/pod.py` passes itself; extraArgs may not say it again.
+# The flags that `children/pod.py` sets; extraArgs must not repeat them.
 OPERATOR_FLAGS: tuple[str, ...] = (
     "--host",
     "--port",
@@ -45,7 +45,7 @@ def _block_sizes() -> str:
 
 
 class KVCache(ApiModel):
-    """The paged KV cache."""
+    """Configuration of the paged KV cache."""
 
     memory_percent: int = setting_field("memory_percent")
     block_size: int = Field(
@@ -64,13 +64,13 @@ class KVCache(ApiModel):
         default="0Gi",
         max_length=16,
         pattern=r"^[0-9]+([KMGT]i)?$",
-        description=engine_setting("swap_space").help + " Counts towards the replica's memory.",
+        description=engine_setting("swap_space").help + " It counts towards the container's memory limit.",
     )
     prefix_caching: bool = setting_field("prefix_caching")
 
 
 class Engine(ApiModel):
-    """How the engine runs."""
+    """Configuration of the inference engine."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -79,20 +79,21 @@ class Engine(ApiModel):
                 "? type(self.tokenBudget) != int || self.tokenBudget >= self.maxSequences "
                 f": self.device != 'cpu' || self.maxSequences <= {DEFAULT_TOKEN_BUDGET['cpu']})",
                 "spec.engine.tokenBudget must be at least spec.engine.maxSequences, because each running sequence "
-                "takes one token of every pass: raise tokenBudget or lower maxSequences",
+                "is scheduled one token in every step: raise tokenBudget or lower maxSequences",
             ),
             (
-                # A prefix counts too: command-line parsers take an unambiguous one for the whole flag.
+                # Prefixes are rejected too, because argument parsers expand an unambiguous prefix to the full flag.
                 "!has(self.extraArgs) || self.extraArgs.all(a, !["
                 + ", ".join(f"'{flag}'" for flag in OPERATOR_FLAGS)
                 + "].exists(f, f.startsWith(a.split('=')[0])))",
-                "spec.engine.extraArgs may not repeat (or shorten) a flag that the operator sets: use the field of the "
-                f"spec instead of {', '.join(OPERATOR_FLAGS)}",
+                "spec.engine.extraArgs must not contain a flag that the operator sets, or a prefix of one: use the "
+                f"spec field instead of {', '.join(OPERATOR_FLAGS)}",
             ),
         )
     )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
-        default=None, description="The engine's image; the operator's default where not given."
+        default=None,
+        description="Container image of the engine. Defaults to the image that the operator is configured with.",
     )
     device: Literal["cpu", "cuda"] = setting_field("device", required=True)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting_field("dtype")
@@ -100,7 +101,10 @@ class Engine(ApiModel):
     max_sequences: int | None = setting_field("max_sequences")
     max_model_length: int | None = setting_field("max_model_length")
     max_queued_requests: int = setting_field("max_queued_requests")
-    kv_cache: KVCache = Field(default=KVCache(), description="The paged KV cache.")
+    kv_cache: KVCache = Field(default=KVCache(), description="Configuration of the paged KV cache.")
     extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
-        default=[], max_length=64, description="More arguments of `fastgen serve`, after those that the operator sets."
+        default=[],
+        max_length=64,
+        description="Additional command-line arguments for `fastgen serve`, appended to those that the operator sets. "
+        "Each flag and each value is an item of its own, for example [--quantization, int8].",
     )

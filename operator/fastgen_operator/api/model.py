@@ -1,4 +1,4 @@
-"""Which model is served, and where what is downloaded of it is kept."""
+"""`spec.model` and `spec.cache`: which model is served, and the volume it is downloaded to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from fastgen_operator.api.fields import QUANTITY_PATTERN, ApiModel, ObjectName, 
 _NAME: Final = "[A-Za-z0-9][-A-Za-z0-9._]*"
 _SOURCES: Final = "|".join(
     (
-        # A single GGUF file of a repository is named after it.
         rf"hf://{_NAME}/{_NAME}(/[^\\s]+[.]gguf)?",
         r"s3://[a-z0-9][-a-z0-9.]+/[^\\s]+",
         r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\\s]+",
@@ -21,26 +20,28 @@ _SOURCES: Final = "|".join(
 
 
 class Model(ApiModel):
-    """Which model is served, and by what name."""
+    """The model to serve."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "!has(self.revision) || self.source.startsWith('hf://')",
-                "spec.model.revision is for sources on a hub, hf://owner/name: leave it out, or write the revision "
-                "into the source's path",
+                "spec.model.revision applies to hf:// sources only: remove it, or put the revision into the path of "
+                "spec.model.source",
             ),
             (
                 "!has(self.secretName) || self.source.startsWith('hf://') || self.source.startsWith('s3://')",
-                "spec.model.secretName is for sources that are downloaded, hf:// and s3://: leave it out",
+                "spec.model.secretName applies to hf:// and s3:// sources only, because no other source is downloaded: "
+                "remove it",
             ),
         )
     )
     source: str = Field(
         max_length=1024,
-        description="Where the model is, a GGUF file or a folder in Hugging Face's layout: hf://owner/name on a hub "
-        "(hf://owner/name/file.gguf for one file of it), s3://bucket/prefix in an object store, pvc://claim/path in a "
-        "PersistentVolumeClaim of the namespace, or file:///absolute/path in the engine's image.",
+        description="Location of the model, a GGUF file or a folder in Hugging Face format: hf://owner/name on the "
+        "Hugging Face Hub (hf://owner/name/file.gguf for a single file), s3://bucket/prefix in an object store, "
+        "pvc://claim/path in a PersistentVolumeClaim of the same namespace, or file:///absolute/path in the engine "
+        "image.",
         json_schema_extra=rules(
             (
                 f"self.matches('^({_SOURCES})$')",
@@ -50,7 +51,7 @@ class Model(ApiModel):
             ),
             (
                 "!self.matches('/[.][.](/|$)')",
-                "spec.model.source may not hold the path element ..: write the path that is meant",
+                "spec.model.source must not contain the path element ..: use the resolved path",
             ),
         ),
     )
@@ -59,60 +60,63 @@ class Model(ApiModel):
         min_length=1,
         max_length=255,
         pattern=r"^[A-Za-z0-9][-A-Za-z0-9._/]*$",
-        description="Branch, tag or commit of a source on a hub; main where not given. A commit never changes: only "
-        "with one do all replicas surely serve the same weights.",
+        description="Branch, tag or commit of an hf:// source. Defaults to main. Use a commit hash to guarantee that "
+        "all replicas serve the same weights.",
     )
     served_name: ShortText | None = Field(
-        default=None, description="The model name that requests use; the resource's name where not given."
+        default=None,
+        description="Model name that clients use in requests. Defaults to the name of the FastGenDeployment.",
     )
     secret_name: ObjectName | None = Field(
         default=None,
-        description="Secret of the namespace whose keys are the download's environment variables: HF_TOKEN for hf://, "
-        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and perhaps AWS_ENDPOINT_URL for s3://.",
+        description="Name of a Secret in the same namespace with credentials for the download. Its keys become "
+        "environment variables: HF_TOKEN for hf:// sources; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and optionally "
+        "AWS_ENDPOINT_URL for s3:// sources.",
     )
 
 
 class Cache(ApiModel):
-    """A volume that a model is downloaded to once, and that all replicas read."""
+    """A persistent volume that the model is downloaded to once and that all replicas mount."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) || "
                 "self.storageClassName == oldSelf.storageClassName) && self.accessMode == oldSelf.accessMode",
-                "spec.cache.storageClassName and spec.cache.accessMode cannot change, because those of a volume "
-                "cannot: take spec.cache out and add it again, and the model is downloaded to a new volume",
+                "spec.cache.storageClassName and spec.cache.accessMode are immutable: to change them, remove "
+                "spec.cache and add it again; the model is then downloaded to a new volume",
             ),
             (
                 "!isQuantity(self.size) || !isQuantity(oldSelf.size) || "
                 "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
-                "spec.cache.size can only grow, because volumes do not shrink: take spec.cache out and add it again, "
-                "and the model is downloaded to a new volume",
+                "spec.cache.size can only grow, because volumes do not shrink: to shrink it, remove spec.cache and add "
+                "it again; the model is then downloaded to a new volume",
             ),
         )
     )
     size: str = Field(
         max_length=20,
         pattern=QUANTITY_PATTERN,
-        description="Size of the volume, for example 50Gi: room for two revisions of the model, so that one serves "
-        "while the other is downloaded.",
+        description="Size of the volume, for example 50Gi. Allow for two revisions of the model: one is served while "
+        "the other is downloaded. It can be increased later, but not decreased.",
         json_schema_extra=rules(
             (
                 "isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
-                "spec.cache.size must be a size above nothing, for example 50Gi",
+                "spec.cache.size must be a quantity greater than 0, for example 50Gi",
             )
         ),
     )
     storage_class_name: ObjectName | None = Field(
-        default=None, description="StorageClass of the volume; the cluster's default where not given."
+        default=None,
+        description="Name of the volume's StorageClass. Defaults to the cluster's default StorageClass. Immutable.",
     )
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = Field(
         default="ReadWriteOnce",
-        description="ReadWriteOnce: the volume is on one node at a time, and all replicas run there. ReadWriteMany: "
-        "replicas on several nodes share it, where the StorageClass can do that.",
+        description="Access mode of the volume. With ReadWriteOnce, all replicas run on one node. With ReadWriteMany, "
+        "replicas on several nodes share the volume, which the StorageClass must support. Immutable.",
     )
     preload: bool = Field(
         default=True,
-        description="Download a model with a Job before pods are made or changed for it; where false, the pods "
-        "download it themselves as they start.",
+        description="Download the model with a Job before pods are created or updated for it. If false, the pods "
+        "download it to the volume when they start.",
     )

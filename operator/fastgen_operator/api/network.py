@@ -1,4 +1,4 @@
-"""Who may reach the engines."""
+"""`spec.network`: which peers can connect to the engines."""
 
 from __future__ import annotations
 
@@ -13,66 +13,73 @@ _LabelValue = Annotated[str, Field(max_length=63)]
 
 
 class Requirement(ApiModel):
-    """One condition on labels, as in a label selector."""
+    """One requirement of a label selector."""
 
-    key: ShortText = Field(description="The label's key.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="How the label is compared.")
+    key: ShortText = Field(description="Label key that the requirement applies to.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
+        description="Relationship between the key and the values."
+    )
     values: list[_LabelValue] = Field(
-        default=[], max_length=64, description="The label's values, for the operators In and NotIn."
+        default=[],
+        max_length=64,
+        description="Label values. Must be empty for the operators Exists and DoesNotExist.",
     )
 
 
 class LabelSelector(ApiModel):
-    """Which labels an object must have; every object where nothing is given."""
+    """A label selector. An empty one matches every object."""
 
     match_labels: dict[str, _LabelValue] = Field(
-        default={}, max_length=16, description="Labels and their values, all of which must be there."
+        default={}, max_length=16, description="Labels that an object must have, all of them."
     )
     match_expressions: list[Requirement] = Field(
-        default=[], max_length=16, description="Conditions on labels, all of which must hold."
+        default=[], max_length=16, description="Requirements that an object's labels must meet, all of them."
     )
 
 
 class IPBlock(ApiModel):
-    """A range of addresses, without some ranges in it."""
+    """A range of IP addresses."""
 
-    cidr: _CIDR = Field(description="The range, for example 10.0.0.0/8.")
+    cidr: _CIDR = Field(description="Address range in CIDR notation, for example 10.0.0.0/8.")
     exceptions: list[_CIDR] = Field(
-        default=[], alias="except", max_length=16, description="Ranges within it that are left out."
+        default=[], alias="except", max_length=16, description="Address ranges within cidr to exclude."
     )
 
 
 class Peer(ApiModel):
-    """Somebody on the network, as in a NetworkPolicy."""
+    """A peer of a NetworkPolicy: an IP block, or pods and namespaces."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "has(self.ipBlock) ? !has(self.podSelector) && !has(self.namespaceSelector) "
                 ": has(self.podSelector) || has(self.namespaceSelector)",
-                "spec.network.allowFrom: each item is an ipBlock, or a podSelector, a namespaceSelector or both: "
-                "split it into two items, or fill it in",
+                "spec.network.allowFrom: each item must set either ipBlock, or podSelector, namespaceSelector or both: "
+                "split the item into two, or set one of these fields",
             )
         )
     )
     pod_selector: LabelSelector | None = Field(
         default=None,
-        description="Pods by their labels: of the namespaces that namespaceSelector selects, or of the resource's own "
-        "where that is not given.",
+        description="Selects pods by label, in the namespaces that namespaceSelector matches, or in the namespace of "
+        "the FastGenDeployment if namespaceSelector is unset.",
     )
     namespace_selector: LabelSelector | None = Field(
-        default=None, description="Namespaces by their labels: all their pods, or those that podSelector selects."
+        default=None,
+        description="Selects namespaces by label. All their pods are allowed, unless podSelector is also set.",
     )
-    ip_block: IPBlock | None = Field(default=None, description="Addresses, for what is outside the cluster.")
+    ip_block: IPBlock | None = Field(
+        default=None, description="Range of IP addresses, for clients outside the cluster."
+    )
 
 
 class Network(ApiModel):
-    """Who may reach the engines."""
+    """Network access to the engines."""
 
     allow_from: list[Peer] = Field(
         default=[],
         max_length=32,
-        description="Who may reach the engines' port, as in a NetworkPolicy; the pods of the resource's own namespace "
-        "where none is given. The operator, and Prometheus where there is a PodMonitor, are always let in to read the "
+        description="Peers that can connect to the engines' port. If empty, all pods in the namespace of the "
+        "FastGenDeployment can. The operator, and Prometheus if PodMonitors are in use, can always connect to read the "
         "metrics.",
     )

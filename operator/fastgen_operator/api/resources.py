@@ -1,4 +1,4 @@
-"""What one replica takes of its node."""
+"""`spec.resources`: compute resources of one replica."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ GPU_RESOURCE = "nvidia.com/gpu"
 
 
 class GPU(ApiModel):
-    """GPUs of one replica, as an extended resource of the node."""
+    """GPUs of one replica, requested as an extended resource."""
 
-    count: int = Field(default=0, ge=0, le=64, description="GPUs that one replica reserves.")
+    count: int = Field(
+        default=0, ge=0, le=64, description="Number of GPUs per replica. Must be 0 if spec.engine.device is cpu."
+    )
     resource_name: str = Field(
         default=GPU_RESOURCE,
         max_length=253,
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-        description="The extended resource that a GPU is counted by on the nodes.",
+        description="Name of the extended resource that the device plugin advertises, for example nvidia.com/gpu.",
     )
 
 
 class Resources(ApiModel):
-    """What one replica takes of its node."""
+    """Compute resources of one replica."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             *(
                 (
                     f"!has(self.{which}) || !(self.gpu.resourceName in self.{which})",
-                    f"spec.resources.{which} may not name the GPU resource: set spec.resources.gpu.count instead",
+                    f"spec.resources.{which} must not contain the GPU resource: set spec.resources.gpu.count instead",
                 )
                 for which in ("requests", "limits")
             )
@@ -39,10 +41,11 @@ class Resources(ApiModel):
     requests: dict[str, Quantity] = Field(
         default={},
         max_length=16,
-        description="Resources that one replica is guaranteed, for example {cpu: 2, memory: 4Gi}.",
+        description="Resource requests of the engine container, for example {cpu: 2, memory: 4Gi}.",
     )
     limits: dict[str, Quantity] = Field(
         default={},
         max_length=16,
-        description="Resources that one replica may not exceed; the KV cache fits into the memory.",
+        description="Resource limits of the engine container, for example {memory: 8Gi}. With device cpu, the KV cache "
+        "is sized to fit into the memory limit.",
     )

@@ -1,4 +1,4 @@
-"""How pods are replaced, by a rollout or by those who run the cluster."""
+"""`spec.rollout` and `spec.disruption`: how pods are replaced or evicted."""
 
 from __future__ import annotations
 
@@ -8,35 +8,46 @@ from fastgen_operator.api.fields import ApiModel, rules
 
 
 class Rollout(ApiModel):
-    """How a change of the pods is rolled out."""
+    """Rolling update strategy of the Deployment."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "self.maxSurge > 0 || self.maxUnavailable > 0",
-                "spec.rollout.maxSurge and spec.rollout.maxUnavailable may not both be 0, because no pod could ever be "
-                "replaced: set one of them to 1",
+                "spec.rollout.maxSurge and spec.rollout.maxUnavailable must not both be 0, because no pod could ever "
+                "be replaced: set one of them to 1",
             )
         )
     )
     max_surge: int = Field(
-        default=0, ge=0, le=1000, description="Pods above those wanted during a rollout; 0 needs no spare GPU."
+        default=0,
+        ge=0,
+        le=1000,
+        description="Maximum number of pods above the desired replicas during a rollout. 0 needs no spare GPU.",
     )
     max_unavailable: int = Field(
-        default=1, ge=0, le=1000, description="Pods below those wanted that a rollout may take out of service at once."
+        default=1,
+        ge=0,
+        le=1000,
+        description="Maximum number of replicas that can be unavailable during a rollout. Must not be 0 if maxSurge is "
+        "0.",
     )
     progress_deadline_seconds: int = Field(
-        default=1800, ge=10, le=86400, description="A rollout without progress for this long is reported as failed."
+        default=1800,
+        ge=10,
+        le=86400,
+        description="Time without progress, in seconds, after which a rollout is reported as failed in the condition "
+        "Progressing. Must be at least startupDeadlineSeconds.",
     )
 
 
 class Disruption(ApiModel):
-    """How many pods those who run the cluster may take away, when they drain a node for example."""
+    """Disruption budget applied to voluntary evictions, such as node drains."""
 
     min_available: int | None = Field(
         default=None,
         ge=0,
         le=1000,
-        description="Replicas that must stay. Where not given, or not below the number of replicas, one pod at a time "
-        "may go, so that a node can always be drained.",
+        description="Minimum number of replicas that must stay available during voluntary evictions. If unset, or not "
+        "below the number of replicas, one pod at a time can be evicted, so that a node can always be drained.",
     )

@@ -1,4 +1,4 @@
-"""Where the pods may run."""
+"""`spec.scheduling`: constraints on the nodes that the pods run on."""
 
 from __future__ import annotations
 
@@ -10,37 +10,57 @@ from fastgen_operator.api.fields import ApiModel, FreeForm, ShortText
 
 
 class Toleration(ApiModel):
-    """A taint that the pods tolerate, as in a pod's spec."""
+    """A toleration, as in a pod's spec."""
 
-    key: ShortText | None = Field(default=None, description="The taint's key; every key where not given.")
-    operator: Literal["Exists", "Equal"] = Field(default="Equal", description="How the key's value is compared.")
-    value: str | None = Field(default=None, max_length=253, description="The taint's value, for the operator Equal.")
+    key: ShortText | None = Field(default=None, description="Key of the tolerated taint. If unset, all keys match.")
+    operator: Literal["Exists", "Equal"] = Field(
+        default="Equal", description="How the taint's value is compared. Exists matches every value."
+    )
+    value: str | None = Field(
+        default=None, max_length=253, description="Value of the tolerated taint, for the operator Equal."
+    )
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="The taint's effect; every effect where not given."
+        default=None, description="Effect of the tolerated taint. If unset, all effects match."
     )
     toleration_seconds: int | None = Field(
-        default=None, ge=0, le=1 << 31, description="How long a NoExecute taint is tolerated; for ever where not given."
+        default=None,
+        ge=0,
+        le=1 << 31,
+        description="Time in seconds that a NoExecute taint is tolerated before the pod is evicted. If unset, it is "
+        "tolerated forever.",
     )
 
 
 class TopologySpread(ApiModel):
-    """How the replicas spread over nodes; it always counts the pods of this FastGenDeployment."""
+    """A topology spread constraint. Its label selector matches the pods of this FastGenDeployment."""
 
-    topology_key: ShortText = Field(description="The node label whose values are the domains to spread over.")
-    max_skew: int = Field(default=1, ge=1, le=1000, description="How far the number of pods of two domains may differ.")
+    topology_key: ShortText = Field(
+        description="Node label whose values define the topology domains, for example topology.kubernetes.io/zone."
+    )
+    max_skew: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="Maximum difference between the numbers of pods in any two topology domains.",
+    )
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
-        default="DoNotSchedule", description="What happens to a pod that would exceed the skew."
+        default="DoNotSchedule",
+        description="What to do with a pod that would exceed maxSkew: leave it pending, or schedule it anyway.",
     )
 
 
 class Scheduling(ApiModel):
-    """Where the pods may run."""
+    """Constraints on the nodes that the pods run on."""
 
-    node_selector: dict[str, str] = Field(default={}, max_length=64, description="Labels that a node must have.")
-    tolerations: list[Toleration] = Field(default=[], max_length=64, description="Taints that the pods tolerate.")
+    node_selector: dict[str, str] = Field(
+        default={}, max_length=64, description="Labels that a node must have to run the pods."
+    )
+    tolerations: list[Toleration] = Field(default=[], max_length=64, description="Tolerations of the pods.")
     affinity: FreeForm | None = Field(default=None, description="Affinity of the pods, as in a pod's spec.")
-    priority_class_name: ShortText | None = Field(default=None, description="PriorityClass of the pods.")
-    runtime_class_name: ShortText | None = Field(default=None, description="RuntimeClass of the pods.")
+    priority_class_name: ShortText | None = Field(default=None, description="Name of the pods' PriorityClass.")
+    runtime_class_name: ShortText | None = Field(
+        default=None, description="Name of the pods' RuntimeClass, for example nvidia."
+    )
     topology_spread_constraints: list[TopologySpread] = Field(
-        default=[], max_length=16, description="How the replicas spread over nodes."
+        default=[], max_length=16, description="How the pods are spread across topology domains."
     )

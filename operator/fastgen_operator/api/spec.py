@@ -1,4 +1,4 @@
-"""The spec of a FastGenDeployment: the parts together, and the rules between them."""
+"""`spec` of a FastGenDeployment, with the rules across its parts."""
 
 from __future__ import annotations
 
@@ -20,113 +20,122 @@ INTER_TOKEN_TARGET = engine_setting("inter_token_target").flag
 
 
 class TemplateMetadata(ApiModel):
-    """What is added to the pods' metadata."""
+    """Labels and annotations to add to the pods."""
 
     labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
         default={},
         max_length=32,
-        description="More labels, none of those that pods are found by.",
+        description="Labels to add to the pods. Labels that the operator selects pods by cannot be set.",
         json_schema_extra=rules(
             (
                 "!('fastgen.dev/deployment' in self) && !('pod-template-hash' in self)",
-                "spec.podTemplate.metadata.labels may not hold fastgen.dev/deployment or pod-template-hash, because "
-                "pods are found by them: choose another label",
+                "spec.podTemplate.metadata.labels must not contain fastgen.dev/deployment or pod-template-hash, "
+                "because pods are selected by them: use another label",
             )
         ),
     )
     annotations: dict[str, str] = Field(
-        default={}, max_length=64, description="More annotations; those of the operator stay as they are."
+        default={},
+        max_length=64,
+        description="Annotations to add to the pods. They cannot override the operator's annotations.",
     )
 
 
 class PodTemplate(ApiModel):
-    """What the pods are to have beside, or otherwise than, what the operator gives them."""
+    """Patch for the generated pod template."""
 
-    metadata: TemplateMetadata = Field(default=TemplateMetadata(), description="What is added to the pods' metadata.")
+    metadata: TemplateMetadata = Field(
+        default=TemplateMetadata(), description="Labels and annotations to add to the pods."
+    )
     spec: FreeForm | None = Field(
         default=None,
-        description="Part of a pod's spec, merged over what the operator builds as `kubectl patch` does "
-        "(strategically): items of lists are found by their names, the engine's container is called engine, and "
-        "$patch: delete takes an item out. The engine's command, arguments and port cannot be changed so. What the "
-        "restricted Pod Security standard forbids is done, and said in the condition PodsRestricted.",
+        description="Strategic merge patch for the pod spec, as in `kubectl patch`. List items are matched by their "
+        "merge key, for example containers by name; the engine's container is named engine. `$patch: delete` removes "
+        "an item. The command, arguments and port of the engine container cannot be changed. A patch that violates the "
+        "restricted Pod Security Standard is applied, and reported in the condition PodsRestricted.",
     )
 
 
 class Spec(ApiModel):
-    """What the user wants."""
+    """Desired state of the FastGenDeployment."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "self.rollout.progressDeadlineSeconds >= self.startupDeadlineSeconds",
-                "spec.rollout.progressDeadlineSeconds must be at least spec.startupDeadlineSeconds: a start that is "
-                "still allowed may not be reported as failed; raise the one or lower the other",
+                "spec.rollout.progressDeadlineSeconds must be at least spec.startupDeadlineSeconds, so that a pod that "
+                "is still starting is not reported as failed: raise progressDeadlineSeconds or lower "
+                "startupDeadlineSeconds",
             ),
             (
                 "self.engine.device != 'cuda' || self.resources.gpu.count > 0",
-                "spec.resources.gpu.count must be at least 1 where spec.engine.device is cuda: a pod gets no GPU that "
-                "it does not ask for",
+                "spec.resources.gpu.count must be at least 1 if spec.engine.device is cuda, because a pod only gets "
+                "the GPUs that it requests: set it to 1",
             ),
             (
                 "self.engine.device != 'cpu' || self.resources.gpu.count == 0",
-                "spec.resources.gpu.count must be 0 where spec.engine.device is cpu: the engine would hold GPUs and "
-                "not use them; set spec.engine.device to cuda, or take the GPUs out",
+                "spec.resources.gpu.count must be 0 if spec.engine.device is cpu, because the engine would reserve "
+                "GPUs without using them: set spec.engine.device to cuda or remove spec.resources.gpu",
             ),
             (
                 "!has(self.autoscaling) || !has(self.engine.extraArgs) || self.engine.extraArgs.all(a, "
                 f"!'{INTER_TOKEN_TARGET}'.startsWith(a.split('=')[0]))",
-                f"spec.engine.extraArgs may not set {INTER_TOKEN_TARGET} beside spec.autoscaling, which reckons with "
-                "it: set spec.autoscaling.targets.interTokenLatencyMilliseconds instead",
+                f"spec.engine.extraArgs must not set {INTER_TOKEN_TARGET} together with spec.autoscaling, which sets "
+                "it: use spec.autoscaling.targets.interTokenLatencyMilliseconds instead",
             ),
             (
                 "!(has(self.replicas) && has(self.autoscaling))",
-                "spec.replicas and spec.autoscaling exclude each other, because only one of them can decide: take "
-                "spec.replicas out and set spec.autoscaling.minReplicas and maxReplicas, or take spec.autoscaling out",
+                "spec.replicas and spec.autoscaling are mutually exclusive: remove spec.replicas and set "
+                "spec.autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling",
             ),
             (
                 "!has(self.cache) || self.model.source.startsWith('hf://') || self.model.source.startsWith('s3://')",
-                "spec.cache holds what is downloaded, from hf:// or s3://: take it out for another spec.model.source",
+                "spec.cache applies to hf:// and s3:// sources only, because no other source is downloaded: remove it",
             ),
         )
     )
-    model: Model = Field(description="Which model is served.")
-    engine: Engine = Field(description="How the engine runs.")
-    resources: Resources = Field(default=Resources(), description="What one replica takes of its node.")
+    model: Model = Field(description="The model to serve.")
+    engine: Engine = Field(description="Configuration of the inference engine.")
+    resources: Resources = Field(default=Resources(), description="Compute resources of one replica.")
     replicas: int | None = Field(
         default=None,
         ge=0,
         le=1000,
-        description="Engines behind the Service; 0 stops serving. Where neither this nor autoscaling is given there is "
-        "one. An autoscaler from outside that works on /scale, as a HorizontalPodAutoscaler does, needs a number here "
-        "to begin with.",
+        description="Number of replicas. 0 stops serving. Defaults to 1 if autoscaling is also unset. Mutually "
+        "exclusive with autoscaling. An external autoscaler that uses the scale subresource, such as a "
+        "HorizontalPodAutoscaler, needs an initial value here.",
     )
     autoscaling: Autoscaling | None = Field(
-        default=None, description="Let the replicas follow the tokens that wait and arrive; instead of replicas."
+        default=None,
+        description="Scales the replicas automatically on arriving and queued tokens. Mutually exclusive with "
+        "replicas.",
     )
-    rollout: Rollout = Field(default=Rollout(), description="How a change of the pods is rolled out.")
+    rollout: Rollout = Field(default=Rollout(), description="Rolling update strategy of the pods.")
     drain_seconds: int = setting_field("drain_seconds")
     startup_deadline_seconds: int = Field(
         default=1800,
         ge=10,
         le=86400,
-        description="A pod that is not ready this long after its start is started again; in steps of two seconds.",
+        description="Time in seconds that the engine container has to become ready after it starts, before it is "
+        "restarted. Rounded up to an even number.",
     )
-    scheduling: Scheduling = Field(default=Scheduling(), description="Where the pods may run.")
-
+    scheduling: Scheduling = Field(default=Scheduling(), description="Constraints on the nodes that the pods run on.")
     cache: Cache | None = Field(
         default=None,
-        description="A volume that the model is downloaded to once. Without it, each pod downloads its own copy of a "
-        "model from hf:// or s3:// as it starts.",
+        description="Persistent volume that the model is downloaded to once. If unset, each pod downloads its own copy "
+        "of an hf:// or s3:// model when it starts.",
     )
     disruption: Disruption = Field(
-        default=Disruption(), description="How many pods those who run the cluster may take away."
+        default=Disruption(), description="Disruption budget applied to voluntary evictions, such as node drains."
     )
-    network: Network = Field(default=Network(), description="Who may reach the engines.")
+    network: Network = Field(default=Network(), description="Network access to the engines.")
     api_key_secret_name: ObjectName | None = Field(
         default=None,
-        description="Secret of the namespace whose key api-keys holds the API keys that requests may use, one a line. "
-        "A change of it is taken over without a restart. Where not given, no key is asked for.",
+        description="Name of a Secret in the same namespace whose key api-keys contains the accepted API keys, one per "
+        "line. Changes take effect without a restart. If unset, requests need no API key.",
     )
     pod_template: PodTemplate | None = Field(
-        default=None, description="The way out where no field says it: a patch of the pods that the operator builds."
+        default=None,
+        description="Strategic merge patch applied to the generated pod template, for settings that have no field of "
+        "their own.",
     )

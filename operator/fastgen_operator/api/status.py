@@ -1,4 +1,4 @@
-"""The status part of FastGenDeployment, as the CRD shows it."""
+"""The status of a FastGenDeployment, as the CRD describes it."""
 
 from __future__ import annotations
 
@@ -15,67 +15,103 @@ class _Model(BaseModel):
 
 
 class StatusCondition(_Model):
-    """One observation, as Kubernetes' API conventions want it."""
+    """One aspect of the observed state, as in the Kubernetes API conventions."""
 
     type: str = Field(
-        max_length=316, description="What is observed, for example Ready; docs/operations.md has them all."
+        max_length=316, description="Type of the condition, for example Ready. docs/operations.md lists all of them."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
-    observed_generation: int | None = Field(default=None, ge=0, description="The generation of the spec it is about.")
-    reason: str = Field(max_length=1024, description="Why, in one word for programs.")
-    message: str = Field(max_length=32768, description="Why, in words for people.")
-    last_transition_time: Time = Field(description="When the status last changed.")
+    observed_generation: int | None = Field(
+        default=None, ge=0, description="Generation of the spec that the condition was computed from."
+    )
+    reason: str = Field(max_length=1024, description="Machine-readable reason for the status, as one CamelCase word.")
+    message: str = Field(max_length=32768, description="Human-readable details about the status.")
+    last_transition_time: Time = Field(description="Last time the status of the condition changed.")
 
 
 class Capacity(_Model):
-    """What one replica can do, as the autoscaler reckons."""
+    """Capacity of one replica, as the autoscaler estimates it."""
 
     tokens_per_second: int | None = Field(
-        default=None, ge=0, description="Tokens that one replica computes per second within the latency target."
+        default=None,
+        ge=0,
+        description="Tokens per second, prompt and generated, that one replica computes within the inter-token latency "
+        "target.",
     )
-    token_budget: int | None = Field(default=None, ge=0, description="Forward tokens of a pass of one replica.")
-    source: str | None = Field(default=None, max_length=64, description="What the numbers come from, in one word.")
+    token_budget: int | None = Field(
+        default=None, ge=0, description="Maximum number of tokens that a replica computes in one engine step."
+    )
+    source: str | None = Field(
+        default=None,
+        max_length=64,
+        description="Source of the estimate: StepModel (the engines' step-time model) or Throughput (measured while "
+        "requests were queued).",
+    )
 
 
 class ScalingStep(_Model):
-    """One change of the replicas by the autoscaler."""
+    """One change of the number of replicas by the autoscaler."""
 
-    time: Time = Field(description="When it was decided.")
-    from_replicas: int = Field(ge=0, description="Replicas before.")
-    to_replicas: int = Field(ge=0, description="Replicas from then on.")
-    reason: str = Field(max_length=1024, description="Why, in one word for programs.")
-    message: str = Field(max_length=1024, description="Why, in words for people.")
+    time: Time = Field(description="Time of the decision.")
+    from_replicas: int = Field(ge=0, description="Desired replicas before the change.")
+    to_replicas: int = Field(ge=0, description="Desired replicas after the change.")
+    reason: str = Field(max_length=1024, description="Machine-readable reason for the change, as one CamelCase word.")
+    message: str = Field(max_length=1024, description="Human-readable details about the change.")
 
 
 class AutoscalingStatus(_Model):
-    """What the autoscaler has decided."""
+    """State of the autoscaler."""
 
-    desired_replicas: int | None = Field(default=None, ge=0, description="Replicas that it wants now.")
-    last_scale_time: Time | None = Field(default=None, description="When it last changed the replicas.")
-    reason: str | None = Field(default=None, max_length=1024, description="Why, in one word for programs.")
-    message: str | None = Field(default=None, max_length=1024, description="Why, in words for people.")
+    desired_replicas: int | None = Field(
+        default=None, ge=0, description="Number of replicas that the autoscaler currently requests."
+    )
+    last_scale_time: Time | None = Field(
+        default=None, description="Last time the autoscaler changed the number of replicas."
+    )
+    reason: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="Machine-readable reason for the current number of replicas, as one CamelCase word.",
+    )
+    message: str | None = Field(
+        default=None, max_length=1024, description="Human-readable details about the current number of replicas."
+    )
     history: list[ScalingStep] | None = Field(
-        default=None, max_length=5, description="The last changes of the replicas, newest first."
+        default=None, max_length=5, description="Most recent changes of the number of replicas, newest first."
     )
 
 
 class Status(_Model):
-    """What the operator has observed."""
+    """Observed state of the FastGenDeployment."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="The generation of the spec it is about.")
-    desired_replicas: int | None = Field(
-        default=None, ge=0, description="Replicas wanted now: by the spec, or by the autoscaler."
+    observed_generation: int | None = Field(
+        default=None, ge=0, description="Generation of the spec that the status was computed from."
     )
-    replicas: int | None = Field(default=None, ge=0, description="Pods there are, of every revision.")
-    ready_replicas: int | None = Field(default=None, ge=0, description="Pods of the current template that are ready.")
-    updated_replicas: int | None = Field(default=None, ge=0, description="Pods of the current template.")
-    selector: str | None = Field(default=None, max_length=1024, description="The label selector of the pods.")
-    url: str | None = Field(default=None, max_length=1024, description="The OpenAI-compatible endpoint in the cluster.")
-    capacity: Capacity | None = Field(default=None, description="What one replica can do.")
-    autoscaling: AutoscalingStatus | None = Field(default=None, description="What the autoscaler has decided.")
+    desired_replicas: int | None = Field(
+        default=None, ge=0, description="Desired number of replicas, from the spec or from the autoscaler."
+    )
+    replicas: int | None = Field(default=None, ge=0, description="Number of pods, of all revisions.")
+    ready_replicas: int | None = Field(
+        default=None, ge=0, description="Number of ready pods that have the current pod template."
+    )
+    updated_replicas: int | None = Field(
+        default=None, ge=0, description="Number of pods that have the current pod template."
+    )
+    selector: str | None = Field(
+        default=None, max_length=1024, description="Label selector of the pods, for the scale subresource."
+    )
+    url: str | None = Field(
+        default=None, max_length=1024, description="URL of the OpenAI-compatible API inside the cluster."
+    )
+    capacity: Capacity | None = Field(
+        default=None, description="Capacity of one replica. Set only if spec.autoscaling is set."
+    )
+    autoscaling: AutoscalingStatus | None = Field(
+        default=None, description="State of the autoscaler. Set only if spec.autoscaling is set."
+    )
     conditions: list[StatusCondition] | None = Field(
         default=None,
         max_length=16,
-        description="Observations, one of each type.",
+        description="Conditions of the FastGenDeployment, one of each type.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )

@@ -1,4 +1,4 @@
-"""The CRD: generated from the typed API, taken by a real API server, which rejects nonsense and says the remedy."""
+"""The generated CRD: a real API server accepts it, and rejects invalid specs with a message that names the remedy."""
 
 from __future__ import annotations
 
@@ -27,131 +27,158 @@ def engine(**fields: Any) -> Object:
 
 HUB = {"source": "hf://owner/name"}
 
-# What is wrong, a resource that is so, and words of the message that it has to be rejected with.
-NONSENSE: dict[str, tuple[Object, str]] = {
+# What is wrong, a resource with that defect, and part of the expected message.
+INVALID: dict[str, tuple[Object, str]] = {
     "no model": ({**resource(), "spec": {"engine": {"device": "cpu"}}}, "spec.model: Required value"),
     "no device": (resource(engine={}), "spec.engine.device: Required value"),
     "an unknown device": (engine(device="tpu"), 'Unsupported value: "tpu": supported values: "cpu", "cuda"'),
-    "a device without a GPU": (engine(device="cuda"), "spec.resources.gpu.count must be at least 1"),
-    "GPUs that nothing would use": (
+    "device cuda without a GPU": (engine(device="cuda"), "spec.resources.gpu.count must be at least 1"),
+    "GPUs with device cpu": (
         resource(resources={"gpu": {"count": 1}}),
-        "spec.resources.gpu.count must be 0 where spec.engine.device is cpu",
+        "spec.resources.gpu.count must be 0 if spec.engine.device is cpu",
     ),
-    "a pass time that the autoscaler does not know": (
+    "an inter-token target in extraArgs with autoscaling": (
         resource(engine={"device": "cpu", "extraArgs": ["--inter-token-target=9"]}, autoscaling={"maxReplicas": 2}),
-        "spec.engine.extraArgs may not set --inter-token-target beside spec.autoscaling",
+        "spec.engine.extraArgs must not set --inter-token-target together with spec.autoscaling",
     ),
-    "an unknown number format": (engine(dtype="int3"), 'Unsupported value: "int3"'),
-    "a budget that is no number": (engine(tokenBudget="lots"), "spec.engine.tokenBudget must be auto, or a whole"),
-    "swap space of nothing known": (engine(kvCache={"swapSpace": "much"}), "spec.engine.kvCache.swapSpace"),
-    "a hub name for a source": (
+    "an unknown dtype": (engine(dtype="int3"), 'Unsupported value: "int3"'),
+    "a token budget that is not a number": (
+        engine(tokenBudget="lots"),
+        "spec.engine.tokenBudget must be auto, or an integer",
+    ),
+    "an invalid swap space": (engine(kvCache={"swapSpace": "much"}), "spec.engine.kvCache.swapSpace"),
+    "a source without a scheme": (
         resource(model={"source": "org/name"}),
         "spec.model.source must be hf://owner/name",
     ),
-    "a relative path for a source": (resource(model={"source": "file://models/a"}), "or file:///absolute/path"),
-    "a hub's model without its owner": (resource(model={"source": "hf://gpt2"}), "must be hf://owner/name"),
-    "a file of a hub that is no model": (resource(model={"source": "hf://a/b/c.txt"}), "hf://owner/name/file.gguf"),
+    "a relative file path as source": (resource(model={"source": "file://models/a"}), "or file:///absolute/path"),
+    "a hub model without an owner": (resource(model={"source": "hf://gpt2"}), "must be hf://owner/name"),
+    "a hub file that is not a GGUF file": (resource(model={"source": "hf://a/b/c.txt"}), "hf://owner/name/file.gguf"),
     "a bucket without a prefix": (resource(model={"source": "s3://bucket"}), "s3://bucket/prefix"),
-    "a claim in capitals": (resource(model={"source": "pvc://Models/a"}), "pvc://claim/path"),
-    "a path that climbs": (resource(model={"source": "pvc://models/../a"}), "may not hold the path element .."),
-    "a revision of a file": (
+    "a claim name in capitals": (resource(model={"source": "pvc://Models/a"}), "pvc://claim/path"),
+    "a source path with ..": (resource(model={"source": "pvc://models/../a"}), "must not contain the path element .."),
+    "a revision for a file source": (
         resource(model={"source": "file:///a", "revision": "main"}),
-        "spec.model.revision is for sources on a hub",
+        "spec.model.revision applies to hf:// sources only",
     ),
-    "a revision that is no name": (resource(model={**HUB, "revision": "-x y"}), "spec.model.revision"),
-    "a token for a claim": (
+    "an invalid revision": (resource(model={**HUB, "revision": "-x y"}), "spec.model.revision"),
+    "a secret for a pvc source": (
         resource(model={"source": "pvc://models/a", "secretName": "token"}),
-        "spec.model.secretName is for sources that are downloaded",
+        "spec.model.secretName applies to hf:// and s3:// sources only",
     ),
-    "a secret that no Secret is called": (resource(model={**HUB, "secretName": "My_Secret"}), "spec.model.secretName"),
-    "a cache of what is there already": (resource(cache={"size": "1Gi"}), "spec.cache holds what is downloaded"),
+    "an invalid secret name": (resource(model={**HUB, "secretName": "My_Secret"}), "spec.model.secretName"),
+    "a cache for a file source": (
+        resource(cache={"size": "1Gi"}),
+        "spec.cache applies to hf:// and s3:// sources only",
+    ),
     "a cache without a size": (resource(model=HUB, cache={}), "spec.cache.size: Required value"),
-    "a cache of no room": (resource(model=HUB, cache={"size": "0Gi"}), "spec.cache.size must be a size above nothing"),
-    "a cache of a size unknown": (resource(model=HUB, cache={"size": "big"}), "spec.cache.size"),
-    "two that set the replicas": (
-        resource(replicas=1, autoscaling={"maxReplicas": 2}),
-        "spec.replicas and spec.autoscaling exclude each other",
+    "a cache of size 0": (
+        resource(model=HUB, cache={"size": "0Gi"}),
+        "spec.cache.size must be a quantity greater than 0",
     ),
-    "autoscaling without an end": (resource(autoscaling={}), "spec.autoscaling.maxReplicas: Required value"),
-    "autoscaling to nothing": (resource(autoscaling={"minReplicas": 0, "maxReplicas": 2}), "autoscaling.minReplicas"),
-    "more at least than at most": (
+    "a cache of an invalid size": (resource(model=HUB, cache={"size": "big"}), "spec.cache.size"),
+    "replicas and autoscaling": (
+        resource(replicas=1, autoscaling={"maxReplicas": 2}),
+        "spec.replicas and spec.autoscaling are mutually exclusive",
+    ),
+    "autoscaling without maxReplicas": (resource(autoscaling={}), "spec.autoscaling.maxReplicas: Required value"),
+    "autoscaling to zero": (resource(autoscaling={"minReplicas": 0, "maxReplicas": 2}), "autoscaling.minReplicas"),
+    "minReplicas above maxReplicas": (
         resource(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
         "spec.autoscaling.minReplicas must be at most spec.autoscaling.maxReplicas",
     ),
-    "a target in fractions": (
+    "a fractional target": (
         resource(autoscaling={"maxReplicas": 2, "targets": {"timeToFirstTokenMilliseconds": 0.5}}),
         "timeToFirstTokenMilliseconds",
     ),
-    "more than full": (
+    "utilization above 100 percent": (
         resource(autoscaling={"maxReplicas": 2, "targets": {"utilizationPercent": 101}}),
         "utilizationPercent",
     ),
-    "steps of nothing": (
+    "a scale-down step of 0 percent": (
         resource(autoscaling={"maxReplicas": 2, "scaleDown": {"maxStepPercent": 0}}),
         "maxStepPercent",
     ),
-    "fewer than none to stay": (resource(disruption={"minAvailable": -1}), "spec.disruption.minAvailable"),
-    "a peer that is nobody": (resource(network={"allowFrom": [{}]}), "spec.network.allowFrom: each item is an ipBlock"),
-    "a peer that is two": (
-        resource(network={"allowFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
-        "spec.network.allowFrom: each item is an ipBlock, or a podSelector",
+    "a negative minAvailable": (resource(disruption={"minAvailable": -1}), "spec.disruption.minAvailable"),
+    "an empty peer": (
+        resource(network={"allowFrom": [{}]}),
+        "spec.network.allowFrom: each item must set either ipBlock",
     ),
-    "a range that is none": (resource(network={"allowFrom": [{"ipBlock": {"cidr": "everybody"}}]}), "ipBlock.cidr"),
-    "keys without a Secret": (resource(apiKeySecretName=""), "spec.apiKeySecretName"),
-    "fewer tokens than sequences": (
+    "a peer with a pod selector and an IP block": (
+        resource(network={"allowFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
+        "spec.network.allowFrom: each item must set either ipBlock, or podSelector",
+    ),
+    "an invalid CIDR": (resource(network={"allowFrom": [{"ipBlock": {"cidr": "everybody"}}]}), "ipBlock.cidr"),
+    "an empty API key secret name": (resource(apiKeySecretName=""), "spec.apiKeySecretName"),
+    "a token budget below maxSequences": (
         engine(tokenBudget=16, maxSequences=32),
         "spec.engine.tokenBudget must be at least spec.engine.maxSequences",
     ),
-    "more sequences than the default budget": (engine(maxSequences=512), "raise tokenBudget or lower maxSequences"),
-    "a budget of nothing": (engine(tokenBudget=0), "spec.engine.tokenBudget"),
-    "a broken number": (engine(tokenBudget=12.5), "tokenBudget"),
-    "a block size between two powers": (engine(kvCache={"blockSize": 48}), "blockSize must be a power of two"),
-    "more than all memory": (engine(kvCache={"memoryPercent": 101}), "less than or equal to 100"),
-    "a flag that the operator sets": (engine(extraArgs=["--port", "1"]), "may not repeat (or shorten) a flag"),
-    "such a flag with its value": (engine(extraArgs=["--device=cpu"]), "use the field of the spec instead of --host"),
-    "such a flag cut short": (engine(extraArgs=["--token-b=5"]), "may not repeat (or shorten) a flag"),
-    "a GPU among the limits": (
+    "maxSequences above the default token budget": (
+        engine(maxSequences=512),
+        "raise tokenBudget or lower maxSequences",
+    ),
+    "a token budget of 0": (engine(tokenBudget=0), "spec.engine.tokenBudget"),
+    "a fractional token budget": (engine(tokenBudget=12.5), "tokenBudget"),
+    "a block size that is not a power of two": (engine(kvCache={"blockSize": 48}), "blockSize must be a power of two"),
+    "memory above 100 percent": (engine(kvCache={"memoryPercent": 101}), "less than or equal to 100"),
+    "a flag that the operator sets": (
+        engine(extraArgs=["--port", "1"]),
+        "must not contain a flag that the operator sets",
+    ),
+    "a flag that the operator sets, with its value": (
+        engine(extraArgs=["--device=cpu"]),
+        "use the spec field instead of --host",
+    ),
+    "a prefix of a flag that the operator sets": (
+        engine(extraArgs=["--token-b=5"]),
+        "must not contain a flag that the operator sets",
+    ),
+    "a GPU in the limits": (
         resource(resources={"limits": {"nvidia.com/gpu": 1}}),
-        "spec.resources.limits may not name the GPU resource: set spec.resources.gpu.count instead",
+        "spec.resources.limits must not contain the GPU resource: set spec.resources.gpu.count instead",
     ),
-    "another GPU among the requests": (
+    "another GPU resource in the requests": (
         resource(resources={"gpu": {"resourceName": "amd.com/gpu"}, "requests": {"amd.com/gpu": 1}}),
-        "spec.resources.requests may not name the GPU resource",
+        "spec.resources.requests must not contain the GPU resource",
     ),
-    "a resource that is no amount": (resource(resources={"requests": {"cpu": "much"}}), "spec.resources.requests.cpu"),
+    "a request that is not a quantity": (
+        resource(resources={"requests": {"cpu": "much"}}),
+        "spec.resources.requests.cpu",
+    ),
     "a GPU resource without a domain": (resource(resources={"gpu": {"resourceName": "gpu"}}), "resourceName"),
-    "no way to replace a pod": (
+    "maxSurge and maxUnavailable both 0": (
         resource(rollout={"maxSurge": 0, "maxUnavailable": 0}),
-        "spec.rollout.maxSurge and spec.rollout.maxUnavailable may not both be 0",
+        "spec.rollout.maxSurge and spec.rollout.maxUnavailable must not both be 0",
     ),
-    "a rollout that fails before a start may": (
+    "a progress deadline below the startup deadline": (
         resource(startupDeadlineSeconds=3600),
         "spec.rollout.progressDeadlineSeconds must be at least spec.startupDeadlineSeconds",
     ),
-    "replicas below nothing": (resource(replicas=-1), "spec.replicas"),
+    "negative replicas": (resource(replicas=-1), "spec.replicas"),
     "a name too long": (resource("a" * 41), "metadata.name must be at most 40 characters"),
-    "a name that no Service can have": (resource("7b"), "metadata.name must start with a letter"),
+    "a name that starts with a digit": (resource("7b"), "metadata.name must start with a letter"),
     "a name with a dot": (resource("llama.7b"), "because the Service is named after it"),
 }
 
 
 @pytest.mark.controlplane
-@pytest.mark.parametrize("case", NONSENSE)
-def test_nonsense_is_rejected_with_the_field_and_the_remedy(plane: ControlPlane, case: str) -> None:
-    obj, words = NONSENSE[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_an_invalid_spec_is_rejected_with_the_field_and_the_remedy(plane: ControlPlane, case: str) -> None:
+    obj, words = INVALID[case]
     with pytest.raises(CommandError) as rejected:
         Space(plane, "default").apply(obj, "--dry-run=server")
     assert words in str(rejected.value)
 
 
 @pytest.mark.controlplane
-def test_an_unknown_field_is_named(plane: ControlPlane) -> None:
+def test_an_unknown_field_is_rejected_by_name(plane: ControlPlane) -> None:
     with pytest.raises(CommandError, match=r'unknown field "spec.engine.tokenBugdet"'):
         Space(plane, "default").apply(engine(tokenBugdet=1), "--dry-run=server")
 
 
 @pytest.mark.controlplane
-def test_a_scale_below_nothing_is_refused(plane: ControlPlane, space: Space) -> None:
+def test_a_negative_scale_is_rejected(plane: ControlPlane, space: Space) -> None:
     del plane
     space.apply(resource(replicas=0))
     with pytest.raises(CommandError):
@@ -161,13 +188,15 @@ def test_a_scale_below_nothing_is_refused(plane: ControlPlane, space: Space) -> 
 
 @pytest.mark.controlplane
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_example_is_accepted_with_no_warning(plane: ControlPlane, path: Path) -> None:
+def test_every_example_is_accepted_without_warnings(plane: ControlPlane, path: Path) -> None:
     said = plane.kubectl("apply", "--dry-run=server", "--warnings-as-errors", "--filename", str(path))
     assert "created" in said
 
 
 @pytest.mark.controlplane
-def test_the_smallest_resource_gets_the_defaults_that_the_operator_has(plane: ControlPlane, space: Space) -> None:
+def test_a_minimal_resource_gets_the_same_defaults_from_the_api_server_and_the_operator(
+    plane: ControlPlane, space: Space
+) -> None:
     del plane
     smallest = resource(replicas=0)
     space.apply(smallest)
@@ -182,12 +211,12 @@ def test_the_smallest_resource_gets_the_defaults_that_the_operator_has(plane: Co
     }
 
 
-def test_the_committed_copies_are_the_generated_ones() -> None:
+def test_the_committed_crds_are_up_to_date() -> None:
     assert (ROOT / CRD_PATH).read_text() == crd_yaml(), "run: python -m fastgen_operator.api.crd --write"
     assert (ROOT / CHART_PATH).read_text() == chart_yaml(), "run: python -m fastgen_operator.api.crd --write"
 
 
-def test_the_chart_keeps_the_same_crd_when_it_is_uninstalled() -> None:
+def test_the_charts_crd_is_the_same_and_survives_an_uninstall() -> None:
     text = (ROOT / CHART_PATH).read_text()
     chart = yaml.safe_load("\n".join(line for line in text.splitlines() if not line.startswith("{{-")))
     assert chart["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
@@ -212,7 +241,7 @@ def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
     assert sum(check(part, properties[part]) for part in ("spec", "status")) > 40
 
 
-def test_the_flags_that_users_may_not_repeat_are_those_that_the_operator_passes() -> None:
+def test_the_flags_that_extra_args_must_not_contain_are_those_that_the_operator_passes() -> None:
     spec = copy.deepcopy(resource()["spec"])
     spec["engine"] |= {"tokenBudget": 64, "maxSequences": 8, "maxModelLength": 64}
     spec["apiKeySecretName"] = "keys"
@@ -222,7 +251,7 @@ def test_the_flags_that_users_may_not_repeat_are_those_that_the_operator_passes(
     assert {word for word in words if word.startswith("--")} == set(OPERATOR_FLAGS)
 
 
-def test_the_defaults_and_bounds_are_the_engines() -> None:
+def test_engine_fields_have_the_defaults_and_bounds_of_the_engines_settings() -> None:
     spec = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     in_engine = spec["properties"]["engine"]["properties"]
     fields = {
@@ -235,7 +264,7 @@ def test_the_defaults_and_bounds_are_the_engines() -> None:
         for k in ENGINE_SETTINGS + SERVER_SETTINGS
     }
     swap_space = fields.pop("swapSpace")
-    assert swap_space["default"] == "0Gi", "the engine's own default, as Kubernetes writes sizes"
+    assert swap_space["default"] == "0Gi", "the engine's default, as a Kubernetes quantity"
     assert settings["swapSpace"].default == 0
     for name, field in fields.items():
         setting = settings[name]

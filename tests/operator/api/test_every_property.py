@@ -1,4 +1,4 @@
-"""Every field of the resource: an edit is rejected by the field's name, or does something, and can be undone."""
+"""Every field of the resource: an edit is rejected with the field's name, or has an effect and can be undone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED}
 
 
 def effect(spec: Spec) -> Any:
-    """All that the operator does for a spec: the children, the download, how it scales; or what it says against it."""
+    """Return everything the operator derives from a spec: children, download, scaling policy; or its refusal."""
     owner = stored()
     observed = Observed(owner)
     try:
@@ -49,7 +49,7 @@ def effect(spec: Spec) -> Any:
 
 
 def all_edits() -> Iterator[Edit]:
-    """Of both ways to set the replicas; what they share is edited in one of them."""
+    """Yield edits of the fixed-size and the autoscaled spec; shared fields are edited in the fixed one only."""
     yield from edits_of(EVERYTHING)
     yield from (edit for edit in edits_of(AUTOSCALED) if edit.path[0] == "autoscaling")
 
@@ -63,16 +63,16 @@ def test_every_field_is_edited() -> None:
     assert not missing, "give it a value in harness/everything.py"
 
 
-def test_every_edit_that_is_read_does_something() -> None:
+def test_every_valid_edit_has_an_effect() -> None:
     for edit in all_edits():
         before = Spec.model_validate(BASES["autoscaled" if edit.path[0] == "autoscaling" else "fixed"])
         try:
             after = Spec.model_validate(edit.spec)
         except ValidationError:
-            continue  # how it is rejected is the API server's: see below
+            continue  # rejected by the API server: tested below
         if after.autoscaling and after.autoscaling.min_replicas > after.autoscaling.max_replicas:
-            continue  # the same
-        assert before == after or effect(before) != effect(after), f"{edit}: nothing comes of it"
+            continue  # rejected by the API server: tested below
+        assert before == after or effect(before) != effect(after), f"{edit}: has no effect"
 
 
 @pytest.mark.controlplane
@@ -95,7 +95,7 @@ def test_the_api_server_rejects_an_edit_by_the_fields_name_or_the_operator_acts_
 
 
 def _stored(space: Space, specs: list[Object]) -> list[Object | str]:
-    """What the API server would store of each spec, or its words against it."""
+    """Return what the API server would store for each spec, or its error message."""
     items = [
         {**resource(f"edit{number}"), "spec": spec, "metadata": {"name": f"edit{number}"}}
         for number, spec in enumerate(specs)
@@ -117,7 +117,7 @@ def _stored(space: Space, specs: list[Object]) -> list[Object | str]:
 
 
 def _documents(text: str) -> Iterator[Object]:
-    """JSON objects one after the other, as kubectl writes several."""
+    """Yield the JSON objects of kubectl's concatenated output."""
     decoder, rest = json.JSONDecoder(), text.strip()
     while rest:
         document, end = decoder.raw_decode(rest)
@@ -125,7 +125,7 @@ def _documents(text: str) -> Iterator[Object]:
         rest = rest[end:].lstrip()
 
 
-# Of each part of the spec, an edit that the running operator has to carry out, and to undo.
+# One edit per part of the spec that the running operator must apply and undo.
 SAMPLE: dict[str, Object] = {
     "model": {"servedName": "other"},
     "engine": {"kvCache": {"memoryPercent": 51}},

@@ -1,4 +1,4 @@
-"""What a person sees and does with kubectl, against a real API server."""
+"""kubectl against a real API server: columns, explain, wait, scale and rollout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.waiting import eventually
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 3}
 
 
-def test_the_reference_page_is_the_generated_one() -> None:
+def test_the_reference_page_is_up_to_date() -> None:
     committed = Path(__file__).parents[3] / PAGE_PATH
     assert committed.read_text() == resource_page(), "run: python -m fastgen_operator.api.reference --write"
 
@@ -28,7 +28,7 @@ def test_the_reference_page_has_every_field() -> None:
 
 
 @pytest.mark.controlplane
-def test_lists_show_what_a_person_asks_for(space: Space, operator: OperatorProcess) -> None:
+def test_kubectl_get_shows_the_printer_columns_and_categories(space: Space, operator: OperatorProcess) -> None:
     del operator
     space.apply(resource())
     space.make_ready()
@@ -44,12 +44,12 @@ def test_lists_show_what_a_person_asks_for(space: Space, operator: OperatorProce
 
 
 @pytest.mark.controlplane
-def test_explain_says_what_the_fields_do(space: Space) -> None:
+def test_kubectl_explain_shows_the_field_descriptions(space: Space) -> None:
     said = space.kubectl("explain", "fgd.spec.autoscaling", "--recursive=false")
-    assert "Let the replicas follow the tokens that wait and arrive; instead of replicas." in " ".join(said.split())
+    assert "Scales the replicas automatically on arriving and queued tokens." in " ".join(said.split())
     assert "maxReplicas\t<integer> -required-" in said
     said = " ".join(space.kubectl("explain", "fgd.spec.autoscaling.minReplicas").split())
-    assert "Fewest replicas. At least 1: nothing holds requests that come while there are none." in said
+    assert "Lower bound for the number of replicas. Scaling to zero is not supported" in said
 
 
 @pytest.mark.controlplane
@@ -61,8 +61,8 @@ def test_wait_scale_and_rollout_status_work_as_on_a_deployment(space: Space, ope
     space.make_ready()
     assert "condition met" in space.kubectl("wait", "fgd/chat", "--for=condition=Ready", "--timeout=20s")
     assert "successfully rolled out" in space.kubectl("rollout", "status", "deployment/chat", "--timeout=20s")
-    assert "replicas" not in space.get("fgd", "chat")["spec"], "one replica is what nothing said means"
-    # A first number, where there was none: what kubectl does not need and a HorizontalPodAutoscaler does.
+    assert "replicas" not in space.get("fgd", "chat")["spec"], "an unset spec.replicas means one replica"
+    # kubectl scale sets spec.replicas although it was unset; a HorizontalPodAutoscaler needs an initial value.
     space.kubectl("scale", "fgd/chat", "--replicas=2")
     space.make_ready(count=2)
     space.wait_condition("Ready", "True", "AllReplicasReady")
@@ -70,26 +70,26 @@ def test_wait_scale_and_rollout_status_work_as_on_a_deployment(space: Space, ope
 
 
 @pytest.mark.controlplane
-def test_scaling_by_hand_is_refused_under_autoscaling_with_the_remedy(space: Space, operator: OperatorProcess) -> None:
+def test_manual_scaling_is_rejected_under_autoscaling_with_the_remedy(space: Space, operator: OperatorProcess) -> None:
     del operator
     space.apply(resource(autoscaling=AUTOSCALING))
     space.wait_pods(1)
     with pytest.raises(CommandError) as refused:
         space.kubectl("scale", "fgd/chat", "--replicas=2")
-    assert "spec.replicas and spec.autoscaling exclude each other" in str(refused.value)
+    assert "spec.replicas and spec.autoscaling are mutually exclusive" in str(refused.value)
     assert "set spec.autoscaling.minReplicas and maxReplicas" in str(refused.value)
     space.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 2}}})
     space.wait_pods(2)
 
 
 @pytest.mark.controlplane
-def test_a_cache_grows_and_nothing_else_of_it_changes(space: Space) -> None:
+def test_a_cache_can_grow_and_is_otherwise_immutable(space: Space) -> None:
     space.apply(resource(model={"source": "hf://owner/name"}, cache={"size": "1Gi"}, replicas=0))
     space.patch("fgd/chat", {"spec": {"cache": {"size": "1536Mi"}}})
     refusals = {
         "size": ("1Gi", "spec.cache.size can only grow"),
-        "storageClassName": ("other", "spec.cache.storageClassName and spec.cache.accessMode cannot change"),
-        "accessMode": ("ReadWriteMany", "spec.cache.storageClassName and spec.cache.accessMode cannot change"),
+        "storageClassName": ("other", "spec.cache.storageClassName and spec.cache.accessMode are immutable"),
+        "accessMode": ("ReadWriteMany", "spec.cache.storageClassName and spec.cache.accessMode are immutable"),
     }
     for field, (value, words) in refusals.items():
         with pytest.raises(CommandError) as refused:
@@ -100,12 +100,12 @@ def test_a_cache_grows_and_nothing_else_of_it_changes(space: Space) -> None:
 
 
 @pytest.mark.controlplane
-def test_one_way_to_scale_can_be_exchanged_for_the_other(space: Space, operator: OperatorProcess) -> None:
+def test_switching_between_replicas_and_autoscaling_keeps_the_pods(space: Space, operator: OperatorProcess) -> None:
     del operator
     space.apply(resource(replicas=3))
     space.wait_pods(3)
     space.patch("fgd/chat", {"spec": {"replicas": None, "autoscaling": AUTOSCALING}})
-    eventually(lambda: space.condition("ScalingActive"), within=20, what="the autoscaler's word")
-    assert len(space.pods()) == 3, "what is there is where autoscaling begins"
+    eventually(lambda: space.condition("ScalingActive"), within=20, what="the condition ScalingActive")
+    assert len(space.pods()) == 3, "autoscaling starts from the existing replicas"
     space.patch("fgd/chat", {"spec": {"replicas": 1, "autoscaling": None}})
     space.wait_pods(1)

@@ -164,7 +164,7 @@ def test_bounds_hold_before_any_metrics_and_a_fixed_number_ends_autoscaling(spac
     eventually(lambda: desired(space) == 3, within=20, what="the new minimum")
     assert status(space)["autoscaling"]["reason"] == "BoundsChanged"
 
-    with pytest.raises(Exception, match=r"spec\.replicas and spec\.autoscaling exclude each other"):
+    with pytest.raises(Exception, match=r"spec\.replicas and spec\.autoscaling are mutually exclusive"):
         space.kubectl("scale", "fgd/chat", "--replicas=1")
     space.patch("fgd/chat", {"spec": {"autoscaling": None, "replicas": 1}})
     space.wait_pods(1)

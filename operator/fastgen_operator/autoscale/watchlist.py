@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
@@ -18,12 +18,8 @@ from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.recommend import State
 from fastgen_operator.kinds import Key, Object
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.pods import is_ready, name_of
 from fastgen_operator.plan.replicas import wanted_replicas
-
-# Pods that only keep their record.
-_ENDED: Final = ("Failed", "Succeeded")
-
+from fastgen_operator.pods import has_ended, is_ready, name_of
 
 @dataclass(frozen=True, slots=True)
 class PodView:
@@ -129,7 +125,7 @@ def subject_of(spec: Spec, observed: Observed, scrape_seconds: float) -> Subject
         policy=policy,
         model_name=spec.model.served_name or observed.key[1],
         wanted=wanted_replicas(spec, observed),
-        pods=tuple(_view(pod) for pod in observed.pods if pod.get("status", {}).get("phase") not in _ENDED),
+        pods=tuple(_view(pod) for pod in observed.pods if not has_ended(pod)),
     )
 
 

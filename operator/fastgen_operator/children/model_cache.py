@@ -18,6 +18,7 @@ from fastgen_operator.api.model import Cache
 from fastgen_operator.children.metadata import child, fetch_labels, selector
 from fastgen_operator.children.model_source import fetch_container, model_address, model_volumes
 from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, JOB, MODEL_ANNOTATION, Object
+from fastgen_operator.pods import ENGINE_CONTAINER
 
 # The download's pod goes where the engines will: a volume may be bound to the node or zone of the first that uses it.
 _PLACEMENT: Final = (
@@ -52,7 +53,7 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
     on but those: a Job cannot be changed, and one that runs need not know who came or went meanwhile.
     """
     name, address = owner["metadata"]["name"], model_address(spec)
-    image = next(container["image"] for container in engine_pod["containers"] if container["name"] == "engine")
+    image = next(container["image"] for container in engine_pod["containers"] if container["name"] == ENGINE_CONTAINER)
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,

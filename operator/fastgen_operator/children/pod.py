@@ -8,8 +8,8 @@ from typing import Any, Final
 from fastgen_operator.api import INTER_TOKEN_TARGET, Scheduling, Spec
 from fastgen_operator.children.metadata import HTTP_PORT, selector, without_empty
 from fastgen_operator.children.model_source import model_init_containers, model_mounts, model_path, model_volumes
+from fastgen_operator.pods import ENGINE_CONTAINER
 
-ENGINE_CONTAINER: Final = "engine"
 # The image's unprivileged user.
 USER_ID: Final = 65532
 # Endpoints learn of a leaving pod within this time; until then it still answers new requests.

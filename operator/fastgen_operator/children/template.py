@@ -7,9 +7,10 @@ from typing import Any, Final
 from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.children.metadata import labels, without_empty
 from fastgen_operator.children.model_source import model_annotations
-from fastgen_operator.children.pod import ENGINE_CONTAINER, build_pod_spec
+from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.children.strategic_merge import MergeError, merge
 from fastgen_operator.kinds import Object
+from fastgen_operator.pods import ENGINE_CONTAINER
 
 _PATH: Final = "spec.podTemplate.spec"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
+from fastgen_operator.digests import TEMPLATE_DIGEST, template_digest
 from fastgen_operator.kinds import POD, REPLICA_SET, Kind, Object
-from fastgen_operator.plan.drift import TEMPLATE_DIGEST, template_digest
 
 # Who set which field: half of many an object, and read by the API server alone.
 _METADATA: Final = ("managedFields", "selfLink")

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any, Final
 
 from kubernetes.utils import parse_quantity
-
-from fastgen_operator.kinds import Object
-
-TEMPLATE_LABEL: Final = "pod-template-hash"
-TEMPLATE_DIGEST: Final = "templateDigest"
 
 # Fields under which numbers with units are held, which the API server may write in another way.
 _QUANTITY_PARENTS: Final = ("limits", "requests", "sizeLimit", "divisor")
@@ -25,25 +18,6 @@ _DROPPED_WHERE_ZERO: Final = (
 _ITEM_KEYS: Final = ("uid", "mountPath", "containerPort", "port", "topologyKey", "name")
 # What is ours as a whole: one more rule would be a hole, one more label another selection.
 _WHOLE: Final = ("spec.ingress", "spec.egress", "spec.selector", "spec.podSelector")
-
-
-def fingerprint(manifest: Object) -> str:
-    """A short hash of a manifest."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def template_digest(workload: Object) -> str:
-    """A short hash of a workload's pod template: a Deployment and the ReplicaSet of its newest template have the same.
-
-    The cache keeps it in the template's place.
-    """
-    spec = workload["spec"]
-    if TEMPLATE_DIGEST in spec:
-        return str(spec[TEMPLATE_DIGEST])
-    metadata = {name: value for name, value in spec["template"].get("metadata", {}).items() if value is not None}
-    # What tells the ReplicaSets of one Deployment apart is not in the Deployment's own template.
-    labels = {name: value for name, value in metadata.get("labels", {}).items() if name != TEMPLATE_LABEL}
-    return fingerprint({**spec["template"], "metadata": {**metadata, "labels": labels}})
 
 
 def first_difference(wanted: Any, live: Any, path: str = "") -> str | None:

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Protocol
 
 from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.digests import TEMPLATE_LABEL, template_digest
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, FETCH_SUFFIX, OWNER_LABEL, POD, REPLICA_SET, Key, Kind, Object
-from fastgen_operator.plan.drift import TEMPLATE_LABEL, template_digest
-from fastgen_operator.plan.pods import has_ended, is_leaving, name_of
+from fastgen_operator.pods import has_ended, is_terminating, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,14 @@ def current_pods(observed: Observed) -> tuple[Object, ...]:
     A pod that is being deleted, or was evicted and only keeps its record, is replaced by another one.
     """
     return _by_name(
-        pod for pod in _pods_of(observed, current_template(observed)) if not is_leaving(pod) and not has_ended(pod)
+        pod for pod in _pods_of(observed, current_template(observed)) if not is_terminating(pod) and not has_ended(pod)
     )
 
 
 def failed_pods(observed: Observed) -> tuple[Object, ...]:
     """Records of pods of the newest template that will never run again, by name."""
     pods = _pods_of(observed, current_template(observed))
-    return _by_name(pod for pod in pods if not is_leaving(pod) and has_ended(pod))
+    return _by_name(pod for pod in pods if not is_terminating(pod) and has_ended(pod))
 
 
 def older_pods(observed: Observed) -> tuple[Object, ...]:
@@ -149,7 +149,7 @@ def older_pods(observed: Observed) -> tuple[Object, ...]:
         return ()
     current = {name_of(pod) for pod in _pods_of(observed, template)}
     return _by_name(
-        pod for pod in observed.pods if name_of(pod) not in current and not is_leaving(pod) and not has_ended(pod)
+        pod for pod in observed.pods if name_of(pod) not in current and not is_terminating(pod) and not has_ended(pod)
     )
 
 

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from fastgen_operator.api import Spec
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.template import TemplateRefused
+from fastgen_operator.digests import fingerprint
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, Kind, Object
-from fastgen_operator.plan.drift import fingerprint, first_difference
+from fastgen_operator.plan.drift import first_difference
 from fastgen_operator.plan.model_cache import settle
 from fastgen_operator.plan.observed import Observed, is_controlled_by
 from fastgen_operator.plan.replicas import wanted_replicas

@@ -8,10 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.pods import (
+from fastgen_operator.pods import (
     ENGINE_CONTAINER,
+    IMAGE_PULL_REASONS,
     is_ready,
     is_scheduled,
+    last_line,
     name_of,
     node_of,
     pod_condition,
@@ -25,10 +27,6 @@ CRASH_LOOP_RESTARTS: Final = 3
 # The kubelet forgets a container's crashes after it has run for so long; so do we.
 CRASH_MEMORY: Final = timedelta(minutes=10)
 
-_IMAGE_REASONS: Final = (
-    *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
-    *("ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"),
-)
 _CREATE_REASONS: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 # How a process ends that somebody else ended: cleanly at SIGTERM, by SIGKILL, by SIGTERM.
 _ENDED_FROM_OUTSIDE: Final = (0, 137, 143)
@@ -167,7 +165,7 @@ def _ended_lately(container: _Container, at: datetime) -> bool:
 
 def _failure(container: _Container) -> Failure | None:
     reason, words = container.waiting.get("reason", ""), container.waiting.get("message", "")
-    if reason in _IMAGE_REASONS:
+    if reason in IMAGE_PULL_REASONS:
         image = container.spec.get("image") or container.status.get("image", "")
         return Failure(
             "ImagePullBackOff", f"the image {image} of {container.title} cannot be pulled: {words or reason}"
@@ -181,7 +179,7 @@ def _failure(container: _Container) -> Failure | None:
         return Failure("OutOfMemory", f"{container.title} {_ending(container)}{_times(container)}")
     if container.role == "engine" and ended.get("exitCode") == BAD_CONFIGURATION_EXIT:
         return Failure(
-            "BadConfiguration", _last_line(ended) or "the engine refused its configuration (exit code 2) without a word"
+            "BadConfiguration", last_line(ended) or "the engine refused its configuration (exit code 2) without a word"
         )
     if _exceeded_startup(container, ended):
         return Failure("StartupDeadlineExceeded", f"{container.title} {_ending(container)}{_times(container)}")
@@ -194,7 +192,7 @@ def _ending(container: _Container) -> str:
     """How the container last ended."""
     ended = container.ended or {}
     code, reason = ended.get("exitCode"), ended.get("reason", "Error")
-    last = _last_line(ended)
+    last = last_line(ended)
     tail = f"; last words: {last}" if last else ""
     if reason == "OOMKilled":
         limit = container.spec.get("resources", {}).get("limits", {}).get("memory")
@@ -224,8 +222,3 @@ def _exceeded_startup(container: _Container, ended: dict[str, Any]) -> bool:
 def _startup_seconds(container: _Container) -> int:
     probe = container.spec.get("startupProbe")
     return int(probe.get("periodSeconds", 10)) * int(probe.get("failureThreshold", 3)) if probe else 0
-
-
-def _last_line(ended: dict[str, Any]) -> str:
-    lines = [line.strip() for line in ended.get("message", "").splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -8,16 +8,16 @@ from fastgen_operator.api import Spec
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.drift import first_difference
 from fastgen_operator.plan.observed import Observed, current_pods, is_controlled_by, is_rollout_observed, older_pods
-from fastgen_operator.plan.pods import (
+from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.pods import (
     has_ended,
     has_started,
-    is_leaving,
     is_ready,
+    is_terminating,
     name_of,
     node_of,
     unschedulable_message,
 )
-from fastgen_operator.plan.replicas import wanted_replicas
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """The ReplicaSet controller deletes the pod with the lowest of these first, among those that are ready and run."""
@@ -83,7 +83,7 @@ def loses_pods(manifest: Object, live: Object | None) -> bool:
 
 def pods_with_deletion_cost(observed: Observed) -> tuple[Object, ...]:
     """The pods among which their load decides who goes first; the others go before them anyway, or have gone."""
-    pods = [pod for pod in observed.pods if is_ready(pod) and not is_leaving(pod) and not has_ended(pod)]
+    pods = [pod for pod in observed.pods if is_ready(pod) and not is_terminating(pod) and not has_ended(pod)]
     return tuple(sorted(pods, key=name_of)) if len(pods) > 1 else ()
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.scrape import Scraper, Target, metrics_url
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.pods import name_of
+from fastgen_operator.pods import name_of
 
 logger = logging.getLogger(__name__)
 

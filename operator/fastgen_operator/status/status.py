@@ -11,8 +11,8 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.kube.events import Notice
 from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
 from fastgen_operator.plan.plan import Problem
-from fastgen_operator.plan.pods import is_ready
 from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.pods import is_ready
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
 from fastgen_operator.status.conditions import READY, all_conditions, merge
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from fastgen_operator.digests import TEMPLATE_DIGEST, template_digest
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.cached_client import CachedClient
 from fastgen_operator.kube.compact import compact
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches
-from fastgen_operator.plan.drift import TEMPLATE_DIGEST, template_digest
 
 KEY = ("space", "chat")
 

@@ -10,8 +10,9 @@ import pytest
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children import Platform
+from fastgen_operator.digests import fingerprint
 from fastgen_operator.kinds import DEPLOYMENT, SERVICE, Kind, Object
-from fastgen_operator.plan.drift import fingerprint, first_difference
+from fastgen_operator.plan.drift import first_difference
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
 from harness.objects import spec_of, stored

@@ -7,8 +7,8 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed, current_pods, is_rollout_observed, older_pods
 from fastgen_operator.plan.pod_failures import state_of
-from fastgen_operator.plan.pods import is_on_its_way, is_ready
 from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.pods import is_ready, is_starting
 from fastgen_operator.status.conditions.condition import Condition, not_observed
 
 AVAILABLE: Final = "Available"
@@ -34,7 +34,7 @@ def available(spec: Spec, observed: Observed) -> Condition:
     first = f"; {state_of(waiting[0])}" if waiting else ""
     older = sum(is_ready(pod) for pod in older_pods(observed))
     enough = spec.autoscaling is not None and count >= max(1, spec.autoscaling.min_replicas)
-    if enough and not older and all(is_on_its_way(pod) for pod in waiting):
+    if enough and not older and all(is_starting(pod) for pod in waiting):
         return Condition(AVAILABLE, "True", "ScalingUp", message + first)
     serving = f" ({older} of an older revision still serve)" if older else ""
     return Condition(AVAILABLE, "False", "ReplicasNotReady", message + serving + first)

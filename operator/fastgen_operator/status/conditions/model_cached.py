@@ -12,8 +12,8 @@ from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloade
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.model_cache import complete_job
 from fastgen_operator.plan.observed import Observed, current_pods
-from fastgen_operator.plan.pods import name_of, unschedulable_message
 from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.pods import IMAGE_PULL_REASONS, last_line, name_of, unschedulable_message
 from fastgen_operator.status.conditions.condition import Condition
 
 MODEL_CACHED: Final = "ModelCached"
@@ -72,12 +72,13 @@ def _of_pod(spec: Spec, pod: Object) -> Condition:
         reason = "SecretNotFound" if words.startswith("secret ") else "DownloadFailed"
         remedy = "create it, or correct spec.model.secretName" if reason == "SecretNotFound" else ""
         return _false(reason, f"pod {name}: {words}", remedy)
-    if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName"):
+    if waiting.get("reason") in IMAGE_PULL_REASONS:
         return _false("DownloadFailed", f"pod {name}: the image {status.get('image', '')} cannot be pulled: {words}")
     ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated")
     if ended is None or ended.get("exitCode") == 0:
         return Condition(MODEL_CACHED, "Unknown", "Downloading", f"pod {name} downloads {spec.model.source}")
-    last = _last_line(ended)
+    exit_code = f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
+    last = last_line(ended).removeprefix("fastgen: error: ") or exit_code
     tries = status.get("restartCount", 0) + 1
     if "running" in status.get("state", {}):
         message = f"pod {name} downloads {spec.model.source}, try {tries}; the last one ended with: {last}"
@@ -96,13 +97,6 @@ def _fetch_status(pod: Object) -> dict[str, Any]:
     status = pod.get("status", {})
     containers = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
     return next((container for container in containers if container["name"] == FETCH_CONTAINER), {})
-
-
-def _last_line(ended: dict[str, Any]) -> str:
-    lines = [line.strip() for line in ended.get("message", "").splitlines() if line.strip()]
-    if not lines:
-        return f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
-    return str(lines[-1]).removeprefix("fastgen: error: ")
 
 
 def _true(reason: str, message: str) -> Condition:

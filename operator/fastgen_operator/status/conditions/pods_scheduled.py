@@ -6,8 +6,8 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed, current_pods, older_pods
-from fastgen_operator.plan.pods import is_leaving, is_scheduled, name_of, node_of, unschedulable_message
 from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.pods import is_scheduled, is_terminating, name_of, node_of, unschedulable_message
 from fastgen_operator.status.conditions.condition import Condition
 
 PODS_SCHEDULED: Final = "PodsScheduled"
@@ -40,7 +40,7 @@ def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
 
 def _hint(spec: Spec, observed: Observed) -> str:
     """What else of this resource takes the place that the pods wait for."""
-    leaving = sorted((pod for pod in observed.pods if is_leaving(pod) and node_of(pod)), key=name_of)
+    leaving = sorted((pod for pod in observed.pods if is_terminating(pod) and node_of(pod)), key=name_of)
     if leaving:
         pod = leaving[0]
         due = pod["metadata"]["deletionTimestamp"]

@@ -15,7 +15,7 @@ from fastgen_operator.plan.observed import (
     is_rollout_observed,
 )
 from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
-from fastgen_operator.plan.pods import is_ready, name_of
+from fastgen_operator.pods import is_ready, name_of
 from fastgen_operator.status.conditions.condition import Condition, not_observed
 
 PROGRESSING: Final = "Progressing"

@@ -1,4 +1,4 @@
-"""What one pod's status says at a glance: ready, on a node, serving, on its way out. Pure."""
+"""Facts read from one pod: readiness, node, container statuses. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from typing import Any, Final
 from fastgen_operator.kinds import Object
 
 ENGINE_CONTAINER: Final = "engine"
+IMAGE_PULL_REASONS: Final = (
+    *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
+    *("ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"),
+)
+"""Reasons of a waiting container whose image the kubelet cannot pull."""
 
 
 def name_of(pod: Object) -> str:
-    """The pod's name."""
+    """Return the pod's name."""
     return str(pod["metadata"]["name"])
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether it passes its readiness probe now."""
+    """Return whether the pod passes its readiness probe."""
     condition = pod_condition(pod, "Ready")
     return condition is not None and condition["status"] == "True"
 
 
-def is_on_its_way(pod: Object) -> bool:
-    """Whether none of its containers has ended or finished its start yet: nothing has gone wrong so far."""
+def is_starting(pod: Object) -> bool:
+    """Return whether the pod is in its first start: no container has started, ended or restarted yet."""
     status = pod.get("status", {})
     if has_ended(pod) or unschedulable_message(pod) is not None:
         return False
@@ -31,29 +36,29 @@ def is_on_its_way(pod: Object) -> bool:
     )
 
 
-def is_leaving(pod: Object) -> bool:
-    """Whether it is being deleted; it may still hold its node's GPUs until it is gone."""
+def is_terminating(pod: Object) -> bool:
+    """Return whether the pod is being deleted; it may hold its node's GPUs until it is gone."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def has_ended(pod: Object) -> bool:
-    """Whether only its record is left: evicted, refused by its node, or run to its end. It never runs again."""
+    """Return whether the pod never runs again: evicted, rejected by its node, or completed."""
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
 
 def is_scheduled(pod: Object) -> bool:
-    """Whether it has a node."""
+    """Return whether the pod is bound to a node."""
     condition = pod_condition(pod, "PodScheduled")
     return bool(node_of(pod)) or (condition is not None and condition["status"] == "True")
 
 
 def node_of(pod: Object) -> str:
-    """The node's name; empty where it has none."""
+    """Return the name of the pod's node; empty if it is not bound."""
     return str(pod.get("spec", {}).get("nodeName") or "")
 
 
 def unschedulable_message(pod: Object) -> str | None:
-    """The scheduler's words where it found no node; None otherwise."""
+    """Return the scheduler's message if it found no node, else None."""
     condition = pod_condition(pod, "PodScheduled")
     if condition is None or condition["status"] != "False" or condition.get("reason") != "Unschedulable":
         return None
@@ -61,13 +66,13 @@ def unschedulable_message(pod: Object) -> str | None:
 
 
 def has_started(pod: Object) -> bool:
-    """Whether its engine runs and has passed its startup probe: it may hold requests even where it is not ready now."""
+    """Return whether the engine runs and has passed its startup probe: it may serve requests even if not ready."""
     status = engine_status(pod)
     return bool(status.get("started")) and "running" in status.get("state", {})
 
 
 def engine_status(pod: Object) -> dict[str, Any]:
-    """The status of the engine's container; empty where the kubelet has not reported one."""
+    """Return the status of the engine's container; empty if the kubelet has not reported one."""
     for status in pod.get("status", {}).get("containerStatuses", ()):
         if status["name"] == ENGINE_CONTAINER:
             return dict(status)
@@ -75,8 +80,14 @@ def engine_status(pod: Object) -> dict[str, Any]:
 
 
 def pod_condition(pod: Object, kind: str) -> dict[str, Any] | None:
-    """The pod's condition of that type; None where it has none."""
+    """Return the pod's condition of that type, or None."""
     for condition in pod.get("status", {}).get("conditions", ()):
         if condition["type"] == kind:
             return dict(condition)
     return None
+
+
+def last_line(terminated: dict[str, Any]) -> str:
+    """Return the last non-empty line of a terminated container's message, or an empty string."""
+    lines = [line.strip() for line in terminated.get("message", "").splitlines() if line.strip()]
+    return lines[-1] if lines else ""

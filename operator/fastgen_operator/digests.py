@@ -1,0 +1,31 @@
+"""Digests of manifests and pod templates. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from fastgen_operator.kinds import Object
+
+TEMPLATE_LABEL: Final = "pod-template-hash"
+TEMPLATE_DIGEST: Final = "templateDigest"
+
+
+def fingerprint(value: Any) -> str:
+    """A short hash of a JSON value, independent of the order of its fields."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def template_digest(workload: Object) -> str:
+    """A short hash of a workload's pod template: equal for a Deployment and the ReplicaSet of its newest template.
+
+    The cache stores this digest in place of a ReplicaSet's template.
+    """
+    spec = workload["spec"]
+    if TEMPLATE_DIGEST in spec:
+        return str(spec[TEMPLATE_DIGEST])
+    metadata = {name: value for name, value in spec["template"].get("metadata", {}).items() if value is not None}
+    # The Deployment controller adds this label to the ReplicaSet's template only.
+    labels = {name: value for name, value in metadata.get("labels", {}).items() if name != TEMPLATE_LABEL}
+    return fingerprint({**spec["template"], "metadata": {**metadata, "labels": labels}})

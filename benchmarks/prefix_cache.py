@@ -18,7 +18,7 @@ from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.step_output import SampledToken, StepOutput
 from fastgen.core.step_plan import StepPlan
-from fastgen.engine.core import Engine, LoadedRunner
+from fastgen.engine.core import Engine, Runner
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
 
@@ -28,8 +28,8 @@ TOKEN_IDS = range(1000, 40000)
 class Idle:
     """A runner that computes nothing, with another one's shape."""
 
-    def __init__(self, real: LoadedRunner) -> None:
-        self.architecture = real.architecture
+    def __init__(self, real: Runner) -> None:
+        self.vocab_size, self.eos_token_ids = real.vocab_size, real.eos_token_ids
         self.num_blocks, self.block_size = real.num_blocks, real.block_size
         self.num_host_blocks, self.seconds_per_block = 0, 0.0
         self.max_model_length = real.max_model_length
@@ -73,8 +73,8 @@ def main() -> None:
     # used again and again, with it always others, and their first use would be part of its costs.
     config = EngineConfig(model=options.model, token_budget=256, kv_cache_memory=1 << 30)
     runner = load_runner(ModelSource.open(config.model), config, lambda _stage, _fraction: None)
-    runner.settle()
-    runner.wait_until_settled()
+    runner.start_prefault()
+    runner.wait_for_prefault()
     engines, idle = (
         {
             caching: Engine(one, EngineConfig(model=config.model, token_budget=256, prefix_caching=caching))

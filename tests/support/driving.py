@@ -19,7 +19,7 @@ from fastgen.engine.core import Engine
 from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
-from fastgen.runner.runner import ModelRunner, ServedShape
+from fastgen.runner.runner import ModelRunner
 
 
 def demo_model() -> Path:
@@ -51,8 +51,12 @@ class FewBlocks:
     seconds_per_block: float = 0.0
 
     @property
-    def architecture(self) -> ServedShape:
-        return self.runner.architecture
+    def vocab_size(self) -> int:
+        return self.runner.vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self.runner.eos_token_ids
 
     @property
     def block_size(self) -> int:
@@ -118,7 +122,7 @@ def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], siz
         logits = runner.logits(StepPlan((Chunk(subject, subject.num_computed_tokens, size),)))
         subject.num_computed_tokens += size
         turn += 1
-    assert logits.shape == (1, runner.architecture.vocab_size)
+    assert logits.shape == (1, runner.vocab_size)
     return logits[0]
 
 

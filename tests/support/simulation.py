@@ -22,12 +22,6 @@ from fastgen.engine.core import Engine
 VOCABULARY = 1000
 
 
-@dataclass(frozen=True)
-class SimulatedArchitecture:
-    vocab_size: int = VOCABULARY
-    eos_token_ids: frozenset[int] = frozenset({0})
-
-
 @dataclass
 class Clock:
     now: float = 0.0
@@ -86,10 +80,11 @@ class SimulatedRunner:
     token: float = 0.0006
     kv_token: float = 2e-6
     seconds_per_block: float = 0.001
+    vocab_size: int = VOCABULARY
+    eos_token_ids: frozenset[int] = frozenset({0})
     passes: list[StepPlan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.architecture = SimulatedArchitecture()
         self.max_model_length = self.num_blocks * self.block_size
         self._cache = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_blocks)]
         self._host = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_host_blocks)]

@@ -81,7 +81,7 @@ def _in_process(options: argparse.Namespace, workload: Workload) -> Results:
     from fastgen.commands.loading import load_model
 
     model = load_model(engine_config(options))
-    model.wait_until_settled()
+    model.wait_for_prefault()
 
     def encode(text: str) -> list[int]:
         return model.tokenizer.encode(text, add_special_tokens=True)

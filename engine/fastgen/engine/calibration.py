@@ -65,7 +65,7 @@ def ladder(most_tokens: int) -> list[int]:
     return sorted(size for size in sizes if size <= most_tokens)
 
 
-def prepare(
+def calibrate(
     runner: Runner, config: EngineConfig, on_progress: OnProgress, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[EngineConfig, tuple[StepTime, ...]]:
     """Measures what the settings ask for, before the engine takes its first request.
@@ -230,7 +230,7 @@ class _Bench:
 
     def _sequence(self, num_tokens: int) -> TokenSequence:
         # Tokens that differ: a model of experts must not send all of them to the same ones.
-        vocabulary = self._runner.architecture.vocab_size
+        vocabulary = self._runner.vocab_size
         tokens = [(7919 * index + 13) % vocabulary for index in range(num_tokens)]
         request = Request(id="scratch", prompt_token_ids=tokens, sampling=SamplingParams(max_tokens=1))
         return TokenSequence(request, ordinal=0, arrival=0.0, seed=0)

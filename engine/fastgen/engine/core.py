@@ -22,32 +22,16 @@ from fastgen.core.step_plan import StepPlan
 from fastgen.engine.messages import StepReport, StepStats, TokenOutput
 
 
-class Architecture(Protocol):
-    """What the engine has to know of a model's shape."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids go from 0 to this minus one."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a generation."""
-
-
-class NamedArchitecture(Architecture, Protocol):
-    """A shape that people know by a name."""
-
-    @property
-    def name(self) -> str:
-        """As the model's configuration has it: llama."""
-
-
 class Runner(Protocol):
     """Runs passes on a device: owns the weights and the KV cache tensors."""
 
     @property
-    def architecture(self) -> Architecture:
-        """The model's shape."""
+    def vocab_size(self) -> int:
+        """Token ids are in `range(vocab_size)`."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
 
     @property
     def num_blocks(self) -> int:
@@ -71,29 +55,6 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Copies the blocks that the pass swaps, computes it, and samples."""
-
-
-class LoadedRunner(Runner, Protocol):
-    """A runner with a model's weights, as a worker starts it."""
-
-    @property
-    def architecture(self) -> NamedArchitecture:
-        """The model's shape, and what it is called."""
-
-    @property
-    def num_parameters(self) -> int:
-        """The model's, for estimates of what a token costs."""
-
-    @property
-    def device(self) -> str:
-        """cpu or cuda."""
-
-    @property
-    def dtype(self) -> str:
-        """What weights and cache are computed in, as torch names it: float32."""
-
-    def settle(self) -> None:
-        """Called once, when passes are no longer measured: from now on the runner may prepare things beside them."""
 
 
 @dataclass(slots=True)
@@ -151,7 +112,7 @@ class Engine:
         """
         if request.id in self._sequences:
             raise RequestError(f"request id {request.id!r} is in use: give each request its own", "request_id")
-        request.check(self._runner.max_model_length, self._runner.architecture.vocab_size)
+        request.check(self._runner.max_model_length, self._runner.vocab_size)
         constraint = self._constraint(request.sampling.grammar)
         seed = request.sampling.seed
         sequence = Sequence(
@@ -303,7 +264,7 @@ def _scheduler(runner: Runner, config: EngineConfig, times: StepTimes) -> Schedu
         BlockPool(runner.num_blocks, runner.block_size),
         token_budget=config.most_tokens,
         max_sequences=config.sequence_limit,
-        end_tokens=runner.architecture.eos_token_ids,
+        end_tokens=runner.eos_token_ids,
         chunker=Chunker(cast(Literal["even", "greedy"], config.chunking), _target(config.inter_token_target, times)),
         host=host,
         preemption=Preemption(

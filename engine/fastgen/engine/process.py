@@ -27,7 +27,6 @@ from fastgen.engine.messages import (
     Add,
     Cancel,
     Command,
-    EngineInfo,
     Event,
     Failed,
     Loading,
@@ -76,43 +75,22 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         ConfigError: when what is asked for cannot be served.
     """
     # Imported here, not above: torch takes seconds, and the channel should report from the start.
-    from fastgen.core.step_model import StepModel
-    from fastgen.engine.calibration import prepare
-    from fastgen.engine.core import Engine, LoadedRunner
+    from fastgen.engine.build import build_engine
     from fastgen.model.source import ModelSource
-    from fastgen.runner.loader import load_runner
-    from fastgen.text.grammar import GrammarFactory
     from fastgen.text.tokenizer import Tokenizer
 
     source = ModelSource.open(config.model)
-
-    def on_loading(stage: str, fraction: float) -> None:
-        channel.send(Loading(stage, fraction))
-
-    runner: LoadedRunner = load_runner(source, config, on_loading)
-    config, measured = prepare(runner, config, on_loading)
-    architecture = runner.architecture
-    grammars = GrammarFactory(
-        partial(Tokenizer.load, source.tokenizer), architecture.vocab_size, architecture.eos_token_ids
+    loaded = build_engine(
+        source,
+        config,
+        partial(Tokenizer.load, source.tokenizer),
+        lambda stage, fraction: channel.send(Loading(stage, fraction)),
+        started=started,
     )
-    engine = Engine(runner, config, grammars=grammars, step_model=StepModel.of(measured))
-    info = EngineInfo(
-        architecture=architecture.name,
-        device=runner.device,
-        dtype=runner.dtype,
-        vocabulary_size=architecture.vocab_size,
-        num_parameters=runner.num_parameters,
-        max_model_length=runner.max_model_length,
-        token_budget=config.most_tokens,
-        max_sequences=config.sequence_limit,
-        block_size=runner.block_size,
-        num_blocks=runner.num_blocks,
-        load_seconds=time.monotonic() - started,
-    )
-    runner.settle()
+    engine = loaded.engine
     gc.freeze()
     gc.enable()
-    channel.send(Ready(info))
+    channel.send(Ready(loaded.info))
     while True:
         changed = False
         refused: list[TokenOutput] = []

@@ -40,32 +40,44 @@ class KVShape:
         return self.num_layers * self.num_kv_heads * per_head * block_size
 
 
-class StepShape(Protocol):
-    """What the memory of a pass depends on."""
+class ModelShape(Protocol):
+    """The dimensions of a model that memory planning and the engine depend on."""
+
+    @property
+    def name(self) -> str:
+        """Model family, for example llama."""
 
     @property
     def vocab_size(self) -> int:
-        """Logits of a row."""
+        """Logits per row."""
 
     @property
     def hidden_size(self) -> int:
-        """Numbers of a row of the residual stream."""
+        """Width of the residual stream."""
 
     @property
     def intermediate_size(self) -> int:
-        """Numbers of a row within a feed-forward layer."""
+        """Width of the widest feed-forward layer."""
 
     @property
     def num_heads(self) -> int:
         """Query heads."""
 
     @property
+    def num_parameters(self) -> int:
+        """Number of weights."""
+
+    @property
     def max_position_embeddings(self) -> int:
-        """The longest sequence."""
+        """Longest sequence that the model supports."""
 
     @property
     def default_length(self) -> int:
-        """The longest sequence that is served unless more is asked for."""
+        """Longest sequence served unless `max_model_length` is set."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +114,7 @@ def device_room(config: EngineConfig, *, total_bytes: int, free_bytes: int, pass
     return CacheRoom(max(0, most - kept), most)
 
 
-def working_memory_bytes(config: EngineConfig, shape: StepShape, kv: KVShape) -> int:
+def working_memory_bytes(config: EngineConfig, shape: ModelShape, kv: KVShape) -> int:
     """Bytes to keep free beside weights and KV cache, so that the fullest pass does not run out of memory.
 
     A pass at the token budget, every sequence sampling, and one chunk whose context is as long as can be.
@@ -119,7 +131,7 @@ def working_memory_bytes(config: EngineConfig, shape: StepShape, kv: KVShape) ->
     return activations + logits + 2 * context + _GROWTH
 
 
-def plan_kv_blocks(config: EngineConfig, shape: StepShape, kv: KVShape, room: CacheRoom) -> int:
+def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, room: CacheRoom) -> int:
     """Blocks of the KV cache.
 
     Args:
@@ -183,7 +195,7 @@ def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) ->
     return config.swap_space // block_bytes
 
 
-def resolve_max_model_length(config: EngineConfig, shape: StepShape, kv: KVShape, num_blocks: int) -> int:
+def resolve_max_model_length(config: EngineConfig, shape: ModelShape, kv: KVShape, num_blocks: int) -> int:
     """Longest prompt plus generation of one request: what is asked for, else the model's own limit or the cache's.
 
     Raises:

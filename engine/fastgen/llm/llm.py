@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,15 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fastgen.config import ENGINE_SETTINGS, EngineConfig, parsed_settings
 from fastgen.core.request import Request, RequestError, SamplingParams
-from fastgen.core.step_model import StepModel
-from fastgen.engine.calibration import prepare
-from fastgen.engine.core import Engine
+from fastgen.engine.build import build_engine
 from fastgen.llm.outputs import Completion, Generation, Usage
 from fastgen.model.source import ModelSource
-from fastgen.runner.loader import load_runner
 from fastgen.terminal import progress_bar
 from fastgen.text.chat import ChatTemplateError
-from fastgen.text.grammar import GrammarFactory
 from fastgen.text.output import OutputText, TextDelta, TextRules
 from fastgen.text.tokenizer import Tokenizer
 
@@ -56,25 +53,20 @@ class LLM:
 
     def __init__(self, model: str, *, on_loading: Callable[[str, float], None] | None = None, **settings: Any) -> None:
         config = EngineConfig(model=str(model), **parsed_settings(settings, ENGINE_SETTINGS))
+        started = time.monotonic()
         source = ModelSource.open(config.model)
         self.tokenizer = tokenizer = Tokenizer.load(source.tokenizer)
         with progress_bar() if on_loading is None else nullcontext(on_loading) as progress:
-            runner = load_runner(source, config, progress)
-            self.config, measured = prepare(runner, config, progress)
-        self._runner = runner
-        shape = runner.architecture
-        # Not through `self`: a circle of references would keep weights and KV cache when the model is let go.
-        grammars = GrammarFactory(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids)
-        self.engine = Engine(runner, self.config, grammars=grammars, step_model=StepModel.of(measured))
-        self.max_model_length = runner.max_model_length
-        runner.settle()
+            loaded = build_engine(source, config, lambda: tokenizer, progress, started=started)
+        self.engine, self.config, self._runner = loaded.engine, loaded.config, loaded.runner
+        self.max_model_length = loaded.info.max_model_length
         self._ids = itertools.count()
         self._under_way: dict[str, Generation] = {}
         self._pieces: list[_Piece] = []
 
-    def wait_until_settled(self) -> None:
-        """Until what goes on in the background after loading is done: for those who measure."""
-        self._runner.wait_until_settled()
+    def wait_for_prefault(self) -> None:
+        """Wait until the background prefault of cache memory is done. Measurements are disturbed by it."""
+        self._runner.wait_for_prefault()
 
     def generate(
         self,

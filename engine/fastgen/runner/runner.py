@@ -10,27 +10,11 @@ import torch
 from fastgen.core.scheduler import StepPlan
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.kv_cache.prefault import PagesAhead
-from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, StepShape
+from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, ModelShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.step_input import StepInput, num_scored
 from fastgen.sampling.logprobs import token_logprobs
 from fastgen.sampling.sampler import Draw, sample
-
-
-class ServedShape(StepShape, Protocol):
-    """What the engine and its users are told of a model."""
-
-    @property
-    def name(self) -> str:
-        """The family."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a generation."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of the model."""
 
 
 class Model(Protocol):
@@ -40,7 +24,7 @@ class Model(Protocol):
     """
 
     @property
-    def architecture(self) -> ServedShape:
+    def architecture(self) -> ModelShape:
         """The model's shape."""
 
     @property
@@ -71,6 +55,7 @@ class ModelRunner:
 
     Attributes:
         architecture: the model's shape.
+        vocab_size, eos_token_ids: of the model.
         num_blocks, block_size: the KV cache.
         num_host_blocks: of the buffer in host memory that blocks are swapped to; 0 where there is none.
         seconds_per_block: what copying a block there or back takes.
@@ -81,6 +66,7 @@ class ModelRunner:
 
     def __init__(self, model: Model, cache: KVCache, *, max_model_length: int) -> None:
         self.architecture = model.architecture
+        self.vocab_size, self.eos_token_ids = model.architecture.vocab_size, model.architecture.eos_token_ids
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.num_host_blocks = cache.num_host_blocks
         self.seconds_per_block = cache.seconds_per_block() if cache.num_host_blocks else 0.0
@@ -92,17 +78,17 @@ class ModelRunner:
         self._cache = cache
         self._pages: PagesAhead | None = None
 
-    def settle(self) -> None:
-        """From now on, the cache's memory is taken ahead of passes in the background.
+    def start_prefault(self) -> None:
+        """Start prefaulting cache memory in the background, ahead of the blocks in use.
 
-        Not before the model serves, because whatever measures passes is disturbed by it.
+        Call it after calibration: prefaulting disturbs measurements of step times.
         """
         self._pages = self._cache.pages
         if self._pages is not None:
             self._pages.reach(0)
 
-    def wait_until_settled(self) -> None:
-        """Until what `settle` began is done."""
+    def wait_for_prefault(self) -> None:
+        """Wait until the memory requested so far has been prefaulted."""
         if self._pages is not None:
             self._pages.wait()
 
@@ -116,8 +102,7 @@ class ModelRunner:
         if self._pages is not None:
             self._pages.reach(int(batch.blocks.max()))
         hidden = self._model.forward(batch, self._cache)
-        end_tokens = self.architecture.eos_token_ids
-        draws = [Draw.of(chunk, end_tokens) for chunk in plan.chunks if chunk.samples]
+        draws = [Draw.of(chunk, self.eos_token_ids) for chunk in plan.chunks if chunk.samples]
         sampled = sample(self._model.head(hidden[: batch.num_sampled]), draws)
         return StepOutput(sampled, self._prompt_logprobs(plan, hidden[batch.num_sampled :]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastgen.config import EngineConfig
-from fastgen.engine.calibration import describe, ladder, measure, prepare, tuned_budget
+from fastgen.engine.calibration import calibrate, describe, ladder, measure, tuned_budget
 from fastgen.engine.core import Engine
 from support.simulation import SimulatedRunner
 
@@ -30,7 +30,7 @@ def test_the_ladder_ends_at_the_most_tokens() -> None:
 
 def test_auto_becomes_the_knee_of_what_the_device_takes() -> None:
     device = runner(base=0.020, token=0.0001, kv_token=0.0)
-    config, points = prepare(device, auto(max_sequences=8), hear_nothing, device.clock)
+    config, points = calibrate(device, auto(max_sequences=8), hear_nothing, device.clock)
     # 0.95 of the peak at 1024 tokens is reached by 801, and 832 is the next multiple of 64.
     assert config.token_budget == 832
     for point in points:
@@ -40,13 +40,13 @@ def test_auto_becomes_the_knee_of_what_the_device_takes() -> None:
 def test_what_was_chosen_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     device = runner(base=0.020, token=0.0001, kv_token=0.0)
     with caplog.at_level("INFO", "fastgen.engine.calibration"):
-        prepare(device, auto(max_sequences=8), hear_nothing, device.clock)
+        calibrate(device, auto(max_sequences=8), hear_nothing, device.clock)
     assert "token budget auto: 832, set by the knee: a pass of 832 tokens takes" in caplog.text
 
 
 def test_a_target_that_no_pass_meets_still_lets_prompts_get_on() -> None:
     device = runner(base=0.300, token=0.002, kv_token=0.0)
-    config, _ = prepare(device, auto(inter_token_target=100), hear_nothing, device.clock)
+    config, _ = calibrate(device, auto(inter_token_target=100), hear_nothing, device.clock)
     assert config.token_budget == 16
     assert config.sequence_limit == 16
 
@@ -54,7 +54,7 @@ def test_a_target_that_no_pass_meets_still_lets_prompts_get_on() -> None:
 def test_the_target_bounds_it_and_the_line_says_so() -> None:
     device = runner(base=0.020, token=0.001, kv_token=0.0)
     settings = auto(max_sequences=8, inter_token_target=100)
-    config, _ = prepare(device, settings, hear_nothing, device.clock)
+    config, _ = calibrate(device, settings, hear_nothing, device.clock)
     assert config.token_budget == 80
     said = describe(tuned_budget(measure(device, ladder(1024), seconds=0.0, clock=device.clock), settings))
     assert "token budget auto: 80, set by the inter-token target: a pass of 80 tokens takes 100.0 ms" in said
@@ -62,7 +62,7 @@ def test_the_target_bounds_it_and_the_line_says_so() -> None:
 
 def test_every_running_sequence_keeps_its_token() -> None:
     device = runner(base=0.0, token=0.001)
-    config, _ = prepare(device, auto(max_sequences=200), hear_nothing, device.clock)
+    config, _ = calibrate(device, auto(max_sequences=200), hear_nothing, device.clock)
     assert config.token_budget == 200
 
 
@@ -94,14 +94,14 @@ def test_repeating_ends_when_the_time_is_up() -> None:
 def test_a_fixed_budget_is_kept_and_costs_no_time() -> None:
     device = runner()
     config = EngineConfig(model="simulated", token_budget=128)
-    assert prepare(device, config, hear_nothing, device.clock) == (config, ())
+    assert calibrate(device, config, hear_nothing, device.clock) == (config, ())
     assert not device.passes
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(1, 16), (2, 16), (3, 64), (40, 16)])
 def test_a_cache_too_small_for_the_ladder_is_measured_as_far_as_it_goes(num_blocks: int, block_size: int) -> None:
     device = SimulatedRunner(num_blocks=num_blocks, block_size=block_size)
-    config, points = prepare(device, auto(), hear_nothing, device.clock)
+    config, points = calibrate(device, auto(), hear_nothing, device.clock)
     assert points
     assert isinstance(config.token_budget, int)
     for plan in device.passes:
@@ -111,7 +111,7 @@ def test_a_cache_too_small_for_the_ladder_is_measured_as_far_as_it_goes(num_bloc
 
 def test_the_engine_has_the_whole_cache_afterwards() -> None:
     device = runner()
-    config, _ = prepare(device, auto(), hear_nothing, device.clock)
+    config, _ = calibrate(device, auto(), hear_nothing, device.clock)
     engine = Engine(device, config, device.clock)
     assert engine._scheduler.pool.num_free == device.num_blocks
     engine._scheduler.check_integrity()

@@ -104,7 +104,7 @@ def test_a_system_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch, cap
 
 def test_a_model_that_serves_has_taken_memory_for_its_next_passes() -> None:
     llm = LLM(str(demo_model()), kv_cache_memory="64MiB")
-    llm.wait_until_settled()
+    llm.wait_for_prefault()
     keys = llm._runner._cache.keys
     assert present(keys.flatten(2)).all()
     assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, temperature=0))[0].token_ids

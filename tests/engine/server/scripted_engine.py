@@ -23,17 +23,9 @@ from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
-from fastgen.engine.core import LoadedRunner
 
 SPEAK = 5  # <file_sep> in the demo model's vocabulary, a token that no test needs otherwise
 END = 2
-
-
-@dataclass(frozen=True)
-class Architecture:
-    name: str = "scripted"
-    vocab_size: int = 49152
-    eos_token_ids: frozenset[int] = frozenset({2})
 
 
 @dataclass
@@ -41,7 +33,9 @@ class ScriptedRunner:
     block_size: int
     max_model_length: int
     pass_seconds: float
-    architecture: Architecture = field(default_factory=Architecture)
+    architecture: types.SimpleNamespace = field(default_factory=lambda: types.SimpleNamespace(name="scripted"))
+    vocab_size: int = 49152
+    eos_token_ids: frozenset[int] = frozenset({END})
     num_blocks: int = 64
     num_host_blocks: int = 0
     seconds_per_block: float = 0.0
@@ -56,8 +50,8 @@ class ScriptedRunner:
             {index: rows for index, chunk in enumerate(plan.chunks) if (rows := prompt_rows(chunk))},
         )
 
-    def settle(self) -> None:
-        """Nothing to prepare."""
+    def start_prefault(self) -> None:
+        """There is no cache memory to prefault."""
 
 
 def sampled(sequence: Sequence) -> SampledToken:
@@ -91,7 +85,7 @@ def likelihood(token: int, asked: int) -> TokenLogprobs:
     return TokenLogprobs(token, ranked[token % 2][1], token % 2 + 1, tuple(ranked[:asked]))
 
 
-def load(_source: object, config: EngineConfig, progress: Callable[[str, float], None]) -> LoadedRunner:
+def load(_source: object, config: EngineConfig, progress: Callable[[str, float], None]) -> ScriptedRunner:
     script = os.environ.get("SCRIPT", "")
     progress("loading weights", 0.4)
     if script == "refuse":

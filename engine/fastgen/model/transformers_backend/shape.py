@@ -17,7 +17,7 @@ _DEFAULT_POSITIONS = 2048
 
 @dataclass(frozen=True, slots=True)
 class AdaptedArchitecture:
-    """A model as the engine sees it; see `fastgen.runner.runner.ServedShape`."""
+    """A `ModelShape` read from a transformers configuration; see `fastgen.kv_cache.sizing`."""
 
     name: str
     vocab_size: int

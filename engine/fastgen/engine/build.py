@@ -1,0 +1,78 @@
+"""Assembles an engine: model, KV cache, calibration, grammars and step model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastgen.config import EngineConfig
+from fastgen.core.step_model import StepModel
+from fastgen.engine.calibration import calibrate
+from fastgen.engine.core import Engine
+from fastgen.engine.messages import EngineInfo
+from fastgen.model.source import ModelSource
+from fastgen.runner.loader import load_runner
+from fastgen.text.grammar import GrammarFactory
+from fastgen.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from fastgen.runner.runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine that is ready for requests.
+
+    Attributes:
+        config: the settings, with `auto` replaced by the token budget that calibration found.
+        info: what the engine serves and within which limits.
+    """
+
+    engine: Engine
+    runner: ModelRunner
+    config: EngineConfig
+    info: EngineInfo
+
+
+def build_engine(
+    source: ModelSource,
+    config: EngineConfig,
+    load_tokenizer: Callable[[], Tokenizer],
+    on_progress: Callable[[str, float], None],
+    *,
+    started: float,
+) -> LoadedEngine:
+    """Load the model, allocate its KV cache, calibrate the token budget and start prefaulting.
+
+    Args:
+        source: the model to load.
+        config: the settings to serve it with.
+        load_tokenizer: called at the first request with a grammar. It must not refer to the engine: a reference cycle
+            would keep weights and KV cache alive after the engine is dropped.
+        on_progress: called with a stage and its completed fraction, 0 to 1.
+        started: when the start began, on the clock of `time.monotonic`, for `EngineInfo.load_seconds`.
+
+    Raises:
+        ConfigError: if the model or the settings cannot be served on this machine.
+    """
+    runner = load_runner(source, config, on_progress)
+    config, step_times = calibrate(runner, config, on_progress)
+    grammars = GrammarFactory(load_tokenizer, runner.vocab_size, runner.eos_token_ids)
+    engine = Engine(runner, config, grammars=grammars, step_model=StepModel.of(step_times))
+    info = EngineInfo(
+        architecture=runner.architecture.name,
+        device=runner.device,
+        dtype=runner.dtype,
+        vocabulary_size=runner.vocab_size,
+        num_parameters=runner.num_parameters,
+        max_model_length=runner.max_model_length,
+        token_budget=config.most_tokens,
+        max_sequences=config.sequence_limit,
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks,
+        load_seconds=time.monotonic() - started,
+    )
+    runner.start_prefault()
+    return LoadedEngine(engine, runner, config, info)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from engine.server.openai_types import check_chat, check_completion
 from engine.server.serving import Serving
 from engine.server.speaking import asking, speak
 
@@ -40,58 +38,14 @@ CHATS: dict[str, dict[str, Any]] = {
 }
 
 
-def events(server: Serving, path: str, body: dict[str, Any]) -> list[Any]:
-    response = server.post(path, {**body, "stream": True, "stream_options": {"include_usage": True}})
-    *chunks, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
-    assert done == "[DONE]", response.text
-    return [json.loads(chunk) for chunk in chunks]
-
-
-def whole(server: Serving, path: str, body: dict[str, Any]) -> Any:
-    response = server.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def without_the_first(reply: Any) -> Any:
-    """OpenAI's types know no null among log-probabilities, though its API sends one for an echo's first token."""
-    for choice in reply["choices"]:
-        logprobs = choice["logprobs"]
-        if logprobs and logprobs["token_logprobs"][:1] == [None]:
-            for values in logprobs.values():
-                del values[0]
-    return reply
-
-
 @pytest.mark.parametrize("name", COMPLETIONS)
 def test_every_completion_is_one_to_openais_types(scripted: Serving, name: str) -> None:
-    body = {"prompt": speak("one two three four"), **COMPLETIONS[name]}
-    reply = without_the_first(whole(scripted, "/v1/completions", body))
-    Completion.model_validate(reply, strict=True)
-    if "stream" in body:
-        return
-    chunks = [without_the_first(chunk) for chunk in events(scripted, "/v1/completions", body)]
-    for chunk in chunks[:-1]:
-        # A piece has no finish_reason yet, which this type alone does not foresee.
-        for choice in chunk["choices"]:
-            choice["finish_reason"] = choice["finish_reason"] or "stop"
-        Completion.model_validate(chunk, strict=True)
-    assert chunks[-1]["usage"]["total_tokens"] == reply["usage"]["total_tokens"]
+    check_completion(scripted, {"prompt": speak("one two three four"), **COMPLETIONS[name]})
 
 
 @pytest.mark.parametrize("name", CHATS)
 def test_every_chat_is_one_to_openais_types(scripted: Serving, name: str) -> None:
-    body = {"messages": asking("one two three four"), **CHATS[name]}
-    reply = whole(scripted, "/v1/chat/completions", body)
-    ChatCompletion.model_validate(reply, strict=True)
-    assert reply["id"].startswith("chatcmpl-")
-    chunks = [
-        ChatCompletionChunk.model_validate(c, strict=True) for c in events(scripted, "/v1/chat/completions", body)
-    ]
-    assert {chunk.id for chunk in chunks} != {reply["id"]}
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.total_tokens == reply["usage"]["total_tokens"]
-    assert {chunk.system_fingerprint for chunk in chunks} == {reply["system_fingerprint"]}
+    check_chat(scripted, {"messages": asking("one two three four"), **CHATS[name]})
 
 
 def test_langchain_chats_streams_calls_tools_and_reads_structures(scripted: Serving) -> None:

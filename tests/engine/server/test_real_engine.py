@@ -13,6 +13,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from engine.server.malformed import CHAT, COMPLETIONS, JSON, RAW, REFUSED, is_refused
+from engine.server.openai_types import check_chat, check_completion
 from engine.server.serving import REAL, Serving, serving, wait_until
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
@@ -156,3 +158,130 @@ def test_an_answer_keeps_to_its_schema_and_a_required_call_is_one(real: Serving)
     call = called["message"]["tool_calls"][0]["function"]
     assert (called["finish_reason"], call["name"]) == ("tool_calls", "remember")
     jsonschema.validate(json.loads(call["arguments"]), schema)
+
+
+# --- bodies of clients that err
+
+
+# Larger ones are refused before the engine could matter, and take seconds: test_fuzz.py sends those.
+MOST_BYTES = 100_000
+SMALL = {name: sent for name, sent in REFUSED.items() if len(json.dumps(sent[1])) < MOST_BYTES}
+# Each is allowed, and at the end of what is.
+EXTREME: dict[str, dict[str, Any]] = {
+    "almost greedy": {"temperature": 1e-9},
+    "almost uniform": {"temperature": 100},
+    "no mass": {"top_p": 1e-12},
+    "no typical mass": {"typical_p": 1e-12},
+    "only the likeliest": {"min_p": 1},
+    "more than the vocabulary": {"top_k": (1 << 63) - 1},
+    "repetition forbidden": {"repetition_penalty": 100, "presence_penalty": 2, "frequency_penalty": 2},
+    "repetition wanted": {"repetition_penalty": 1e-6, "presence_penalty": -2, "frequency_penalty": -2},
+    "all at once": {"temperature": 100, "top_p": 1e-12, "min_p": 1, "typical_p": 1e-12, "top_k": 1},
+    "biases": {"logit_bias": {"0": -100, "49151": 100, "30": -100}},
+    "many stops": {"stop": [f"stop {i}" for i in range(64)], "stop_token_ids": list(range(1000, 2024))},
+    "the largest seed": {"seed": (1 << 63) - 1, "n": 2},
+}
+
+
+def test_malformed_bodies_are_refused_and_leave_a_stream_of_the_real_engine_as_it_is(real: Serving) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    alone = real.post(COMPLETIONS, body).json()["choices"]
+    pid = real.engine_pid()
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(real.post, COMPLETIONS, body)
+        answers = {name: real.post(path, sent) for name, (path, sent) in SMALL.items()}
+        for name, content in RAW.items():
+            if len(content) < MOST_BYTES:
+                answers[name] = real.request("POST", COMPLETIONS, content=content, headers=JSON)
+        assert under_way.result().json()["choices"] == alone
+    assert [name for name, answer in answers.items() if not is_refused(answer.status_code, answer.json())] == []
+    assert real.engine_pid() == pid
+    assert "Traceback" not in real.log
+
+
+@pytest.mark.parametrize("name", EXTREME)
+def test_every_extreme_that_is_allowed_is_answered_by_the_real_engine(real: Serving, name: str) -> None:
+    body = {"prompt": "The capital of France is", "max_tokens": 2, "logprobs": 2, **EXTREME[name]}
+    answered = real.post(COMPLETIONS, body)
+    assert answered.status_code == 200, answered.text
+    for choice in answered.json()["choices"]:
+        assert choice["finish_reason"] in ("length", "stop")
+        # A bias or a penalty may make a token as good as impossible, but never more likely than certain.
+        assert all(logprob <= 1e-5 for logprob in choice["logprobs"]["token_logprobs"])
+    assert real.metric("fastgen_num_requests_running") == 0
+
+
+# --- clients
+
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]},
+    },
+}
+YES_OR_NO: dict[str, Any] = {"response_format": HOT, "max_tokens": 60}
+TYPED: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": (COMPLETIONS, {}),
+    "several": (COMPLETIONS, {"n": 3, "seed": 1, "temperature": 1}),
+    "prompts": (COMPLETIONS, {"prompt": ["Once", "1, 2, 3"]}),
+    "logprobs": (COMPLETIONS, {"logprobs": 2, "echo": True}),
+    "structure": (COMPLETIONS, YES_OR_NO),
+    "best": (COMPLETIONS, {"best_of": 3, "n": 2, "temperature": 1, "stream": False}),
+    "plain chat": (CHAT, {}),
+    "several chats": (CHAT, {"n": 3, "seed": 1, "temperature": 1}),
+    "logprobs of a chat": (CHAT, {"logprobs": True, "top_logprobs": 2}),
+    "tools that are not called": (CHAT, {"tools": [ADD]}),
+    "required call": (CHAT, {"tools": [ADD], "tool_choice": "required", "max_tokens": 60}),
+    "structure of a chat": (CHAT, YES_OR_NO),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_every_reply_of_the_real_engine_is_one_to_openais_types(real: Serving, name: str) -> None:
+    path, fields = TYPED[name]
+    plain = {"temperature": 0, "max_tokens": 6}
+    if path == COMPLETIONS:
+        check_completion(real, {"prompt": "The capital of France is", **plain, **fields})
+    else:
+        check_chat(real, {"messages": CAPITAL, **plain, **fields})
+
+
+def test_langchain_talks_to_the_real_engine(real: Serving) -> None:
+    from langchain_openai import ChatOpenAI
+    from pydantic import BaseModel
+
+    class Weather(BaseModel):
+        hot: bool
+
+    model = ChatOpenAI(
+        model="smollm2",
+        base_url=f"{real.url}/v1",
+        api_key="none",  # type: ignore[arg-type]
+        max_retries=0,
+        temperature=0,
+        max_completion_tokens=60,
+    )
+    question = CAPITAL[0]["content"]
+    answer = model.invoke(question)
+    assert answer.content == "The capital of France is Paris."
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["output_tokens"] > 6
+    assert "".join(str(chunk.content) for chunk in model.stream(question)) == answer.content
+    called = model.bind_tools([ADD], tool_choice="required").invoke(question).tool_calls
+    assert [(call["name"], type(call["args"]["a"])) for call in called] == [("add", bool)]
+    assert isinstance(model.with_structured_output(Weather, method="json_schema").invoke(question), Weather)
+
+
+def test_litellm_talks_to_the_real_engine(real: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
+    import litellm
+
+    target: dict[str, Any] = {"model": "openai/smollm2", "api_base": f"{real.url}/v1", "api_key": "none"}
+    asked: dict[str, Any] = {"messages": CAPITAL, "temperature": 0, "max_tokens": 32, **target}
+    done = litellm.completion(**asked)
+    assert done.choices[0].message.content == "The capital of France is Paris."
+    assert done.usage.completion_tokens > 6
+    chunks = litellm.completion(**asked, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "The capital of France is Paris."

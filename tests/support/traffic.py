@@ -12,7 +12,6 @@ from support.deployments import ServedNamespace
 from support.waiting import eventually
 
 CLIENT = Path(__file__).with_name("streaming_client.py")
-POD = "client"
 
 
 @dataclass(frozen=True)
@@ -20,10 +19,11 @@ class Traffic:
     """Requests of one pod to one Service."""
 
     namespace: ServedNamespace
+    pod: str
 
     def lines(self) -> list[str]:
         """One for each request that has ended so far."""
-        return self.namespace.kubectl("logs", POD).splitlines()
+        return self.namespace.kubectl("logs", self.pod).splitlines()
 
     def failures(self) -> list[str]:
         return [line for line in self.lines() if not line.startswith("ok ")]
@@ -35,17 +35,21 @@ class Traffic:
 
     def stop(self) -> None:
         """Lets the streams under way end."""
-        self.namespace.kubectl("exec", POD, "--", "python", "-c", "open('/tmp/stop', 'w').close()")
+        self.namespace.kubectl("exec", self.pod, "--", "python", "-c", "open('/tmp/stop', 'w').close()")
 
         def ended() -> bool:
-            return str(self.namespace.get("pod", POD)["status"]["phase"]) == "Succeeded"
+            return str(self.namespace.get("pod", self.pod)["status"]["phase"]) == "Succeeded"
 
-        eventually(ended, within=90, what="the end of the last streams", every=0.5)
+        eventually(ended, within=300, what="the end of the last streams", every=0.5)
 
 
 @contextmanager
-def traffic(namespace: ServedNamespace, image: str, service: str, model: str, clients: int) -> Iterator[Traffic]:
-    """So many clients, each with one request at a time; they have begun when this begins."""
+def traffic(
+    namespace: ServedNamespace, image: str, service: str, model: str, *, clients: int, seconds: int
+) -> Iterator[Traffic]:
+    """Clients that stream again and again, for about so many seconds each (0: briefly); some have ended already."""
+    pod_name = f"client-{seconds}"
+    options = [f"{service}.{namespace.name}.svc", "8000", model, str(clients), str(seconds)]
     restricted = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -57,20 +61,20 @@ def traffic(namespace: ServedNamespace, image: str, service: str, model: str, cl
         "name": "client",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", "-c", CLIENT.read_text(), f"{service}.{namespace.name}.svc", "8000", model, str(clients)],
+        "command": ["python", "-c", CLIENT.read_text(), *options],
         "securityContext": restricted,
     }
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": POD},
+        "metadata": {"name": pod_name},
         "spec": {"containers": [container], "restartPolicy": "Never", "automountServiceAccountToken": False},
     }
     namespace.kubectl("create", "--filename", "-", stdin=json.dumps(pod))
-    namespace.kubectl("wait", "--for=condition=Ready", f"pod/{POD}", "--timeout=60s")
-    stream = Traffic(namespace)
-    stream.flows_on()
+    namespace.kubectl("wait", "--for=condition=Ready", f"pod/{pod_name}", "--timeout=60s")
+    stream = Traffic(namespace, pod_name)
+    stream.flows_on(clients)
     try:
         yield stream
     finally:
-        namespace.kubectl("delete", "pod", POD, "--wait=false", "--grace-period=1")
+        namespace.kubectl("delete", "pod", pod_name, "--wait=false", "--grace-period=1")

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from engine.server.serving import Serving, serving, wait_until
 
 SLOW = {"SCRIPT_PASS_SECONDS": "0.02"}
+STREAMING_CLIENT = Path(__file__).parents[2] / "support" / "streaming_client.py"
 # Longer than any test waits: these end by what the test does.
 ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True}
 
@@ -195,6 +198,28 @@ def test_a_term_signal_lets_running_requests_finish(tmp_path: Path) -> None:
         assert stream.finish_reasons()[-1] == "length"
         assert server.wait_exit() == 0
         assert not is_alive(engine)
+
+
+def test_a_term_signal_loses_no_stream_of_the_client_that_the_cluster_tests_use(tmp_path: Path) -> None:
+    with serving(tmp_path, "--served-model-name", "smollm2", environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        command = [sys.executable, "-c", STREAMING_CLIENT.read_text(), "127.0.0.1", str(server.port), "smollm2"]
+        client = subprocess.Popen([*command, "3", "3"], stdout=subprocess.PIPE, text=True)
+        try:
+            assert client.stdout is not None
+            brief = [client.stdout.readline().split() for _ in range(3)]
+            wait_until(lambda: running(server) == 3, "three streams")
+            server.signal(signal.SIGTERM)
+            assert server.wait_exit() == 0
+            ended = [client.stdout.readline().split() for _ in range(6)]
+        finally:
+            client.kill()
+            client.wait()
+        assert "draining: 3 requests under way" in server.log
+        assert [(line[0], line[2]) for line in brief] == [("ok", "8")] * 3
+        assert all(line[0] == "ok" and int(line[2]) > 8 for line in ended[:3]), ended
+        # Nobody serves any more, and the client tells.
+        assert [line[0] for line in ended[3:]] == ["failed"] * 3
 
 
 def test_a_drain_that_takes_too_long_aborts_what_is_left(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, Ledger, R
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import StepPlan
+from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_output import SampledToken, StepOutput
 from fastgen.engine.core import Engine as RealEngine
-from fastgen.engine.messages import StepStats
 
 _BLOCK = 64
 
@@ -67,7 +67,7 @@ class ExactReplica:
         self._max_queued = engine.max_queued
         self._alive: dict[str, _Progress] = {}
         self._num_added = 0
-        self._stats: StepStats = self._engine.idle_report([]).stats
+        self._stats: SchedulerStats = self._engine.report([]).scheduler
         self._steps = 0
         self._step_seconds = 0.0
         self._prefilled = self._decoded = 0
@@ -90,7 +90,7 @@ class ExactReplica:
         self._alive[name] = _Progress(arrival)
         sampling = SamplingParams(max_tokens=arrival.generate, temperature=0)
         self._engine.add(Request(id=name, prompt_token_ids=[0] * arrival.prompt, sampling=sampling))
-        self._stats = self._engine.idle_report([]).stats
+        self._stats = self._engine.report([]).scheduler
 
     def run_until(self, now: float) -> None:
         """Runs every pass that begins before `now`."""
@@ -134,8 +134,8 @@ class ExactReplica:
 
     def _step(self) -> None:
         report = self._engine.step()
-        now, stats = self._runner.now, report.stats
-        self._stats = stats
+        now, stats = self._runner.now, report.step
+        self._stats = report.scheduler
         self._steps += 1
         self._step_seconds += stats.step_seconds
         self._prefilled += stats.prefill_tokens

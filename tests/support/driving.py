@@ -97,7 +97,7 @@ def generate(
     preemptions = 0
     while engine.has_work:
         report = engine.step()
-        preemptions += report.stats.preemptions
+        preemptions += report.step.preemptions
         for output in report.outputs:
             tokens[int(output.request_id)] += output.token_ids
             cached[int(output.request_id)] += output.cached_tokens or 0

@@ -127,8 +127,8 @@ class Outcome:
 
     def take(self, report: StepReport) -> None:
         self.reports.append(report)
-        self.preemptions += report.stats.preemptions
-        self.swapped_out += report.stats.swapped_out
+        self.preemptions += report.step.preemptions
+        self.swapped_out += report.step.swapped_out
         for output in report.outputs:
             assert output.request_id not in self.finished, "something came after the end"
             self.outputs[output.request_id] += output.token_ids

@@ -1,29 +1,73 @@
-"""What the scheduler says of itself after a pass."""
+"""Statistics of a step and of the scheduler's state after it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from fastgen.core.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """A snapshot between two passes.
+    """The scheduler's state between two steps.
 
     Attributes:
         num_running: sequences that hold KV blocks.
-        num_waiting: sequences that hold none, those that were preempted and are to be recomputed among them.
-        num_swapped: sequences whose KV is in the host buffer.
-        kv_tokens: tokens of running sequences whose KV is in the cache; one that several share counts for each.
+        num_waiting: queued sequences without KV, including preempted ones that will be recomputed.
+        num_swapped: queued sequences whose KV is in the host buffer.
+        kv_tokens: tokens of running sequences whose KV is in the cache. A token shared by several sequences counts
+            once for each.
         kv_blocks_used: blocks held by sequences.
-        backlog_prompt_tokens: prompt tokens not yet computed, of waiting and half-prefilled sequences. Recomputation
-            counts. Unbounded: it grows with load that the engine cannot take.
-        oldest_waiting_seconds: how long ago the one arrived that has been alive longest of those waiting or swapped.
+        backlog_prompt_tokens: prompt tokens not yet computed, of queued and mid-prefill sequences. Tokens to recompute
+            count. Unbounded: it grows while load exceeds capacity.
+        oldest_waiting_seconds: age of the oldest queued sequence, swapped ones included.
     """
 
-    num_running: int
-    num_waiting: int
-    num_swapped: int
-    kv_tokens: int
-    kv_blocks_used: int
-    backlog_prompt_tokens: int
-    oldest_waiting_seconds: float
+    num_running: int = 0
+    num_waiting: int = 0
+    num_swapped: int = 0
+    kv_tokens: int = 0
+    kv_blocks_used: int = 0
+    backlog_prompt_tokens: int = 0
+    oldest_waiting_seconds: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class StepStats:
+    """What one step did. All fields are 0 in a report without a step.
+
+    Attributes:
+        step_seconds: duration, set when the step is done.
+        queue_seconds: for each request scheduled for the first time, how long it was queued.
+        preemptions: sequences that lost their blocks to this step. `swapped_out` of them moved to the host buffer; the
+            others will be recomputed.
+        prefix_cache_query_tokens: prompt tokens of the requests scheduled for the first time that may use the prefix
+            cache. `prefix_cache_hit_tokens` of them were found there.
+    """
+
+    step_seconds: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    queue_seconds: list[float] = field(default_factory=list)
+    preemptions: int = 0
+    swapped_out: int = 0
+    prefix_cache_query_tokens: int = 0
+    prefix_cache_hit_tokens: int = 0
+
+    @classmethod
+    def of(cls, plan: StepPlan, now: float) -> StepStats:
+        """Count what `plan` contains. Call it before the step changes the sequences; `now` is when the step starts."""
+        stats = cls(
+            preemptions=len(plan.preempted),
+            swapped_out=sum(bool(sequence.host_blocks) for sequence in plan.preempted),
+            decode_tokens=sum(chunk.sequence.is_decoding for chunk in plan.chunks),
+        )
+        stats.prefill_tokens = plan.num_tokens - stats.decode_tokens
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            if sequence.first_scheduled is None:
+                stats.queue_seconds.append(now - sequence.arrival)
+                if sequence.cache_salt is not None:
+                    stats.prefix_cache_query_tokens += sequence.num_prompt_tokens
+                    stats.prefix_cache_hit_tokens += sequence.num_cached_tokens
+        return stats

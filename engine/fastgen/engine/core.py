@@ -1,11 +1,10 @@
-"""The step loop: schedule, run, take note, report. One thread, no callbacks, no I/O."""
+"""The step loop: schedule, execute, record, report. Single-threaded, without callbacks or I/O."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal, Protocol, cast
 
 from fastgen.config import EngineConfig
@@ -16,14 +15,15 @@ from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.request import Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
+from fastgen.core.stats import StepStats
 from fastgen.core.step_model import StepModel, StepTimes
-from fastgen.core.step_output import StepOutput, TokenLogprobs
+from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
-from fastgen.engine.messages import StepReport, StepStats, TokenOutput
+from fastgen.engine.messages import StepReport, TokenOutput
 
 
 class Runner(Protocol):
-    """Runs passes on a device: owns the weights and the KV cache tensors."""
+    """Runs forward passes on a device. Owns the weights and the KV cache tensors."""
 
     @property
     def vocab_size(self) -> int:
@@ -43,41 +43,27 @@ class Runner(Protocol):
 
     @property
     def num_host_blocks(self) -> int:
-        """Blocks of the host buffer that sequences are swapped to; 0 where there is none."""
+        """Blocks of the host buffer for swapped sequences; 0 without one."""
 
     @property
     def seconds_per_block(self) -> float:
-        """What copying a block between cache and host buffer takes, one way. Asked only where there are host blocks."""
+        """Seconds to copy a block between cache and host buffer, one way. Read only if there are host blocks."""
 
     @property
     def max_model_length(self) -> int:
         """Longest prompt plus generation of one request; it fits in the KV cache."""
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        """Copies the blocks that the pass swaps, computes it, and samples."""
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What is counted while a report comes together; by the names of `StepStats`."""
-
-    step_seconds: float = 0.0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    queue_seconds: list[float] = field(default_factory=list)
-    preemptions: int = 0
-    swapped_out: int = 0
-    prefix_cache_query_tokens: int = 0
-    prefix_cache_hit_tokens: int = 0
+        """Copy the blocks that the plan swaps, compute its chunks, and sample."""
 
 
 class Engine:
-    """Continues prompts, many at once, a pass at a time.
+    """Generates for many requests at once, one step at a time.
 
-    Drive it by calling `step` as long as `has_work`; requests may be added and cancelled between steps.
+    Call `step` while `has_work`. Requests may be added and cancelled between steps.
 
     Attributes:
-        step_model: what is known of the time of passes; kept up with every pass. It may be seeded with measured ones.
+        step_model: predicts step times, updated with every step. Pass one in to seed it with measured times.
     """
 
     def __init__(
@@ -101,14 +87,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Is there anything for `step` to do?"""
+        """Return whether any request is unfinished."""
         return self._scheduler.has_work
 
     def add(self, request: Request) -> None:
-        """Queues a request.
+        """Queue a request.
 
         Raises:
-            RequestError: when the model cannot serve it, or its id belongs to a request under way.
+            RequestError: if the model cannot serve it, or another unfinished request has its id.
         """
         if request.id in self._sequences:
             raise RequestError(f"request id {request.id!r} is in use: give each request its own", "request_id")
@@ -129,7 +115,7 @@ class Engine:
         self._sequences[request.id] = sequence
 
     def cancel(self, request_id: str) -> bool:
-        """Ends a request and frees all that it holds at once. False if there is no such request (any more)."""
+        """End a request and free its blocks at once. Return False if it is unknown or has ended."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
@@ -137,51 +123,34 @@ class Engine:
         return True
 
     def step(self) -> StepReport:
-        """Ends requests whose deadline has come, runs one pass with the rest and says what came of it."""
+        """End requests past their deadline, run one step for the others, and report the results."""
         started = self._clock()
         outputs = self._end_overdue(started)
         if not self.has_work:
-            return self.idle_report(outputs)
+            return self.report(outputs)
         plan = self._scheduler.schedule()
-        tally = self._tally(plan, started)
+        stats = StepStats.of(plan, started)
+        for chunk in plan.chunks:
+            if chunk.sequence.first_scheduled is None:
+                chunk.sequence.first_scheduled = started
         result = self._runner.execute(plan)
         prompt_logprobs = self._new_prompt_logprobs(plan, result)
         grown = self._scheduler.complete(plan, [sampled.token_id for sampled in result.sampled])
         for sequence, sampled in zip(grown, result.sampled, strict=True):
-            cached_tokens, queue_seconds = _first_report(sequence)
-            outputs.append(
-                TokenOutput(
-                    request_id=sequence.id,
-                    token_ids=[sampled.token_id],
-                    finish_reason=sequence.finish_reason,
-                    logprobs=None if sampled.logprobs is None else [sampled.logprobs],
-                    prompt_logprobs=prompt_logprobs.pop(sequence, None),
-                    cached_tokens=cached_tokens,
-                    queue_seconds=queue_seconds,
-                )
-            )
+            outputs.append(_output(sequence, sampled, prompt_logprobs.pop(sequence, None)))
             if sequence.finish_reason is not None:
                 del self._sequences[sequence.id]
-        for sequence, rows in prompt_logprobs.items():
-            cached_tokens, queue_seconds = _first_report(sequence)
-            outputs.append(
-                TokenOutput(
-                    request_id=sequence.id,
-                    token_ids=[],
-                    prompt_logprobs=rows,
-                    cached_tokens=cached_tokens,
-                    queue_seconds=queue_seconds,
-                )
-            )
+        outputs += [_output(sequence, None, rows) for sequence, rows in prompt_logprobs.items()]
         if not self._sequences:
             self._scheduler.check_integrity()
-        tally.step_seconds = self._clock() - started
-        self.step_model.observe(plan.num_tokens, plan.kv_tokens, tally.step_seconds)
-        return StepReport(outputs, self._stats(tally))
+        stats.step_seconds = self._clock() - started
+        self.step_model.observe(plan.num_tokens, plan.kv_tokens, stats.step_seconds)
+        return self.report(outputs, stats)
 
-    def idle_report(self, outputs: list[TokenOutput]) -> StepReport:
-        """`outputs` and the state without a pass: what a cancellation leaves must be seen too."""
-        return StepReport(outputs, self._stats(_Tally()))
+    def report(self, outputs: list[TokenOutput], stats: StepStats | None = None) -> StepReport:
+        """Return `outputs` with the current state; without `stats` if no step was run."""
+        state = self._scheduler.stats(self._clock())
+        return StepReport(outputs, stats or StepStats(), state, self.step_model.coefficients)
 
     def _constraint(self, grammar: Grammar | None) -> Constraint | None:
         if grammar is None:
@@ -196,66 +165,39 @@ class Engine:
             del self._sequences[sequence.id]
         return [TokenOutput(request_id=s.id, token_ids=[], finish_reason=s.finish_reason) for s in ended]
 
-    def _tally(self, plan: StepPlan, now: float) -> _Tally:
-        """What a pass does, before it is done. Marks sequences that are in a pass for the first time."""
-        num_decodes = 0
-        tally = _Tally(preemptions=len(plan.preempted), swapped_out=sum(bool(s.host_blocks) for s in plan.preempted))
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
-            num_decodes += sequence.is_decoding
-            if sequence.first_scheduled is None:
-                sequence.first_scheduled = now
-                tally.queue_seconds.append(now - sequence.arrival)
-                if sequence.cache_salt is not None:
-                    tally.prefix_cache_query_tokens += sequence.num_prompt_tokens
-                    tally.prefix_cache_hit_tokens += sequence.num_cached_tokens
-        tally.decode_tokens = num_decodes
-        tally.prefill_tokens = plan.num_tokens - num_decodes
-        return tally
-
     def _new_prompt_logprobs(self, plan: StepPlan, result: StepOutput) -> dict[Sequence, list[TokenLogprobs]]:
-        """Of each sequence, those of prompt tokens that were not reported before: a recomputed prompt has them again.
+        """Return each sequence's prompt log-probabilities without those reported before a recomputation.
 
-        Row j of a chunk tells of the prompt token after it, number `start + j + 1`.
+        Row j of a chunk belongs to prompt token `start + j + 1`.
         """
-        news = {}
+        new = {}
         for index, rows in result.prompt_logprobs.items():
             chunk = plan.chunks[index]
             sequence = chunk.sequence
-            fresh = rows[max(0, sequence.num_prompt_logprobs - chunk.start) :]
-            if fresh:
+            unreported = rows[max(0, sequence.num_prompt_logprobs - chunk.start) :]
+            if unreported:
                 sequence.num_prompt_logprobs = chunk.start + len(rows)
-                news[sequence] = fresh
-        return news
-
-    def _stats(self, tally: _Tally) -> StepStats:
-        state = self._scheduler.stats(self._clock())
-        return StepStats(
-            step_seconds=tally.step_seconds,
-            prefill_tokens=tally.prefill_tokens,
-            decode_tokens=tally.decode_tokens,
-            queue_seconds=tally.queue_seconds,
-            preemptions=tally.preemptions,
-            swapped_out=tally.swapped_out,
-            prefix_cache_query_tokens=tally.prefix_cache_query_tokens,
-            prefix_cache_hit_tokens=tally.prefix_cache_hit_tokens,
-            step_model=self.step_model.coefficients,
-            num_running=state.num_running,
-            num_waiting=state.num_waiting,
-            num_swapped=state.num_swapped,
-            kv_tokens=state.kv_tokens,
-            kv_blocks_used=state.kv_blocks_used,
-            backlog_prompt_tokens=state.backlog_prompt_tokens,
-            oldest_waiting_seconds=state.oldest_waiting_seconds,
-        )
+                new[sequence] = unreported
+        return new
 
 
-def _first_report(sequence: Sequence) -> tuple[int | None, float | None]:
-    """What the prefix cache had for a sequence and how long it was queued, the first time that it is reported on."""
-    if sequence.is_reported or sequence.first_scheduled is None:
-        return None, None
-    sequence.is_reported = True
-    return sequence.num_cached_tokens, sequence.first_scheduled - sequence.arrival
+def _output(
+    sequence: Sequence, sampled: SampledToken | None, prompt_logprobs: list[TokenLogprobs] | None
+) -> TokenOutput:
+    """Return what a sequence got from a step; the first output also tells cached tokens and queue time."""
+    cached_tokens = queue_seconds = None
+    if not sequence.is_reported and sequence.first_scheduled is not None:
+        sequence.is_reported = True
+        cached_tokens, queue_seconds = sequence.num_cached_tokens, sequence.first_scheduled - sequence.arrival
+    return TokenOutput(
+        request_id=sequence.id,
+        token_ids=[] if sampled is None else [sampled.token_id],
+        finish_reason=sequence.finish_reason,
+        logprobs=None if sampled is None or sampled.logprobs is None else [sampled.logprobs],
+        prompt_logprobs=prompt_logprobs,
+        cached_tokens=cached_tokens,
+        queue_seconds=queue_seconds,
+    )
 
 
 def _scheduler(runner: Runner, config: EngineConfig, times: StepTimes) -> Scheduler:

@@ -77,7 +77,7 @@ class InFlight:
         for output in report.outputs:
             num_ended += output.finish_reason is not None
             self.give(output)
-        stats = report.stats
+        stats = report.scheduler
         is_short = stats.num_waiting or stats.num_swapped
         self._places = stats.num_running + num_ended if is_short else self._max_sequences
 

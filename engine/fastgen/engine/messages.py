@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from fastgen.core.request import FinishReason, Request
+from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_output import TokenLogprobs
 
 
@@ -89,42 +90,19 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float | None = None
 
 
-class StepStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass and the state it left; units are tokens, seconds and blocks as named.
+class StepReport(msgspec.Struct, tag="step", frozen=True):
+    """Sent after every step, and after cancellations between steps.
 
     Attributes:
-        queue_seconds: for each request that got into a pass for the first time, how long it had waited.
-        preemptions: sequences that lost their blocks to this pass; `swapped_out` of them went to the host buffer, the
-            others will be recomputed.
-        prefix_cache_query_tokens: prompt tokens of the requests that got into a pass for the first time and may use
-            the prefix cache; `prefix_cache_hit_tokens` of them were found there.
+        step: counters of the step; all 0 if the report comes without one.
+        scheduler: the state after it.
         step_model: (a, b, c) of the fit step = a + b * tokens + c * kv_tokens, in seconds; zeros until there is one.
-        The rest: as in `fastgen.core.stats.SchedulerStats`.
     """
 
-    step_seconds: float
-    prefill_tokens: int
-    decode_tokens: int
-    queue_seconds: list[float]
-    preemptions: int
-    swapped_out: int
-    prefix_cache_query_tokens: int
-    prefix_cache_hit_tokens: int
-    step_model: tuple[float, float, float]
-    num_running: int
-    num_waiting: int
-    num_swapped: int
-    kv_tokens: int
-    kv_blocks_used: int
-    backlog_prompt_tokens: int
-    oldest_waiting_seconds: float
-
-
-class StepReport(msgspec.Struct, tag="step", frozen=True):
-    """Sent after every pass, and after cancellations that changed what is queued."""
-
     outputs: list[TokenOutput]
-    stats: StepStats
+    step: StepStats
+    scheduler: SchedulerStats
+    step_model: tuple[float, float, float]
 
 
 Event = Loading | Ready | Failed | StepReport

@@ -109,7 +109,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
                 case Shutdown():
                     return
         if refused or (changed and not engine.has_work):
-            channel.send(engine.idle_report(refused))
+            channel.send(engine.report(refused))
         if engine.has_work:
             channel.send(engine.step())
 

@@ -70,8 +70,8 @@ def test_cached_tokens_are_told_with_the_first_output_and_counted() -> None:
         while engine.has_work:
             report = engine.step()
             told += [output.cached_tokens for output in report.outputs]
-            hits += report.stats.prefix_cache_hit_tokens
-            queries += report.stats.prefix_cache_query_tokens
+            hits += report.step.prefix_cache_hit_tokens
+            queries += report.step.prefix_cache_query_tokens
     assert told == [0, None, None, 8, None, None]
     assert (hits, queries) == (8, 20)
 
@@ -146,7 +146,7 @@ def test_what_copying_a_block_takes_decides_how_victims_are_preempted(seconds_pe
     engine.add(request("new", prompt=12, max_tokens=10))
     preempted = swapped = 0
     while engine.has_work:
-        stats = engine.step().stats
+        stats = engine.step().step
         preempted, swapped = preempted + stats.preemptions, swapped + stats.swapped_out
     assert preempted > 0
     assert (swapped > 0) == swaps
@@ -159,7 +159,7 @@ def test_the_fit_of_step_times_is_told() -> None:
         engine.add(request(str(number), prompt=20 + number, max_tokens=20))
     while engine.has_work:
         report = engine.step()
-    a, b, c = report.stats.step_model
+    a, b, c = report.step_model
     for tokens, kv_tokens in ((4, 100), (64, 200)):
         assert a + b * tokens + c * kv_tokens == pytest.approx(runner.seconds(tokens, kv_tokens), rel=0.02)
 

@@ -74,7 +74,7 @@ class Structured:
         preemptions = 0
         while engine.has_work:
             report = engine.step()
-            preemptions += report.stats.preemptions
+            preemptions += report.step.preemptions
             for output in report.outputs:
                 tokens[int(output.request_id)] += output.token_ids
                 reasons[int(output.request_id)] = output.finish_reason

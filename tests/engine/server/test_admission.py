@@ -11,8 +11,9 @@ import pytest
 
 from engine.server.serving import Serving, serving, wait_until
 from fastgen.core.request import FinishReason
+from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.engine.in_flight import InFlight, Rate
-from fastgen.engine.messages import StepReport, StepStats, TokenOutput
+from fastgen.engine.messages import StepReport, TokenOutput
 from fastgen.server.serving.admission import retry_after
 
 PLACES, QUEUE = 2, 3
@@ -92,13 +93,8 @@ def test_more_prompts_than_there_are_ever_places_for_are_not_told_to_come_back(s
 
 
 def report(*outputs: TokenOutput, running: int, waiting: int) -> StepReport:
-    stats = dict.fromkeys(StepStats.__struct_fields__, 0) | {
-        "queue_seconds": [],
-        "step_model": (0.0, 0.0, 0.0),
-        "num_running": running,
-        "num_waiting": waiting,
-    }
-    return StepReport(list(outputs), StepStats(**stats))  # type: ignore[arg-type]
+    scheduler = SchedulerStats(num_running=running, num_waiting=waiting)
+    return StepReport(list(outputs), StepStats(), scheduler, (0.0, 0.0, 0.0))
 
 
 def test_requests_sent_since_the_last_report_fill_its_free_places_first() -> None:

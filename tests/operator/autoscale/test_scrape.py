@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fastgen.core.request import FinishReason
-from fastgen.engine.messages import EngineInfo, StepReport, StepStats
+from fastgen.core.stats import SchedulerStats, StepStats
+from fastgen.engine.messages import EngineInfo, StepReport
 from fastgen.server.serving.metrics import Metrics
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.scrape import Scraper, Target, UnusableError, parse_sample
@@ -35,25 +36,22 @@ def exposed(model: str = "chat") -> str:
         load_seconds=1.0,
     )
     metrics.describe(info, "test")
-    stats = StepStats(
+    step = StepStats(
         step_seconds=0.1,
         prefill_tokens=200,
         decode_tokens=3,
-        queue_seconds=[],
-        preemptions=0,
-        swapped_out=0,
         prefix_cache_query_tokens=64,
         prefix_cache_hit_tokens=32,
-        step_model=(0.02, 0.0005, 1e-6),
+    )
+    scheduler = SchedulerStats(
         num_running=3,
         num_waiting=2,
-        num_swapped=0,
         kv_tokens=900,
         kv_blocks_used=25,
         backlog_prompt_tokens=1200,
         oldest_waiting_seconds=0.5,
     )
-    metrics.record(StepReport(outputs=[], stats=stats))
+    metrics.record(StepReport([], step, scheduler, (0.02, 0.0005, 1e-6)))
     metrics.finished(FinishReason.STOP, 2.0, 500, 40)
     metrics.count_rejected("queue_full")
     metrics.count_rejected("invalid_value")

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
 from fastgen.core.request import FinishReason
-from fastgen.engine.messages import EngineInfo, StepReport, StepStats
+from fastgen.engine.messages import EngineInfo, StepReport
 
 _PASS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10)
 # A small model decodes in a few milliseconds: the buckets begin below that.
@@ -32,7 +32,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._capacity_blocks = 0
-        self._latest: StepStats | None = None
+        self._latest: StepReport | None = None
         self._define_engine_state()
         self._define_passes()
         self._define_requests()
@@ -120,7 +120,8 @@ class Metrics:
 
     def record(self, report: StepReport) -> None:
         """Takes in one report of the engine. Gauges wait until they are read: there are many passes to a scrape."""
-        self._latest = stats = report.stats
+        self._latest = report
+        stats = report.step
         for seconds in stats.queue_seconds:
             self._queued.observe(seconds)
         if stats.preemptions:
@@ -137,7 +138,8 @@ class Metrics:
         self._step_tokens.observe(step_tokens)
         self._step_seconds.observe(stats.step_seconds)
 
-    def _set_gauges(self, stats: StepStats) -> None:
+    def _set_gauges(self, report: StepReport) -> None:
+        stats = report.scheduler
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._swapped.set(stats.num_swapped)
@@ -145,7 +147,7 @@ class Metrics:
         self._kv_usage.set(stats.kv_blocks_used / self._capacity_blocks if self._capacity_blocks else 0.0)
         self._backlog.set(stats.backlog_prompt_tokens)
         self._oldest_waiting.set(stats.oldest_waiting_seconds)
-        for gauge, coefficient in zip(self._step_model, stats.step_model, strict=True):
+        for gauge, coefficient in zip(self._step_model, report.step_model, strict=True):
             gauge.set(coefficient)
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:

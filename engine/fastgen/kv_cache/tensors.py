@@ -11,10 +11,10 @@ from itertools import islice
 import numpy as np
 import torch
 
-from fastgen.kv_cache.prefault import PagesAhead
+from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.kv_cache.sizing import KVShape
 
-# Blocks copied at once: what is gathered on the way stays small beside the cache.
+# Blocks per copy: bounds the temporary that gathers them.
 _BLOCKS_AT_ONCE = 32
 _BLOCKS_TIMED = 4
 
@@ -24,12 +24,12 @@ BlockPair = tuple[int, int]
 class KVCache:
     """Keys and values of all layers, each [layers, blocks, kv heads, block size, head_dim], and their host buffer.
 
-    Zeroed, so that slots nobody has written hold no NaN.
+    Zeroed, so that slots never written hold no NaN.
 
     Attributes:
         keys, values: on the model's device; the head sizes of the two may differ.
         host_keys, host_values: the same with the host buffer's blocks, in host memory.
-        pages: takes the memory of keys and values ahead of use; None where a device has taken it.
+        prefaulter: prefaults the memory of keys and values; None on a GPU, where memory is allocated up front.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class KVCache:
         on = torch.device(device)
         self.keys = _zeros(size(num_blocks, shape.key_dim), on, dtype)
         self.values = _zeros(size(num_blocks, shape.value_dim), on, dtype)
-        self.pages = PagesAhead((self.keys, self.values)) if on.type == "cpu" else None
-        # Pages that a GPU reads and writes must not move: pinned. They are zeroed by the first swap that fills them.
+        self.prefaulter = Prefaulter((self.keys, self.values)) if on.type == "cpu" else None
+        # A GPU copies to and from pinned memory. It is not zeroed: swapping out fills a block before it is swapped in.
         pin = on.type == "cuda" and num_host_blocks > 0
         host = torch.device("cpu")
         self.host_keys, self.host_values = (
@@ -66,16 +66,16 @@ class KVCache:
 
     @property
     def num_host_blocks(self) -> int:
-        """Blocks of the host buffer."""
+        """Blocks in the host buffer."""
         return self.host_keys.shape[1]
 
     @property
     def block_size(self) -> int:
-        """Token slots of a block."""
+        """Token slots in a block."""
         return self.keys.shape[3]
 
     def swap(self, out: abc.Sequence[BlockPair], back: abc.Sequence[BlockPair]) -> None:
-        """Copies whole blocks: `out` to the host buffer, then `back` from it; pairs are (block, host block)."""
+        """Copy whole blocks `out` to the host buffer, then `back` from it; pairs are (block, host block)."""
         for blocks, host_blocks in _batches(out):
             _copy(self.keys, blocks, self.host_keys, host_blocks)
             _copy(self.values, blocks, self.host_values, host_blocks)
@@ -84,11 +84,11 @@ class KVCache:
             _copy(self.host_values, host_blocks, self.values, blocks)
 
     def seconds_per_block(self) -> float:
-        """What copying a block one way takes, measured over a few of them. For a cache that nobody uses yet."""
+        """Measure the seconds that copying one block one way takes. Overwrites blocks: call it on an unused cache."""
         count = min(_BLOCKS_TIMED, self.num_blocks, self.num_host_blocks)
         pairs = [(block, block) for block in range(count)]
         least = math.inf
-        for _ in range(3):  # the first time, memory is taken from the system too
+        for _ in range(3):  # the first copy also faults in pages
             started = time.perf_counter()
             self.swap(pairs, pairs)
             if self.keys.is_cuda:
@@ -100,8 +100,8 @@ class KVCache:
 def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(size, device=device, dtype=dtype)
-    # By NumPy, which leaves zeroing to the kernel: a page of memory is taken when it is first written, while torch
-    # would write all of them now. NumPy has no bfloat16: integers of the same width are zero in the same bits.
+    # numpy.zeros leaves zeroing to the kernel, which allocates a page on first write; torch.zeros would write all pages
+    # now. NumPy has no bfloat16, so use integers of the same width: their zero has the same bits.
     bits = {2: np.int16, 4: np.int32}[dtype.itemsize]
     return torch.from_numpy(np.zeros(size, bits)).view(dtype)
 
@@ -113,6 +113,6 @@ def _batches(pairs: abc.Sequence[BlockPair]) -> Iterator[tuple[list[int], list[i
 
 
 def _copy(source: torch.Tensor, source_blocks: list[int], target: torch.Tensor, target_blocks: list[int]) -> None:
-    """All layers' blocks at once, over devices."""
+    """Copy blocks of all layers, across devices if need be."""
     moved = source.index_select(1, torch.tensor(source_blocks, device=source.device)).to(target.device)
     target.index_copy_(1, torch.tensor(target_blocks, device=target.device), moved)

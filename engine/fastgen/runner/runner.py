@@ -9,7 +9,7 @@ import torch
 
 from fastgen.core.scheduler import StepPlan
 from fastgen.core.step_output import StepOutput, TokenLogprobs
-from fastgen.kv_cache.prefault import PagesAhead
+from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, ModelShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.step_input import StepInput, num_scored
@@ -76,21 +76,21 @@ class ModelRunner:
         self.dtype = str(model.dtype).removeprefix("torch.")
         self._model = model
         self._cache = cache
-        self._pages: PagesAhead | None = None
+        self._prefaulter: Prefaulter | None = None
 
     def start_prefault(self) -> None:
         """Start prefaulting cache memory in the background, ahead of the blocks in use.
 
         Call it after calibration: prefaulting disturbs measurements of step times.
         """
-        self._pages = self._cache.pages
-        if self._pages is not None:
-            self._pages.reach(0)
+        self._prefaulter = self._cache.prefaulter
+        if self._prefaulter is not None:
+            self._prefaulter.ensure_ahead_of(0)
 
     def wait_for_prefault(self) -> None:
         """Wait until the memory requested so far has been prefaulted."""
-        if self._pages is not None:
-            self._pages.wait()
+        if self._prefaulter is not None:
+            self._prefaulter.wait()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
@@ -99,8 +99,8 @@ class ModelRunner:
         if not plan.chunks:
             return StepOutput([])
         batch = StepInput.from_plan(plan, block_size=self.block_size)
-        if self._pages is not None:
-            self._pages.reach(int(batch.blocks.max()))
+        if self._prefaulter is not None:
+            self._prefaulter.ensure_ahead_of(int(batch.blocks.max()))
         hidden = self._model.forward(batch, self._cache)
         draws = [Draw.of(chunk, self.eos_token_ids) for chunk in plan.chunks if chunk.samples]
         sampled = sample(self._model.head(hidden[: batch.num_sampled]), draws)

@@ -1,4 +1,4 @@
-"""Memory that is taken before it is needed."""
+"""Prefaulting of KV cache memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from fastgen.core.request import SamplingParams
 from fastgen.kv_cache import prefault
-from fastgen.kv_cache.prefault import PagesAhead
+from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.llm.llm import LLM
 from support.demo_weights import demo_model
 
@@ -24,13 +24,13 @@ PAGE = mmap.PAGESIZE
 
 
 def untouched() -> torch.Tensor:
-    """[layers, blocks, numbers], 96 MiB of which the system has given nothing yet."""
+    """Return [layers, blocks, numbers]: 96 MiB without a single page faulted in."""
     memory = mmap.mmap(-1, LAYERS * BLOCKS * BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.from_numpy(np.frombuffer(memory, np.float32)).view(LAYERS, BLOCKS, -1)
 
 
 def present(tensor: torch.Tensor) -> torch.Tensor:
-    """[layers, blocks]: is all of the block's memory there?"""
+    """Return [layers, blocks]: whether all pages of a block are resident."""
     first, count = tensor.data_ptr() // PAGE, tensor.nbytes // PAGE
     with Path("/proc/self/pagemap").open("rb", buffering=0) as file:
         file.seek(first * 8)
@@ -39,70 +39,72 @@ def present(tensor: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(there).view(tensor.shape[0], tensor.shape[1], -1).all(-1)
 
 
-def test_pages_of_every_layer_are_taken_ahead_and_no_more() -> None:
+def test_pages_of_every_layer_are_prefaulted_up_to_the_limit() -> None:
     tensor = untouched()
     assert not present(tensor).any()
-    ahead = PagesAhead([tensor], 100 * LAYERS * BLOCK_BYTES)
-    ahead.reach(0)
-    ahead.wait()
-    there = present(tensor)
-    assert there[:, :101].all()
-    # A system that makes huge pages of itself may give a few more.
-    assert not there[:, 101 + 32 :].any()
-    assert not tensor.any(), "what was taken is zero"
+    prefaulter = Prefaulter([tensor], 100 * LAYERS * BLOCK_BYTES)
+    prefaulter.ensure_ahead_of(0)
+    prefaulter.wait()
+    resident = present(tensor)
+    assert resident[:, :101].all()
+    # With transparent huge pages the kernel may fault in a few more.
+    assert not resident[:, 101 + 32 :].any()
+    assert not tensor.any(), "prefaulted memory is zero"
 
 
-def test_more_is_taken_when_half_of_it_is_used() -> None:
+def test_prefaulting_continues_once_half_of_the_lead_is_used() -> None:
     tensor = untouched()
-    ahead = PagesAhead([tensor], 100 * LAYERS * BLOCK_BYTES)
-    ahead.reach(0)
-    ahead.wait()
+    prefaulter = Prefaulter([tensor], 100 * LAYERS * BLOCK_BYTES)
+    prefaulter.ensure_ahead_of(0)
+    prefaulter.wait()
     tensor[:, :51] = 7.0
-    ahead.reach(50)
-    ahead.wait()
+    prefaulter.ensure_ahead_of(50)
+    prefaulter.wait()
     assert not present(tensor)[:, 140:].any(), "half of it is still ahead"
-    ahead.reach(51)
-    ahead.wait()
+    prefaulter.ensure_ahead_of(51)
+    prefaulter.wait()
     assert present(tensor)[:, :152].all()
     assert (tensor[:, :51] == 7).all()
     assert not tensor[:, 51:].any()
-    ahead.reach(BLOCKS - 1)
-    ahead.wait()
+    prefaulter.ensure_ahead_of(BLOCKS - 1)
+    prefaulter.wait()
     assert present(tensor).all()
 
 
-def test_a_cache_that_is_let_go_is_not_kept() -> None:
+def test_the_prefaulter_does_not_keep_the_cache_alive() -> None:
     tensor = untouched()
-    ahead = PagesAhead([tensor])
+    prefaulter = Prefaulter([tensor])
     gone = weakref.ref(tensor)
-    ahead.reach(0)
+    prefaulter.ensure_ahead_of(0)
     del tensor
-    ahead.wait()
+    prefaulter.wait()
     gc.collect()
     assert gone() is None
-    ahead.reach(BLOCKS - 1)
-    ahead.wait()
+    prefaulter.ensure_ahead_of(BLOCKS - 1)
+    prefaulter.wait()
 
 
-def test_a_system_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    asked = []
+def test_a_kernel_that_refuses_is_called_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
 
     def refuse(*arguments: int) -> int:
-        asked.append(arguments)
+        calls.append(arguments)
         return -1
 
     monkeypatch.setattr(prefault, "_madvise", refuse)
     tensor = untouched()
-    ahead = PagesAhead([tensor])
+    prefaulter = Prefaulter([tensor])
     with caplog.at_level(logging.INFO):
         for block in range(BLOCKS):
-            ahead.reach(block)
-            ahead.wait()
-    assert len(asked) == 1
-    assert "not taken ahead" in caplog.text
+            prefaulter.ensure_ahead_of(block)
+            prefaulter.wait()
+    assert len(calls) == 1
+    assert "not prefaulted" in caplog.text
 
 
-def test_a_model_that_serves_has_taken_memory_for_its_next_passes() -> None:
+def test_a_loaded_model_has_prefaulted_its_cache() -> None:
     llm = LLM(str(demo_model()), kv_cache_memory="64MiB")
     llm.wait_for_prefault()
     keys = llm._runner._cache.keys

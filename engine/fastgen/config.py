@@ -1,7 +1,7 @@
-"""Every setting of the engine, once: type, default, bounds, unit and help.
+"""All settings of the engine and the server: type, default, bounds, unit and help.
 
-The command line, the CRD's defaults and the reference docs derive from `ENGINE_SETTINGS`. This module imports nothing
-else of the engine, so that the operator can read it without torch.
+The command line, the CRD's defaults and the reference page are generated from `ENGINE_SETTINGS` and `SERVER_SETTINGS`.
+This module imports nothing else of the engine, so the operator can import it without torch.
 """
 
 from __future__ import annotations
@@ -26,42 +26,41 @@ __all__ = [
 ]
 
 TOOL_PARSERS = ("auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "json")
-# By device: see docs/decisions/007. Measuring takes a blink on a GPU, and what it finds differs from one to the next.
+# By device. Calibration is fast on a GPU, and its result differs between GPUs: see docs/decisions/007.
 DEFAULT_TOKEN_BUDGET: dict[str, int | str] = {"cpu": 256, "cuda": "auto"}
-# How far `--token-budget auto` looks for the knee.
+# Largest step that `--token-budget auto` measures, in tokens.
 _MOST_TOKENS_MEASURED = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What one engine serves and within which limits.
+    """Settings of one engine.
 
     Raises:
-        ConfigError: when built with values outside their bounds or values that contradict each other.
+        ConfigError: if a value is out of bounds or contradicts another.
     """
 
     model: str
     device: str = setting_field(
-        "cpu", "Where the model runs; never anywhere else instead.", kind="choice", choices=("cpu", "cuda")
+        "cpu", "Device to run on. There is no fallback to another device.", kind="choice", choices=("cpu", "cuda")
     )
     dtype: str = setting_field(
         "auto",
-        "Number format of weights and KV cache; auto is float32 on cpu and bfloat16 on cuda.",
+        "Data type of weights and KV cache. auto: float32 on cpu, bfloat16 on cuda.",
         kind="choice",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = setting_field(
         "none",
-        "Number format that the layers' matrices are kept in: int8 takes a quarter of float32's memory and decodes "
-        "faster, at a small loss; cpu only.",
+        "Weight quantization of the linear layers. int8 takes a quarter of the memory of float32 and decodes faster, "
+        "with a small loss of accuracy. cpu only.",
         kind="choice",
         choices=("none", "int8"),
     )
     token_budget: int | str | None = setting_field(
         None,
-        "Forward tokens per pass: every running sequence's next token first, then prompt chunks. auto measures passes "
-        "at start and takes the fewest tokens that reach 95 % of the peak throughput. Where not given: 256 on cpu, "
-        "auto on cuda.",
+        "Maximum tokens per step: one for each decoding sequence, the rest for prompt chunks. auto measures step times "
+        "at start and picks the fewest tokens that reach 95% of peak throughput. Default: 256 on cpu, auto on cuda.",
         minimum=1,
         maximum=65536,
         words=("auto",),
@@ -69,9 +68,9 @@ class EngineConfig:
     )
     inter_token_target: int | str = setting_field(
         "auto",
-        "Milliseconds between two tokens of a generation that passes are shaped for: while sequences decode, a pass "
-        "takes no more prompt tokens than fit into this time. auto works it out from the passes' measured times; off "
-        "fills every pass to the budget.",
+        "Target inter-token latency in milliseconds. While sequences decode, a step takes only as many prompt tokens "
+        "as fit into this time. auto derives the target from measured step times; off fills every step to the token "
+        "budget.",
         minimum=1,
         maximum=60000,
         words=("auto", "off"),
@@ -79,63 +78,65 @@ class EngineConfig:
     )
     chunking: str = setting_field(
         "even",
-        "How prompts are cut into passes: even spreads the pending prompt tokens evenly over the passes they need, "
-        "greedy fills each pass.",
+        "How prompts are split into chunks. even spreads the pending prompt tokens evenly over the steps they need; "
+        "greedy fills each step.",
         kind="choice",
         choices=("even", "greedy"),
     )
     prefix_caching: bool = setting_field(
         True,
-        "Keep the KV of finished prompts while there is room, and use it for prompts that begin the same.",
+        "Keep the KV of computed prompts while there is room, and reuse it for prompts with the same prefix.",
         kind="switch",
     )
     preemption: str = setting_field(
         "auto",
-        "What happens to a sequence that must make room: its KV is dropped and computed again, or swapped to the host "
-        "buffer; auto takes the cheaper way for each one.",
+        "How a sequence is preempted when KV blocks run out. recompute drops its KV and computes it again later; swap "
+        "copies it to host memory and back; auto picks the cheaper one for each sequence.",
         kind="choice",
         choices=("auto", "recompute", "swap"),
     )
     swap_space: int = setting_field(
         0,
-        "Host memory for the KV of swapped sequences, for example 4GiB; 0 means that preemption recomputes.",
+        "Host memory for the KV of swapped sequences, for example 4GiB. 0 disables swapping.",
         kind="bytes",
         minimum=0,
         unit="bytes",
     )
     max_sequences: int | None = setting_field(
         None,
-        "Sequences that may hold KV cache at once; at most the token budget, as each takes a token per pass. "
-        "Where not given: 256, or the token budget if that is smaller.",
+        "Maximum running sequences. At most the token budget, because each decoding sequence takes one token per "
+        "step. Default: 256, or the token budget if that is smaller.",
         minimum=1,
         maximum=4096,
         unit="sequences",
     )
     max_model_length: int | None = setting_field(
         None,
-        "Longest prompt plus generation of one request; the model's own limit where not given.",
+        "Maximum prompt plus generated tokens of one request. Default: the model's own limit, or what fits in the KV "
+        "cache.",
         minimum=1,
         maximum=1 << 24,
         unit="tokens",
     )
     block_size: int = setting_field(
         64,
-        "Token slots in one block of the paged KV cache; a power of two.",
+        "Tokens per block of the paged KV cache. A power of two.",
         minimum=16,
         maximum=256,
         unit="tokens",
     )
     kv_cache_memory: int | None = setting_field(
         None,
-        "Memory of the KV cache, for example 2GiB; where not given, worked out from the memory percent.",
+        "Memory for the KV cache, for example 2GiB. Default: derived from the memory percentage.",
         kind="bytes",
         minimum=1,
         unit="bytes",
     )
     memory_percent: int = setting_field(
         90,
-        "Share of the memory left after loading the weights (of the container's limit where there is one) that the KV "
-        "cache may take. On a machine without a container limit the cpu backend takes 4 GiB at most.",
+        "Percentage of memory for the KV cache. On cpu: of what the weights leave of the container's memory limit, or "
+        "of the machine's memory without a limit, and then at most 4 GiB. On cuda: of the GPU's memory, weights and "
+        "working memory included.",
         minimum=1,
         maximum=100,
         unit="percent",
@@ -147,28 +148,28 @@ class EngineConfig:
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"--block-size {self.block_size}: must be a power of two, for example 64")
         if self.preemption == "swap" and not self.swap_space:
-            raise ConfigError("--preemption swap: needs room to swap to: give --swap-space, for example 4GiB")
+            raise ConfigError("--preemption swap: no host memory to swap to: set --swap-space, for example 4GiB")
         if self.quantization != "none" and self.device != "cpu":
-            raise ConfigError(f"--quantization {self.quantization}: is for --device cpu only: leave it out")
+            raise ConfigError(f"--quantization {self.quantization}: supported on --device cpu only: remove it")
         if isinstance(self.budget, int) and self.max_sequences is not None and self.max_sequences > self.budget:
             raise ConfigError(
                 f"--max-sequences {self.max_sequences}: must be at most --token-budget {self.budget}, "
-                "because each running sequence takes one token of every pass"
+                "because each decoding sequence takes one token of every step"
             )
 
     @property
     def budget(self) -> int | str:
-        """`token_budget`, or the device's default where it is not given: a number, or "auto" where it is measured."""
+        """`token_budget` or the device's default: a number, or "auto" if calibration is to find it."""
         return DEFAULT_TOKEN_BUDGET[self.device] if self.token_budget is None else self.token_budget
 
     @property
     def sequence_limit(self) -> int:
-        """`max_sequences`, or what it is worked out to where it is not given."""
+        """`max_sequences` or its default."""
         return min(256, self.most_tokens) if self.max_sequences is None else self.max_sequences
 
     @property
     def most_tokens(self) -> int:
-        """The token budget, or the most that measuring may set it to."""
+        """The token budget, or the largest that calibration may choose."""
         if isinstance(self.budget, int):
             return self.budget
         return max(_MOST_TOKENS_MEASURED[self.device], self.max_sequences or 1)
@@ -176,9 +177,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The HTTP face of one engine: where it listens and how it ends.
+    """Settings of the HTTP server in front of one engine.
 
-    `served_model_names`: the names that requests may use; the first is the one reported. Empty: the model's file name.
+    Attributes:
+        served_model_names: names that requests may use; responses report the first. Empty: the model's file name.
     """
 
     host: str = "0.0.0.0"
@@ -186,25 +188,25 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()
     max_queued_requests: int = setting_field(
         1024,
-        "Requests that may wait for a place among the running ones; beyond it they are answered 429 with Retry-After.",
+        "Maximum queued requests. Further requests are rejected with 429 and Retry-After.",
         minimum=0,
         maximum=1 << 20,
         unit="requests",
     )
     api_key_file: str | None = setting_field(
         None,
-        "File with the API keys that requests may use, one a line; read again when it changes. Keys may also be given, "
-        "separated by commas, in the environment variable FASTGEN_API_KEY. Where there are none, none is asked for.",
+        "File with the accepted API keys, one per line; reloaded when it changes. The environment variable "
+        "FASTGEN_API_KEY adds keys, separated by commas. Without any key, requests are not authenticated.",
         kind="text",
     )
     allowed_origins: str | None = setting_field(
         None,
-        "Origins whose web pages may call the API from a browser (CORS), separated by commas, or *; none by default.",
+        "Origins allowed to call the API from a browser (CORS), separated by commas, or *. Default: none.",
         kind="text",
     )
     max_body_size: int = setting_field(
         16 << 20,
-        "Largest body of a request, for example 16MiB; beyond it it is answered 413.",
+        "Maximum size of a request body, for example 16MiB. Larger bodies are rejected with 413.",
         kind="bytes",
         minimum=1,
         maximum=1 << 30,
@@ -212,33 +214,34 @@ class ServerConfig:
     )
     request_read_seconds: int = setting_field(
         60,
-        "How long a request may take to come whole, from its first byte; beyond it it is answered 408.",
+        "Maximum time to receive a whole request, from its first byte. Slower requests are rejected with 408.",
         minimum=1,
         maximum=3600,
         unit="seconds",
     )
     log_format: str = setting_field(
         "text",
-        "How log lines are written: for people, or one JSON object a line.",
+        "Format of log lines: plain text, or one JSON object per line.",
         kind="choice",
         choices=("text", "json"),
     )
     otlp_endpoint: str | None = setting_field(
         None,
-        "Where traces go, as OTLP over HTTP, for example http://collector:4318; the environment variables "
-        "OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT say it too. No traces where nothing does.",
+        "Endpoint to export traces to, as OTLP over HTTP, for example http://collector:4318. Falls back to the "
+        "environment variables OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT. Default: tracing "
+        "is off.",
         kind="text",
     )
     tool_parser: str = setting_field(
         "auto",
-        "How the model writes tool calls: hermes (also Qwen), qwen3_coder, llama3_json, mistral, or json for bare "
-        "JSON; auto goes by the model's chat template and vocabulary.",
+        "Format of the model's tool calls: hermes (also Qwen), qwen3_coder, llama3_json, mistral, or json for bare "
+        "JSON. auto detects it from the chat template and vocabulary.",
         kind="choice",
         choices=TOOL_PARSERS,
     )
     drain_seconds: int = setting_field(
         60,
-        "After SIGTERM, how long running requests may go on before they end with finish_reason abort.",
+        "How long running requests may continue after SIGTERM. Then they end with finish_reason abort.",
         minimum=0,
         maximum=86400,
         unit="seconds",
@@ -254,6 +257,6 @@ SERVER_SETTINGS: tuple[Setting, ...] = settings_of(ServerConfig)
 
 
 def default_model_name(model: str) -> str:
-    """The name a model is served under where the user gives none: its file or folder name without `.gguf`."""
+    """Return the default served name of a model: its file or folder name without `.gguf`."""
     path = Path(model)
     return path.name.removesuffix(".gguf") or model

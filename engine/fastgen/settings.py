@@ -1,4 +1,4 @@
-"""What a setting is: its type, default, bounds, unit and help, and the check of a value against them."""
+"""Definition and validation of settings."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ Kind = Literal["int", "bytes", "choice", "switch", "text"]
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be served. The message is one line: it names the field and the remedy.
+    """An invalid setting. The message is one line that names the setting and the remedy.
 
-    Programs print it and exit with code 2.
+    Commands print it and exit with code 2.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as the outside sees it.
+    """One setting: a dataclass field, a command-line flag and, for some, a CRD field.
 
     Attributes:
-        name: the attribute of `EngineConfig`; the flag is `--` + name with dashes.
+        name: field name of the config dataclass.
         kind: "int", "bytes", "choice", "switch" (on or off) or "text".
-        default: the value where the user says nothing; None means "worked out at start", as `help` says.
+        default: None if it is derived at start; `help` then tells how.
         minimum, maximum: inclusive bounds of an int, or None.
-        choices: the allowed values of a choice.
-        words: what an int may be said to be instead of a number, for example "auto".
-        unit: of an int or a size, or "".
-        help: one sentence for people.
+        choices: allowed values of a choice.
+        words: values that an int accepts besides numbers, for example "auto".
+        unit: unit of an int or a size, or "".
+        help: description shown to users.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: Any) -> None:
-        """Raises ConfigError if `value` is outside the setting's bounds."""
+        """Raise ConfigError if `value` is not allowed."""
         if (value is None and self.default is None) or value in self.words:
             return
         if self.kind == "choice" and value not in self.choices:
@@ -74,7 +74,7 @@ def setting_field(
     words: tuple[str, ...] = (),
     unit: str = "",
 ) -> Any:
-    """A dataclass field that is a setting: see `Setting` for what is said of it."""
+    """Return a dataclass field that holds a setting; the arguments are attributes of `Setting`."""
     metadata = {
         "kind": kind,
         "help": help,
@@ -88,7 +88,7 @@ def setting_field(
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
-    """The settings among the fields of a dataclass, in order."""
+    """Return the settings of a config dataclass, in field order."""
     return tuple(
         Setting(name=f.name, default=None if f.default is MISSING else f.default, **f.metadata)
         for f in fields(cls)
@@ -100,10 +100,10 @@ _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as `2GiB`, `512Mi`, `2G` (powers of 1000) or `1073741824`.
+    """Return the bytes of a size such as `2GiB`, `512Mi`, `2G` (powers of 1000) or `1073741824`.
 
     Raises:
-        ConfigError: when it is not a size.
+        ConfigError: if it is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
@@ -115,15 +115,15 @@ def parse_size(text: str) -> int:
 
 
 def parsed_settings(values: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
-    """Settings by name as a program gives them: sizes may be texts.
+    """Return keyword settings with sizes such as "2GiB" converted to bytes.
 
     Raises:
-        ConfigError: when a name is none of the settings' or a size is none.
+        ConfigError: if a name is unknown or a size is malformed.
     """
     kinds = {setting.name: setting.kind for setting in settings}
     for name in values:
         if name not in kinds:
-            raise ConfigError(f"{name}: no such setting; there are {', '.join(kinds)}")
+            raise ConfigError(f"{name}: no such setting; choose from {', '.join(kinds)}")
     return {
         name: parse_size(value) if kinds[name] == "bytes" and isinstance(value, str) else value
         for name, value in values.items()

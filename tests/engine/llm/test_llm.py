@@ -168,7 +168,7 @@ def test_a_hugging_face_directory_is_served(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_a_setting_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tensor_cores: no such setting; there are device, dtype"):
+    with pytest.raises(ConfigError, match="tensor_cores: no such setting; choose from device, dtype"):
         LLM(str(demo_model()), tensor_cores=True)
 
 

@@ -20,6 +20,7 @@ from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.runner.device import choose_device, choose_dtype, gpu_room
 from fastgen.runner.runner import ModelRunner
@@ -91,7 +92,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     on, kind = request.param
     device, folder = choose_device(EngineConfig(model="", device=on)), save(kind, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    ours = TransformersModel.load(folder, device=device, dtype=torch.float32, progress=lambda _fraction: None)
+    ours = load_transformers_model(folder, device=device, dtype=torch.float32, progress=lambda _fraction: None)
     return theirs.eval().to(device), ours
 
 
@@ -163,7 +164,7 @@ def test_auto_numbers_are_the_devices_own_and_half_precision_passes_the_self_che
     assert auto == {"cpu": torch.float32, "cuda": torch.bfloat16}[device.type]
     folder = save("llama", tmp_path)
     for dtype in (torch.bfloat16, torch.float16):
-        model = TransformersModel.load(folder, device=device, dtype=dtype, progress=lambda _fraction: None)
+        model = load_transformers_model(folder, device=device, dtype=dtype, progress=lambda _fraction: None)
         logits = runner_over(model).logits(StepPlan((chunk(sequence_of(tokens_of(90), list(range(6))), 90),)))
         assert (logits.dtype, bool(logits.isfinite().all())) == (torch.float32, True)
 
@@ -172,7 +173,7 @@ def test_auto_numbers_are_the_devices_own_and_half_precision_passes_the_self_che
 def test_the_cache_takes_its_share_of_a_gpu_and_leaves_room_for_the_fullest_pass(
     device: torch.device, tmp_path: Path
 ) -> None:
-    model = TransformersModel.load(
+    model = load_transformers_model(
         save("llama", tmp_path), device=device, dtype=torch.bfloat16, progress=lambda _fraction: None
     )
     config = EngineConfig(model="", device="cuda", memory_percent=50)

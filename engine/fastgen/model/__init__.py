@@ -1,5 +1,13 @@
-"""What lies at MODEL and how a forward pass over it is run.
+"""Models: configurations, checkpoints and forward passes.
 
-`errors`, `gguf`, `dequantise`, `architecture` and `source` import neither torch nor numba: the HTTP process reads a
-model's shape and tokenizer with them. Everything else belongs to the engine process.
+The HTTP process reads a model's shape and tokenizer: `source`, `hub`, `config`, `checkpoint.gguf_file` and
+`checkpoint.dequantise` import neither torch nor numba. Everything else runs in the engine process.
 """
+
+from __future__ import annotations
+
+from fastgen.config import ConfigError
+
+
+class ModelError(ConfigError):
+    """A model that cannot be served. The message is one line that names the file or field and the remedy."""

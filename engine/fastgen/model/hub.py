@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from fastgen.fetch.remote import WANTED
-from fastgen.model.errors import ModelError
+from fastgen.model import ModelError
 
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _IN_FOLDERS = ["*/*"]

@@ -105,9 +105,9 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress
         raise ConfigError(
             f"--quantization {config.quantization}: not for a model that transformers' code runs: leave it out"
         )
-    from fastgen.model.transformers_backend.model import TransformersModel
+    from fastgen.model.transformers_backend.load import load_transformers_model
 
-    return TransformersModel.load(source.path, device=device, dtype=dtype, progress=on_weights)
+    return load_transformers_model(source.path, device=device, dtype=dtype, progress=on_weights)
 
 
 def with_cache(model: Model, config: EngineConfig) -> ModelRunner:

@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import pytest
 
+from fastgen.model import ModelError
 from fastgen.model.checkpoint.dequantise import TYPES, dequantise
 from fastgen.model.checkpoint.gguf_file import GGUFFile
-from fastgen.model.errors import ModelError
 
 # Where the half-precision scales lie in a block; every other byte of it may have any value.
 HALVES = {

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.checkpoint.gguf_tensor_names import places
 from fastgen.model.config.from_gguf import architecture_from_gguf
-from fastgen.model.errors import ModelError
 from fastgen.model.layers.rope import Rope
 from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource

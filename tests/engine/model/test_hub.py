@@ -25,7 +25,8 @@ CONFIG = {
 # In a process of its own: huggingface_hub reads its environment when it is imported.
 OPEN = """
 import sys
-from fastgen.model.source import ModelError, ModelSource
+from fastgen.model import ModelError
+from fastgen.model.source import ModelSource
 for model in sys.argv[1:]:
     try:
         source = ModelSource.open(model)

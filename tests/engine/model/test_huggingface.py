@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from fastgen.core.request import SamplingParams
-from fastgen.model.errors import ModelError
+from fastgen.model import ModelError
 from fastgen.model.source import ModelSource
 from support.driving import generate, load, run_in_chunks
 

@@ -1,4 +1,4 @@
-"""Models that run by transformers' own code: logits within 1e-4 of it, greedy tokens equal, others refused by name."""
+"""Models run by transformers' code: logits within 1e-4, equal greedy tokens, unsupported models refused by name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
 from fastgen.core.scheduler import Chunk, StepPlan
-from fastgen.model.errors import ModelError
+from fastgen.model import ModelError
 from fastgen.model.source import ModelSource
+from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.runner.device import run_fullest_step
 from fastgen.runner.loader import load_runner, with_cache
@@ -29,7 +30,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "max_position_embeddings": 256,
-    "initializer_range": 0.3,  # sharp logits: a wrong step shows
+    "initializer_range": 0.3,  # sharp logits expose a wrong computation
     "bos_token_id": 1,
     "eos_token_id": 5,
     "pad_token_id": 0,
@@ -73,13 +74,13 @@ def random_model(kind: str, settings: dict[str, Any]) -> PreTrainedModel:
     config = AutoConfig.for_model(kind, **SIZES | settings)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms are constant at birth: a missing one would not show
+        for parameter in model.parameters():  # biases and norms start constant, which would hide a missing one
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return model
 
 
 def adapted(folder: Path, dtype: torch.dtype = torch.float32) -> TransformersModel:
-    return TransformersModel.load(folder, device=torch.device("cpu"), dtype=dtype, progress=lambda _fraction: None)
+    return load_transformers_model(folder, device=torch.device("cpu"), dtype=dtype, progress=lambda _fraction: None)
 
 
 def runner_of(folder: Path) -> ModelRunner:
@@ -92,7 +93,7 @@ def tokens_of(length: int) -> list[int]:
 
 @pytest.fixture(scope="module", params=ZOO)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """transformers' model, and a runner over what it saved."""
+    """transformers' model, and a runner over its saved weights."""
     model = random_model(*ZOO[request.param])
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
@@ -105,7 +106,7 @@ def expected_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def test_logits_equal_transformers_in_whatever_chunks_a_prompt_is_computed(
+def test_logits_equal_transformers_for_any_chunking_of_a_prompt(
     pair: tuple[PreTrainedModel, ModelRunner],
 ) -> None:
     model, runner = pair
@@ -117,14 +118,14 @@ def test_logits_equal_transformers_in_whatever_chunks_a_prompt_is_computed(
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5, msg=f"chunks of {sizes}")
 
 
-def test_greedy_tokens_equal_transformers_batched_preempted_and_from_the_prefix_cache(
+def test_greedy_tokens_equal_transformers_when_batched_preempted_and_prefix_cached(
     pair: tuple[PreTrainedModel, ModelRunner],
 ) -> None:
     model, runner = pair
     shared = tokens_of(33)
     prompts = [*(tokens_of(length) for length in (1, 2, 16, 17, 40)), shared, [*shared, 9, 10], shared]
     sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    # Sequences of up to 52 tokens share five blocks of 16: they cannot all stay.
+    # Sequences of up to 52 tokens share five blocks of 16: some are preempted.
     outcome = generate(FewBlocks(runner, num_blocks=5), prompts, sampling, token_budget=19, at_once=5)
     assert outcome.preemptions > 0
     for prompt, output in zip(prompts, outcome.tokens, strict=True):
@@ -135,9 +136,7 @@ def test_greedy_tokens_equal_transformers_batched_preempted_and_from_the_prefix_
     assert one_by_one.tokens == outcome.tokens[-3:]
 
 
-def test_a_model_that_is_not_native_is_adapted_and_says_how_likely_its_prompt_was(
-    tmp_path: Path,
-) -> None:
+def test_a_model_that_is_not_native_is_adapted_and_returns_prompt_logprobs(tmp_path: Path) -> None:
     model = random_model(*ZOO["phi-2"])
     model.save_pretrained(tmp_path)
     source = ModelSource.open(str(tmp_path))
@@ -146,8 +145,8 @@ def test_a_model_that_is_not_native_is_adapted_and_says_how_likely_its_prompt_wa
     runner = load_runner(source, config, lambda _stage, _fraction: None)
     prompt = tokens_of(100)
     scored = sequence(prompt, list(range(7)), sampling=SamplingParams(temperature=0, prompt_logprobs=3))
-    silent = sequence(prompt[:9], [8])
-    first = runner.execute(StepPlan((Chunk(silent, 0, 9), Chunk(scored, 0, 70))))
+    unscored = sequence(prompt[:9], [8])
+    first = runner.execute(StepPlan((Chunk(unscored, 0, 9), Chunk(scored, 0, 70))))
     scored.advance(70)
     second = runner.execute(StepPlan((Chunk(scored, 70, 30),)))
     found = first.prompt_logprobs[1] + second.prompt_logprobs[0]
@@ -160,16 +159,14 @@ def test_a_model_that_is_not_native_is_adapted_and_says_how_likely_its_prompt_wa
     assert [[token for token, _ in entry.top] for entry in found] == likeliest.indices.tolist()
 
 
-def test_a_missing_gpu_is_said_and_nothing_else_is_taken_in_its_place(
-    gpt2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_is_an_error_without_fallback(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = EngineConfig(model=str(gpt2), device="cuda")
     with pytest.raises(ConfigError, match=r"--device cuda: .* GPU|CUDA.*: run where there is one"):
         load_runner(ModelSource.open(str(gpt2)), config, lambda _stage, _fraction: None)
 
 
-def test_the_fullest_pass_runs_at_the_token_budget_with_every_sequence_sampling(gpt2: Path) -> None:
+def test_the_peak_step_has_the_token_budget_and_samples_every_sequence(gpt2: Path) -> None:
     model = adapted(gpt2)
     rows: list[int] = []
     run, head = model.forward, model.head
@@ -178,7 +175,7 @@ def test_the_fullest_pass_runs_at_the_token_budget_with_every_sequence_sampling(
     run_fullest_step(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16))
     assert rows == [128, 40]
     run_fullest_step(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16))
-    assert rows[2:] == [256, 40]  # no longer than a sequence may be
+    assert rows[2:] == [256, 40]  # limited by the longest sequence
 
 
 @pytest.fixture
@@ -187,7 +184,7 @@ def gpt2(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_its_shape_is_what_its_layers_and_its_configuration_say(gpt2: Path) -> None:
+def test_the_shape_comes_from_the_layers_and_the_configuration(gpt2: Path) -> None:
     runner = runner_of(gpt2)
     assert runner.architecture.name == "gpt2"
     assert (runner.architecture.vocab_size, runner.architecture.eos_token_ids) == (211, {5})
@@ -196,7 +193,7 @@ def test_its_shape_is_what_its_layers_and_its_configuration_say(gpt2: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_runs_and_keeps_half_the_cache(gpt2: Path, dtype: torch.dtype) -> None:
+def test_half_precision_halves_the_bytes_of_a_cache_block(gpt2: Path, dtype: torch.dtype) -> None:
     model = adapted(gpt2, dtype)
     config = EngineConfig(model="", kv_cache_memory=1 << 20, block_size=16)
     runner = with_cache(model, config)
@@ -207,7 +204,7 @@ def test_half_precision_runs_and_keeps_half_the_cache(gpt2: Path, dtype: torch.d
     assert [len(tokens) for tokens in outcome.tokens] == [5, 5]
 
 
-def test_rope_that_depends_on_the_length_is_served_up_to_where_it_does_not(tmp_path: Path) -> None:
+def test_dynamic_rope_is_served_up_to_its_original_length(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     random_model("llama", {**GATED, "rope_parameters": rope}).save_pretrained(tmp_path)
     assert runner_of(tmp_path).max_model_length == 64
@@ -218,7 +215,7 @@ def test_rope_that_depends_on_the_length_is_served_up_to_where_it_does_not(tmp_p
     [
         ("bloom", {"n_head": 6, "n_layer": 2}, "BloomForCausalLM cannot be served: its code"),
         ("gptj", {"rotary_dim": 4}, "GPTJForCausalLM cannot be served: its code"),
-        ("falcon", {"alibi": True, "new_decoder_architecture": False}, "cannot be served: it wants alibi positions"),
+        ("falcon", {"alibi": True, "new_decoder_architecture": False}, "cannot be served: it needs alibi positions"),
         (
             "llama4_text",
             {**GATED, "intermediate_size_mlp": 80, "head_dim": 8, "num_local_experts": 2},
@@ -227,11 +224,11 @@ def test_rope_that_depends_on_the_length_is_served_up_to_where_it_does_not(tmp_p
         (
             "bart",
             {"d_model": 48, "decoder_layers": 1, "encoder_layers": 1},
-            "takes no positions",
+            "takes no position_ids",
         ),
     ],
 )
-def test_an_architecture_that_cannot_be_served_right_is_refused_by_name(
+def test_an_unsupported_architecture_is_refused_by_name(
     tmp_path: Path, kind: str, settings: dict[str, Any], words: str
 ) -> None:
     random_model(kind, settings).save_pretrained(tmp_path)
@@ -240,12 +237,12 @@ def test_an_architecture_that_cannot_be_served_right_is_refused_by_name(
     assert "\n" not in str(caught.value)
 
 
-def test_the_self_check_refuses_what_comes_out_different(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_refuses_a_model_with_other_logits(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "fastgen.model.transformers_backend.model.paged",
         lambda attention: lambda call: attention.attend(call.layer, call.queries, scale=1.0),  # stores nothing
     )
-    with pytest.raises(ModelError, match=r"GPT2LMHeadModel cannot be served: it wants .* logits are off by"):
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel cannot be served: it needs .* logits are off by"):
         adapted(gpt2)
 
 
@@ -253,18 +250,18 @@ def test_the_self_check_refuses_what_comes_out_different(gpt2: Path, monkeypatch
     ("changes", "words"),
     [
         ({"architectures": ["GPT2ForSequenceClassification"]}, "only GPT2LMHeadModel is served"),
-        ({"model_type": "nonesuch"}, "not of a decoder that transformers holds"),
+        ({"model_type": "nonesuch"}, "does not describe a decoder that transformers implements"),
         ({"n_layer": 4}, r"tensor transformer\.h\.3\.\S+ is missing"),
     ],
 )
-def test_a_folder_at_fault_is_named(gpt2: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_faulty_folder_is_refused_with_the_reason(gpt2: Path, changes: dict[str, Any], words: str) -> None:
     path = gpt2 / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ModelError, match=words):
         adapted(gpt2)
 
 
-def test_weights_that_are_not_safetensors_are_not_read(gpt2: Path) -> None:
+def test_weights_that_are_not_safetensors_are_refused(gpt2: Path) -> None:
     (gpt2 / "model.safetensors").rename(gpt2 / "pytorch_model.bin")
     with pytest.raises(ModelError, match="weights cannot be read"):
         adapted(gpt2)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastgen.model import ModelError
 from fastgen.model.checkpoint.dequantise import TYPES, TensorType, dequantise
-from fastgen.model.errors import ModelError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import safetensors
 import torch
 
+from fastgen.model import ModelError
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.checkpoint.tensor_names import pieces, stored_shapes
 from fastgen.model.config.architecture import HEAD, ModelArchitecture
-from fastgen.model.errors import ModelError
 
 
 class Table(Protocol):

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fastgen.model import ModelError
 from fastgen.model.config.rope import LongScaling, Rotary
-from fastgen.model.errors import ModelError
 
 Activation = Literal["silu", "gelu_tanh"]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastgen.model import ModelError
 from fastgen.model.config.architecture import Experts, LayerKind
 from fastgen.model.config.fields import Fields
-from fastgen.model.errors import ModelError
 
 Config = Mapping[str, Any]
 Features = dict[str, Any]  # fields of ModelArchitecture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastgen.model.errors import ModelError
+from fastgen.model import ModelError
 
 
 class Fields:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fastgen.model import ModelError
 from fastgen.model.config.architecture import Experts, LayerKind, ModelArchitecture
 from fastgen.model.config.fields import Fields
 from fastgen.model.config.from_huggingface import without_idle_window
 from fastgen.model.config.rope_from_gguf import Contents, rotaries
 from fastgen.model.config.rope_from_huggingface import longest
-from fastgen.model.errors import ModelError
 
 Features = dict[str, Any]  # fields of ModelArchitecture
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fastgen.model import ModelError
 from fastgen.model.config.fields import Fields
 from fastgen.model.config.rope import LinearScaling, LongScaling, Rotary, Scaling, YarnScaling
-from fastgen.model.errors import ModelError
 
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 _GEMMA3_LOCAL_THETA = 10_000.0

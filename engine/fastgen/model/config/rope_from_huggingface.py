@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastgen.model import ModelError
 from fastgen.model.config.fields import Fields
 from fastgen.model.config.rope import (
     DynamicScaling,
@@ -19,7 +20,6 @@ from fastgen.model.config.rope import (
     Scaling,
     YarnScaling,
 )
-from fastgen.model.errors import ModelError
 
 _PARTIAL = ("phi3",)  # of the native families, those whose heads may turn only in part
 _GEMMA3_LOCAL_THETA = 10_000.0

@@ -17,9 +17,9 @@ from fastgen.kernels.cpu.matmul_tile import ROWS
 from fastgen.kernels.cpu.prefill_attention import attend_chunks
 from fastgen.kernels.cpu.vector_width import LANES
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model import ModelError
 from fastgen.model.checkpoint.safetensors import Table
 from fastgen.model.config.architecture import Activation, ModelArchitecture
-from fastgen.model.errors import ModelError
 from fastgen.model.layers.rope import Rope
 from fastgen.model.step_input import StepInput
 

@@ -1,4 +1,4 @@
-"""Falcon's attention with our pages: transformers' Falcon does not look attention functions up by name."""
+"""Paged attention for Falcon, whose transformers code does not look attention functions up by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, N
 
 
 class PagedFalconAttention(modeling_falcon.FalconAttention):
-    """transformers' layer; where the model's configuration names our attention, with that in its middle."""
+    """transformers' layer with our attention, if the model's configuration names it."""
 
     def forward(  # type: ignore[override]  # the rest only passes through
         self,
@@ -21,7 +21,7 @@ class PagedFalconAttention(modeling_falcon.FalconAttention):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states [1, T, hidden] -> [1, T, hidden], and no attention weights."""
+        """Attend over hidden_states [1, T, hidden]; return [1, T, hidden] and no attention weights."""
         if self.config._attn_implementation != IMPLEMENTATION:
             computed: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
                 hidden_states, alibi, attention_mask, position_embeddings=position_embeddings, **others
@@ -32,7 +32,7 @@ class PagedFalconAttention(modeling_falcon.FalconAttention):
         assert position_embeddings is not None
         queries, keys, values = self._split_heads(self.query_key_value(hidden_states))  # [1, T, heads, head_dim]
         if self.new_decoder_architecture:
-            # Keys and values come repeated for each query head of their group: one of each is enough.
+            # _split_heads repeats keys and values for each query head of a group: keep one of each.
             group = self.num_heads // int(self.num_kv_heads or 1)
             keys, values = keys[:, :, ::group], values[:, :, ::group]
         q, k, v = (states.transpose(1, 2) for states in (queries, keys, values))
@@ -42,5 +42,5 @@ class PagedFalconAttention(modeling_falcon.FalconAttention):
 
 
 def register() -> None:
-    """Makes Falcon models that are built with our attention's name use this layer."""
+    """Make Falcon models built with our attention's name use this layer."""
     modeling_falcon.FALCON_ATTENTION_CLASSES[IMPLEMENTATION] = PagedFalconAttention

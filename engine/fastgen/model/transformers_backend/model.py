@@ -1,32 +1,24 @@
-"""Any decoder that transformers holds, run by transformers' own model code over our pages and our scheduler.
+"""Any decoder that transformers implements, run by its model code over our paged KV cache and scheduler.
 
-Slower than a native model on CPUs, and right: before it serves, a model computes a short prompt both ways
-(`adapter_check`), and where the two differ it is refused.
+Slower than a native model on CPUs. `load` refuses a model whose logits differ from transformers' own (`self_check`).
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.utils import logging as transformers_logging
 
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.errors import ModelError
 from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.step_input import StepInput
-from fastgen.model.transformers_backend import falcon, paged_attention, self_check
 from fastgen.model.transformers_backend.paged_attention import (
-    IMPLEMENTATION,
-    AttentionCall,
-    NotServedError,
+    AttentionInputs,
     StepContext,
     bind,
     paged,
@@ -41,18 +33,15 @@ from fastgen.model.transformers_backend.shape import (
     widest_layer,
 )
 
-# Model types whose attention is brought along because transformers' own looks nothing up.
-_REGISTER: dict[str, Callable[[], None]] = {"falcon": falcon.register}
-
 
 class TransformersModel:
     """A causal language model of transformers as a `fastgen.runner.runner.Model`.
 
     Args:
-        model: built with our attention's name, in evaluation mode, where it is to run.
+        model: built with our attention's name, in evaluation mode, on its device.
 
     Raises:
-        NotServedError: when it asks for attention that there is not.
+        NotServedError: if it needs attention that is not implemented.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -80,58 +69,36 @@ class TransformersModel:
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         )
 
-    @classmethod
-    def load(
-        cls, directory: Path, *, device: torch.device, dtype: torch.dtype, progress: Callable[[float], None]
-    ) -> TransformersModel:
-        """The model of a Hugging Face directory, checked; `progress` hears the share done, 0 to 1.
-
-        Raises:
-            ModelError: naming the architecture when it cannot be served right, or the file at fault.
-        """
-        progress(0.0)
-        kind = _model_class(directory)
-        paged_attention.register()
-        model = _read_weights(directory, kind, dtype)
-        torch.nn.Module.to(model, device)
-        progress(0.9)
-        try:
-            adapted = cls(model)
-            self_check.check(adapted, model)
-        except NotServedError as error:
-            raise ModelError(f"{directory}: {kind.__name__} cannot be served: it wants {error}") from None
-        progress(1.0)
-        return adapted
-
-    def forward(self, batch: StepInput, cache: KVCache) -> torch.Tensor:
-        """Computes a pass and writes its keys and values to the cache; returns [R, hidden] of the rows with logits."""
-        self._context.attend = paged(TorchPagedAttention(batch, cache, self.device))
+    def forward(self, step_input: StepInput, cache: KVCache) -> torch.Tensor:
+        """Compute a step, write its keys and values to the cache, and return [R, hidden] of the rows with logits."""
+        self._context.attend = paged(TorchPagedAttention(step_input, cache, self.device))
         token_ids, positions, rows = (
-            torch.from_numpy(values).to(self.device) for values in (batch.token_ids, batch.positions, batch.logit_rows)
+            torch.from_numpy(values).to(self.device)
+            for values in (step_input.token_ids, step_input.positions, step_input.logit_rows)
         )
         return self._run(token_ids, positions).index_select(0, rows)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> logits [R, vocabulary] in float32."""
+        """Map [R, hidden] to logits [R, vocabulary] in float32."""
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0].float()
 
     def _run(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[T] and [T] -> [T, hidden], as one sequence to transformers: only attention sees more than its own row."""
+        """Run token ids [T] at positions [T] as one sequence: [T, hidden]. Only attention mixes rows."""
         output = self._backbone(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         hidden: torch.Tensor = output[0]
         return hidden[0]
 
     @torch.inference_mode()
-    def _probe(self) -> list[AttentionCall]:
-        """What each layer asks of attention."""
-        calls: list[AttentionCall] = []
+    def _probe(self) -> list[AttentionInputs]:
+        """Run two tokens and record the attention calls of all layers."""
+        calls: list[AttentionInputs] = []
 
-        def note(call: AttentionCall) -> torch.Tensor:
+        def record(call: AttentionInputs) -> torch.Tensor:
             calls.append(call)
             return call.queries.new_zeros(*call.queries.shape[:2], call.values.shape[-1])
 
-        self._context.attend = note
+        self._context.attend = record
         positions = torch.arange(2, device=self.device)
         self._run(positions, positions)
         return calls
@@ -139,88 +106,27 @@ class TransformersModel:
 
 @dataclass
 class _BodyOutput(BaseModelOutputWithPast):
-    """A body's result, with the further fields that some heads pass on."""
+    """The output of a model's body, with the extra fields that some heads pass on."""
 
     cross_attentions: None = None
     router_logits: None = None
 
 
-class _Given(torch.nn.Module):
-    """Stands where a causal model's body is: gives its input back as if it were the body's result.
-
-    Bodies that a model reaches into (OPT's `model.decoder`) are this too.
-    """
+class _IdentityBody(torch.nn.Module):
+    """Replaces a causal model's body: returns its input as the body's output."""
 
     @property
-    def decoder(self) -> _Given:
-        """The body's body."""
+    def decoder(self) -> _IdentityBody:
+        """OPT calls `model.decoder` instead of `model`."""
         return self
 
     def forward(self, *_args: Any, inputs_embeds: torch.Tensor, **_others: Any) -> _BodyOutput:
-        """[1, R, hidden] as it came."""
+        """Return inputs_embeds [1, R, hidden] unchanged."""
         return _BodyOutput(last_hidden_state=inputs_embeds)
 
 
 def _head_of(model: PreTrainedModel) -> Callable[..., Any]:
-    """The model without its body: what it does with the body's result, scalings and caps of logits included."""
+    """Return the model without its body: the head, with its scaling and capping of logits."""
     head = copy.copy(model)
-    head._modules = {**model._modules, model.base_model_prefix: _Given()}
+    head._modules = {**model._modules, model.base_model_prefix: _IdentityBody()}
     return head
-
-
-def _model_class(directory: Path) -> type[PreTrainedModel]:
-    """transformers' class for the model at `directory`.
-
-    Raises:
-        ModelError: when there is none, or none that lets its attention be replaced.
-    """
-    try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-        found: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    except (ValueError, KeyError, OSError) as error:
-        raise ModelError(
-            f"{directory}: config.json is not of a decoder that transformers holds ({_first_line(error)}): not served"
-        ) from None
-    # A type with several causal models names the one that it was saved as.
-    named, kinds = config.architectures, found if isinstance(found, tuple) else (found,)
-    kind: type[PreTrainedModel] = next((kind for kind in kinds if kind.__name__ in (named or ())), kinds[0])
-    if named and kind.__name__ not in named:
-        raise ModelError(f"{directory}: config.json: architectures is {named}: only {kind.__name__} is served")
-    if config.model_type in _REGISTER:
-        _REGISTER[config.model_type]()
-    elif not kind._can_set_attn_implementation():
-        raise ModelError(
-            f"{directory}: {kind.__name__} cannot be served: its code in transformers lets nobody replace its attention"
-        )
-    if "position_ids" not in inspect.signature(kind.forward).parameters:
-        raise ModelError(f"{directory}: {kind.__name__} cannot be served: its code in transformers takes no positions")
-    return kind
-
-
-def _read_weights(directory: Path, kind: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        loaded: Any = kind.from_pretrained(
-            directory,
-            dtype=dtype,
-            attn_implementation=IMPLEMENTATION,
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise ModelError(f"{directory}: the weights cannot be read: {_first_line(error)}") from None
-    model, info = loaded
-    if info["missing_keys"]:
-        name = min(info["missing_keys"])
-        raise ModelError(f"{directory}: tensor {name} is missing: the checkpoint is incomplete")
-    # There is no padding here: without a token for it, nobody looks for it in every pass.
-    model.config.pad_token_id = None
-    evaluating: PreTrainedModel = model.eval()
-    return evaluating
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

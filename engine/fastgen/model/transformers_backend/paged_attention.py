@@ -1,8 +1,8 @@
-"""Our attention in the place of transformers' own, for models that run by transformers' model code.
+"""Paged attention as an attention function of transformers.
 
-transformers looks attention functions up by name (`AttentionInterface`); a model built with this name calls
-`attention` in each of its layers, and its mask functions make no masks. What a layer has to do is found on the layer
-itself: `bind` hangs the model's `StepContext` there.
+transformers looks attention functions up by name (`AttentionInterface`). A model built with the name `IMPLEMENTATION`
+calls `attention` in each layer and builds no masks. `bind` attaches the model's `StepContext` to its layers, where
+`attention` finds what to compute.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _CONTEXT = "fastgen_context"
 
 
 class NotServedError(Exception):
-    """What a model's code wants of its attention and does not get here; the message completes "it wants ..."."""
+    """A model needs attention that is not implemented here; the message completes "it needs ..."."""
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """What a layer asks for.
+class AttentionInputs:
+    """What one layer passes to attention.
 
     Attributes:
-        layer: which one.
+        layer: index of the layer.
         queries: [T, heads, head_dim].
         keys, values: [T, kv heads, head_dim].
         scale, window, softcap, sinks: as in `TorchPagedAttention.attend`.
@@ -45,24 +45,24 @@ class AttentionCall:
     sinks: torch.Tensor | None
 
 
-Attend = Callable[[AttentionCall], torch.Tensor]
+Attend = Callable[[AttentionInputs], torch.Tensor]
 
 
 class StepContext:
-    """What the layers of one model do in the pass under way: `attend` is set before each."""
+    """The attention of one model's layers in the current step: `attend` is set before each step."""
 
     def __init__(self) -> None:
         self.attend: Attend = _no_step
 
 
-def _no_step(_call: AttentionCall) -> torch.Tensor:
-    raise AssertionError("a layer was called outside of a pass")
+def _no_step(_call: AttentionInputs) -> torch.Tensor:
+    raise AssertionError("a layer was called outside of a step")
 
 
 def paged(attention: TorchPagedAttention) -> Attend:
-    """Stores a layer's keys and values, then attends."""
+    """Return a function that stores a layer's keys and values, then attends."""
 
-    def attend(call: AttentionCall) -> torch.Tensor:
+    def attend(call: AttentionInputs) -> torch.Tensor:
         attention.store(call.layer, call.keys, call.values)
         return attention.attend(
             call.layer,
@@ -77,12 +77,12 @@ def paged(attention: TorchPagedAttention) -> Attend:
 
 
 def register() -> None:
-    """Makes the name known to transformers. May be called again."""
+    """Register `attention` with transformers. Idempotent."""
     AttentionInterface.register(IMPLEMENTATION, attention)
 
 
 def bind(model: torch.nn.Module, context: StepContext) -> None:
-    """Lets every layer of a model find `context`."""
+    """Attach `context` to every layer of a model."""
     for module in model.modules():
         if isinstance(getattr(module, "layer_idx", None), int):
             setattr(module, _CONTEXT, context)
@@ -103,32 +103,32 @@ def attention(
     is_causal: bool | None = None,
     **_others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function as transformers calls it.
+    """Compute attention with the signature that transformers expects.
 
     Args:
         module: the layer.
         query, key, value: [1, heads or kv heads, T, head_dim].
-        attention_mask: None, since no mask function is known by our name.
-        scaling: on the scores; 1 / sqrt(head_dim) where not given.
+        attention_mask: None, because no mask function is registered under our name.
+        scaling: factor of the scores; 1 / sqrt(head_dim) by default.
         sliding_window, softcap, s_aux: window, softcap and sinks.
-        position_bias, is_causal: refused where they say something else than causal attention without a bias.
+        position_bias, is_causal: rejected unless attention is causal without a bias.
 
     Returns:
         [1, T, heads, head_dim], and no attention weights.
 
     Raises:
-        NotServedError: naming what is wanted.
+        NotServedError: naming what is not implemented.
     """
     if attention_mask is not None:
-        raise NotServedError("a mask of its own")
+        raise NotServedError("its own attention mask")
     if position_bias is not None:
-        raise NotServedError("a bias on the scores by position")
+        raise NotServedError("a position bias on the scores")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise NotServedError("attention that is not causal")
     if len(query) != 1:
-        raise NotServedError("attention over a batch of its own")
+        raise NotServedError("attention over its own batch dimension")
     attend: Attend = getattr(module, _CONTEXT).attend
-    call = AttentionCall(
+    call = AttentionInputs(
         layer=module.layer_idx,
         queries=query[0].transpose(0, 1),
         keys=key[0].transpose(0, 1),

@@ -1,45 +1,41 @@
-"""The self-check of an adapted model: a prompt by transformers' own attention and by ours must agree."""
+"""Self-check of a transformers model: logits with transformers' attention and with ours must agree."""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedModel
 
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.step_input import StepInput
+from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, NotServedError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from fastgen.model.transformers_backend.model import TransformersModel
-
 _BLOCK_SIZE = 16
-_PROMPT, _NEIGHBOUR = 41, 23
-_SIZES = (7, 1, 12, 1, 1, 19)
-# Largest root mean square of the error, as a share of the logits' own. Rounding of half precision goes through all
-# layers; a wrong mask or position gives errors of the logits' own size.
+_PROMPT_TOKENS, _NEIGHBOUR_TOKENS = 41, 23
+_CHUNK_SIZES = (7, 1, 12, 1, 1, 19)
+# Upper bound of the root mean square error relative to the standard deviation of the logits. Half precision rounds in
+# every layer; a wrong mask or position gives a relative error of about 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 
 @torch.inference_mode()
 def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
-    """Computes a random prompt in one go as transformers does, and in odd chunks beside another prompt as we do.
+    """Compare logits of a random prompt: in one piece by transformers, in odd chunks beside another prompt by us.
 
     Args:
         adapted: the model over our attention.
         model: the same model of transformers.
 
     Raises:
-        NotServedError: when the two differ, or transformers' code fails.
+        NotServedError: if the two differ, or transformers' code fails.
     """
-    numbers = random.Random(0)
-    prompt, neighbour = (numbers.choices(range(adapted.architecture.vocab_size), k=k) for k in (_PROMPT, _NEIGHBOUR))
+    numbers, vocabulary = random.Random(0), range(adapted.architecture.vocab_size)
+    prompt, neighbour = (numbers.choices(vocabulary, k=size) for size in (_PROMPT_TOKENS, _NEIGHBOUR_TOKENS))
     longest = adapted.architecture.max_position_embeddings
     prompt, neighbour = prompt[:longest], neighbour[:longest]
     try:
@@ -47,14 +43,14 @@ def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
         actual = _by_chunks(adapted, prompt, neighbour)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        raise NotServedError(f"something else than a flat pass of tokens and positions ({lines[0]})") from error
-    off = (actual - expected).square().mean().sqrt() / expected.std()
-    if not off <= _TOLERANCE[adapted.dtype]:
-        raise NotServedError(f"something that paged attention does not give: logits are off by {off:.1%}")
+        raise NotServedError(f"more than flat token ids and positions as input ({lines[0]})") from error
+    deviation = (actual - expected).square().mean().sqrt() / expected.std()
+    if not deviation <= _TOLERANCE[adapted.dtype]:
+        raise NotServedError(f"more than paged attention computes: logits are off by {deviation:.1%}")
 
 
 def _by_transformers(model: PreTrainedModel, prompt: list[int], device: torch.device) -> torch.Tensor:
-    """[n, vocabulary] by transformers' plainest attention."""
+    """Return logits [n, vocabulary] with transformers' eager attention."""
     model.config._attn_implementation = "eager"
     try:
         logits: torch.Tensor = model(torch.tensor([prompt], device=device), use_cache=False).logits
@@ -64,12 +60,12 @@ def _by_transformers(model: PreTrainedModel, prompt: list[int], device: torch.de
 
 
 def _by_chunks(adapted: TransformersModel, prompt: list[int], neighbour: list[int]) -> torch.Tensor:
-    """[n, vocabulary] in chunks, the neighbour's tokens in the same passes."""
+    """Return logits [n, vocabulary] of `prompt`, computed in chunks that share steps with `neighbour`."""
     num_blocks = -(-(len(prompt) + _BLOCK_SIZE) // _BLOCK_SIZE) * 2
     cache = KVCache(adapted.kv_shape, num_blocks, _BLOCK_SIZE, device=adapted.device, dtype=adapted.dtype)
     ours, theirs = _sequence(prompt, range(1, num_blocks, 2)), _sequence(neighbour, range(0, num_blocks, 2))
     rows = []
-    for size in _SIZES:
+    for size in _CHUNK_SIZES:
         chunks = [
             Chunk(subject, subject.num_computed_tokens, min(most, subject.num_pending_tokens))
             for subject, most in ((ours, size), (theirs, 5))
@@ -78,11 +74,11 @@ def _by_chunks(adapted: TransformersModel, prompt: list[int], neighbour: list[in
         if not chunks:
             break
         plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
-        batch = StepInput.from_plan(plan, block_size=_BLOCK_SIZE)
-        hidden = adapted.forward(batch, cache)
-        # Scored rows, all but a prompt's last, come behind the sampled ones; only `ours` is scored.
-        scored = adapted.head(hidden[batch.num_sampled :])
-        sampled = adapted.head(hidden[: batch.num_sampled])
+        step_input = StepInput.from_plan(plan, block_size=_BLOCK_SIZE)
+        hidden = adapted.forward(step_input, cache)
+        # Scored rows, all but a prompt's last, follow the sampled ones; only `ours` is scored.
+        scored = adapted.head(hidden[step_input.num_sampled :])
+        sampled = adapted.head(hidden[: step_input.num_sampled])
         rows.append(scored)
         last = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         if ours in last:

@@ -1,4 +1,4 @@
-"""What an adapted model is, found by running it once: its layers tell what they ask of attention."""
+"""The shape of a transformers model, from its configuration and from one run that records its attention calls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastgen.kv_cache.sizing import KVShape
-from fastgen.model.transformers_backend.paged_attention import AttentionCall, NotServedError
+from fastgen.model.transformers_backend.paged_attention import AttentionInputs, NotServedError
 
-# Rotary frequencies of these kinds depend on the longest position in the batch, so on who else is in the pass: up to
-# the length that the model was trained for they do not.
+# Beyond the original length, rotary frequencies of these types depend on the longest position in the batch, that is on
+# the other sequences of the step. Up to that length they are constant.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 _DEFAULT_POSITIONS = 2048
 
@@ -31,19 +31,19 @@ class AdaptedArchitecture:
 
     @property
     def default_length(self) -> int:
-        """The longest sequence that is served unless more is asked for."""
+        """Default of --max-model-length in tokens."""
         return self.max_position_embeddings
 
 
-def kv_shape(calls: abc.Sequence[AttentionCall]) -> KVShape:
-    """The cache that the calls of all layers, in a pass, need.
+def kv_shape(calls: abc.Sequence[AttentionInputs]) -> KVShape:
+    """Return the cache shape for the attention calls of one step.
 
     Raises:
-        NotServedError: when layers are not all of one shape, or not each called once.
+        NotServedError: if layers differ in shape, or attention is not called once per layer.
     """
     layers = [call.layer for call in calls]
     if not layers or sorted(layers) != list(range(len(layers))):
-        raise NotServedError(f"attention in layers {layers}, not once in each")
+        raise NotServedError(f"attention in layers {layers} instead of once in each")
     shapes = {(call.keys.shape[1], call.keys.shape[2], call.values.shape[2]) for call in calls}
     if len(shapes) > 1:
         raise NotServedError("layers with keys and values of different sizes")
@@ -52,14 +52,14 @@ def kv_shape(calls: abc.Sequence[AttentionCall]) -> KVShape:
 
 
 def layer_windows(config: Any, num_layers: int) -> list[int | None]:
-    """The window of each layer, by a model's configuration.
+    """Return the sliding window of each layer, None for full attention.
 
     Raises:
-        NotServedError: when it has layers that are neither full nor sliding-window attention.
+        NotServedError: if a layer has neither full nor sliding-window attention.
     """
     for name in ("attention_chunk_size", "window_size", "local_attention"):
         if getattr(config, name, None):
-            raise NotServedError(f"attention as its {name} says")
+            raise NotServedError(f"attention with {name}")
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
@@ -71,19 +71,21 @@ def layer_windows(config: Any, num_layers: int) -> list[int | None]:
     return [windows[kind] for kind in kinds]
 
 
-def check_windows(windows: abc.Sequence[int | None], calls: abc.Sequence[AttentionCall]) -> None:
-    """Does each layer ask for its own window? A short self-check cannot tell: a window is longer than its prompt.
+def check_windows(windows: abc.Sequence[int | None], calls: abc.Sequence[AttentionInputs]) -> None:
+    """Check that each layer passes its configured window to attention.
+
+    The self-check cannot find this: its prompt is shorter than a window.
 
     Raises:
-        NotServedError: when some layer does not.
+        NotServedError: naming the first layer that does not.
     """
     for call in calls:
         if call.window != windows[call.layer]:
-            raise NotServedError(f"a window of {call.window} in layer {call.layer}, not {windows[call.layer]}")
+            raise NotServedError(f"a window of {call.window} in layer {call.layer} instead of {windows[call.layer]}")
 
 
 def longest_sequence(config: Any) -> int:
-    """Positions that are served, of a transformers configuration."""
+    """Return the longest sequence for which a transformers configuration gives constant rotary frequencies."""
     longest = getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
@@ -94,14 +96,14 @@ def longest_sequence(config: Any) -> int:
 
 
 def widest_layer(config: Any, hidden_size: int) -> int:
-    """Numbers of a row within a feed-forward layer, under whatever name the configuration has them."""
+    """Return the width of the feed-forward layers, under any of the names that configurations use."""
     names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     widths = [getattr(config, name, None) for name in names]
     return max([width for width in widths if isinstance(width, int)], default=4 * hidden_size)
 
 
 def end_tokens(*configs: Any) -> frozenset[int]:
-    """Every end-of-sequence token that a model's configurations name."""
+    """Return every end-of-sequence token in a model's configurations."""
     found: set[int] = set()
     for config in configs:
         value = getattr(config, "eos_token_id", None)

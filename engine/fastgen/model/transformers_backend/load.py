@@ -1,0 +1,107 @@
+"""Load a Hugging Face directory as a `TransformersModel`, or refuse it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from fastgen.model import ModelError
+from fastgen.model.transformers_backend import falcon, paged_attention, self_check
+from fastgen.model.transformers_backend.model import TransformersModel
+from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, NotServedError
+
+# Model types that do not look their attention up by name, with the function that replaces it.
+_REGISTER: dict[str, Callable[[], None]] = {"falcon": falcon.register}
+
+
+def load_transformers_model(
+    directory: Path, *, device: torch.device, dtype: torch.dtype, progress: Callable[[float], None]
+) -> TransformersModel:
+    """Load the model of a Hugging Face directory and check its logits against transformers' own.
+
+    Args:
+        directory: config.json and safetensors files.
+        device: device of the weights and the cache.
+        dtype: dtype of the weights and the cache.
+        progress: called with the fraction loaded, 0 to 1.
+
+    Raises:
+        ModelError: naming the architecture if it cannot be served correctly, or the file at fault.
+    """
+    progress(0.0)
+    model_class = _model_class(directory)
+    paged_attention.register()
+    model = _read_weights(directory, model_class, dtype)
+    torch.nn.Module.to(model, device)
+    progress(0.9)
+    try:
+        adapted = TransformersModel(model)
+        self_check.check(adapted, model)
+    except NotServedError as error:
+        raise ModelError(f"{directory}: {model_class.__name__} cannot be served: it needs {error}") from None
+    progress(1.0)
+    return adapted
+
+
+def _model_class(directory: Path) -> type[PreTrainedModel]:
+    """Return transformers' class for the model at `directory`.
+
+    Raises:
+        ModelError: if there is none, or its attention cannot be replaced.
+    """
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        found: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelError(
+            f"{directory}: config.json does not describe a decoder that transformers implements "
+            f"({_first_line(error)}): it cannot be served"
+        ) from None
+    # A model type may have several causal models: `architectures` names the one that was saved.
+    architectures, classes = config.architectures, found if isinstance(found, tuple) else (found,)
+    model_class: type[PreTrainedModel] = next((c for c in classes if c.__name__ in (architectures or ())), classes[0])
+    name = model_class.__name__
+    if architectures and name not in architectures:
+        raise ModelError(f"{directory}: config.json: architectures is {architectures}: only {name} is served")
+    if config.model_type in _REGISTER:
+        _REGISTER[config.model_type]()
+    elif not model_class._can_set_attn_implementation():
+        raise ModelError(f"{directory}: {name} cannot be served: its code in transformers has fixed attention")
+    if "position_ids" not in inspect.signature(model_class.forward).parameters:
+        raise ModelError(f"{directory}: {name} cannot be served: its code in transformers takes no position_ids")
+    return model_class
+
+
+def _read_weights(directory: Path, model_class: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        loaded: Any = model_class.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ModelError(f"{directory}: the weights cannot be read: {_first_line(error)}") from None
+    model, info = loaded
+    if info["missing_keys"]:
+        name = min(info["missing_keys"])
+        raise ModelError(f"{directory}: tensor {name} is missing: the checkpoint is incomplete")
+    # Rows have no padding. With a padding token set, some models search their input for it in every step.
+    model.config.pad_token_id = None
+    evaluating: PreTrainedModel = model.eval()
+    return evaluating
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,6 +1,7 @@
-"""Builders of the children: pure functions from a resource to manifests for server-side apply.
+"""Builders of the child objects: pure functions from a resource to manifests for server-side apply.
 
-A manifest holds exactly the fields that the operator owns, without empty ones, which the API server would drop.
+A manifest contains exactly the fields that the operator owns. Empty fields are omitted, because the API server drops
+them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastgen_operator.api import Spec
-from fastgen_operator.children.deployment import build_deployment
-from fastgen_operator.children.disruption_budget import build_disruption_budget
-from fastgen_operator.children.inference_pool import build_inference_pool
+from fastgen_operator.children.deployment import build_deployment, build_disruption_budget
 from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.model_source import downloads_in_pods, is_downloaded, is_preloaded
 from fastgen_operator.children.network_policy import (
@@ -21,9 +20,8 @@ from fastgen_operator.children.network_policy import (
     build_network_policy,
     dns_egress,
 )
-from fastgen_operator.children.pod_monitor import build_pod_monitor
-from fastgen_operator.children.service import build_service
-from fastgen_operator.children.service_account import build_service_account
+from fastgen_operator.children.optional_kinds import build_inference_pool, build_pod_monitor
+from fastgen_operator.children.service import build_service, build_service_account
 from fastgen_operator.kinds import (
     CLAIM,
     DEPLOYMENT,
@@ -39,20 +37,20 @@ from fastgen_operator.kinds import (
     Object,
 )
 
-# Kinds that serving does not need, so that those who run the cluster may do without them.
+# Kinds that serving does not depend on. An administrator can disable them.
 DISPENSABLE_KINDS: Final = (NETWORK_POLICY, *OPTIONAL_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What the children depend on beside the spec.
+    """Properties of the cluster and the operator's configuration that the children depend on.
 
     Attributes:
-        engine_image: the engine's image where a spec names none.
-        optional_kinds: those of OPTIONAL_KINDS that the cluster has now.
-        without: names of DISPENSABLE_KINDS that are not made.
-        neighbours: who is who in the cluster's network.
-        pod_monitor_labels: labels of every PodMonitor, by which a Prometheus finds it.
+        engine_image: default image of the engine.
+        optional_kinds: members of OPTIONAL_KINDS whose CRDs are installed.
+        without: names of DISPENSABLE_KINDS that are disabled.
+        neighbours: peers for NetworkPolicies.
+        pod_monitor_labels: labels to add to every PodMonitor.
     """
 
     engine_image: str
@@ -63,24 +61,24 @@ class Platform:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of children that may be here, those that are not made any more included."""
+        """Kinds of children that can exist here, including disabled ones that are still to be deleted."""
         optional = (kind for kind in OPTIONAL_KINDS if kind in self.optional_kinds)
         always = (SERVICE_ACCOUNT, SERVICE, NETWORK_POLICY, POD_DISRUPTION_BUDGET, DEPLOYMENT, CLAIM, JOB)
         return (*always, *optional)
 
     def makes(self, kind: Kind) -> bool:
-        """Whether children of that kind are made here."""
+        """Return whether children of `kind` are created."""
         return kind in self.kinds and kind.name not in self.without
 
 
 def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int) -> tuple[tuple[Kind, Object], ...]:
-    """All children that the spec asks for, in the order in which they are written; `replicas` is the number wanted.
+    """Build the children of a spec, in the order in which they are applied; `replicas` is the desired number.
 
     Raises:
-        TemplateRefused: where spec.podTemplate cannot be obeyed.
+        TemplateRefused: spec.podTemplate cannot be applied.
     """
     children = (
-        # Before the Deployment is what its pods begin with: their account, their name, their walls.
+        # Pods need their ServiceAccount, Service and NetworkPolicy from the start: apply these before the Deployment.
         (SERVICE_ACCOUNT, build_service_account(owner)),
         (SERVICE, build_service(owner)),
         *((NETWORK_POLICY, policy) for policy in _network_policies(owner, spec, platform)),
@@ -89,7 +87,7 @@ def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int)
         (POD_MONITOR, build_pod_monitor(owner, dict(platform.pod_monitor_labels))),
         (INFERENCE_POOL, build_inference_pool(owner)),
     )
-    # After the Deployment: a volume that cannot grow is no reason not to scale. `modelcache` adds the Job.
+    # After the Deployment: a volume that cannot grow must not block scaling. `plan/model_cache.py` adds the Job.
     claims = () if spec.cache is None or not is_downloaded(spec) else ((CLAIM, build_claim(owner, spec.cache)),)
     return tuple((kind, manifest) for kind, manifest in (*children, *claims) if platform.makes(kind))
 
@@ -99,7 +97,7 @@ def _network_policies(owner: Object, spec: Spec, platform: Platform) -> tuple[Ob
     prometheus = neighbours.prometheus if platform.makes(POD_MONITOR) else ()
     clients = [peer.model_dump(by_alias=True, exclude_unset=True) for peer in spec.network.allow_from]
     names, download = [dns_egress(neighbours)], [dns_egress(neighbours), *neighbours.model_sources]
-    # A policy holds for a pod's whole life: one that downloads its model may reach the source afterwards too.
+    # A policy applies for a pod's whole life, so a pod that downloads its model keeps access to the source.
     egress = download if downloads_in_pods(spec) else names
     serving = build_network_policy(owner, clients, [*neighbours.operator, *prometheus], egress)
     return (serving, build_fetch_policy(owner, download)) if is_preloaded(spec) else (serving,)

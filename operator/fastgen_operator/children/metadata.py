@@ -1,4 +1,4 @@
-"""Names, labels and ownership that all children share."""
+"""Names, labels and owner references shared by all children."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ HTTP_PORT: Final = 8000
 
 
 def selector(name: str) -> dict[str, str]:
-    """The labels that pods are found by. They never change: a Deployment's selector is immutable."""
+    """Return the labels that select the pods. They never change: a Deployment's selector is immutable."""
     return {OWNER_LABEL: name}
 
 
 def fetch_labels(name: str) -> dict[str, str]:
-    """The labels of the pods that download the model: none by which serving pods are found."""
+    """Return the labels of the pods that download the model. They do not match `selector`."""
     return {**labels(name), "app.kubernetes.io/name": "fastgen-fetch", OWNER_LABEL: f"{name}{FETCH_SUFFIX}"}
 
 
 def labels(name: str) -> dict[str, str]:
-    """The labels of every child."""
+    """Return the labels of every child."""
     return {
         "app.kubernetes.io/name": "fastgen-engine",
         "app.kubernetes.io/instance": name,
@@ -30,12 +30,12 @@ def labels(name: str) -> dict[str, str]:
 
 
 def child(kind: Kind, owner: Object, spec: dict[str, Any]) -> Object:
-    """A child of that kind with that spec, named after its owner and deleted with it."""
+    """Return a child of `kind` with `spec`, with the name of its owner, and garbage-collected with it."""
     return child_with(kind, owner, {"spec": spec})
 
 
 def child_with(kind: Kind, owner: Object, fields: dict[str, Any]) -> Object:
-    """A child of that kind with those fields beside its metadata, named after its owner and deleted with it."""
+    """Return a child like `child`, with arbitrary `fields` next to its metadata."""
     metadata = owner["metadata"]
     return {
         "apiVersion": kind.api_version,
@@ -60,5 +60,5 @@ def child_with(kind: Kind, owner: Object, fields: dict[str, Any]) -> Object:
 
 
 def without_empty(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that say something: the API server drops empty lists, maps and nulls, and so do we."""
+    """Return the non-empty fields: the API server drops empty lists, maps, strings and nulls."""
     return {name: value for name, value in fields.items() if value not in (None, [], {}, "")}

@@ -1,8 +1,7 @@
-"""The model cache: a volume, and the Job that downloads into it.
+"""The model cache: a PersistentVolumeClaim, and the Job that downloads the model into it.
 
-The Job starts its one pod's container again for as long as it fails, with the kubelet's growing back-off (at most five
-minutes): what was downloaded stays, a token or a volume that was put right is found by the next try, and there are
-never more pods than one.
+The Job has a single pod, whose container the kubelet restarts until it succeeds, with exponential back-off of at most
+five minutes. Each attempt resumes the download, and picks up a corrected Secret or a grown volume.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fastgen_operator.children.model_source import fetch_container, model_addres
 from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, JOB, MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
 
-# The download's pod goes where the engines will: a volume may be bound to the node or zone of the first that uses it.
+# The download runs where the engines will: a volume can be bound to the node or zone of its first consumer.
 _PLACEMENT: Final = (
     "nodeSelector",
     "tolerations",
@@ -35,7 +34,7 @@ _FOR_EVER: Final = 2**31 - 1
 
 
 def build_claim(owner: Object, cache: Cache) -> Object:
-    """The volume of the resource; it goes with the resource."""
+    """Build the PersistentVolumeClaim, which is deleted with the resource."""
     spec: dict[str, Any] = {
         "accessModes": [cache.access_mode],
         "resources": {"requests": {"storage": cache.size}},
@@ -46,11 +45,16 @@ def build_claim(owner: Object, cache: Cache) -> Object:
 
 
 def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object, in_use: Iterable[str]) -> Object:
-    """The Job that downloads the spec's model into the claim.
+    """Build the Job that downloads the spec's model into the claim.
 
-    `engine_pod` is the spec of the pods that will serve it; `in_use` are the addresses of models that pods use now:
-    what is neither of these nor the new one is removed from the volume. The Job's name tells apart all that it depends
-    on but those: a Job cannot be changed, and one that runs need not know who came or went meanwhile.
+    A Job is immutable, so its name contains a hash of everything it depends on except `in_use`: pods that come and go
+    must not restart a running download.
+
+    Args:
+        engine_pod: spec of the pods that will serve the model.
+        claim: the live PersistentVolumeClaim.
+        in_use: addresses of the models that pods use now. All other models except the new one are removed from the
+            volume.
     """
     name, address = owner["metadata"]["name"], model_address(spec)
     image = next(container["image"] for container in engine_pod["containers"] if container["name"] == ENGINE_CONTAINER)
@@ -68,7 +72,7 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
         owner,
         {
             "backoffLimit": _FOR_EVER,
-            # Two would write the same files where a node is lost that still runs.
+            # Prevents two pods from writing the same files if a node is unreachable but still running.
             "podReplacementPolicy": "Failed",
             "template": {"metadata": {"labels": fetch_labels(name)}, "spec": pod},
         },
@@ -82,8 +86,8 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
 
 
 def _affinity(name: str, spec: Spec, engine_pod: Object) -> dict[str, Any]:
-    """A volume that is on one node at a time: the download had better run where the engines have it."""
-    assert spec.cache is not None, "there is a Job only where there is a cache"
+    """Prefer the node of the engines for a ReadWriteOnce volume, which is attached to one node at a time."""
+    assert spec.cache is not None, "a Job exists only if spec.cache is set"
     if spec.cache.access_mode != "ReadWriteOnce":
         return {}
     affinity: dict[str, Any] = deepcopy(engine_pod.get("affinity") or {})

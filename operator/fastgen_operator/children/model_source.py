@@ -1,12 +1,12 @@
-"""Where the pods have their model from: what that adds to them, by the source's scheme and by `spec.cache`.
+"""Volumes, mounts and init containers that a model source needs, by scheme and `spec.cache`.
 
-    file://   in the image: nothing is added
-    pvc://    the claim is mounted
-    hf:// s3://, no spec.cache             an init container downloads into the pod's own emptyDir
-    hf:// s3://, spec.cache, no preload    an init container downloads into the volume, unless it is there
-    hf:// s3://, spec.cache                a Job downloads into the volume before pods are made: see `children/cache.py`
+    file://                                part of the image: nothing is added
+    pvc://                                 the claim is mounted
+    hf:// s3://, no spec.cache             an init container downloads to the pod's own emptyDir
+    hf:// s3://, spec.cache, no preload    an init container downloads to the volume, unless the model is there
+    hf:// s3://, spec.cache                a Job downloads to the volume before pods are created: see `model_cache.py`
 
-The engine reads, and never writes, what is mounted.
+The engine mounts the model read-only.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _DOWNLOADED: Final = ("hf", "s3")
 
 
 def is_downloaded(spec: Spec) -> bool:
-    """Whether the model comes over the network."""
+    """Return whether the model is downloaded from a remote source."""
     return urlsplit(spec.model.source).scheme in _DOWNLOADED
 
 
 def is_preloaded(spec: Spec) -> bool:
-    """Whether a Job downloads it into a volume before pods are made for it."""
+    """Return whether a Job downloads the model to a volume before pods are created for it."""
     return is_downloaded(spec) and spec.cache is not None and spec.cache.preload
 
 
 def downloads_in_pods(spec: Spec) -> bool:
-    """Whether each pod downloads it before its engine starts."""
+    """Return whether each pod downloads the model before its engine starts."""
     return is_downloaded(spec) and not is_preloaded(spec)
 
 
 def model_address(spec: Spec) -> str:
-    """The folder that holds exactly this source at this revision."""
+    """Return the name of the folder for this source and revision."""
     revision = spec.model.revision or DEFAULT_REVISION
     return hashlib.sha256(f"{spec.model.source}\n{revision}".encode()).hexdigest()[:16]
 
 
 def model_path(spec: Spec) -> str:
-    """What the engine is told to serve: a folder or a GGUF file as its container sees it."""
+    """Return the path of the model folder or GGUF file inside the engine container."""
     source = urlsplit(spec.model.source)
     if source.scheme == "file":
         return spec.model.source.removeprefix("file://")
@@ -62,12 +62,12 @@ def model_path(spec: Spec) -> str:
 
 
 def model_annotations(spec: Spec) -> dict[str, str]:
-    """Annotations of the pods: which folder they use, so that nobody removes it."""
+    """Return the pod annotation that marks the model folder as in use."""
     return {MODEL_ANNOTATION: model_address(spec)} if is_downloaded(spec) else {}
 
 
 def model_volumes(name: str, spec: Spec) -> list[dict[str, Any]]:
-    """Volumes of the pods of the resource `name`."""
+    """Return the model volumes for the pods of the resource `name`."""
     source = urlsplit(spec.model.source)
     if source.scheme == "file":
         return []
@@ -79,21 +79,24 @@ def model_volumes(name: str, spec: Spec) -> list[dict[str, Any]]:
 
 
 def model_mounts(spec: Spec) -> list[dict[str, Any]]:
-    """The engine container's mount of it."""
+    """Return the engine container's mounts of the model."""
     if urlsplit(spec.model.source).scheme == "file":
         return []
     return [{"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True}]
 
 
 def model_init_containers(spec: Spec, image: str) -> list[dict[str, Any]]:
-    """What runs in a pod before its engine."""
+    """Return the init containers that run before the engine."""
     return [fetch_container(spec, image)] if downloads_in_pods(spec) else []
 
 
 def fetch_container(spec: Spec, image: str, keep: Sequence[str] | None = None) -> dict[str, Any]:
-    """The container that downloads. With `keep`, it first removes all other models of the volume but those.
+    """Return the container that downloads the model.
 
-    The Secret's keys become its environment, and only its: the engine needs no token.
+    The credentials are in the environment of this container only: the engine does not need them.
+
+    Args:
+        keep: addresses of models to keep; all others are first removed from the volume. None removes nothing.
     """
     revision = spec.model.revision or DEFAULT_REVISION
     kept = [word for address in keep or () for word in ("--keep", address)]

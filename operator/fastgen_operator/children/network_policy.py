@@ -1,6 +1,6 @@
-"""The NetworkPolicy: who may reach the engines, and what they may reach.
+"""NetworkPolicies: ingress to the engines and egress from them.
 
-Policies add up, so that a user opens more by a policy of their own beside this one.
+NetworkPolicies are additive: a user can allow more with another policy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from fastgen_operator.children.metadata import HTTP_PORT, child, fetch_labels, selector
 from fastgen_operator.kinds import NETWORK_POLICY, OWNER_LABEL, Object
 
-# A NetworkPolicyPeer or NetworkPolicyEgressRule, as Kubernetes writes it.
+# A NetworkPolicyPeer or NetworkPolicyEgressRule.
 Rule = dict[str, Any]
 
 DNS_PORT: Final = 53
@@ -21,7 +21,7 @@ CLUSTER_DNS: Final[tuple[Rule, ...]] = (
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
         "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
     },
-    # The address on which nodes answer themselves where NodeLocal DNSCache runs.
+    # Link-local address of NodeLocal DNSCache.
     {"ipBlock": {"cidr": "169.254.20.10/32"}},
 )
 HTTPS_ANYWHERE: Final[tuple[Rule, ...]] = ({"ports": [{"port": 443, "protocol": "TCP"}]},)
@@ -29,13 +29,13 @@ HTTPS_ANYWHERE: Final[tuple[Rule, ...]] = ({"ports": [{"port": 443, "protocol": 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Who is who in the cluster's network, as NetworkPolicies name it.
+    """Peers and rules for the NetworkPolicies of all resources.
 
     Attributes:
-        operator: peers that the operator scrapes from.
-        prometheus: peers that Prometheus scrapes from, where there is a PodMonitor.
-        dns: peers that answer the cluster's names.
-        model_sources: egress rules for what downloads a model.
+        operator: peers of the operator's pods.
+        prometheus: peers of Prometheus; used if PodMonitors are created.
+        dns: peers of the cluster's DNS servers.
+        model_sources: egress rules for pods that download a model.
     """
 
     operator: tuple[Rule, ...] = ()
@@ -50,12 +50,12 @@ UNKNOWN_NEIGHBOURS: Final = Neighbours()
 def build_network_policy(
     owner: Object, clients: Sequence[Rule], scrapers: Sequence[Rule], egress: Sequence[Rule]
 ) -> Object:
-    """The policy of the serving pods.
+    """Build the policy of the serving pods.
 
     Args:
-        clients: peers that may use the model; where there are none, the pods of the resource's own namespace.
-        scrapers: peers that read the metrics. They are on the engine's one port, so that they could use the model too.
-        egress: what the pods may reach; all else is closed.
+        clients: peers that can use the model; if empty, all pods in the resource's namespace.
+        scrapers: peers that read the metrics. The engine has a single port, so they can also use the model.
+        egress: rules for outgoing traffic; everything else is denied.
     """
     peers = [*(clients or ({"podSelector": {}},)), *scrapers]
     spec = {
@@ -68,7 +68,7 @@ def build_network_policy(
 
 
 def build_fetch_policy(owner: Object, egress: Sequence[Rule]) -> Object:
-    """The policy of the pod that downloads the model into the cache: nobody may reach it."""
+    """Build the policy of the pod that downloads the model to the cache; it denies all ingress."""
     name = owner["metadata"]["name"]
     spec = {
         "podSelector": {"matchLabels": {OWNER_LABEL: fetch_labels(name)[OWNER_LABEL]}},
@@ -76,12 +76,12 @@ def build_fetch_policy(owner: Object, egress: Sequence[Rule]) -> Object:
         "egress": [_as_stored(rule) for rule in egress],
     }
     policy = child(NETWORK_POLICY, owner, spec)
-    # With a dot, so that it is no other FastGenDeployment's name.
+    # A FastGenDeployment's name has no dot, so this cannot be the name of another one's policy.
     return {**policy, "metadata": {**policy["metadata"], "name": f"{name}.fetch"}}
 
 
 def dns_egress(neighbours: Neighbours) -> Rule:
-    """Names, and nothing else."""
+    """Return the egress rule for DNS."""
     return {
         "to": list(neighbours.dns),
         "ports": [{"port": DNS_PORT, "protocol": "UDP"}, {"port": DNS_PORT, "protocol": "TCP"}],
@@ -89,7 +89,7 @@ def dns_egress(neighbours: Neighbours) -> Rule:
 
 
 def _as_stored(rule: Rule) -> Rule:
-    """What people write, as the API server stores it: without what is empty, and each port with its protocol."""
+    """Normalize a user-written rule as the API server stores it: no empty fields, a protocol on each port."""
     stored: Rule = {}
     for name, value in rule.items():
         if name == "ports":
@@ -100,7 +100,7 @@ def _as_stored(rule: Rule) -> Rule:
             stored[name] = [_as_stored(item) if isinstance(item, dict) else item for item in value]
         else:
             stored[name] = value
-    # An empty selector selects all; any other empty field says nothing.
+    # An empty selector matches everything, so it is kept.
     return {
         name: value
         for name, value in stored.items()

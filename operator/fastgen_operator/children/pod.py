@@ -1,4 +1,4 @@
-"""The pod of one replica: the engine's command line, probes, shutdown, and the restricted Pod Security Standard."""
+"""The pod of one replica: command line, environment, probes, shutdown and security context of the engine."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from fastgen_operator.children.metadata import HTTP_PORT, selector, without_empt
 from fastgen_operator.children.model_source import model_init_containers, model_mounts, model_path, model_volumes
 from fastgen_operator.pods import ENGINE_CONTAINER
 
-# The image's unprivileged user.
+# Unprivileged user of the engine image.
 USER_ID: Final = 65532
-# Endpoints learn of a leaving pod within this time; until then it still answers new requests.
+# Time for EndpointSlices and proxies to stop routing to a terminating pod, which serves new requests until then.
 ENDPOINT_SECONDS: Final = 15
-# After the drain deadline, for the last answers to be written and the process to end.
+# Time after the drain deadline to write the last responses and exit.
 SHUTDOWN_SECONDS: Final = 15
 PROBE_SECONDS: Final = 2
-# Where the API keys are mounted, and the key of the Secret that holds them.
+# Mount path of the API keys, and their key in the Secret.
 API_KEY_FOLDER: Final = "/etc/fastgen"
 API_KEY_FILE: Final = "api-keys"
 
 
 def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
-    """The pod's spec for the replica of the resource `name`."""
+    """Build the pod spec for a replica of the resource `name`, following the restricted Pod Security Standard."""
     return {
         "serviceAccountName": name,
         "automountServiceAccountToken": False,
@@ -63,7 +63,7 @@ def _container(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         **without_empty({"resources": _resources(spec)}),
         **_probes(spec),
-        # The kubelet's own sleep: the image needs no shell.
+        # The kubelet implements this sleep, so the image needs no shell.
         "lifecycle": {"preStop": {"sleep": {"seconds": ENDPOINT_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
@@ -89,13 +89,13 @@ def _api_key_volume(spec: Spec) -> list[dict[str, Any]]:
 
 
 def _api_key_mount(spec: Spec) -> list[dict[str, Any]]:
-    # The whole folder: the kubelet brings a changed Secret only into folders, not into files mounted by subPath.
+    # Mount the folder: the kubelet does not update Secret files that are mounted with subPath.
     mount = {"name": "api-keys", "mountPath": API_KEY_FOLDER, "readOnly": True}
     return [] if spec.api_key_secret_name is None else [mount]
 
 
 def engine_arguments(name: str, spec: Spec) -> list[str]:
-    """The arguments of the image's entry point; `api.OPERATOR_FLAGS` lists the flags."""
+    """Return the arguments of the image's entry point; `api.OPERATOR_FLAGS` lists the flags."""
     engine = spec.engine
     flags: dict[str, str | int | None] = {
         "--host": "0.0.0.0",
@@ -111,7 +111,7 @@ def engine_arguments(name: str, spec: Spec) -> list[str]:
         "--swap-space": engine.kv_cache.swap_space,
         "--max-queued-requests": engine.max_queued_requests,
         "--drain-seconds": spec.drain_seconds,
-        # What a replica counts for is reckoned in passes of this length, so it has to keep to it.
+        # The autoscaler computes a replica's capacity for this step time, so the engine must keep to it.
         INTER_TOKEN_TARGET: spec.autoscaling.targets.inter_token_latency_milliseconds if spec.autoscaling else None,
         "--api-key-file": f"{API_KEY_FOLDER}/{API_KEY_FILE}" if spec.api_key_secret_name else None,
     }
@@ -124,7 +124,7 @@ def _resources(spec: Spec) -> dict[str, Any]:
     resources = spec.resources
     limits: dict[str, int | str] = dict(resources.limits)
     if resources.gpu.count > 0:
-        # An extended resource's request is its limit.
+        # The request of an extended resource defaults to its limit.
         limits[resources.gpu.resource_name] = resources.gpu.count
     return without_empty(
         {
@@ -137,7 +137,7 @@ def _resources(spec: Spec) -> dict[str, Any]:
 def _probes(spec: Spec) -> dict[str, Any]:
     ready = {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": PROBE_SECONDS, "timeoutSeconds": 5}
     return {
-        # Loading may take the whole start deadline; only then do the other two probes begin.
+        # Covers loading the model. The other two probes start when it has passed.
         "startupProbe": {**ready, "failureThreshold": ceil(spec.startup_deadline_seconds / PROBE_SECONDS)},
         "readinessProbe": {**ready, "failureThreshold": 2},
         "livenessProbe": {
@@ -163,7 +163,7 @@ def _placement(name: str, scheduling: Scheduling) -> dict[str, Any]:
                 {
                     **constraint.model_dump(by_alias=True),
                     "labelSelector": {"matchLabels": selector(name)},
-                    # Only pods of one revision are compared, so that a rollout does not skew itself.
+                    # Count the pods of one revision only, so that old pods do not skew a rollout.
                     "matchLabelKeys": ["pod-template-hash"],
                 }
                 for constraint in scheduling.topology_spread_constraints

@@ -1,7 +1,8 @@
-"""Which rules of the restricted Pod Security standard a pod breaks. Pure.
+"""Check a pod template against the restricted Pod Security Standard. Pure.
 
-Source: kubernetes.io, "Pod Security Standards", baseline and restricted, as k8s.io/pod-security-admission 0.34 checks
-them; but for rules about Windows, and about pods in user namespaces, which this is stricter with.
+Source: kubernetes.io, "Pod Security Standards", baseline and restricted, as in k8s.io/pod-security-admission 0.34.
+Rules for Windows pods are omitted, and pods in user namespaces get no exemptions. Why this is not left to the API
+server: docs/decisions/013.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PROFILES: Final = ("RuntimeDefault", "Localhost")
 
 
 def broken_rules(template: Object) -> tuple[str, ...]:
-    """What a pod template, as the API server holds it, has that the standard forbids: words that name each field."""
+    """Return one message per violation in a pod template as stored by the API server; each names the field."""
     pod = template["spec"]
     containers = [*pod.get("initContainers", ()), *pod.get("containers", ()), *pod.get("ephemeralContainers", ())]
     broken = [*_annotations(template), *_pod(pod)]
@@ -51,7 +52,7 @@ def _annotations(template: Object) -> Iterator[str]:
             and value not in ("", "runtime/default")
             and value[:10] != "localhost/"
         ):
-            yield f"annotation {name} may not be {value}"
+            yield f"annotation {name} must not be {value}"
 
 
 def _pod(pod: Object) -> Iterator[str]:
@@ -60,7 +61,7 @@ def _pod(pod: Object) -> Iterator[str]:
             yield f"{name} must be false"
     for volume in pod.get("volumes", ()):
         for source in volume.keys() - {"name", *_VOLUMES}:
-            yield f"volume {volume['name']}: {source} is no volume that is allowed"
+            yield f"volume {volume['name']}: {source} is not an allowed volume type"
     context = pod.get("securityContext", {})
     if context.get("runAsNonRoot") is False:
         yield "securityContext.runAsNonRoot must be true"
@@ -80,10 +81,10 @@ def _container(container: Object, pod: Object) -> Iterator[str]:
         yield "securityContext.allowPrivilegeEscalation must be false"
     capabilities = context.get("capabilities", {})
     if "ALL" not in capabilities.get("drop", ()):
-        yield "securityContext.capabilities.drop must hold ALL"
+        yield "securityContext.capabilities.drop must contain ALL"
     for name in capabilities.get("add", ()):
         if name != "NET_BIND_SERVICE":
-            yield f"securityContext.capabilities.add may not hold {name}"
+            yield f"securityContext.capabilities.add must not contain {name}"
     if context.get("runAsNonRoot", of_pod.get("runAsNonRoot")) is not True:
         yield "securityContext.runAsNonRoot must be true"
     if context.get("seccompProfile", of_pod.get("seccompProfile", {})).get("type") not in _PROFILES:
@@ -95,17 +96,17 @@ def _container(container: Object, pod: Object) -> Iterator[str]:
             yield f"ports: hostPort {port['hostPort']} is not allowed"
     for name, handler in _handlers(container):
         if any(handler.get(action, {}).get("host") for action in ("httpGet", "tcpSocket")):
-            yield f"{name} may not name a host"
+            yield f"{name} must not set host"
     yield from _identity(context)
 
 
 def _identity(context: Object) -> Iterator[str]:
-    """Rules that are the same for a pod's security context and a container's."""
+    """Yield violations of the rules that pod and container security contexts share."""
     if context.get("runAsUser") == 0:
-        yield "securityContext.runAsUser may not be 0"
+        yield "securityContext.runAsUser must not be 0"
     selinux = context.get("seLinuxOptions", {})
     if selinux.get("type", "") not in _SELINUX_TYPES or selinux.get("user") or selinux.get("role"):
-        yield "securityContext.seLinuxOptions may name only a container's type, no user and no role"
+        yield "securityContext.seLinuxOptions must only set a container type, no user and no role"
     if context.get("appArmorProfile", {}).get("type", "RuntimeDefault") not in _PROFILES:
         yield "securityContext.appArmorProfile.type must be RuntimeDefault or Localhost"
 

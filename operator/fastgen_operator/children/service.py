@@ -1,13 +1,13 @@
-"""The Service: one address for all ready replicas."""
+"""The Service in front of the replicas, and the ServiceAccount that their pods run as."""
 
 from __future__ import annotations
 
-from fastgen_operator.children.metadata import HTTP_PORT, child, selector
-from fastgen_operator.kinds import SERVICE, Object
+from fastgen_operator.children.metadata import HTTP_PORT, child, child_with, selector
+from fastgen_operator.kinds import SERVICE, SERVICE_ACCOUNT, Object
 
 
 def build_service(owner: Object) -> Object:
-    """A ClusterIP Service on the engine's port."""
+    """Build the ClusterIP Service on the engine's port."""
     spec = {
         "selector": selector(owner["metadata"]["name"]),
         "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"}],
@@ -16,5 +16,10 @@ def build_service(owner: Object) -> Object:
 
 
 def endpoint_url(namespace: str, name: str) -> str:
-    """The base URL for OpenAI clients inside the cluster."""
+    """Return the base URL for OpenAI clients inside the cluster."""
     return f"http://{name}.{namespace}.svc:{HTTP_PORT}/v1"
+
+
+def build_service_account(owner: Object) -> Object:
+    """Build a ServiceAccount without a mounted token: the engine never calls the API server."""
+    return child_with(SERVICE_ACCOUNT, owner, {"automountServiceAccountToken": False})

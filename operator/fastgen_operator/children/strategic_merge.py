@@ -1,11 +1,11 @@
-"""Strategic merge of a part of a pod's spec over a whole one, as `kubectl patch --type strategic` does it. Pure.
+"""Strategic merge patch for pod specs, as in `kubectl patch --type strategic`. Pure.
 
-Maps are merged, scalars replaced. Lists are replaced too, but for those in `_MERGE_KEYS`, whose items are merged with
-the item of the same key, or appended. The directives that are understood:
+Maps are merged; scalars and lists are replaced. Lists in `_MERGE_KEYS` are merged instead: an item is merged with the
+existing item of the same key, or appended. Supported directives:
 
-- null takes a field out; `$patch: delete` in a map or in an item takes that out.
-- `$patch: replace` in a map, or as an item of its own in a list, drops what was there before.
-- `$retainKeys: [...]` in a map drops the fields of what was there that are not named.
+- null removes a field; `$patch: delete` removes the map or list item that contains it.
+- `$patch: replace` in a map, or as a separate item of a list, discards the existing content.
+- `$retainKeys: [...]` in a map discards the existing fields that it does not name.
 
 Source: kubernetes.io, "Update API objects in place using kubectl patch", and the patchStrategy and patchMergeKey tags
 of k8s.io/api/core/v1, PodSpec and Container.
@@ -32,22 +32,25 @@ _MERGE_KEYS: Final = {
     "volumeMounts": "mountPath",
     "volumeDevices": "devicePath",
 }
-# Items that are one of several sources (upstream's strategy retainKeys): another source takes the old one's place.
+# Items that hold exactly one of several sources (upstream's strategy retainKeys): a new source replaces the old one.
 _ONE_OF: Final = ("volumes", "resourceClaims")
 _DIRECTIVES: Final = ("$patch", "$retainKeys")
 
 
 class MergeError(ValueError):
-    """A patch that cannot be merged; the message is one line that names the field and the remedy."""
+    """A patch cannot be merged; the message is one line that names the field and the remedy."""
 
 
 def merge(base: Object, patch: Object, path: str) -> Object:
-    """`patch` over `base`, neither of which is changed; `path` is the patch's own, for messages.
+    """Return `base` with `patch` merged over it; neither is modified.
 
-    Merging the same patch again changes nothing, but for the order of items that it takes out and puts in again.
+    Merging is idempotent, except for the order of items that the patch both deletes and adds.
+
+    Args:
+        path: path of the patch within the resource, for error messages.
 
     Raises:
-        MergeError: where the patch holds a directive that is not understood, or an item without its key.
+        MergeError: the patch contains an unknown directive, or a list item without its merge key.
     """
     _check_directives(patch, path)
     action = patch.get("$patch")
@@ -84,10 +87,12 @@ def _merged_list(name: str, base: list[Any], patch: list[Any], path: str) -> lis
     key = _MERGE_KEYS[name]
     for index, item in enumerate(patch):
         if item != {"$patch": "replace"} and not (isinstance(item, dict) and key in item):
-            raise MergeError(f"{path}[{index}]: each item needs {key}, by which it is found")
+            raise MergeError(f"{path}[{index}]: each item needs its merge key {key}: add it")
         if item.get("$patch") == "replace" and key in item:
-            raise MergeError(f"{path}[{index}]: in a list, $patch: replace is an item of its own: split it in two")
-    # All deletions come first, wherever they stand, so that one list can take an item out and put another in.
+            raise MergeError(
+                f"{path}[{index}]: in a list, $patch: replace must be a separate item: split the item in two"
+            )
+    # Apply deletions first, regardless of their position, so that a patch can replace an item.
     deleted = [item[key] for item in patch if _is_deletion(item)]
     merged = [] if {"$patch": "replace"} in patch else [item for item in base if item.get(key) not in deleted]
     for item in patch:
@@ -109,7 +114,7 @@ def _is_deletion(value: Any) -> bool:
 def _check_directives(patch: Object, path: str) -> None:
     for name in patch:
         if name.startswith("$") and name not in _DIRECTIVES:
-            raise MergeError(f"{path}.{name}: this directive is not understood: use one of {', '.join(_DIRECTIVES)}")
+            raise MergeError(f"{path}.{name}: unknown directive: use one of {', '.join(_DIRECTIVES)}")
     if patch.get("$patch", "merge") not in ("replace", "delete", "merge"):
         raise MergeError(f"{path}.$patch: must be replace, delete or merge")
     if not isinstance(patch.get("$retainKeys", []), list):

@@ -1,4 +1,4 @@
-"""The pod template: what the operator builds, with the resource's own podTemplate merged over it."""
+"""The pod template: the generated pod with spec.podTemplate merged over it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PATH: Final = "spec.podTemplate.spec"
 
 
 class TemplateRefused(ValueError):
-    """A podTemplate that would not leave an engine to serve; the message names the field and the remedy."""
+    """spec.podTemplate is invalid or breaks the engine; the message names the field and the remedy."""
 
 
 def build_template(name: str, spec: Spec, engine_image: str) -> Object:
-    """The template of the replicas of the resource `name`.
+    """Build the pod template of the resource `name`.
 
     Raises:
-        TemplateRefused: where podTemplate cannot be merged, or changes what the operator relies on.
+        TemplateRefused: spec.podTemplate cannot be merged, or changes a field that the operator relies on.
     """
     built, wanted = build_pod_spec(name, spec, engine_image), spec.pod_template or PodTemplate()
     try:
@@ -33,7 +33,7 @@ def build_template(name: str, spec: Spec, engine_image: str) -> Object:
     _check_engine(built, merged)
     metadata = {
         "labels": {**labels(name), **wanted.metadata.labels},
-        # Ours last: by them it is told which model a pod serves.
+        # The operator's annotations win: they identify the model that a pod serves.
         "annotations": {**wanted.metadata.annotations, **model_annotations(spec)},
     }
     return {"metadata": without_empty(metadata), "spec": merged}
@@ -43,17 +43,17 @@ def _check_engine(built: Object, merged: Object) -> None:
     before, after = _engine(built), _engine(merged)
     if before is None or after is None:
         raise TemplateRefused(
-            f"{_PATH}.containers: the container {ENGINE_CONTAINER} may not be taken out: leave it, and add others"
+            f"{_PATH}.containers: the container {ENGINE_CONTAINER} must not be removed: keep it, and add others"
         )
     for field in ("command", "args"):
         if after.get(field) != before.get(field):
             raise TemplateRefused(
-                f"{_PATH}.containers[{ENGINE_CONTAINER}].{field}: is the operator's: use spec.engine.extraArgs instead"
+                f"{_PATH}.containers[{ENGINE_CONTAINER}].{field}: must not be set: use spec.engine.extraArgs instead"
             )
     if not all(port in after.get("ports", ()) for port in before["ports"]):
         raise TemplateRefused(
-            f"{_PATH}.containers[{ENGINE_CONTAINER}].ports: the port http may not change, because the Service and the "
-            "probes use it: add other ports only"
+            f"{_PATH}.containers[{ENGINE_CONTAINER}].ports: the port http must not change, because the Service and the "
+            "probes use it: only add other ports"
         )
 
 

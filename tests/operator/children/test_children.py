@@ -1,4 +1,4 @@
-"""The children's manifests: command line, shutdown, probes, security."""
+"""Manifests of the children: command line, shutdown, probes, security."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def container_of(**spec: Any) -> Object:
     return container
 
 
-def test_the_command_line_says_every_setting() -> None:
+def test_the_command_line_contains_every_setting() -> None:
     spec = Spec.model_validate(stored()["spec"])
     assert engine_arguments("chat", spec) == [
         *("serve", "/models/tiny.gguf", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "chat"),
@@ -34,7 +34,7 @@ def test_the_command_line_says_every_setting() -> None:
     ]
 
 
-def test_optional_settings_and_extra_arguments_follow() -> None:
+def test_optional_settings_and_extra_arguments_are_passed() -> None:
     engine = {"device": "cpu", "maxSequences": 4, "maxModelLength": 99, "extraArgs": ["--chunking", "greedy"]}
     model = {"source": "file:///m", "servedName": "tiny"}
     words = engine_arguments("chat", spec_of(stored(engine=engine, model=model)))
@@ -45,32 +45,32 @@ def test_optional_settings_and_extra_arguments_follow() -> None:
 
 
 @pytest.mark.parametrize("drain", [0, 60, 600])
-def test_the_grace_period_covers_the_endpoints_the_drain_and_the_end(drain: int) -> None:
+def test_the_grace_period_covers_endpoint_removal_drain_and_shutdown(drain: int) -> None:
     pod = pod_of(drainSeconds=drain)
     assert pod["terminationGracePeriodSeconds"] == 15 + drain + 15
     assert pod["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 15}}}
 
 
 @pytest.mark.parametrize(("deadline", "threshold"), [(10, 5), (11, 6), (1800, 900)])
-def test_the_startup_probe_allows_the_whole_start_deadline(deadline: int, threshold: int) -> None:
+def test_the_startup_probe_allows_the_whole_startup_deadline(deadline: int, threshold: int) -> None:
     probe = container_of(startupDeadlineSeconds=deadline)["startupProbe"]
     assert (probe["failureThreshold"], probe["periodSeconds"]) == (threshold, 2)
     assert probe["httpGet"]["path"] == "/ready"
 
 
-def test_readiness_and_liveness_ask_different_questions() -> None:
+def test_readiness_and_liveness_probe_different_endpoints() -> None:
     container = container_of()
     assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
     assert container["readinessProbe"]["failureThreshold"] == 2
 
 
-def test_the_image_is_the_specs_or_the_operators() -> None:
+def test_the_image_defaults_to_the_operators() -> None:
     assert container_of()["image"] == "engine:default"
     assert container_of(engine={"device": "cpu", "image": "mine:1"})["image"] == "mine:1"
 
 
-def test_a_gpu_is_a_limit_beside_the_others_and_none_is_nothing() -> None:
+def test_gpus_are_added_to_the_limits() -> None:
     resources = {"gpu": {"count": 2}, "requests": {"cpu": 1}, "limits": {"memory": "4Gi"}}
     assert container_of(resources=resources)["resources"] == {
         "requests": {"cpu": "1"},
@@ -79,7 +79,7 @@ def test_a_gpu_is_a_limit_beside_the_others_and_none_is_nothing() -> None:
     assert "resources" not in container_of()
 
 
-def test_the_pod_is_restricted_and_writes_only_where_it_may() -> None:
+def test_the_pod_is_restricted_and_writes_to_mounted_volumes_only() -> None:
     pod = pod_of()
     container = pod["containers"][0]
     assert pod["automountServiceAccountToken"] is False
@@ -92,7 +92,7 @@ def test_the_pod_is_restricted_and_writes_only_where_it_may() -> None:
         assert variable["value"].startswith(("/tmp", "/cache")), variable
 
 
-def test_spread_constraints_count_this_deployments_pods_of_one_template() -> None:
+def test_spread_constraints_select_this_deployments_pods_of_one_template() -> None:
     constraint = pod_of(scheduling={"topologySpreadConstraints": [{"topologyKey": "zone"}]})[
         "topologySpreadConstraints"
     ][0]
@@ -100,12 +100,12 @@ def test_spread_constraints_count_this_deployments_pods_of_one_template() -> Non
     assert constraint["matchLabelKeys"] == ["pod-template-hash"]
 
 
-def test_the_rollout_needs_no_spare_pod_by_default() -> None:
+def test_the_default_rollout_needs_no_spare_pod() -> None:
     deployment = build_deployment(stored(), spec_of(stored()), "e", 1)["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_children_belong_to_the_resource_and_select_by_nothing_that_changes() -> None:
+def test_children_are_owned_by_the_resource_and_have_a_stable_selector() -> None:
     deployment, service = build_deployment(stored(), spec_of(stored()), "e", 1), build_service(stored())
     for child in (deployment, service):
         assert child["metadata"]["ownerReferences"][0]["uid"] == UID
@@ -116,7 +116,7 @@ def test_children_belong_to_the_resource_and_select_by_nothing_that_changes() ->
     assert endpoint_url("space", "chat") == "http://chat.space.svc:8000/v1"
 
 
-def test_nothing_empty_is_applied() -> None:
+def test_manifests_have_no_empty_fields() -> None:
     def check(value: Any, path: str) -> None:
         assert value not in (None, [], ""), path
         assert value != {} or path.endswith("emptyDir"), path

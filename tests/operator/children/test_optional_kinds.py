@@ -1,4 +1,4 @@
-"""Children of optional kinds come and go with their CRDs, which here are the real ones; walls are put up again."""
+"""Children in the cluster: PodMonitors and InferencePools (with their real CRDs), NetworkPolicies, budgets."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def uninstall(plane: ControlPlane) -> None:
 
 @pytest.fixture
 def bare(plane: ControlPlane) -> Iterator[ControlPlane]:
-    """The control plane, which has none of the optional kinds before and after."""
+    """Yield the control plane; the optional kinds are uninstalled afterwards."""
     yield plane
     uninstall(plane)
 
 
 def made(space: Space, kind: str, name: str = "chat") -> Object:
-    """The child, as soon as it is there."""
+    """Wait for the child and return it."""
     found = eventually(lambda: space.get(kind, name), within=20, what=f"{kind}/{name}")
     assert found is not None
     return found
@@ -54,7 +54,7 @@ def failures(operator: OperatorProcess) -> float:
     return operator.metrics()["fastgen_operator_reconcile_errors_total", ""]
 
 
-def test_children_of_optional_kinds_come_and_go_with_their_crds(
+def test_children_of_optional_kinds_follow_the_installation_of_their_crds(
     bare: ControlPlane, space: Space, operator: OperatorProcess
 ) -> None:
     operator.restart()
@@ -77,7 +77,7 @@ def test_children_of_optional_kinds_come_and_go_with_their_crds(
     assert (versions(space), operator.writes()) == (before, {})
     uninstall(bare)
     eventually(
-        lambda: operator.log.read_text().rstrip().count("has: none") >= 1, within=20, what="the end of the kinds"
+        lambda: operator.log.read_text().rstrip().count("has: none") >= 1, within=20, what="the kinds to be uninstalled"
     )
     operator.let_resyncs_pass(3)
     assert failures(operator) == 0
@@ -87,7 +87,7 @@ def test_children_of_optional_kinds_come_and_go_with_their_crds(
         made(space, kind)
 
 
-def test_what_somebody_else_made_of_an_optional_kind_is_left_alone(
+def test_an_inference_pool_of_another_owner_is_left_unchanged(
     bare: ControlPlane, space: Space, operator: OperatorProcess
 ) -> None:
     install(bare)
@@ -112,28 +112,34 @@ def test_what_somebody_else_made_of_an_optional_kind_is_left_alone(
     assert "ownerReferences" not in pool["metadata"]
 
 
-def test_a_hole_made_by_hand_in_the_network_policy_is_closed(space: Space, operator: OperatorProcess) -> None:
+def test_manual_changes_of_the_network_policy_are_reverted(space: Space, operator: OperatorProcess) -> None:
     del operator
     space.apply(resource())
     spec = made(space, "networkpolicy")["spec"]
     space.patch("networkpolicy/chat", {"spec": {"ingress": [*spec["ingress"], {}]}})
-    eventually(lambda: space.get("networkpolicy", "chat")["spec"] == spec, within=20, what="the hole closed")
+    eventually(lambda: space.get("networkpolicy", "chat")["spec"] == spec, within=20, what="the rule to be removed")
     space.patch("networkpolicy/chat", {"spec": {"podSelector": {"matchLabels": {"nobody": "at-all"}}}})
-    eventually(lambda: space.get("networkpolicy", "chat")["spec"] == spec, within=20, what="the pods selected again")
+    eventually(
+        lambda: space.get("networkpolicy", "chat")["spec"] == spec, within=20, what="the selector to be restored"
+    )
 
 
-def test_a_replica_that_is_needed_is_not_evicted_and_one_that_may_go_is(
-    space: Space, operator: OperatorProcess
-) -> None:
+def test_the_disruption_budget_follows_min_available_and_the_replicas(space: Space, operator: OperatorProcess) -> None:
     del operator
     space.apply(resource(replicas=2, disruption={"minAvailable": 1}))
     space.make_ready(count=2)
     eventually(
-        lambda: space.get("pdb", "chat")["status"].get("disruptionsAllowed") == 1, within=30, what="one that may go"
+        lambda: space.get("pdb", "chat")["status"].get("disruptionsAllowed") == 1,
+        within=30,
+        what="one allowed disruption",
     )
     budget = space.get("pdb", "chat")
     assert budget["spec"]["minAvailable"] == 1
     assert budget["status"]["expectedPods"] == 2
     space.patch("fgd/chat", {"spec": {"replicas": 1}})
-    eventually(lambda: space.get("pdb", "chat")["spec"].get("maxUnavailable") == 1, within=20, what="a drain may go on")
+    eventually(
+        lambda: space.get("pdb", "chat")["spec"].get("maxUnavailable") == 1,
+        within=20,
+        what="one pod at a time to be evictable",
+    )
     assert "minAvailable" not in space.get("pdb", "chat")["spec"]

@@ -1,4 +1,4 @@
-"""podTemplate: a strategic merge like kubectl's own, which leaves an engine to serve and says what gets insecure."""
+"""spec.podTemplate: merged strategically, rejected if it breaks the engine, and checked for Pod Security."""
 
 from __future__ import annotations
 
@@ -38,19 +38,22 @@ def engine_of(spec: Object) -> Object:
 PLAIN = merged()
 
 REFUSED: dict[str, tuple[Object, str]] = {
-    "no name": ({"containers": [{"image": "a"}]}, "containers[0]: each item needs name"),
-    "no list": ({"containers": {"name": "engine"}}, "containers: must be a list"),
-    "no map": ({"securityContext": "none"}, "securityContext: must be a map"),
-    "an unknown directive": ({"$setElementOrder/containers": []}, "this directive is not understood"),
+    "an item without a name": ({"containers": [{"image": "a"}]}, "containers[0]: each item needs its merge key name"),
+    "a map in place of a list": ({"containers": {"name": "engine"}}, "containers: must be a list"),
+    "a scalar in place of a map": ({"securityContext": "none"}, "securityContext: must be a map"),
+    "an unknown directive": ({"$setElementOrder/containers": []}, "unknown directive"),
     "an unknown action": ({"securityContext": {"$patch": "drop"}}, "must be replace, delete or merge"),
-    "a replaced item": ({"containers": [{"name": "engine", "$patch": "replace"}]}, "an item of its own"),
+    "a replaced item": ({"containers": [{"name": "engine", "$patch": "replace"}]}, "must be a separate item"),
     "no engine": (
         {"containers": [{"name": "engine", "$patch": "delete"}]},
-        "the container engine may not be taken out",
+        "the container engine must not be removed",
     ),
-    "other containers": ({"containers": [{"$patch": "replace"}, {"name": "a"}]}, "may not be taken out"),
-    "no containers": ({"containers": None}, "may not be taken out"),
-    "another command": ({"containers": [{"name": "engine", "command": ["sh"]}]}, "containers[engine].command: is the"),
+    "other containers": ({"containers": [{"$patch": "replace"}, {"name": "a"}]}, "must not be removed"),
+    "no containers": ({"containers": None}, "must not be removed"),
+    "another command": (
+        {"containers": [{"name": "engine", "command": ["sh"]}]},
+        "containers[engine].command: must not be set",
+    ),
     "other arguments": ({"containers": [{"name": "engine", "args": ["x"]}]}, "use spec.engine.extraArgs"),
     "another port": (
         {"containers": [{"name": "engine", "ports": [{"containerPort": 8000, "name": "x"}]}]},
@@ -60,7 +63,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_leave_no_engine_is_refused_with_the_field_and_the_remedy(case: str) -> None:
+def test_a_template_that_breaks_the_engine_is_rejected_with_the_field_and_the_remedy(case: str) -> None:
     patch, words = REFUSED[case]
     with pytest.raises(TemplateRefused) as refused:
         merged(**patch)
@@ -100,16 +103,19 @@ def context(**fields: Any) -> Object:
     return of_engine(securityContext=fields)
 
 
-# What breaks the restricted standard, and words of what is said of it.
+# Patches that violate the restricted standard, and part of the expected message.
 INSECURE: dict[str, tuple[Object, str]] = {
     "host network": ({"hostNetwork": True}, "hostNetwork must be false"),
     "host processes": ({"hostPID": True}, "hostPID must be false"),
-    "a folder of the node": ({"volumes": [{"name": "n", "hostPath": {"path": "/"}}]}, "volume n: hostPath"),
-    "a root pod": ({"securityContext": {"runAsUser": 0}}, "securityContext.runAsUser may not be 0"),
-    "perhaps a root pod": ({"securityContext": {"runAsNonRoot": None}}, "runAsNonRoot must be true"),
-    "any system call": ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "seccompProfile.type must be"),
+    "a host path volume": ({"volumes": [{"name": "n", "hostPath": {"path": "/"}}]}, "volume n: hostPath"),
+    "a pod that runs as root": ({"securityContext": {"runAsUser": 0}}, "securityContext.runAsUser must not be 0"),
+    "a pod that can run as root": ({"securityContext": {"runAsNonRoot": None}}, "runAsNonRoot must be true"),
+    "an unconfined seccomp profile": (
+        {"securityContext": {"seccompProfile": {"type": "Unconfined"}}},
+        "seccompProfile.type must be",
+    ),
     "no seccomp profile": ({"securityContext": {"seccompProfile": None}}, "container engine: securityContext.seccomp"),
-    "a kernel setting": (
+    "a sysctl": (
         {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}},
         "kernel.msgmax is not allowed",
     ),
@@ -117,29 +123,32 @@ INSECURE: dict[str, tuple[Object, str]] = {
         context(privileged=True, allowPrivilegeEscalation=True),
         "container engine: securityContext.privileged",
     ),
-    "an engine that may rise": (context(allowPrivilegeEscalation=True), "allowPrivilegeEscalation must be false"),
-    "a capability": (context(capabilities={"add": ["IPC_LOCK"]}), "capabilities.add may not hold IPC_LOCK"),
-    "all capabilities": (context(capabilities={"drop": []}), "capabilities.drop must hold ALL"),
-    "a root engine": (context(runAsUser=0), "container engine: securityContext.runAsUser"),
-    "a profile of its own": (
+    "privilege escalation": (context(allowPrivilegeEscalation=True), "allowPrivilegeEscalation must be false"),
+    "a capability": (context(capabilities={"add": ["IPC_LOCK"]}), "capabilities.add must not contain IPC_LOCK"),
+    "all capabilities": (context(capabilities={"drop": []}), "capabilities.drop must contain ALL"),
+    "a container that runs as root": (context(runAsUser=0), "container engine: securityContext.runAsUser"),
+    "an unconfined seccomp profile of the engine": (
         context(seccompProfile={"type": "Unconfined"}),
         "container engine: securityContext.seccomp",
     ),
-    "a role": (context(seLinuxOptions={"role": "x"}), "seLinuxOptions may name only"),
-    "no confinement": (context(appArmorProfile={"type": "Unconfined"}), "appArmorProfile.type must be"),
-    "a port of the node": (of_engine(ports=[{"containerPort": 9, "hostPort": 9}]), "hostPort 9 is not allowed"),
-    "a probe elsewhere": (of_engine(livenessProbe={"httpGet": {"host": "a", "path": "/", "port": 1}}), "name a host"),
+    "an SELinux role": (context(seLinuxOptions={"role": "x"}), "seLinuxOptions must only set"),
+    "an unconfined AppArmor profile": (context(appArmorProfile={"type": "Unconfined"}), "appArmorProfile.type must be"),
+    "a host port": (of_engine(ports=[{"containerPort": 9, "hostPort": 9}]), "hostPort 9 is not allowed"),
+    "a probe of another host": (
+        of_engine(livenessProbe={"httpGet": {"host": "a", "path": "/", "port": 1}}),
+        "must not set host",
+    ),
     "a plain sidecar": ({"containers": [{"name": "proxy", "image": "p"}]}, "container proxy: securityContext.allow"),
     "a plain init container": ({"initContainers": [{"name": "i", "image": "p"}]}, "container i: securityContext.allow"),
 }
 
 
-# This API server allows no privileged containers at all: it refuses them before admission has its say.
+# This API server does not allow privileged containers, so it rejects them before admission runs.
 VALID = {case: patch for case, (patch, _) in INSECURE.items() if case != "a privileged engine"}
 
 
 @pytest.mark.parametrize("case", INSECURE)
-def test_a_template_that_breaks_the_restricted_standard_says_the_rule(case: str) -> None:
+def test_a_violation_of_the_restricted_standard_is_reported_with_the_rule(case: str) -> None:
     patch, words = INSECURE[case]
     assert words in "; ".join(broken_rules(template(spec=patch)))
     owner = stored(podTemplate={"spec": patch})
@@ -152,14 +161,14 @@ def test_a_template_that_breaks_the_restricted_standard_says_the_rule(case: str)
     assert conditions["Ready"].reason != "PodTemplateNotRestricted"
 
 
-def test_without_a_template_nothing_is_said_of_one() -> None:
+def test_without_a_template_the_condition_is_absent() -> None:
     assert broken_rules(template()) == ()
     assert PODS_RESTRICTED not in [found.type for found in all_conditions(spec_of(stored()), observed(), None)]
 
 
 @pytest.mark.controlplane
-def test_the_api_server_refuses_the_same_pods(space: Space) -> None:
-    """Kubernetes' own admission plugin has the same verdict of every case, and of pods that keep to the standard."""
+def test_pod_security_admission_rejects_the_same_pods(space: Space) -> None:
+    """Kubernetes' admission plugin has the same verdict on each violation, and on restricted pods."""
     patches = [*VALID.values(), {}, {"containers": [SIDECAR]}]
     templates = {f"pod{number}": template(spec=patch) for number, patch in enumerate(patches)}
     pods = [
@@ -169,7 +178,7 @@ def test_the_api_server_refuses_the_same_pods(space: Space) -> None:
         }
         for name, made in templates.items()
     ]
-    eventually(lambda: space.items("serviceaccounts"), within=20, what="the namespace's own account")
+    eventually(lambda: space.items("serviceaccounts"), within=20, what="the default ServiceAccount")
     with pytest.raises(CommandError) as refused:
         space.apply({"apiVersion": "v1", "kind": "List", "items": pods}, "--dry-run=server", "--validate=false")
     theirs = {
@@ -182,7 +191,7 @@ def test_the_api_server_refuses_the_same_pods(space: Space) -> None:
 
 
 @pytest.mark.controlplane
-def test_a_template_is_obeyed_refused_and_taken_back_in_the_cluster(space: Space, operator: OperatorProcess) -> None:
+def test_a_template_is_applied_rejected_and_removed_in_the_cluster(space: Space, operator: OperatorProcess) -> None:
     space.apply(resource())
     plain = eventually(lambda: _template(space), within=20, what="the Deployment")
     sidecar = {"spec": {"containers": [SIDECAR], "hostNetwork": False, "nodeSelector": {}, "tolerations": []}}
@@ -191,15 +200,15 @@ def test_a_template_is_obeyed_refused_and_taken_back_in_the_cluster(space: Space
     eventually(lambda: len(_template(space)["spec"]["containers"]) == 2, within=20, what="the sidecar")
     space.apply(resource(podTemplate={"spec": {"containers": [{"name": "engine", "$patch": "delete"}]}}))
     condition = space.wait_condition("Progressing", "False", "PodTemplateRefused")
-    assert "the container engine may not be taken out" in condition["message"]
-    assert len(_template(space)["spec"]["containers"]) == 2, "the pods stay as they were"
+    assert "the container engine must not be removed" in condition["message"]
+    assert len(_template(space)["spec"]["containers"]) == 2, "the pods must stay unchanged"
     space.apply(resource(podTemplate={"spec": {"containers": [{"name": "proxy", "image": "proxy:1"}]}}))
     condition = space.wait_condition("PodsRestricted", "False", "PodTemplateNotRestricted")
     assert "container proxy: securityContext.allowPrivilegeEscalation must be false" in condition["message"]
     condition = space.wait_condition("Progressing", "False", "ReplicaFailure")
     assert "violates PodSecurity" in condition["message"]
     space.apply(resource())
-    eventually(lambda: _template(space) == plain, within=20, what="the template as it was")
+    eventually(lambda: _template(space) == plain, within=20, what="the original template")
     assert "PodsRestricted" not in json.dumps(space.get("fgd", "chat")["status"])
     operator.let_resyncs_pass(1)
 

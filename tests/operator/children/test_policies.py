@@ -1,4 +1,4 @@
-"""The children that say who may do what with the pods: account, budget, network; and those of other projects."""
+"""ServiceAccount, PodDisruptionBudget, NetworkPolicy, PodMonitor and InferencePool manifests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fastgen_operator.children import Platform, build_children
-from fastgen_operator.children.disruption_budget import build_disruption_budget
+from fastgen_operator.children.deployment import build_disruption_budget
 from fastgen_operator.children.network_policy import CLUSTER_DNS, Neighbours
-from fastgen_operator.children.pod_monitor import build_pod_monitor
+from fastgen_operator.children.optional_kinds import build_pod_monitor
 from fastgen_operator.kinds import (
     DEPLOYMENT,
     INFERENCE_POOL,
@@ -67,37 +67,37 @@ def test_a_node_can_always_be_drained_one_pod_at_a_time(
     }
 
 
-def test_pods_have_an_account_of_their_own_and_no_token_of_it() -> None:
+def test_pods_use_their_own_service_account_without_a_token() -> None:
     made = children()
     account, pod = made[SERVICE_ACCOUNT], made[DEPLOYMENT]["spec"]["template"]["spec"]
     assert account["automountServiceAccountToken"] is False
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == (account["metadata"]["name"], False)
 
 
-def test_the_account_and_the_walls_stand_before_the_first_pod() -> None:
+def test_the_service_account_and_network_policy_are_applied_before_the_deployment() -> None:
     names = [kind.name for kind in children()]
     assert names.index("ServiceAccount") < names.index("Deployment")
     assert names.index("NetworkPolicy") < names.index("Deployment")
 
 
-def test_nobody_named_means_the_pods_of_the_namespace_and_who_reads_the_metrics() -> None:
+def test_by_default_the_namespaces_pods_and_the_scrapers_are_allowed() -> None:
     assert peers() == [{"podSelector": {}}, OPERATOR, PROMETHEUS]
 
 
-def test_those_named_and_no_other_pods_may_use_the_model() -> None:
+def test_allow_from_replaces_the_namespaces_pods() -> None:
     gateway = {"namespaceSelector": {"matchLabels": {"team": "web"}}, "podSelector": {"matchLabels": {"app": "gw"}}}
     outside = {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}
     assert peers(network={"allowFrom": [gateway, outside]}) == [gateway, outside, OPERATOR, PROMETHEUS]
 
 
-def test_prometheus_is_let_in_only_where_there_is_a_pod_monitor() -> None:
+def test_prometheus_is_allowed_only_if_a_pod_monitor_is_created() -> None:
     without_crd = Platform("e", neighbours=ALL.neighbours)
     assert PROMETHEUS not in peers(without_crd)
     switched_off = Platform("e", ALL.optional_kinds, frozenset({"PodMonitor"}), ALL.neighbours)
     assert PROMETHEUS not in peers(switched_off)
 
 
-def test_a_serving_pod_reaches_names_and_nothing_else() -> None:
+def test_a_serving_pod_can_only_reach_dns() -> None:
     dns = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
     assert policy()["egress"] == [{"to": list(CLUSTER_DNS), "ports": dns}]
     assert policy()["policyTypes"] == ["Ingress", "Egress"]
@@ -107,22 +107,22 @@ HUB = {"source": "hf://owner/name"}
 ANYWHERE = {"ports": [{"port": 443, "protocol": "TCP"}]}
 
 
-def walls(**spec: Any) -> dict[str, Object]:
-    """The specs of the NetworkPolicies by name."""
+def policies(**spec: Any) -> dict[str, Object]:
+    """Return the specs of the NetworkPolicies by name."""
     made = build_children(stored(**spec), spec_of(stored(**spec)), ALL, 1)
     return {manifest["metadata"]["name"]: manifest["spec"] for kind, manifest in made if kind == NETWORK_POLICY}
 
 
-def test_a_pod_that_downloads_its_model_reaches_its_source_too() -> None:
-    assert list(walls()) == ["chat"]
-    assert ANYWHERE not in walls()["chat"]["egress"]
-    (wall,) = walls(model=HUB).values()
-    assert wall["egress"] == [*policy()["egress"], ANYWHERE]
+def test_a_pod_that_downloads_its_model_can_reach_the_source() -> None:
+    assert list(policies()) == ["chat"]
+    assert ANYWHERE not in policies()["chat"]["egress"]
+    (spec,) = policies(model=HUB).values()
+    assert spec["egress"] == [*policy()["egress"], ANYWHERE]
 
 
-def test_with_a_cache_only_the_pod_that_fills_it_reaches_the_source() -> None:
-    found = walls(model=HUB, cache={"size": "1Gi"})
-    assert found["chat"] == walls()["chat"]
+def test_with_a_cache_only_the_download_pod_can_reach_the_source() -> None:
+    found = policies(model=HUB, cache={"size": "1Gi"})
+    assert found["chat"] == policies()["chat"]
     assert found["chat.fetch"] == {
         "podSelector": {"matchLabels": {"fastgen.dev/deployment": "chat_fetch"}},
         "policyTypes": ["Ingress", "Egress"],
@@ -130,21 +130,21 @@ def test_with_a_cache_only_the_pod_that_fills_it_reaches_the_source() -> None:
     }
 
 
-def test_rules_are_written_as_the_api_server_stores_them() -> None:
+def test_rules_are_normalized_as_the_api_server_stores_them() -> None:
     dns: tuple[Object, ...] = ({"namespaceSelector": {}, "podSelector": {"matchLabels": {}}},)
     (rule,) = policy(Platform("e", neighbours=Neighbours(dns=dns)))["egress"]
     assert rule["to"] == [{"namespaceSelector": {}, "podSelector": {}}]
 
 
-def test_optional_kinds_are_made_only_where_the_cluster_has_them_and_wants_them() -> None:
+def test_optional_kinds_are_created_only_if_installed_and_enabled() -> None:
     assert not children(Platform("e")).keys() & set(OPTIONAL_KINDS)
     assert children().keys() >= set(OPTIONAL_KINDS)
     switched_off = Platform("e", ALL.optional_kinds, frozenset({"InferencePool"}))
     assert INFERENCE_POOL not in children(switched_off)
-    assert INFERENCE_POOL in switched_off.kinds, "those that are there are seen, and taken away"
+    assert INFERENCE_POOL in switched_off.kinds, "existing ones must still be observed, to be deleted"
 
 
-def test_every_series_says_whose_engine_it_comes_from_and_the_monitor_can_be_chosen() -> None:
+def test_the_pod_monitor_labels_every_series_with_the_deployment_and_has_extra_labels() -> None:
     monitor = build_pod_monitor(stored(), {"release": "prometheus", "fastgen.dev/deployment": "not this"})
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["metadata"]["labels"]["fastgen.dev/deployment"] == "chat"
@@ -153,7 +153,7 @@ def test_every_series_says_whose_engine_it_comes_from_and_the_monitor_can_be_cho
     assert POD_MONITOR.api_version == monitor["apiVersion"]
 
 
-def test_the_pool_names_the_pods_and_the_picker_and_serves_without_it() -> None:
+def test_the_inference_pool_selects_the_pods_and_fails_open_without_its_picker() -> None:
     pool = children()[INFERENCE_POOL]["spec"]
     assert pool["selector"] == {"matchLabels": {"fastgen.dev/deployment": "chat"}}
     assert pool["targetPorts"] == [{"number": 8000}]

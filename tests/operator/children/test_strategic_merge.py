@@ -1,4 +1,4 @@
-"""A strategic merge of our own, held equal to Kubernetes' own."""
+"""Our strategic merge patch gives the same results as the API server's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_engine(**fields: Any) -> Object:
     return {"containers": [{"name": "engine", **fields}]}
 
 
-# A patch, and what it makes of a pod with two containers.
+# A patch, and the fields it changes in a pod with two containers.
 POD = {
     "containers": [
         {"name": "a", "args": ["1"], "env": [{"name": "X", "value": "1"}]},
@@ -37,12 +37,12 @@ POD = {
     "nodeSelector": {"disk": "fast"},
 }
 MERGES: dict[str, tuple[Object, Object]] = {
-    "nothing": ({}, {}),
+    "an empty patch": ({}, {}),
     "a scalar": ({"priority": 1}, {"priority": 1}),
     "a map": ({"nodeSelector": {"zone": "a"}}, {"nodeSelector": {"disk": "fast", "zone": "a"}}),
     "null in a map": ({"nodeSelector": {"disk": None, "zone": "a"}}, {"nodeSelector": {"zone": "a"}}),
     "a map replaced": ({"nodeSelector": {"$patch": "replace", "zone": "a"}}, {"nodeSelector": {"zone": "a"}}),
-    "some of a map retained": (
+    "retained keys of a map": (
         {"nodeSelector": {"$retainKeys": ["zone"], "zone": "a"}},
         {"nodeSelector": {"zone": "a"}},
     ),
@@ -51,11 +51,11 @@ MERGES: dict[str, tuple[Object, Object]] = {
         {"volumes": [{"name": "v", "secret": {"secretName": "s"}}]},
         {"volumes": [{"name": "v", "secret": {"secretName": "s"}}]},
     ),
-    "more of the same source": (
+    "a change of the same source": (
         {"volumes": [{"name": "v", "emptyDir": {"medium": "Memory"}}]},
         {"volumes": [{"name": "v", "emptyDir": {"medium": "Memory"}}]},
     ),
-    "a container taken out": (
+    "a deleted container": (
         {"containers": [{"name": "a", "$patch": "delete"}]},
         {"containers": [POD["containers"][1]]},  # type: ignore[index]
     ),
@@ -63,7 +63,7 @@ MERGES: dict[str, tuple[Object, Object]] = {
         {"containers": [{"$patch": "replace"}, {"name": "c", "env": [{"name": "gone", "$patch": "delete"}]}]},
         {"containers": [{"name": "c", "env": []}]},
     ),
-    "an item of an item": (
+    "a nested list item": (
         {"containers": [{"name": "a", "env": [{"name": "Y", "value": "2"}, {"name": "X", "value": "3"}]}]},
         {
             "containers": [
@@ -72,7 +72,7 @@ MERGES: dict[str, tuple[Object, Object]] = {
             ]
         },
     ),
-    "another container": (
+    "an added container": (
         {"containers": [{"name": "c"}]},
         {"containers": [*POD["containers"], {"name": "c"}]},  # type: ignore[misc]
     ),
@@ -80,7 +80,7 @@ MERGES: dict[str, tuple[Object, Object]] = {
 
 
 @pytest.mark.parametrize("case", MERGES)
-def test_a_patch_is_merged_as_a_strategic_one(case: str) -> None:
+def test_a_patch_is_merged_strategically(case: str) -> None:
     patch, changed = MERGES[case]
     before = copy.deepcopy((POD, patch))
     assert merge(POD, patch, "p") == {**POD, **changed}
@@ -109,16 +109,16 @@ FIELDS = st.fixed_dictionaries(
 
 
 @given(FIELDS)
-def test_merging_nothing_changes_nothing_and_merging_twice_is_merging_once(patch: Object) -> None:
+def test_an_empty_patch_changes_nothing_and_merging_is_idempotent(patch: Object) -> None:
     base: Object = {"env": [{"name": "a", "value": 1}], "map": {"b": 1}, "volumes": [{"name": "c", "map": {"a": 1}}]}
     assert merge(base, {}, "p") == base
     once = merge(base, patch, "p")
     assert _by_name(merge(once, patch, "p")) == _by_name(once)
-    assert "$" not in json.dumps(once), "a directive is left"
+    assert "$" not in json.dumps(once), "a directive remains"
 
 
 def _by_name(fields: Object) -> Object:
-    """What a list takes out and puts in again comes last, each time: the order of such items is not held."""
+    """Sort lists by merge key: items that a patch deletes and adds move to the end."""
     named = {
         name: sorted(fields[name], key=lambda item: str(item["name"]))
         for name in ("env", "volumes")
@@ -128,8 +128,8 @@ def _by_name(fields: Object) -> Object:
 
 
 @pytest.mark.controlplane
-def test_the_api_server_merges_the_same(plane: ControlPlane, space: Space) -> None:
-    """Kubernetes' own strategic merge of the same patch over the same Deployment."""
+def test_the_api_server_merges_to_the_same_result(plane: ControlPlane, space: Space) -> None:
+    """Compare with a strategic merge patch of the same Deployment by the API server."""
     space.kubectl("label", "namespace", space.name, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
     labels = {"app": "x"}
     deployment = {
@@ -171,7 +171,7 @@ def test_the_api_server_merges_the_same(plane: ControlPlane, space: Space) -> No
 
 
 def _in_order(spec: Object) -> Object:
-    """Lists that are found by names, in one order: the API server puts new items first, which means nothing."""
+    """Sort keyed lists: the API server puts new items first, and the order has no meaning."""
     for container in (*spec["containers"], *spec.get("initContainers", ())):
         for name, key in (("env", "name"), ("volumeMounts", "mountPath"), ("ports", "containerPort")):
             container.get(name, []).sort(key=lambda item, key=key: item[key])

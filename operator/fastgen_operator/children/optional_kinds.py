@@ -1,0 +1,42 @@
+"""Children whose CRDs belong to other projects: PodMonitor and InferencePool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from fastgen_operator.children.metadata import HTTP_PORT, child, selector
+from fastgen_operator.kinds import INFERENCE_POOL, OWNER_LABEL, POD_MONITOR, Object
+
+# Name and port of a pool's endpoint picker in the chart of the Gateway API inference extension.
+PICKER_SUFFIX: Final = "-epp"
+PICKER_PORT: Final = 9002
+
+
+def build_pod_monitor(owner: Object, labels: Mapping[str, str]) -> Object:
+    """Build the PodMonitor; `labels` are added to it, so that a Prometheus can select it."""
+    spec = {
+        "selector": {"matchLabels": selector(owner["metadata"]["name"])},
+        # Two FastGenDeployments can serve models of the same name: the label fastgen_dev_deployment separates them.
+        "podTargetLabels": [OWNER_LABEL],
+        "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],
+    }
+    monitor = child(POD_MONITOR, owner, spec)
+    metadata = monitor["metadata"]
+    return {**monitor, "metadata": {**metadata, "labels": {**labels, **metadata["labels"]}}}
+
+
+def build_inference_pool(owner: Object) -> Object:
+    """Build the InferencePool of the serving pods, with the Service NAME-epp as its endpoint picker."""
+    name = owner["metadata"]["name"]
+    spec = {
+        "selector": {"matchLabels": selector(name)},
+        "targetPorts": [{"number": HTTP_PORT}],
+        "endpointPickerRef": {
+            "name": f"{name}{PICKER_SUFFIX}",
+            "port": {"number": PICKER_PORT},
+            # Without the picker, the gateway still routes, only less well.
+            "failureMode": "FailOpen",
+        },
+    }
+    return child(INFERENCE_POOL, owner, spec)

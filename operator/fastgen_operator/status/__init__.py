@@ -1,1 +1,1 @@
-"""The status of a FastGenDeployment and its conditions. Pure."""
+"""The status of a FastGenDeployment: conditions, autoscaling, capacity, Events. Pure."""

@@ -1,4 +1,4 @@
-"""What the status says of autoscaling. Pure, and the same from visit to visit while nothing happens."""
+"""Compute `status.autoscaling` and `status.capacity`. Pure, and stable while nothing changes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fastgen_operator.autoscale.decision import BOUNDS_CHANGED
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.replicas import wanted_replicas
 
-# Changes that the status remembers.
+# Number of scaling steps kept in the status.
 _HISTORY: Final = 5
-# A capacity is written anew when it has moved by more than this share: the model's fit moves with every pass.
+# Relative change of the capacity from which it is updated: the step-time fit changes a little with every step.
 _MOVED: Final = 0.2
 
 
 def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, Any] | None:
-    """`status.autoscaling`: the replicas wanted, and the last changes; None without autoscaling.
+    """Compute `status.autoscaling`: the desired replicas and the last changes; None without autoscaling.
 
-    A change is what the last status does not know of yet; so a restart of the operator forgets nothing. `now` is an RFC
-    3339 time.
+    A change is detected by comparison with the current status, so an operator restart loses no history. `now` is an
+    RFC 3339 time.
     """
     if spec.autoscaling is None:
         return None
@@ -43,7 +43,7 @@ def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, An
 
 
 def capacity_status(spec: Spec, observed: Observed) -> dict[str, Any] | None:
-    """`status.capacity`: what one replica can do, rounded; None while nothing is known, and without autoscaling."""
+    """Compute `status.capacity`, rounded; None if it is unknown, and without autoscaling."""
     if spec.autoscaling is None:
         return None
     old: dict[str, Any] | None = observed.resource.get("status", {}).get("capacity")
@@ -71,7 +71,7 @@ def _why(spec: Spec, observed: Observed, wanted: int) -> tuple[str, str]:
 
 
 def _rounded(number: float) -> int:
-    """To two digits."""
+    """Round to two significant digits."""
     if number < 1:
         return round(number)
     unit = 10 ** max(0, math.floor(math.log10(number)) - 1)

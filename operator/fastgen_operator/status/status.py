@@ -1,4 +1,4 @@
-"""The status of a FastGenDeployment, and which of its changes are worth an Event. Pure."""
+"""Compute the status of a FastGenDeployment, and the Events for its changes. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.pods import is_ready
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
-from fastgen_operator.status.conditions import READY, all_conditions, merge
+from fastgen_operator.status.conditions.condition import merge
+from fastgen_operator.status.conditions.ready import READY
+from fastgen_operator.status.conditions.table import all_conditions
 
 
 def build_status(spec: Spec | None, observed: Observed, problem: Problem | None, now: datetime) -> dict[str, Any]:
-    """The whole status; only its transition times depend on `now`, and only where a condition's status changed."""
+    """Build the status. Only transition times depend on `now`, and only if a condition's status has changed."""
     namespace, name = observed.key
     deployment = observed.deployment or {}
     pods = current_pods(observed)
@@ -31,7 +33,7 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
     }
     return {
         "observedGeneration": observed.generation,
-        # The number that the last readable spec asked for, where this one cannot be read.
+        # If the spec is invalid, report the number from the last valid spec.
         "desiredReplicas": deployment.get("spec", {}).get("replicas", 0)
         if spec is None
         else wanted_replicas(spec, observed),
@@ -46,7 +48,7 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
 
 
 def transition_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
-    """The Event for a change of Ready's status or reason. What passes through Unknown is not worth one."""
+    """Return the Event for a change of Ready's status or reason, if any. Unknown is transient and gets none."""
     before, after = _ready(resource.get("status", {})), _ready(status)
     if after["status"] == "Unknown":
         return None
@@ -57,7 +59,7 @@ def transition_notice(resource: Object, status: dict[str, Any]) -> Notice | None
 
 
 def scaling_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
-    """The Event for a change of the replicas by the autoscaler."""
+    """Return the Event for a change of the replicas by the autoscaler, if any."""
     before, after = resource.get("status", {}).get("autoscaling", {}), status.get("autoscaling", {})
     if not after.get("history") or before.get("history") == after["history"]:
         return None

@@ -15,7 +15,7 @@ from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
-from fastgen_operator.status.conditions import all_conditions
+from fastgen_operator.status.conditions.table import all_conditions
 from fastgen_operator.status.status import scaling_notice
 from harness.objects import deployment, pod, spec_of, stored
 

@@ -11,7 +11,8 @@ from cluster.commands import CommandError
 from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.template import TemplateRefused, build_template
 from fastgen_operator.kinds import Object
-from fastgen_operator.status.conditions import PODS_RESTRICTED, all_conditions
+from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
+from fastgen_operator.status.conditions.table import all_conditions
 from harness.objects import observed, pod, spec_of, stored
 from harness.process import OperatorProcess
 from harness.space import Space, resource

@@ -14,7 +14,8 @@ from fastgen_operator.children.model_source import model_address, model_path
 from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
-from fastgen_operator.status.conditions import MODEL_CACHED, all_conditions
+from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
+from fastgen_operator.status.conditions.table import all_conditions
 from harness.objects import observed, pod, spec_of, stored
 
 HUB = "hf://tests/tiny"
@@ -317,7 +318,13 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
         'secret "token" not found: create it, or correct spec.model.secretName',
     ),
     ("not there", [fetching({"state": ended(3, "no such")})], "False", "SourceNotFound", "no such: correct spec.model"),
-    ("refused", [fetching({"state": BACK_OFF, "lastState": ended(4, "gated")})], "False", "AccessDenied", "gated: put"),
+    (
+        "refused",
+        [fetching({"state": BACK_OFF, "lastState": ended(4, "gated")})],
+        "False",
+        "AccessDenied",
+        "gated: provide",
+    ),
     ("full", [fetching({"state": BACK_OFF, "lastState": ended(5, "full")})], "False", "VolumeFull", "raise spec.cache"),
     ("cut", [fetching({"state": BACK_OFF, "lastState": ended(1, "cut")})], "False", "DownloadFailed", "cut"),
     (
@@ -332,13 +339,15 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
         [fetching({"state": {"running": {}}, "lastState": ended(1, "cut"), "restartCount": 2})],
         "Unknown",
         "Downloading",
-        "try 3; the last one ended with: cut",
+        "attempt 3; the previous one failed: cut",
     ),
 ]
 
 
 @pytest.mark.parametrize(("pods", "status", "reason", "words"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE])
-def test_model_cached_says_what_the_download_says(pods: list[Object], status: str, reason: str, words: str) -> None:
+def test_model_cached_reports_the_state_of_the_download(
+    pods: list[Object], status: str, reason: str, words: str
+) -> None:
     seen = replace(carried_out(Observed(resource=cached())), fetch_pods=tuple(pods))
     ready, found = condition_of(seen)
     assert (found.status, found.reason) == (status, reason)

@@ -145,7 +145,7 @@ def test_a_pod_on_a_vanished_node_is_replaced_once_and_does_not_count(space: Spa
         space.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=false")  # as the eviction would
         space.set_unschedulable(space.wait_pods(1)[0], NO_GPU)
         condition = space.wait_condition("PodsScheduled", "False", "InsufficientGPU")
-        assert f"pod {lost['metadata']['name']} on node vanishing still holds its place" in condition["message"]
+        assert f"pod {lost['metadata']['name']} on node vanishing still holds its resources" in condition["message"]
         space.make_ready()
         space.wait_condition("Ready", "True", "AllReplicasReady")
         assert pods_made(space) == 2

@@ -1,4 +1,4 @@
-"""Conditions as a table: what is seen of the pods and the Deployment, and what is said about it."""
+"""Conditions as a table: observed pods and Deployment, and the resulting condition."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Problem
-from fastgen_operator.status.conditions import (
-    AVAILABLE,
-    MODEL_CACHED,
-    ORDER,
-    PODS_RESTRICTED,
-    PODS_SCHEDULED,
-    PROGRESSING,
-    READY,
-    all_conditions,
-    merge,
-)
+from fastgen_operator.status.conditions.available import AVAILABLE
+from fastgen_operator.status.conditions.condition import merge
+from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
+from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
+from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED
+from fastgen_operator.status.conditions.progressing import PROGRESSING
+from fastgen_operator.status.conditions.ready import READY
+from fastgen_operator.status.conditions.table import ORDER, all_conditions
 from harness.objects import container, leaving, observed, pod, spec_of, stored
 
 GPU = stored(resources={"gpu": {"count": 2}})
@@ -44,21 +41,28 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
 
 
 def growing(*pods: Object) -> Observed:
-    """A fleet that the autoscaler wants to be two, at least one."""
+    """Return a fleet with minReplicas 1 that the autoscaler scales to two replicas."""
     owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 4})
     return replace(observed(*pods, owner=owner), decision=Decision(2))
 
 
-# What is observed; the condition; its status and reason; words of its message.
+# Name; observed state; condition type; expected status, reason and part of the message.
 TABLE: list[tuple[str, Observed, str, str, str, str]] = [
     ("no pod yet", observed(), PODS_SCHEDULED, "Unknown", "NoPods", "no pod"),
     ("a new pod", observed(pod(scheduled="")), PODS_SCHEDULED, "Unknown", "WaitingForScheduler", "1 of 1"),
     ("a pod on a node", observed(pod()), PODS_SCHEDULED, "True", "AllScheduled", "1 of 1"),
     ("no GPU", observed(pod(scheduled=NO_GPU), owner=GPU), PODS_SCHEDULED, "False", "InsufficientGPU", NO_GPU),
     ("no memory", observed(pod(scheduled=NO_MEMORY), owner=GPU), PODS_SCHEDULED, "False", "Unschedulable", NO_MEMORY),
-    ("a GPU that nobody asked for", observed(pod(scheduled=NO_GPU)), PODS_SCHEDULED, "False", "Unschedulable", NO_GPU),
     (
-        "both: the GPU is the news",
+        "a missing GPU that the spec does not request",
+        observed(pod(scheduled=NO_GPU)),
+        PODS_SCHEDULED,
+        "False",
+        "Unschedulable",
+        NO_GPU,
+    ),
+    (
+        "a GPU and memory missing: the GPU is reported",
         observed(pod(scheduled=NO_MEMORY), pod(scheduled=NO_GPU), owner=GPU),
         PODS_SCHEDULED,
         "False",
@@ -75,9 +79,9 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
     ),
     ("nothing wanted", observed(owner=stored(replicas=0)), PODS_SCHEDULED, "True", "ScaledToZero", ""),
     ("a rollout", observed(pod()), PROGRESSING, "True", "RollingOut", "1 of 1 pods"),
-    ("its end", observed(pod(), **DONE), PROGRESSING, "True", "RolloutComplete", ""),
+    ("a complete rollout", observed(pod(), **DONE), PROGRESSING, "True", "RolloutComplete", ""),
     (
-        "its end, with an old pod left",
+        "a complete rollout with an old pod left",
         observed(pod(), replicas=2, **DONE),
         PROGRESSING,
         "True",
@@ -85,7 +89,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "1 of older",
     ),
     ("no progress", observed(pod(), **LATE), PROGRESSING, "False", "ProgressDeadlineExceeded", ""),
-    ("pods refused", observed(**REFUSED), PROGRESSING, "False", "ReplicaFailure", "exceeded quota"),
+    ("rejected pods", observed(**REFUSED), PROGRESSING, "False", "ReplicaFailure", "exceeded quota"),
     (
         "no image",
         observed(pod(**container(state=waiting("ImagePullBackOff", "denied")))),
@@ -95,7 +99,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "denied",
     ),
     (
-        "a container that cannot be made",
+        "a container that cannot be created",
         observed(pod(**container(state=waiting("CreateContainerConfigError", "non-root")))),
         PROGRESSING,
         "False",
@@ -111,7 +115,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "x: bad path",
     ),
     (
-        "exit code 2, started again",
+        "exit code 2, then restarted",
         observed(pod(**container(state={"running": {}}, lastState=ended(2, "bad path")))),
         PROGRESSING,
         "False",
@@ -136,15 +140,15 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "exit code 1",
     ),
     (
-        "evictions without an end",
+        "repeated evictions",
         observed(*(pod(name=str(n), **EVICTED) for n in range(3)), pod(name="3")),
         PROGRESSING,
         "False",
         "PodsFailed",
-        "3 pods were evicted or refused by their nodes; pod chat-new-2: Evicted: The node was low",
+        "3 pods were evicted or rejected by their nodes; pod chat-new-2: Evicted: The node was low",
     ),
     (
-        "evictions that are over",
+        "evictions in the past",
         observed(*(pod(name=str(n), **EVICTED) for n in range(3)), pod(name="3", ready=True), replicas=1),
         PROGRESSING,
         "True",
@@ -152,7 +156,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "",
     ),
     (
-        "the words of a late pod",
+        "a late pod's state",
         observed(pod(**container(state={"running": {"startedAt": "T1"}})), **LATE),
         PROGRESSING,
         "False",
@@ -160,7 +164,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "no progress in 1800 s; pod chat-new-x: the engine loads since T1; /ready has not passed yet",
     ),
     (
-        "two that fail",
+        "two failing pods",
         observed(*(pod(name=n, **container(state=waiting("ErrImagePull", "denied"))) for n in "ba")),
         PROGRESSING,
         "False",
@@ -168,12 +172,12 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "pod chat-new-a: the image engine:test of the engine cannot be pulled: denied (1 more fails)",
     ),
     (
-        "a GPU that a leaving pod still holds",
+        "a GPU held by a terminating pod",
         observed(leaving(pod("old", ready=True)), pod(scheduled=NO_GPU), owner=GPU),
         PODS_SCHEDULED,
         "False",
         "InsufficientGPU",
-        "pod chat-old-x on node n1 still holds its place: it is to be gone by 2026-01-01T00:01:30Z",
+        "pod chat-old-x on node n1 still holds its resources: it terminates by 2026-01-01T00:01:30Z",
     ),
     (
         "a rollout that needs a spare GPU",
@@ -188,7 +192,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "set maxSurge to 0 and maxUnavailable to 1",
     ),
     (
-        "the one that is not ready",
+        "one unready pod of two",
         observed(pod(name="a", ready=True), pod(name="b", scheduled=""), owner=stored(replicas=2)),
         AVAILABLE,
         "False",
@@ -196,19 +200,19 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "1 of 2 replicas ready; pod chat-new-b: waits for the scheduler",
     ),
     (
-        "old ones that still serve",
+        "old pods that still serve",
         observed(pod("old", ready=True), pod(scheduled=NO_GPU), owner=stored(replicas=2)),
         AVAILABLE,
         "False",
         "ReplicasNotReady",
-        "0 of 2 replicas ready (1 of an older revision still serve)",
+        "0 of 2 replicas ready (1 of an older revision still serves)",
     ),
     ("an unready pod", observed(pod()), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
     ("a ready pod", observed(pod(ready=True)), AVAILABLE, "True", "AllReplicasReady", "1 of 1"),
     ("an old ready pod", observed(pod("old", ready=True), pod()), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
-    ("a ready pod that leaves", observed(TERMINATING), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
+    ("a ready pod that terminates", observed(TERMINATING), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
     (
-        "an evicted pod beside its successor",
+        "an evicted pod and its replacement",
         observed(pod(phase="Failed", **container(state=ended(2, "evicted"))), pod()),
         PROGRESSING,
         "True",
@@ -216,7 +220,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "",
     ),
     (
-        "one of two",
+        "one pod of two",
         observed(pod(ready=True), owner=stored(replicas=2)),
         AVAILABLE,
         "False",
@@ -224,7 +228,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "1 of 2",
     ),
     (
-        "more that start",
+        "an added replica that starts",
         growing(pod(ready=True), pod(name="b", **container(state={"running": {"startedAt": "x"}}))),
         AVAILABLE,
         "True",
@@ -232,7 +236,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "1 of 2 replicas ready; pod chat-new-b: the engine loads since x",
     ),
     (
-        "more that the API server has not made yet",
+        "an added replica without a pod yet",
         growing(pod(ready=True)),
         AVAILABLE,
         "True",
@@ -240,7 +244,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "1 of 2 replicas ready",
     ),
     (
-        "more that crash",
+        "an added replica that crashes",
         growing(pod(ready=True), pod(name="b", **container(restarts=1))),
         AVAILABLE,
         "False",
@@ -248,7 +252,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "1 of 2",
     ),
     (
-        "more of which one served before",
+        "an added replica that has served before",
         growing(pod(ready=True), pod(name="b", **container(started=True))),
         AVAILABLE,
         "False",
@@ -256,34 +260,34 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "1 of 2",
     ),
     (
-        "fewer than the least",
+        "fewer than minReplicas",
         growing(pod(), pod(name="b")),
         AVAILABLE,
         "False",
         "ReplicasNotReady",
         "0 of 2",
     ),
-    ("nothing wanted", observed(owner=stored(replicas=0)), AVAILABLE, "True", "ScaledToZero", "nothing is served"),
+    ("nothing wanted", observed(owner=stored(replicas=0)), AVAILABLE, "True", "ScaledToZero", "no requests are served"),
 ]
 
 
 @pytest.mark.parametrize(
     ("seen", "kind", "status", "reason", "words"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
-def test_conditions_say_what_is_seen(seen: Observed, kind: str, status: str, reason: str, words: str) -> None:
+def test_conditions_follow_the_observed_state(seen: Observed, kind: str, status: str, reason: str, words: str) -> None:
     conditions = {c.type: c for c in all_conditions(spec_of(seen.resource), seen, None)}
     condition = conditions[kind]
     assert (condition.status, condition.reason) == (status, reason)
     assert words in condition.message
 
 
-def test_a_deployment_whose_newest_spec_was_not_seen_yet_says_nothing_of_old_pods() -> None:
+def test_conditions_are_unknown_until_the_deployment_controller_observes_the_latest_spec() -> None:
     seen = observed(pod(ready=True), owner=stored(autoscaling={"maxReplicas": 2}), **DONE)
     assert seen.deployment is not None
     status = {**seen.deployment["status"], "observedGeneration": 6}
     seen = seen.with_child(DEPLOYMENT, {**seen.deployment, "status": status})
     conditions = all_conditions(spec_of(seen.resource), seen, None)
-    # Of the model in the image nothing is unknown, and without a podTemplate nothing is said of one.
+    # ModelCached does not depend on the Deployment; without podTemplate, PodsRestricted is absent.
     expected = dict.fromkeys((READY, *ORDER), "Unknown") | {MODEL_CACHED: "True"}
     del expected[PODS_RESTRICTED]
     assert {c.type: c.status for c in conditions} == expected
@@ -295,9 +299,9 @@ def paused(seen: Observed) -> Observed:
     return seen.with_child(DEPLOYMENT, {**deployment, "spec": {**deployment["spec"], "paused": True}})
 
 
-def test_a_paused_deployment_never_passes_old_pods_off_as_current() -> None:
+def test_old_pods_of_a_paused_deployment_do_not_count_as_current() -> None:
     seen = paused(observed(pod("old", ready=True)))
-    seen = replace(seen, replica_sets=seen.replica_sets[:1])  # the controller makes no ReplicaSet while it is paused
+    seen = replace(seen, replica_sets=seen.replica_sets[:1])  # the controller creates no ReplicaSet while paused
     conditions = {c.type: c for c in all_conditions(spec_of(seen.resource), seen, None)}
     assert conditions[AVAILABLE].status == "False"
     assert (conditions[READY].status, conditions[PODS_SCHEDULED].status) == ("False", "Unknown")
@@ -311,10 +315,10 @@ def test_a_deployment_paused_after_its_rollout_is_ready() -> None:
     assert (ready.status, ready.reason) == ("True", "AllReplicasReady")
 
 
-def test_what_is_said_does_not_depend_on_the_order_in_which_pods_are_listed() -> None:
+def test_conditions_do_not_depend_on_the_order_of_the_pods() -> None:
     pods = [pod(name=n, **container(state=waiting("ErrImagePull", n))) for n in "abc"]
-    told = {all_conditions(spec_of(stored()), observed(*order), None) for order in permutations(pods)}
-    assert len(told) == 1
+    results = {all_conditions(spec_of(stored()), observed(*order), None) for order in permutations(pods)}
+    assert len(results) == 1
 
 
 def test_ready_is_the_first_false_before_any_unknown() -> None:
@@ -324,7 +328,7 @@ def test_ready_is_the_first_false_before_any_unknown() -> None:
     assert ready.reason == "InsufficientGPU"
 
 
-def test_a_spec_that_cannot_be_read_is_said_in_every_condition() -> None:
+def test_an_invalid_spec_is_reported_in_every_condition() -> None:
     conditions = all_conditions(None, observed(), Problem("InvalidSpec", "spec.engine: unknown"))
     assert [(c.type, c.status, c.reason) for c in conditions] == [
         ("Ready", "False", "InvalidSpec"),
@@ -335,7 +339,7 @@ def test_a_spec_that_cannot_be_read_is_said_in_every_condition() -> None:
     ]
 
 
-def test_the_transition_time_moves_with_the_status_only() -> None:
+def test_the_transition_time_changes_with_the_status_only() -> None:
     seen = observed(pod())
     first = merge(all_conditions(spec_of(seen.resource), seen, None), [], 1, "T1")
     assert {c["lastTransitionTime"] for c in first} == {"T1"}
@@ -351,6 +355,6 @@ def test_the_transition_time_moves_with_the_status_only() -> None:
     assert {c["observedGeneration"] for c in second.values()} == {2}
 
 
-def test_long_words_of_others_are_cut() -> None:
+def test_long_messages_are_truncated() -> None:
     conditions = all_conditions(None, observed(), Problem("ApplyRefused", "x" * 5000))
     assert max(len(c["message"]) for c in merge(conditions, [], 1, "T1")) == 1000

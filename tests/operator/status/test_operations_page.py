@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fastgen_operator
-from fastgen_operator.status.conditions import ORDER, READY
+from fastgen_operator.status.conditions.ready import READY
+from fastgen_operator.status.conditions.table import ORDER
 
 CODE = Path(fastgen_operator.__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -110,7 +111,9 @@ def test_every_condition_has_a_section() -> None:
 
 def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
     """The constant of each condition says its reasons; those of a pod's failure are said by Progressing."""
-    words = {word for path in (CODE / "status" / "conditions").glob("*.py") for word in re.findall(r"\w+", path.read_text())}
+    words = {
+        word for path in (CODE / "status" / "conditions").glob("*.py") for word in re.findall(r"\w+", path.read_text())
+    }
     assert sorted(reasons_in_code() - words - _changes()) == []
 
 

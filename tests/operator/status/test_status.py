@@ -1,4 +1,4 @@
-"""What the conditions say of pods that the test plays, against a real API server and its controllers."""
+"""Conditions for pods whose status the test sets, against a real API server and controllers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ready_follows_the_readiness_of_the_pod(space: Space) -> None:
     space.wait_condition("Ready", "True", "AllReplicasReady")
 
 
-def test_every_condition_is_there_from_the_first_visit(space: Space) -> None:
+def test_every_condition_is_set_from_the_first_reconcile(space: Space) -> None:
     space.apply(resource())
     eventually(lambda: space.condition("Ready"), within=20, what="a first status")
     conditions = space.get("fgd", "chat")["status"]["conditions"]
@@ -45,7 +45,7 @@ def test_every_condition_is_there_from_the_first_visit(space: Space) -> None:
     assert all(condition["reason"] and condition["message"] for condition in conditions)
 
 
-def test_a_pod_without_a_gpu_shows_the_schedulers_words_and_others_are_fine(space: Space) -> None:
+def test_a_pod_without_a_gpu_shows_the_schedulers_message(space: Space) -> None:
     space.apply(resource("big", engine={"device": "cuda"}, resources={"gpu": {"count": 9}}))
     space.apply(resource("small"))
     words = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
@@ -59,7 +59,7 @@ def test_a_pod_without_a_gpu_shows_the_schedulers_words_and_others_are_fine(spac
     assert limits == {"nvidia.com/gpu": "9"}
 
 
-def test_a_pod_with_no_place_for_another_reason_is_unschedulable(space: Space) -> None:
+def test_a_pod_that_cannot_be_scheduled_for_another_reason_is_unschedulable(space: Space) -> None:
     space.apply(resource(engine={"device": "cuda"}, resources={"gpu": {"count": 1}}))
     space.set_unschedulable(space.wait_pods(1)[0], "0/1 nodes are available: 1 Insufficient memory.")
     space.wait_condition("PodsScheduled", "False", "Unschedulable")
@@ -71,14 +71,14 @@ def test_ready_pods_of_an_older_template_do_not_count(space: Space) -> None:
     space.wait_condition("Ready", "True", "AllReplicasReady")
     space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
     condition = space.wait_condition("Ready", "False", "ReplicasNotReady")
-    assert condition["message"].startswith("0 of 2 replicas ready (1 of an older revision still serve); pod ")
+    assert condition["message"].startswith("0 of 2 replicas ready (1 of an older revision still serves); pod ")
     assert space.condition("Progressing")["reason"] == "RollingOut"
-    # Nothing was spare: one old pod made room, the other still serves.
+    # There is no spare capacity: one old pod was removed, the other still serves.
     ready = [pod for pod in space.wait_pods(2) if "containerStatuses" in pod["status"]]
     assert len(ready) == 1
     for _ in range(2):
         for pod in space.wait_pods(2):
-            if "containerStatuses" not in pod["status"]:  # an old one goes as soon as a new one is ready
+            if "containerStatuses" not in pod["status"]:  # an old pod is removed when a new one is ready
                 space.set_pod(pod, ready=True)
         eventually(lambda: space.get("fgd", "chat")["status"]["readyReplicas"] >= 1, within=20, what="a new ready pod")
     space.make_ready(count=2)
@@ -101,7 +101,7 @@ def test_a_newer_revision_replaces_a_stuck_one_without_spare_capacity(space: Spa
     space.wait_condition("Ready", "True", "AllReplicasReady")
 
 
-def test_an_engine_that_refuses_its_configuration_is_quoted(space: Space) -> None:
+def test_an_engine_that_rejects_its_configuration_is_quoted(space: Space) -> None:
     space.apply(resource())
     words = "fastgen: error: /models/tiny.gguf: no such file; give the path of a GGUF file"
     space.set_pod(space.wait_pods(1)[0], ready=False, container=_ended(2, f"loading\n{words}\n\n"))
@@ -117,7 +117,7 @@ def test_an_image_that_cannot_be_pulled_is_named(space: Space) -> None:
     assert "the image engine:test of the engine cannot be pulled: not found" in condition["message"]
 
 
-def test_pods_that_admission_refuses_are_explained(space: Space) -> None:
+def test_the_admission_message_of_rejected_pods_is_shown(space: Space) -> None:
     space.kubectl("create", "quota", "none", "--hard=pods=0")
     eventually(lambda: space.get("quota", "none").get("status", {}).get("hard"), within=20, what="the quota")
     space.apply(resource())

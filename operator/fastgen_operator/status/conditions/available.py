@@ -1,4 +1,4 @@
-"""Available."""
+"""The condition Available."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fastgen_operator.pods import is_ready, is_starting
 from fastgen_operator.status.conditions.condition import Condition, not_observed
 
 AVAILABLE: Final = "Available"
-"""Whether every wanted replica of the current template passes its readiness probe now. From the pods.
-True: AllReplicasReady; ScaledToZero, because what was asked for is there; ScalingUp, while the autoscaler's further
-replicas start for the first time beside at least spec.autoscaling.minReplicas. False: ReplicasNotReady.
+"""Whether all desired replicas of the current template are ready. Source: the pods.
+True: AllReplicasReady; ScaledToZero (no replicas are desired); ScalingUp (replicas added by the autoscaler start for
+the first time, and at least spec.autoscaling.minReplicas are ready). False: ReplicasNotReady.
 Unknown: NotObserved."""
 
 
 def available(spec: Spec, observed: Observed) -> Condition:
-    """See `AVAILABLE`."""
+    """Compute the condition Available."""
     if observed.deployment is None or not is_rollout_observed(observed.deployment):
         return not_observed(AVAILABLE)
     wanted = wanted_replicas(spec, observed)
     if wanted == 0:
-        return Condition(AVAILABLE, "True", "ScaledToZero", "0 replicas are wanted: nothing is served")
+        return Condition(AVAILABLE, "True", "ScaledToZero", "scaled to 0 replicas: no requests are served")
     pods = current_pods(observed)
     waiting = [pod for pod in pods if not is_ready(pod)]
     count = len(pods) - len(waiting)
@@ -36,5 +36,5 @@ def available(spec: Spec, observed: Observed) -> Condition:
     enough = spec.autoscaling is not None and count >= max(1, spec.autoscaling.min_replicas)
     if enough and not older and all(is_starting(pod) for pod in waiting):
         return Condition(AVAILABLE, "True", "ScalingUp", message + first)
-    serving = f" ({older} of an older revision still serve)" if older else ""
+    serving = f" ({older} of an older revision still {'serves' if older == 1 else 'serve'})" if older else ""
     return Condition(AVAILABLE, "False", "ReplicasNotReady", message + serving + first)

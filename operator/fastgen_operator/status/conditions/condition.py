@@ -1,4 +1,4 @@
-"""One condition, and how the status keeps it from visit to visit."""
+"""The Condition type, and how conditions are merged into the status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed
 
-# Longer words of others are cut: a condition is read in a terminal.
+# Messages that quote other programs are truncated: conditions are read in a terminal.
 _MESSAGE_LIMIT: Final = 1000
 
 Truth = Literal["True", "False", "Unknown"]
@@ -17,7 +17,7 @@ Truth = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition, without the times that `merge` adds."""
+    """A condition without the generation and time that `merge` adds."""
 
     type: str
     status: Truth
@@ -25,19 +25,21 @@ class Condition:
     message: str
 
 
-# None where the spec asks for nothing that the condition could be about: it is then left out of the status.
+# Returns None if the condition does not apply to the spec; it is then omitted from the status.
 Judge = Callable[[Spec, Observed], Condition | None]
 
 
 def not_observed(kind: str) -> Condition:
-    """That condition while the Deployment's status is about an earlier spec."""
-    return Condition(kind, "Unknown", "NotObserved", "the Deployment controller has not yet seen the newest spec")
+    """Return the condition for a Deployment whose status describes an earlier spec."""
+    return Condition(kind, "Unknown", "NotObserved", "the Deployment controller has not yet observed the latest spec")
 
 
 def merge(conditions: Sequence[Condition], old: Sequence[dict[str, Any]], generation: int, now: str) -> list[Any]:
-    """The conditions as the status holds them; the transition time is kept where the status did not change.
+    """Return the conditions in API form; the transition time is kept if the status is unchanged.
 
-    `now` is an RFC 3339 time in UTC with whole seconds.
+    Args:
+        old: the conditions of the current status.
+        now: RFC 3339 time in UTC with whole seconds.
     """
     before = {condition["type"]: condition for condition in old}
     merged = []
@@ -58,9 +60,9 @@ def merge(conditions: Sequence[Condition], old: Sequence[dict[str, Any]], genera
 
 
 def as_before(kind: str, observed: Observed, message: str) -> Condition:
-    """That condition as the status has it, while nothing newer is known; Unknown, with that message, where it has none.
+    """Return the condition from the current status, or Unknown with `message` if there is none.
 
-    For what the operator has to watch for a while before it knows: a restart of the operator changes nothing.
+    For conditions that the operator can only compute after observing for a while: a restart must not change them.
     """
     for condition in observed.resource.get("status", {}).get("conditions", ()):
         if condition["type"] == kind:

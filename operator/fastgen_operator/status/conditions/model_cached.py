@@ -1,4 +1,4 @@
-"""ModelCached."""
+"""The condition ModelCached."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fastgen_operator.pods import IMAGE_PULL_REASONS, last_line, name_of, unsche
 from fastgen_operator.status.conditions.condition import Condition
 
 MODEL_CACHED: Final = "ModelCached"
-"""Whether the model is where the pods read it. From the download's container: of the Job's pod, or of each pod's own.
-True: Cached; NotNeeded (it is in the image or in a claim of the user's, or no pod is wanted that would download it).
-Unknown: Downloading. False, with the download's last line, until the next try: SourceNotFound, AccessDenied,
-VolumeFull, SecretNotFound, DownloadFailed (anything else: the source cannot be reached, the pod has no node or no
-image). Whatever it is, the download is tried again by itself, with what it has so far, after at most five minutes."""
+"""Whether the model is downloaded. Source: the download container of the Job's pod, or of each engine pod.
+True: Cached; NotNeeded (the model is in the image or in the user's claim, or no pod that would download it is desired).
+Unknown: Downloading. False, with the last line of the download's log, until the next attempt: SourceNotFound,
+AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the pod cannot be
+scheduled, the image cannot be pulled). A failed download is resumed automatically after at most five minutes."""
 
 _REASONS: Final = {
     SOURCE_NOT_FOUND: "SourceNotFound",
@@ -30,23 +30,23 @@ _REASONS: Final = {
 }
 _REMEDIES: Final = {
     "SourceNotFound": "correct spec.model.source or spec.model.revision",
-    "AccessDenied": "put credentials that may read it into the Secret that spec.model.secretName names",
+    "AccessDenied": "provide credentials with read access in the Secret named by spec.model.secretName",
     "VolumeFull": "raise spec.cache.size",
 }
 
 
 def model_cached(spec: Spec, observed: Observed) -> Condition:
-    """See `MODEL_CACHED`."""
+    """Compute the condition ModelCached."""
     source = urlsplit(spec.model.source)
     if not is_downloaded(spec):
-        where = f"claim {source.netloc}" if source.scheme == "pvc" else "engine's image"
-        return _true("NotNeeded", f"the model is in the {where}")
+        where = f"the PersistentVolumeClaim {source.netloc}" if source.scheme == "pvc" else "the engine image"
+        return _true("NotNeeded", f"the model is in {where}")
     if is_preloaded(spec):
         if complete_job(spec, observed) is not None:
             return _true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
         return _of_pods(spec, observed.fetch_pods)
     if wanted_replicas(spec, observed) == 0:
-        return _true("NotNeeded", "no pods are wanted, and each downloads the model as it starts")
+        return _true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
     pods = current_pods(observed)
     missing = [pod for pod in pods if not _has_it(pod)]
     if pods and not missing:
@@ -55,7 +55,7 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
 
 
 def _of_pods(spec: Spec, pods: Iterable[Object]) -> Condition:
-    """What the pods that download say: the first that fails, else the first."""
+    """Return the condition of the first failed download pod, else of the first pod."""
     said = [_of_pod(spec, pod) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     none = Condition(MODEL_CACHED, "Unknown", "Downloading", "the download has no pod yet")
     return next((each for each in said if each.status == "False"), said[0] if said else none)
@@ -64,7 +64,7 @@ def _of_pods(spec: Spec, pods: Iterable[Object]) -> Condition:
 def _of_pod(spec: Spec, pod: Object) -> Condition:
     name = name_of(pod)
     if (words := unschedulable_message(pod)) is not None:
-        return _false("DownloadFailed", f"pod {name} has no node: {words}")
+        return _false("DownloadFailed", f"pod {name} cannot be scheduled: {words}")
     status = _fetch_status(pod)
     waiting = status.get("state", {}).get("waiting", {})
     words = waiting.get("message", "")
@@ -76,12 +76,12 @@ def _of_pod(spec: Spec, pod: Object) -> Condition:
         return _false("DownloadFailed", f"pod {name}: the image {status.get('image', '')} cannot be pulled: {words}")
     ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated")
     if ended is None or ended.get("exitCode") == 0:
-        return Condition(MODEL_CACHED, "Unknown", "Downloading", f"pod {name} downloads {spec.model.source}")
+        return Condition(MODEL_CACHED, "Unknown", "Downloading", f"pod {name} is downloading {spec.model.source}")
     exit_code = f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
     last = last_line(ended).removeprefix("fastgen: error: ") or exit_code
     tries = status.get("restartCount", 0) + 1
     if "running" in status.get("state", {}):
-        message = f"pod {name} downloads {spec.model.source}, try {tries}; the last one ended with: {last}"
+        message = f"pod {name} is downloading {spec.model.source}, attempt {tries}; the previous one failed: {last}"
         return Condition(MODEL_CACHED, "Unknown", "Downloading", message)
     reason = _REASONS.get(ended.get("exitCode", 0), "DownloadFailed")
     return _false(reason, last, _REMEDIES.get(reason, ""))
@@ -93,7 +93,7 @@ def _has_it(pod: Object) -> bool:
 
 
 def _fetch_status(pod: Object) -> dict[str, Any]:
-    """The status of the pod's container that downloads; {} while the kubelet has not reported it."""
+    """Return the status of the pod's download container; {} if the kubelet has not reported it yet."""
     status = pod.get("status", {})
     containers = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
     return next((container for container in containers if container["name"] == FETCH_CONTAINER), {})

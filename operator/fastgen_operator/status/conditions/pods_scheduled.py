@@ -1,4 +1,4 @@
-"""PodsScheduled."""
+"""The condition PodsScheduled."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fastgen_operator.pods import is_scheduled, is_terminating, name_of, node_of
 from fastgen_operator.status.conditions.condition import Condition
 
 PODS_SCHEDULED: Final = "PodsScheduled"
-"""Whether the pods of the current template have nodes. From the pods' own PodScheduled conditions.
-True: AllScheduled, ScaledToZero. False: InsufficientGPU (the scheduler's words name the GPU resource), Unschedulable
-(any other of its reasons). Unknown: NoPods (none made yet), WaitingForScheduler."""
+"""Whether the pods of the current template are scheduled. Source: the PodScheduled conditions of the pods.
+True: AllScheduled, ScaledToZero. False: InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable
+(any other cause). Unknown: NoPods (no pod exists yet), WaitingForScheduler."""
 
 
 def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
-    """See `PODS_SCHEDULED`."""
+    """Compute the condition PodsScheduled."""
     pods = current_pods(observed)
     if wanted_replicas(spec, observed) == 0:
-        return Condition(PODS_SCHEDULED, "True", "ScaledToZero", "no pods are wanted")
+        return Condition(PODS_SCHEDULED, "True", "ScaledToZero", "scaled to 0 replicas")
     if not pods:
         return Condition(PODS_SCHEDULED, "Unknown", "NoPods", "no pod of the current template exists yet")
     stuck = [(pod, words) for pod in pods if (words := unschedulable_message(pod)) is not None]
@@ -29,25 +29,25 @@ def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
         short = [(pod, words) for pod, words in stuck if gpu.count > 0 and gpu.resource_name in words]
         pod, words = (short or stuck)[0]
         reason = "InsufficientGPU" if short else "Unschedulable"
-        message = f"{len(stuck)} of {len(pods)} pods have no node; pod {name_of(pod)}: {words}"
+        message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {name_of(pod)}: {words}"
         return Condition(PODS_SCHEDULED, "False", reason, message + _hint(spec, observed))
     waiting = [pod for pod in pods if not is_scheduled(pod)]
     if waiting:
-        message = f"{len(waiting)} of {len(pods)} pods wait for the scheduler"
+        message = f"{len(waiting)} of {len(pods)} pods not yet handled by the scheduler"
         return Condition(PODS_SCHEDULED, "Unknown", "WaitingForScheduler", message)
-    return Condition(PODS_SCHEDULED, "True", "AllScheduled", f"{len(pods)} of {len(pods)} pods on nodes")
+    return Condition(PODS_SCHEDULED, "True", "AllScheduled", f"{len(pods)} of {len(pods)} pods scheduled")
 
 
 def _hint(spec: Spec, observed: Observed) -> str:
-    """What else of this resource takes the place that the pods wait for."""
-    leaving = sorted((pod for pod in observed.pods if is_terminating(pod) and node_of(pod)), key=name_of)
-    if leaving:
-        pod = leaving[0]
+    """Return what holds the capacity that the pods wait for, if that is this resource itself."""
+    terminating = sorted((pod for pod in observed.pods if is_terminating(pod) and node_of(pod)), key=name_of)
+    if terminating:
+        pod = terminating[0]
         due = pod["metadata"]["deletionTimestamp"]
-        return f"; pod {name_of(pod)} on node {node_of(pod)} still holds its place: it is to be gone by {due}"
+        return f"; pod {name_of(pod)} on node {node_of(pod)} still holds its resources: it terminates by {due}"
     if spec.rollout.max_unavailable == 0 and older_pods(observed):
         return (
-            "; spec.rollout.maxUnavailable is 0, so that the new pod needs room beside the old ones: "
-            "set maxSurge to 0 and maxUnavailable to 1 where there is none to spare"
+            "; spec.rollout.maxUnavailable is 0, so the new pod needs room next to the old ones: "
+            "set maxSurge to 0 and maxUnavailable to 1 if there is no spare capacity"
         )
     return ""

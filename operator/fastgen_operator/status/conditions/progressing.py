@@ -1,4 +1,4 @@
-"""Progressing."""
+"""The condition Progressing."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ from fastgen_operator.pods import is_ready, name_of
 from fastgen_operator.status.conditions.condition import Condition, not_observed
 
 PROGRESSING: Final = "Progressing"
-"""Whether the children are, or are on the way to be, as the spec says. Set at every visit, from the operator's own
-writes, the Deployment and the pods' containers; the first of these that holds.
+"""Whether the children match the spec or are progressing towards it. Sources: the result of the operator's own writes,
+the Deployment, and the pods' containers. The first of these that applies is set.
 
-Unknown: NotObserved (the Deployment controller has not yet seen the newest spec).
-False, of the operator's own writes: InvalidSpec (the CRD and the operator are of two versions), NameTaken (a child's
-name belongs to somebody else), PodTemplateRefused (spec.podTemplate would leave no engine to serve; the pods stay as
-they were), ApplyRefused (with the API server's words), Contended (somebody keeps changing a child).
-False, of the rollout: DeploymentPaused (somebody paused the Deployment before it was rolled out).
-False, of a pod of the current template, in its own last words: ImagePullBackOff, ContainerNotCreated, OutOfMemory (with
-the limit that it had), BadConfiguration (exit code 2), StartupDeadlineExceeded, CrashLoopBackOff; the last stays for
-ten minutes after a crash, even while the pod is ready in between.
-False, of all pods: PodsFailed (evicted, or refused by their nodes, again and again), ReplicaFailure (the API server
-refuses new pods, by quota or admission), ProgressDeadlineExceeded (none of the above, but no progress for
+Unknown: NotObserved (the Deployment controller has not yet observed the latest spec).
+False, because of the operator's own writes: InvalidSpec (the CRD and the operator have different versions), NameTaken
+(an object of another owner has the name of a child), PodTemplateRefused (spec.podTemplate is invalid or breaks the
+engine; the pods stay unchanged), ApplyRefused (with the API server's message), Contended (another writer keeps changing
+a child).
+False, because of the rollout: DeploymentPaused (the Deployment was paused before the rollout completed).
+False, because of a pod of the current template, with its last log line: ImagePullBackOff, ContainerNotCreated,
+OutOfMemory (with the memory limit), BadConfiguration (exit code 2), StartupDeadlineExceeded, CrashLoopBackOff. The last
+one stays for ten minutes after a crash, even if the pod is ready in the meantime.
+False, because of all pods: PodsFailed (repeatedly evicted or rejected by their nodes), ReplicaFailure (the API server
+rejects new pods, for example by quota or admission), ProgressDeadlineExceeded (none of the above, but no progress for
 spec.rollout.progressDeadlineSeconds).
 True: RollingOut, RolloutComplete."""
 
-# So many records of failed pods are no accident of one node.
+# From this number of failed pods on, the cause is not a single node.
 FAILED_PODS: Final = 3
 
 
 def progressing(spec: Spec, observed: Observed) -> Condition:
-    """See `PROGRESSING`; what stands in the way of the operator's own writes is said by `table` in its place."""
+    """Compute the condition Progressing, except for failures of the operator's own writes, which `table` adds."""
     deployment = observed.deployment
     if deployment is None or not is_rollout_observed(deployment):
         return not_observed(PROGRESSING)
     if is_paused(deployment) and not _is_complete(deployment, observed):
         name = observed.key[1]
-        words = f"Deployment {name} is paused, and nothing is rolled out: kubectl rollout resume deployment/{name}"
+        words = f"Deployment {name} is paused, so its rollout is stopped: run kubectl rollout resume deployment/{name}"
         return Condition(PROGRESSING, "False", "DeploymentPaused", words)
     failure = (
         _of_one_pod(observed) or _of_ended_pods(observed) or _of_the_deployment(spec, observed, deployment["status"])
@@ -54,10 +55,10 @@ def progressing(spec: Spec, observed: Observed) -> Condition:
     if failure is not None:
         return Condition(PROGRESSING, "False", failure.reason, failure.message)
     if _is_complete(deployment, observed):
-        return Condition(PROGRESSING, "True", "RolloutComplete", "every pod has the current template")
+        return Condition(PROGRESSING, "True", "RolloutComplete", "all pods have the current template")
     wanted, updated = deployment["spec"]["replicas"], deployment["status"].get("updatedReplicas", 0)
     old = deployment["status"].get("replicas", 0) - updated
-    message = f"{updated} of {wanted} pods made from the current template, {old} of older ones left"
+    message = f"{updated} of {wanted} pods have the current template, {old} of older ones left"
     return Condition(PROGRESSING, "True", "RollingOut", message)
 
 
@@ -76,9 +77,9 @@ def _of_ended_pods(observed: Observed) -> Failure | None:
         return None
     last = max(ended, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), name_of(pod)))
     status = last["status"]
-    words = f"{status.get('reason', 'failed')}: {status.get('message', 'the node gave no reason')}"
+    words = f"{status.get('reason', 'failed')}: {status.get('message', 'no reason given')}"
     return Failure(
-        "PodsFailed", f"{len(ended)} pods were evicted or refused by their nodes; pod {name_of(last)}: {words}"
+        "PodsFailed", f"{len(ended)} pods were evicted or rejected by their nodes; pod {name_of(last)}: {words}"
     )
 
 
@@ -86,17 +87,19 @@ def _of_the_deployment(spec: Spec, observed: Observed, status: Object) -> Failur
     reported = {condition["type"]: condition for condition in status.get("conditions", ())}
     refused, progress = reported.get("ReplicaFailure", {}), reported.get("Progressing", {})
     if refused.get("status") == "True":
-        return Failure("ReplicaFailure", f"new pods are refused: {refused.get('message', 'without a reason')}")
+        return Failure(
+            "ReplicaFailure", f"the API server rejects new pods: {refused.get('message', 'no reason given')}"
+        )
     if progress.get("status") != "False":
         return None
     waiting = [pod for pod in current_pods(observed) if not is_ready(pod)]
-    state = state_of(waiting[0]) if waiting else "no pod of the current template is made"
+    state = state_of(waiting[0]) if waiting else "no pod of the current template exists"
     seconds = spec.rollout.progress_deadline_seconds
     return Failure("ProgressDeadlineExceeded", f"no progress in {seconds} s; {state}")
 
 
 def _is_complete(deployment: Object, observed: Observed) -> bool:
-    """Whether every pod there is has the current template, and has been ready once."""
+    """Return whether all existing pods have the current template and have been ready once."""
     status = deployment.get("status", {})
     progress = {c["type"]: c for c in status.get("conditions", ())}.get("Progressing", {}).get("reason")
     wanted, updated = deployment["spec"]["replicas"], status.get("updatedReplicas", 0)

@@ -1,4 +1,4 @@
-"""Ready, the summary."""
+"""The condition Ready, the summary of the others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from fastgen_operator.status.conditions.condition import Condition
 
 READY: Final = "Ready"
-"""The summary, for `kubectl wait`. True: every replica of the current template answers. Otherwise its status, reason
-and message are those of the first False, else the first Unknown, of the conditions that `table.SUMMED` lists."""
+"""The summary, for `kubectl wait`. True: all replicas of the current template are ready. Otherwise status, reason and
+message are those of the first condition in `table.SUMMED` that is False, else of the first that is Unknown."""
 
 
 def ready(parts: Sequence[Condition]) -> Condition:
-    """See `READY`; `parts` in the order in which they are looked at, the one that says "True" best last."""
+    """Compute the condition Ready from `parts`, in order of precedence; if all are True, the last one is copied."""
     for status in ("False", "Unknown"):
         for part in parts:
             if part.status == status:

@@ -1,4 +1,4 @@
-"""ScalingActive."""
+"""The condition ScalingActive."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.status.conditions.condition import Condition, as_before
 
 SCALING_ACTIVE: Final = "ScalingActive"
-"""Whether the replicas follow the load now. From the autoscaler's last decision. Left out without spec.autoscaling.
-True: Active. False, the replicas stay as they are: NoReadyReplicas (there is no load to go by), NoMetrics (no ready
-replica gave usable metrics since the operator began to ask), MetricsStale (more than half of them have not for three
-scrapes), CapacityUnknown (load, but the engines cannot tell yet how fast they are), HoldAfterRestart (fewer would do,
-but the load has not been watched for a whole scale-down window since the operator's start).
-Unknown: NotObserved (nothing was decided yet). As it was, until the first decision after an operator's start."""
+"""Whether the replicas follow the load. Source: the autoscaler's last decision. Absent without spec.autoscaling.
+True: Active. False, the number of replicas is held: NoReadyReplicas (no load can be measured), NoMetrics (no ready
+replica has returned usable metrics since the operator started), MetricsStale (more than half of them have not for three
+scrapes), CapacityUnknown (there is load, but the engines have not measured their speed yet), HoldAfterRestart (fewer
+replicas would suffice, but the operator has not observed a full scale-down window since its start).
+Unknown: NotObserved (no decision yet). After an operator restart, the previous condition is kept until the first
+decision."""
 
 
 def scaling_active(spec: Spec, observed: Observed) -> Condition | None:
-    """See `SCALING_ACTIVE`."""
+    """Compute the condition ScalingActive."""
     if spec.autoscaling is None:
         return None
     decision = observed.decision
     if decision is None:
-        return as_before(SCALING_ACTIVE, observed, "the autoscaler has not looked at the replicas yet")
+        return as_before(SCALING_ACTIVE, observed, "the autoscaler has not made a decision yet")
     if decision.hold is not None:
         return Condition(SCALING_ACTIVE, "False", decision.hold.reason, decision.hold.message)
-    return Condition(SCALING_ACTIVE, "True", "Active", "the replicas follow the tokens that arrive and wait")
+    return Condition(SCALING_ACTIVE, "True", "Active", "the replicas follow the token demand")

@@ -1,4 +1,4 @@
-"""ScalingLimited."""
+"""The condition ScalingLimited."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.status.conditions.condition import Condition, as_before
 
 SCALING_LIMITED: Final = "ScalingLimited"
-"""Whether something keeps the fleet from the size that its load asks for. From the autoscaler's last decision; left out
-without spec.autoscaling.
-True: TooManyReplicas (maxReplicas; true until the load of a whole scale-down window fits), TooFewReplicas
-(minReplicas), RateLimited (growth goes on within seconds). False: WithinBounds.
-Unknown: NotObserved (nothing was decided yet). As it was, until the first decision after an operator's start."""
+"""Whether a bound or rate limit overrides the number of replicas that the load requires. Source: the autoscaler's last
+decision. Absent without spec.autoscaling.
+True: TooManyReplicas (maxReplicas; stays True until the load of a full scale-down window fits), TooFewReplicas
+(minReplicas), RateLimited (scaling up continues within seconds). False: WithinBounds.
+Unknown: NotObserved (no decision yet). After an operator restart, the previous condition is kept until the first
+decision."""
 
 
 def scaling_limited(spec: Spec, observed: Observed) -> Condition | None:
-    """See `SCALING_LIMITED`."""
+    """Compute the condition ScalingLimited."""
     if spec.autoscaling is None:
         return None
     decision = observed.decision
     if decision is None:
-        return as_before(SCALING_LIMITED, observed, "the autoscaler has not looked at the replicas yet")
+        return as_before(SCALING_LIMITED, observed, "the autoscaler has not made a decision yet")
     if decision.limit is not None:
         return Condition(SCALING_LIMITED, "True", decision.limit.reason, decision.limit.message)
-    return Condition(SCALING_LIMITED, "False", "WithinBounds", "the load alone decides")
+    return Condition(SCALING_LIMITED, "False", "WithinBounds", "the desired replicas are within the bounds")

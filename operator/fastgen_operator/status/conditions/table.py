@@ -1,4 +1,4 @@
-"""All conditions in their order: what Ready sums up, and what stands beside it."""
+"""All conditions in order: those that Ready summarizes, and the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastgen_operator.status.conditions.scaling_limited import SCALING_LIMITED, 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A condition's type, and who says what it is."""
+    """A condition type and the function that computes it."""
 
     type: str
     judge: Judge
@@ -33,20 +33,20 @@ SUMMED: Final = (
     Row(PROGRESSING, progressing),
     Row(AVAILABLE, available),
 )
-"""The first that does not hold is what Ready shows: a cause stands before what follows from it."""
+"""Conditions that Ready summarizes, causes before their effects: Ready copies the first that is not True."""
 
 BESIDE: Final = (
     Row(PODS_RESTRICTED, pods_restricted),
     Row(SCALING_ACTIVE, scaling_active),
     Row(SCALING_LIMITED, scaling_limited),
 )
-"""What may fail while every wanted replica serves: Ready does not look at it."""
+"""Conditions that Ready ignores: they can be False while all replicas serve."""
 
 ORDER: Final = tuple(row.type for row in (*SUMMED, *BESIDE))
 
 
 def all_conditions(spec: Spec | None, observed: Observed, problem: Problem | None) -> tuple[Condition, ...]:
-    """Ready first, then the others. `spec` is None where it could not be read: `problem` then says why."""
+    """Return all conditions, Ready first. `spec` is None if it is invalid; `problem` then contains the reason."""
     parts = _judged(SUMMED, spec, observed, problem)
     return ready(parts), *parts, *_judged(BESIDE, spec, observed, problem)
 

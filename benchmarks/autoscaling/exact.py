@@ -121,7 +121,7 @@ class ExactReplica:
             max_sequences=self._device.max_sequences,
             backlog_prompt_tokens=stats.backlog_prompt_tokens,
             oldest_waiting_seconds=stats.oldest_waiting_seconds,
-            step_model=stats.step_model,
+            step_model=self._engine.step_model.coefficients,
             scheduled_prefill_tokens=self._prefilled,
             scheduled_decode_tokens=self._decoded,
             steps=self._steps,

@@ -21,6 +21,7 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.pods import has_ended, is_ready, name_of
 
+
 @dataclass(frozen=True, slots=True)
 class PodView:
     """What the autoscaler needs to know of a pod; times in seconds since 1970."""

@@ -25,9 +25,9 @@ from fastgen_operator.autoscale.scrape import Scraper
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.kinds import FASTGEN
 from fastgen_operator.kube.cache import InformerCache
-from fastgen_operator.kube.cached_client import CachedClient
-from fastgen_operator.kube.client import Kube
+from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.lease import Lease
+from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.transport import ApiServer, connect
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
@@ -56,23 +56,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     configure_logging(settings.log_format, verbose=settings.verbose)
     metrics = Metrics()
     try:
-        client = connect()
+        api_client = connect()
     except ConfigException as error:
         words = str(error).rstrip(".")
         _refuse(f"no cluster to work on: {words}: set KUBECONFIG or run it in a pod")
-    leadership = _leadership(settings, client, metrics)
-    kube = Kube(ApiServer(client, metrics, settings.request_seconds), metrics, leadership.holds)
-    discovery, cache = Discovery(kube, settings.platform), InformerCache()
+    leadership = _leadership(settings, api_client, metrics)
+    cache = InformerCache()
+    server = ApiServer(api_client, metrics, settings.request_seconds)
+    client = KubeClient(server, cache, metrics, leadership.holds)
+    discovery = Discovery(client, settings.platform)
     # Optional kinds are listed and not watched: a watch of a kind that the cluster lacks fails for ever.
     kinds = kinds_read(settings.platform)
     watches = Watches(time.monotonic, (FASTGEN, *kinds))
-    cluster = CachedClient(kube, cache, lambda: kinds_read(discovery.platform()), settings.scopes)
+    relister = Relister(client, cache, watches, lambda: kinds_read(discovery.platform()), settings.scopes)
     watchlist = Watchlist(settings.scrape_seconds)
-    reconciler = Reconciler(cluster, metrics, discovery.platform, watchlist, lambda: datetime.now(UTC), read_loads)
-    controller = Controller(settings, cluster, reconciler, discovery, metrics, leadership, watches)
+    reconciler = Reconciler(
+        cache, client, metrics, discovery.platform, watchlist, lambda: datetime.now(UTC), read_loads
+    )
+    controller = Controller(settings, cache, relister, reconciler, discovery, metrics, leadership, watches)
     autoscaler = Autoscaler(watchlist, Scraper(settings.scrape_seconds), metrics, controller.queue.add)
     try:
-        server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
+        metrics_server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
     except OSError as error:
         _refuse(f"--metrics-port {settings.metrics_port}: {error.strerror}")
     checks = {"/healthz": controller.heartbeat.check, "/readyz": controller.check_ready}
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asyncio.run(_run(settings, controller, autoscaler, leadership, registry, kopf_settings(settings, kinds)))
     finally:
         health.stop()
-        server.shutdown()
+        metrics_server.shutdown()
 
 
 def _refuse(words: str) -> NoReturn:

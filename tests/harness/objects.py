@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.pod import build_pod_spec
-from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.kinds import DEPLOYMENT, FIELD_MANAGER, Object
+from fastgen_operator.plan.observed import Observed, settle_replicas
 from harness.space import resource
 
 UID = "uid-of-chat"
@@ -29,7 +30,7 @@ def spec_of(obj: Object) -> Spec:
 def deployment(owner: Object, *, revision: int = 1, observed: bool = True, **status: Any) -> Object:
     """The Deployment of the resource; keywords are its status."""
     spec = spec_of(owner)
-    built = build_deployment(owner, spec, "engine:test", wanted_replicas(spec, Observed(owner)))
+    built = build_deployment(owner, spec, "engine:test", settle_replicas(spec, Observed(owner)).desired_replicas)
     metadata = {
         **built["metadata"],
         "uid": "uid-of-deployment",
@@ -85,9 +86,35 @@ def observed(*pods: Object, owner: Object | None = None, **deployment_status: An
     built = deployment(owner, revision=2, **status)
     template = built["spec"]["template"]
     older = {**template, "spec": {**template["spec"], "terminationGracePeriodSeconds": 1}}
-    return Observed(
+    seen = Observed(
         resource=owner,
         children={(DEPLOYMENT, owner["metadata"]["name"]): built},
         replica_sets=(replica_set("old", older), replica_set("new", template)),
         pods=pods,
     )
+    return settle_replicas(spec_of(owner), seen)
+
+
+def applied(manifest: Object, **metadata: Any) -> Object:
+    """The object as server-side apply stores the manifest; keywords are further metadata."""
+    entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": _fields(manifest)}
+    return {**manifest, "metadata": {**manifest["metadata"], "managedFields": [entry], **metadata}}
+
+
+def lose(obj: Object, *path: str) -> Object:
+    """The object after another manager changed the field at that path of the operator's entry."""
+    changed = copy.deepcopy(obj)
+    owned = changed["metadata"]["managedFields"][0]["fieldsV1"]
+    for name in path[:-1]:
+        owned = owned[name]
+    del owned[path[-1]]
+    return changed
+
+
+def _fields(value: Any) -> Object:
+    """The field set of a value: lists whose items have names are merged by name, all others are owned as a whole."""
+    if isinstance(value, dict):
+        return {f"f:{name}": _fields(field) for name, field in value.items()}
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
+        return {f"k:{json.dumps({'name': item['name']})}": {".": {}, **_fields(item)} for item in value}
+    return {}

@@ -58,7 +58,7 @@ class Autoscaler:
         targets = {key: _targets(subject) for key, subject in subjects}
         answers = await self._scraper.scrape(target for of_one in targets.values() for target in of_one)
         for key, subject in subjects:
-            record = self._watchlist.record(key, subject.uid)
+            record = self._watchlist.open_record(key, subject.uid)
             if record is not None:
                 self._take_in(key, record, [(target, answers[target]) for target in targets[key]])
                 self._decide(key, subject, record)

@@ -45,6 +45,11 @@ class Sample:
     token_budget: float = 0.0
     step_model: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
+    @property
+    def in_flight_tokens(self) -> float:
+        """Tokens of running and waiting requests: in the KV cache, and prompt tokens still to compute."""
+        return self.kv_tokens + self.backlog_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:

@@ -1,12 +1,11 @@
-"""What the visits tell the autoscaler about the fleets, and what it has decided about them.
+"""The fleets that reconciles register with the autoscaler, and the decisions that they read back.
 
-The visits write and read from threads of their own while the autoscaler's loop does the same: all values are frozen,
-and each is put in its place whole.
+Reconciles run in threads of their own beside the autoscaler's loop. Values are frozen and replaced as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -17,14 +16,12 @@ from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.recommend import State
 from fastgen_operator.kinds import Key, Object
-from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.pods import has_ended, is_ready, name_of
 
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What the autoscaler needs to know of a pod; times in seconds since 1970."""
+    """One pod of a fleet; times in seconds since 1970."""
 
     name: str
     address: str | None
@@ -35,7 +32,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A fleet that is to be sized, as the last visit found it."""
+    """A fleet to size, as observed by the last reconcile."""
 
     uid: str
     policy: Policy
@@ -44,10 +41,10 @@ class Subject:
     pods: tuple[PodView, ...]
 
     def fleet(self, samples: Mapping[str, Sample], time: float) -> Fleet:
-        """The fleet at a time in seconds since 1970, with the newest usable sample of each pod."""
+        """Return the fleet at a time in seconds since 1970, with the newest usable sample of each pod."""
         staying = [pod for pod in self.pods if not pod.terminating]
         ready = [pod for pod in staying if pod.ready_since is not None]
-        # The least of them: a pod that waited for a node, or was not ready for a while, did not start all that time.
+        # The minimum: other pods may have waited for a node, or become ready a second time.
         starts = [pod.ready_since - pod.created for pod in ready if pod.ready_since is not None]
         return Fleet(
             wanted=self.wanted,
@@ -66,7 +63,7 @@ class Record:
     Attributes:
         samples: the newest usable sample of each ready pod.
         state, decision: of the last recommendation.
-        shown: the reason that was counted last.
+        shown: the reason counted last.
     """
 
     uid: str
@@ -75,63 +72,70 @@ class Record:
     decision: Decision | None = None
     shown: str = ""
 
+    @property
+    def in_flight_tokens(self) -> dict[str, float]:
+        """Tokens of running and waiting requests, by pod."""
+        return {pod: sample.in_flight_tokens for pod, sample in self.samples.items()}
+
 
 class Watchlist:
-    """The fleets to size, by resource. `scrape_seconds`: how often they are looked at."""
+    """The fleets to size, by resource, and what is remembered of each.
+
+    Args:
+        scrape_seconds: interval between two scrapes of a fleet.
+    """
 
     def __init__(self, scrape_seconds: float) -> None:
         self.scrape_seconds = scrape_seconds
         self._subjects: dict[Key, Subject] = {}
         self._records: dict[Key, Record] = {}
 
-    def look_up(self, spec: Spec, observed: Observed) -> Observed:
-        """Takes note of the fleet as this visit finds it; returns the observed with what was decided about it."""
-        subject = subject_of(spec, observed, self.scrape_seconds)
-        if subject is None:
-            self.forget(observed.key)
-            return observed
-        self._subjects[observed.key] = subject
-        record = self._records.get(observed.key)
-        if record is None or record.uid != subject.uid:
-            return observed
-        in_flight = {pod: sample.kv_tokens + sample.backlog_tokens for pod, sample in record.samples.items()}
-        return observed.with_decision(record.decision, in_flight)
+    def register(self, key: Key, subject: Subject) -> None:
+        """Add a fleet, or replace its last observation."""
+        self._subjects[key] = subject
 
     def forget(self, key: Key) -> None:
-        """The resource is gone, or is not to be sized any more; harmless where it never was."""
+        """Remove a fleet: the resource is gone, or has no autoscaling. Does nothing for an unknown fleet."""
         self._subjects.pop(key, None)
         self._records.pop(key, None)
 
     def subjects(self) -> list[tuple[Key, Subject]]:
-        """All fleets to size."""
+        """Return all fleets to size."""
         return list(self._subjects.items())
 
-    def record(self, key: Key, uid: str) -> Record | None:
-        """What is remembered of that very resource; None where it was forgotten meanwhile."""
+    def lookup(self, key: Key, uid: str) -> Record | None:
+        """Return what is remembered of the resource with that uid, or None."""
+        found = self._records.get(key)
+        return found if found is not None and found.uid == uid else None
+
+    def open_record(self, key: Key, uid: str) -> Record | None:
+        """Return the record of a resource, a new one if needed; None if the resource was forgotten meanwhile."""
         if key not in self._subjects:
             return None
-        found = self._records.get(key)
-        if found is None or found.uid != uid:
+        found = self.lookup(key, uid)
+        if found is None:
             found = self._records[key] = Record(uid)
         return found
 
 
-def subject_of(spec: Spec, observed: Observed, scrape_seconds: float) -> Subject | None:
-    """The fleet of a resource; None where its spec says itself how many replicas there are to be."""
+def subject_of(
+    spec: Spec, resource: Object, pods: Iterable[Object], replicas: int, scrape_seconds: float
+) -> Subject | None:
+    """Return the fleet to size; None without spec.autoscaling. `replicas` is the number wanted now."""
     policy = policy_of(spec, scrape_seconds)
     if policy is None:
         return None
     return Subject(
-        uid=observed.resource["metadata"]["uid"],
+        uid=resource["metadata"]["uid"],
         policy=policy,
-        model_name=spec.model.served_name or observed.key[1],
-        wanted=wanted_replicas(spec, observed),
-        pods=tuple(_view(pod) for pod in observed.pods if not has_ended(pod)),
+        model_name=spec.model.served_name or resource["metadata"]["name"],
+        wanted=replicas,
+        pods=tuple(_view(pod) for pod in pods if not has_ended(pod)),
     )
 
 
 def policy_of(spec: Spec, scrape_seconds: float) -> Policy | None:
-    """The policy that a spec asks for; None where it asks for none."""
+    """Return the policy of a spec; None without spec.autoscaling."""
     asked = spec.autoscaling
     if asked is None:
         return None
@@ -162,5 +166,5 @@ def _view(pod: Object) -> PodView:
 
 
 def _seconds(time: str) -> float:
-    """Seconds since 1970 of an RFC 3339 time."""
+    """Convert an RFC 3339 time to seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()

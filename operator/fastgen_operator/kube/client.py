@@ -1,4 +1,4 @@
-"""The operator's own reads and writes of objects. No write leaves it while another operator may lead."""
+"""Reads and writes of objects on the API server. Nothing is written while another operator may lead."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from typing import Any
 from uuid import uuid4
 
 from fastgen_operator.kinds import EVENT, FASTGEN, FIELD_MANAGER, Kind, Object
+from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.metrics import Metrics
 
-# Objects in one answer to a list: all pods of a large cluster at once would be a hundred megabytes.
+# Objects in one page of a list: all pods of a large cluster in one response would be a hundred megabytes.
 _PAGE = 500
 
-# Parameters of a request, in order.
+# Query parameters of a request, in order.
 Query = list[tuple[str, str]]
 
 
-class Kube:
-    """Reads and writes; safe to use from several threads. Every write that changed something is counted.
+class KubeClient:
+    """Reads live objects and writes them; safe to use from several threads. Writes are counted by kind.
 
-    `leads` says whether this operator may write at this moment; a write that may not leave raises KubeError.
+    Args:
+        cache: updated with the result of each write, so that the next read of the cache includes it.
+        leads: returns whether this operator may write now; a write without leadership raises KubeError.
     """
 
-    def __init__(self, server: ApiServer, metrics: Metrics, leads: Callable[[], bool]) -> None:
+    def __init__(self, server: ApiServer, cache: InformerCache, metrics: Metrics, leads: Callable[[], bool]) -> None:
         self._server = server
+        self._cache = cache
         self._metrics = metrics
         self._leads = leads
         self._not_before = 0.0
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """The object, or None where there is none."""
+        """Return the live object, cached or not, or None."""
         try:
             found: Object = self._send("GET", kind.path(namespace, name))
         except KubeError as error:
@@ -41,10 +45,13 @@ class Kube:
         return found
 
     def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[str, Iterator[Object]]:
-        """All objects of that kind with those labels, as they were at the version that comes first.
+        """Return the list's resource version and an iterator over the objects that match the label selector.
 
-        Of every namespace where `namespace` is None. The objects are read as they are asked for, which may raise
-        KubeError too.
+        Args:
+            namespace: None for all namespaces.
+
+        Raises:
+            KubeError: the API server failed. The iterator reads further pages, and raises it too.
         """
         query = [("limit", str(_PAGE))] + ([("labelSelector", selector)] if selector else [])
         first = self._send("GET", kind.path(namespace), query)
@@ -53,14 +60,14 @@ class Kube:
     def _items(self, kind: Kind, path: str, query: Query, page: Any) -> Iterator[Object]:
         while True:
             for item in page["items"]:
-                # The items of a list come without the two fields that every object read by itself has.
+                # List items lack these two fields.
                 yield {"apiVersion": kind.api_version, "kind": kind.name, **item}
             if not (more := page["metadata"].get("continue")):
                 return
             page = self._send("GET", path, [*query, ("continue", more)])
 
     def plurals(self, group: str, version: str) -> frozenset[str]:
-        """The resources of that group and version; none where the cluster does not have it."""
+        """Return the plurals of that group and version; empty if the cluster does not serve it."""
         try:
             answer = self._send("GET", f"/apis/{group}/{version}")
         except KubeError as error:
@@ -70,7 +77,7 @@ class Kube:
         return frozenset(resource["name"] for resource in answer["resources"])
 
     def apply(self, kind: Kind, manifest: Object) -> Object:
-        """Server-side apply under the operator's field manager; returns the live object."""
+        """Apply the manifest as the operator's field manager, and return the live object."""
         metadata = manifest["metadata"]
         live: Object = self._write(
             "PATCH",
@@ -80,30 +87,34 @@ class Kube:
             "application/apply-patch+yaml",
         )
         self._metrics.writes.labels(kind.name).inc()
+        self._cache.put(kind, live)
         return live
 
     def delete(self, kind: Kind, child: Object) -> None:
-        """Deletes exactly this object, and in the background what it owns; harmless where it is gone."""
+        """Delete this object if it still exists, and its dependents in the background."""
         metadata = child["metadata"]
         body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
         path = kind.path(metadata["namespace"], metadata["name"])
         try:
             self._write("DELETE", path, body=body, content_type="application/json")
         except KubeError as error:
-            # 409: another object has taken the name, which is none of ours.
+            # 409: the name belongs to another object now.
             if error.status not in (404, 409):
                 raise
-            return
-        self._metrics.writes.labels(kind.name).inc()
+        else:
+            self._metrics.writes.labels(kind.name).inc()
+        # An object that waits for a finalizer returns to the cache with its next version.
+        self._cache.remove(kind, child)
 
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
-        """Replaces the status, if the resource is still the one that was read (else KubeError 409).
+        """Replace the status and return the live object, or None if the resource is gone.
 
-        Returns the live object, or None where it is gone.
+        Raises:
+            KubeError: with status 409 if the resource changed since it was read.
         """
         metadata = resource["metadata"]
-        # A merge patch replaces the list of conditions whole, and keeps fields that it does not name; the version says
-        # that nobody wrote in between.
+        # A merge patch replaces the list of conditions as a whole and keeps fields that it does not name. The resource
+        # version makes it fail if the resource changed meanwhile.
         gone = {field: None for field in resource.get("status", {}) if field not in status}
         body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": {**gone, **status}}
         path = FASTGEN.path(metadata["namespace"], metadata["name"], "status")
@@ -115,10 +126,11 @@ class Kube:
                 raise
             return None
         self._metrics.writes.labels(f"{FASTGEN.name}/status").inc()
+        self._cache.put(FASTGEN, live)
         return live
 
     def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
-        """Sets annotations on exactly this object; returns it, or None where it is gone."""
+        """Set annotations on this object and return it, or None if it is gone."""
         metadata = obj["metadata"]
         body = {"metadata": {"uid": metadata["uid"], "annotations": annotations}}
         path = kind.path(metadata["namespace"], metadata["name"])
@@ -126,15 +138,16 @@ class Kube:
         try:
             live: Object = self._write("PATCH", path, query, body, "application/merge-patch+json")
         except KubeError as error:
-            # 409: another object has taken the name.
+            # 409: the name belongs to another object now.
             if error.status not in (404, 409):
                 raise
             return None
         self._metrics.writes.labels(kind.name).inc()
+        self._cache.put(kind, live)
         return live
 
     def create_event(self, resource: Object, event: dict[str, Any]) -> str:
-        """Records a Kubernetes Event about the resource; returns the Event's name."""
+        """Create a Kubernetes Event about the resource, and return its name."""
         metadata = resource["metadata"]
         name = f"{metadata['name']}.{uuid4().hex[:16]}"
         body = {
@@ -156,7 +169,7 @@ class Kube:
         return name
 
     def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
-        """Says that what the Event of that name tells has happened so many times, the last at `time`."""
+        """Update the count and the last timestamp of an Event."""
         path = EVENT.path(resource["metadata"]["namespace"], name)
         body: Object = {"count": count, "lastTimestamp": time}
         self._write("PATCH", path, body=body, content_type="application/merge-patch+json")
@@ -170,7 +183,7 @@ class Kube:
         body: Object | None = None,
         content_type: str | None = None,
     ) -> Any:
-        # Asked as late as can be: a process that was stopped for longer than its lease goes on right here.
+        # Checked as late as possible: a process that was paused for longer than its lease continues here.
         if not self._leads():
             raise KubeError(0, "not written: this operator does not lead any more")
         return self._send(method, path, query, body, content_type)
@@ -185,8 +198,8 @@ class Kube:
     ) -> Any:
         pause = self._not_before - time.monotonic()
         if pause > 0:
-            # Whom it told is one visit; those that are under way beside it are meant as well.
-            raise KubeError(429, "not sent: the API server has asked to be left alone", pause)
+            # Retry-After applies to the requests of all workers.
+            raise KubeError(429, "not sent: backing off, the API server sent Retry-After", pause)
         try:
             return self._server.request(method, path, query, body, content_type)
         except KubeError as error:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from fastgen_operator.digests import TEMPLATE_DIGEST, template_digest
 from fastgen_operator.kinds import POD, REPLICA_SET, Kind, Object
+from fastgen_operator.objects import TEMPLATE_DIGEST, applied_entry, template_digest
 
-# Who set which field: half of many an object, and read by the API server alone.
+# managedFields are half of many objects. Only the operator's own entry is read: see `plan/drift.py`.
 _METADATA: Final = ("managedFields", "selfLink")
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 # Of a pod's spec and of its containers this is kept; the rest is the template's, which the Deployment holds.
@@ -26,6 +26,8 @@ def compact(kind: Kind, obj: Object) -> Object:
     annotations = metadata.get("annotations")
     if annotations and _LAST_APPLIED in annotations:
         metadata["annotations"] = {name: value for name, value in annotations.items() if name != _LAST_APPLIED}
+    if (entry := applied_entry(obj)) is not None:
+        metadata["managedFields"] = [entry]
     kept: Object = {"apiVersion": kind.api_version, "kind": kind.name, **obj, "metadata": metadata}
     spec = obj.get("spec")
     if kind == POD and spec:

@@ -1,90 +1,83 @@
-"""Whether a live object still is what was applied: the fields that the operator owns, compared one by one. Pure."""
+"""Drift: the applied fields that the operator no longer owns, because another writer changed them. Pure.
+
+The API server records in `metadata.managedFields` which fields each manager set. It takes a field from the operator's
+entry as soon as another manager gives it another value or removes it, and knows defaults, units and merge keys
+itself. Format: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/ (FieldsV1).
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
-from kubernetes.utils import parse_quantity
-
-# Fields under which numbers with units are held, which the API server may write in another way.
-_QUANTITY_PARENTS: Final = ("limits", "requests", "sizeLimit", "divisor")
-# What a podTemplate may say though it says nothing: the API server drops these fields where they are false or 0.
-_DROPPED_WHERE_ZERO: Final = (
-    *("hostNetwork", "hostPID", "hostIPC", "hostPort", "initialDelaySeconds"),
-    *("readOnly", "stdin", "stdinOnce", "tty"),
-)
-# What tells the items of a list apart, in the order tried; a list of items with none is compared by position.
-# Beside our items there may then be others, which a webhook or a person has added.
-_ITEM_KEYS: Final = ("uid", "mountPath", "containerPort", "port", "topologyKey", "name")
-# What is ours as a whole: one more rule would be a hole, one more label another selection.
-_WHOLE: Final = ("spec.ingress", "spec.egress", "spec.selector", "spec.podSelector")
+from fastgen_operator.kinds import Object
+from fastgen_operator.objects import applied_entry
 
 
-def first_difference(wanted: Any, live: Any, path: str = "") -> str | None:
-    """The path of the first wanted field that the live object holds otherwise; None where it holds them all.
-
-    Fields that only the live object has are others' business: defaults, controllers, injected containers.
-    """
-    if wanted == live:
-        # Most of a child, at every visit: the rest is looked at name by name.
-        return None
-    if live is None and _says_nothing(wanted, path):
-        return None
-    if isinstance(wanted, dict):
-        if not isinstance(live, dict) or (_is_whole(path) and live.keys() - wanted.keys()):
-            return path
-        for name, value in wanted.items():
-            difference = first_difference(value, live.get(name), f"{path}.{name}" if path else name)
-            if difference is not None:
-                return difference
-        return None
-    if isinstance(wanted, list):
-        return _list_difference(wanted, live, path)
-    return None if _same_scalar(wanted, live, path) else path
+def first_lost_field(manifest: Object, live: Object) -> str | None:
+    """Return the path of the first field of the applied manifest that the operator does not own any more, or None."""
+    entry = applied_entry(live)
+    if entry is None:
+        return "metadata.managedFields"
+    # The object's identity has no owner.
+    wanted = {name: value for name, value in manifest.items() if name not in ("apiVersion", "kind")}
+    metadata = {name: value for name, value in manifest["metadata"].items() if name not in ("name", "namespace")}
+    wanted["metadata"] = metadata
+    return _lost(wanted, entry["fieldsV1"], live, "")
 
 
-def _list_difference(wanted: list[Any], live: Any, path: str) -> str | None:
-    if not isinstance(live, list):
-        return path
-    item_key = None if _is_whole(path) else next((key for key in _ITEM_KEYS if _tells_apart(key, wanted)), None)
-    if item_key is None:
-        if len(wanted) != len(live):
-            return path
-        pairs = list(zip(wanted, live, strict=True))
-    else:
-        by_key = {item.get(item_key): item for item in live if isinstance(item, dict)}
-        pairs = [(item, by_key.get(item[item_key])) for item in wanted]
-    for index, (item, counterpart) in enumerate(pairs):
-        label = index if item_key is None else item[item_key]
-        difference = first_difference(item, counterpart, f"{path}[{label}]")
-        if difference is not None:
-            return difference
+def _lost(wanted: Any, owned: Mapping[str, Any], live: Any, path: str) -> str | None:
+    """Return the path of the first field of `wanted` that is not in the set `owned`; an empty set is a whole value."""
+    if owned and isinstance(wanted, dict):
+        return _lost_from_map(wanted, owned, live, path)
+    if owned and isinstance(wanted, list):
+        return _lost_from_list(wanted, owned, path)
     return None
 
 
-def _says_nothing(wanted: Any, path: str) -> bool:
-    """Whether a field of a pod template is one that the API server drops. Elsewhere even an empty one may mean much."""
-    if not path.startswith("spec.template."):
-        return False
-    if isinstance(wanted, (bool, int)):
-        return not wanted and path.rpartition(".")[2] in _DROPPED_WHERE_ZERO
-    return wanted in (None, "", [], {})
+def _lost_from_map(wanted: dict[str, Any], owned: Mapping[str, Any], live: Any, path: str) -> str | None:
+    for name, value in wanted.items():
+        here = f"{path}.{name}" if path else name
+        current = live.get(name) if isinstance(live, dict) else None
+        fields = owned.get(f"f:{name}")
+        if fields is None:
+            # A list that is merged item by item, and has no items, is owned by nobody.
+            if value == [] and not current:
+                continue
+            return here
+        if (lost := _lost(value, fields, current, here)) is not None:
+            return lost
+    return None
 
 
-def _is_whole(path: str) -> bool:
-    return any(path == whole or path.startswith((f"{whole}.", f"{whole}[")) for whole in _WHOLE)
+def _lost_from_list(wanted: list[Any], owned: Mapping[str, Any], path: str) -> str | None:
+    for index, item in enumerate(wanted):
+        labels = ((_label(name, item), fields) for name, fields in owned.items())
+        label, fields = next(((label, fields) for label, fields in labels if label is not None), (str(index), None))
+        here = f"{path}[{label}]"
+        if fields is None:
+            return here
+        if (lost := _lost(item, fields, None, here)) is not None:
+            return lost
+    return None
 
 
-def _tells_apart(key: str, items: list[Any]) -> bool:
-    values = {item[key] for item in items if isinstance(item, dict) and key in item}
-    return bool(items) and len(values) == len(items)
+def _label(name: str, item: Any) -> str | None:
+    """Return how to call the list item if `name` is its place in a field set, else None.
+
+    An associative list's item is named by its keys, `k:{"containerPort":8000,"protocol":"TCP"}`, of which the manifest
+    may leave those out that have a default; a set's item by its value, `v:"x"`.
+    """
+    keys = _parsed(name)
+    if not isinstance(keys, dict):
+        return str(keys) if name.startswith("v:") and keys == item else None
+    if not isinstance(item, dict) or any(item.get(key, value) != value for key, value in keys.items()):
+        return None
+    return str(next(value for key, value in keys.items() if key in item)) if keys.keys() & item.keys() else None
 
 
-def _same_scalar(wanted: Any, live: Any, path: str) -> bool:
-    parents = path.split(".")
-    if live is None or not any(parent in _QUANTITY_PARENTS for parent in parents):
-        return False
-    try:
-        return bool(parse_quantity(wanted) == parse_quantity(live))  # type: ignore[no-untyped-call]
-    except ValueError:
-        return False
+@lru_cache(maxsize=4096)
+def _parsed(name: str) -> Any:
+    return json.loads(name[2:]) if name[:2] in ("k:", "v:") else None

@@ -1,15 +1,15 @@
-"""What is observed of one FastGenDeployment, and the questions asked of it. All but `observe` is pure."""
+"""What was observed of one FastGenDeployment, and facts derived from it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Protocol
 
+from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.digests import TEMPLATE_LABEL, template_digest
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, FETCH_SUFFIX, OWNER_LABEL, POD, REPLICA_SET, Key, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, Key, Kind, Object
+from fastgen_operator.objects import TEMPLATE_LABEL, template_digest
 from fastgen_operator.pods import has_ended, is_terminating, name_of
 
 
@@ -19,12 +19,13 @@ class Observed:
 
     Attributes:
         resource: the FastGenDeployment.
-        children: what bears the owner label, by kind and name; also what else was found under a name that is wanted.
-        replica_sets, pods: what the Deployment made.
-        fetch_pods: what the download's Jobs made.
-        at: when it was seen; None where that does not matter.
-        decision: the autoscaler's last; None without autoscaling, and until the first one since the operator's start.
-        in_flight_tokens: by pod, tokens of requests that run or wait there, as last scraped; empty where nobody asked.
+        children: objects with the owner label, by kind and name, and other objects that have a child's name.
+        replica_sets, pods: made for the Deployment.
+        fetch_pods: made for the download Jobs.
+        at: the time of the observation; None where it does not matter.
+        decision: the autoscaler's last decision; None without autoscaling, and before the first one.
+        in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
+        desired_replicas: see `settle_replicas`.
     """
 
     resource: Object
@@ -35,6 +36,7 @@ class Observed:
     at: datetime | None = None
     decision: Decision | None = None
     in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
+    desired_replicas: int = 1
 
     @property
     def key(self) -> Key:
@@ -52,64 +54,41 @@ class Observed:
         return self.child(DEPLOYMENT)
 
     def child(self, kind: Kind, name: str | None = None) -> Object | None:
-        """The child of that kind and name, which is the resource's own where not given; None where there is none."""
+        """Return the child of that kind and name (default: the resource's name), or None."""
         return self.children.get((kind, name or self.key[1]))
 
     def with_child(self, kind: Kind, child: Object) -> Observed:
-        """The observed with that child in it, just written or found."""
+        """Return a copy with that child, which was just written or found."""
         return replace(self, children={**self.children, (kind, child["metadata"]["name"]): child})
 
-    def with_decision(self, decision: Decision | None, in_flight_tokens: Mapping[str, float]) -> Observed:
-        """The observed with what the autoscaler knows of it."""
-        return replace(self, decision=decision, in_flight_tokens=in_flight_tokens)
-
     def without_child(self, kind: Kind, name: str) -> Observed:
-        """The observed after that child was deleted."""
+        """Return a copy without that child."""
         return replace(self, children={key: child for key, child in self.children.items() if key != (kind, name)})
 
 
-class Reader(Protocol):
-    """Reads what is watched; what it gives is shared and never changed."""
+def settle_replicas(spec: Spec, observed: Observed) -> Observed:
+    """Return `observed` with the number of replicas that the resource has to have now.
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """The object, or None where there is none."""
-        ...
-
-    def owned(self, kind: Kind, key: Key) -> list[Object]:
-        """The objects of that kind with the owner label of one resource."""
-        ...
-
-
-def observe(reader: Reader, key: Key, kinds: Iterable[Kind]) -> Observed | None:
-    """Reads the resource and its children of those kinds; None where the resource is gone or on its way out.
-
-    A resource being deleted needs nothing done: the garbage collector follows the owner references.
+    Without autoscaling it is the spec's. With autoscaling it is the autoscaler's decision or, until there is one, the
+    Deployment's number, within the spec's bounds.
     """
-    namespace, name = key
-    resource = reader.get(FASTGEN, namespace, name)
-    if resource is None or resource["metadata"].get("deletionTimestamp"):
-        return None
-    pods = reader.owned(POD, key)
-    return Observed(
-        resource=resource,
-        children={(kind, child["metadata"]["name"]): child for kind in kinds for child in reader.owned(kind, key)},
-        replica_sets=tuple(reader.owned(REPLICA_SET, key)),
-        pods=tuple(pod for pod in pods if not _is_download(pod)),
-        fetch_pods=tuple(pod for pod in pods if _is_download(pod)),
-    )
-
-
-def _is_download(pod: Object) -> bool:
-    return str(pod["metadata"]["labels"][OWNER_LABEL]).endswith(FETCH_SUFFIX)
+    bounds = spec.autoscaling
+    if bounds is None:
+        return replace(observed, desired_replicas=1 if spec.replicas is None else spec.replicas)
+    if observed.decision is not None:
+        wanted = observed.decision.replicas
+    else:
+        wanted = (observed.deployment or {}).get("spec", {}).get("replicas", bounds.min_replicas)
+    return replace(observed, desired_replicas=max(bounds.min_replicas, min(bounds.max_replicas, wanted)))
 
 
 def pod_selector(name: str) -> str:
-    """The label selector of a resource's pods, as in `kubectl get pods -l`."""
+    """Return the label selector of a resource's pods, as in `kubectl get pods -l`."""
     return f"{OWNER_LABEL}={name}"
 
 
 def is_controlled_by(child: Object, owner: Object) -> bool:
-    """Whether the child's controller is exactly this owner, not an earlier one of the same name."""
+    """Return whether the child's controller is this owner, not an earlier one of the same name."""
     return any(
         reference.get("controller") and reference["uid"] == owner["metadata"]["uid"]
         for reference in child["metadata"].get("ownerReferences", ())
@@ -117,19 +96,19 @@ def is_controlled_by(child: Object, owner: Object) -> bool:
 
 
 def is_rollout_observed(deployment: Object) -> bool:
-    """Whether the Deployment controller has seen the newest spec, so that its status is about that spec."""
+    """Return whether the Deployment's status is about its newest spec."""
     return bool(deployment.get("status", {}).get("observedGeneration", 0) >= deployment["metadata"]["generation"])
 
 
 def is_paused(deployment: Object) -> bool:
-    """Whether somebody has paused the Deployment, so that its controller rolls nothing out."""
+    """Return whether the Deployment is paused: its controller rolls nothing out."""
     return bool(deployment["spec"].get("paused"))
 
 
 def current_pods(observed: Observed) -> tuple[Object, ...]:
-    """Pods of the Deployment's newest template that are there to stay, by name; none while that template is unknown.
+    """Return the pods of the Deployment's newest template, by name; none while that template is unknown.
 
-    A pod that is being deleted, or was evicted and only keeps its record, is replaced by another one.
+    Pods that are being deleted or have ended are left out: the ReplicaSet controller replaces them.
     """
     return _by_name(
         pod for pod in _pods_of(observed, current_template(observed)) if not is_terminating(pod) and not has_ended(pod)
@@ -137,13 +116,13 @@ def current_pods(observed: Observed) -> tuple[Object, ...]:
 
 
 def failed_pods(observed: Observed) -> tuple[Object, ...]:
-    """Records of pods of the newest template that will never run again, by name."""
+    """Return the ended pods of the newest template, by name."""
     pods = _pods_of(observed, current_template(observed))
     return _by_name(pod for pod in pods if not is_terminating(pod) and has_ended(pod))
 
 
 def older_pods(observed: Observed) -> tuple[Object, ...]:
-    """Pods of earlier templates that are there to stay, by name; none while the newest template is unknown."""
+    """Return the pods of earlier templates, by name; none while the newest template is unknown."""
     template = current_template(observed)
     if template is None:
         return ()
@@ -154,12 +133,12 @@ def older_pods(observed: Observed) -> tuple[Object, ...]:
 
 
 def current_template(observed: Observed) -> str | None:
-    """The label `pod-template-hash` of the Deployment's newest template; None before its ReplicaSet is made."""
+    """Return the label `pod-template-hash` of the Deployment's newest template; None before its ReplicaSet exists."""
     deployment = observed.deployment
     if deployment is None or not is_rollout_observed(deployment):
         return None
     for replica_set in observed.replica_sets:
-        # The templates are compared themselves: the revision of a paused Deployment stays that of an earlier one.
+        # Not by revision: a paused Deployment keeps the revision of an earlier template.
         if is_controlled_by(replica_set, deployment) and template_digest(replica_set) == template_digest(deployment):
             label: str | None = replica_set["metadata"].get("labels", {}).get(TEMPLATE_LABEL)
             return label
@@ -172,5 +151,5 @@ def _pods_of(observed: Observed, template: str | None) -> Iterable[Object]:
 
 
 def _by_name(pods: Iterable[Object]) -> tuple[Object, ...]:
-    """Always in one order, so that what is said of the first does not change from visit to visit."""
+    """In a stable order, so that messages about the first pod do not change between reconciles."""
     return tuple(sorted(pods, key=name_of))

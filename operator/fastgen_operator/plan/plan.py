@@ -1,4 +1,4 @@
-"""What has to be written so that the children are as the spec says. Pure: values in, values out."""
+"""The writes that bring a resource's children to its spec. Pure: values in, values out."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from pydantic import ValidationError
 from fastgen_operator.api import Spec
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.template import TemplateRefused
-from fastgen_operator.digests import fingerprint
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, Kind, Object
-from fastgen_operator.plan.drift import first_difference
+from fastgen_operator.objects import fingerprint, template_digest
+from fastgen_operator.plan.drift import first_lost_field
 from fastgen_operator.plan.model_cache import settle
 from fastgen_operator.plan.observed import Observed, is_controlled_by
-from fastgen_operator.plan.replicas import wanted_replicas
-from fastgen_operator.plan.rollout import deletion_costs, loses_pods, room_reason, with_room
+from fastgen_operator.plan.rollout import deletion_costs, pods_with_deletion_cost, with_room
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why the children cannot be brought to the spec: a condition's reason and message."""
+    """What keeps the children from matching the spec: a condition's reason and message."""
 
     reason: str
     message: str
@@ -30,9 +29,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One server-side apply, and why it is needed, for the event and the log.
+    """One server-side apply, and its reason for the Event and the log.
 
-    `drift` is the path of the first field that somebody else had changed; None where the spec is the reason.
+    `drift` is the path of the first field that another writer changed; None if the spec is the reason.
     """
 
     kind: Kind
@@ -51,7 +50,7 @@ class SetDeletionCost:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """One child to delete, and why."""
+    """One child to delete, and the reason."""
 
     kind: Kind
     child: Object
@@ -60,21 +59,24 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Writes in order, and what stands in their way. In the steady state all are empty.
+    """Writes in order, what prevents the others, and what a better plan needs to know. Empty in the steady state.
 
     Attributes:
-        loses_pods: the applies make pods go, so that it matters which ones.
+        names_to_look_up: children that the plan creates. The cache holds only labelled objects, so another object may
+            have the name.
+        loads_to_read: pods of which the applies remove some, as long as their tokens in flight are unknown.
     """
 
-    weighs: tuple[SetDeletionCost, ...] = ()
+    deletion_costs: tuple[SetDeletionCost, ...] = ()
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     problem: Problem | None = None
-    loses_pods: bool = False
+    names_to_look_up: tuple[tuple[Kind, str], ...] = ()
+    loads_to_read: tuple[Object, ...] = ()
 
 
 def parse_spec(resource: Object) -> Spec | Problem:
-    """The typed spec, or why it cannot be read: then the cluster's CRD and this operator are of two versions."""
+    """Return the typed spec, or a problem if the cluster's CRD and this operator are of different versions."""
     try:
         return Spec.model_validate(resource.get("spec", {}))
     except ValidationError as error:
@@ -84,39 +86,43 @@ def parse_spec(resource: Object) -> Spec | Problem:
 
 
 def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
-    """Compares what should be with what is.
+    """Compare the children that the spec needs with those observed.
 
-    Where somebody else has made an object of an optional kind by a child's name, that one does, and ours is not made.
+    An object of an optional kind that another owner created under a child's name serves in the child's place.
     """
     try:
-        children = build_children(
-            observed.resource, with_room(spec, observed), platform, wanted_replicas(spec, observed)
-        )
+        children = build_children(observed.resource, with_room(spec, observed), platform, observed.desired_replicas)
     except TemplateRefused as refusal:
         return Plan(problem=Problem("PodTemplateRefused", str(refusal)))
     settled = settle(children, spec, observed)
     wanted = [
-        (kind, plain)
-        for kind, plain in settled.children
-        if not (kind in OPTIONAL_KINDS and _is_foreign(kind, plain["metadata"]["name"], observed))
+        (kind, manifest)
+        for kind, manifest in settled.children
+        if not (kind in OPTIONAL_KINDS and _is_foreign(kind, manifest["metadata"]["name"], observed))
     ]
-    for kind, plain in wanted:
-        problem = _foreign_child(kind, plain["metadata"]["name"], observed)
+    for kind, manifest in wanted:
+        problem = _foreign_child(kind, manifest["metadata"]["name"], observed)
         if problem is not None:
             return Plan(problem=problem)
-    applies = tuple(
-        apply
-        for kind, plain in wanted
-        if (apply := _apply(kind, _with_fingerprint(plain), observed.child(kind, plain["metadata"]["name"])))
-        is not None
+    compared = ((kind, manifest, observed.child(kind, manifest["metadata"]["name"])) for kind, manifest in wanted)
+    applies = tuple(apply for kind, manifest, live in compared if (apply := _apply(kind, manifest, live)) is not None)
+    removes = any(apply.kind == DEPLOYMENT and _removes_pods(apply, observed.deployment) for apply in applies)
+    costs = tuple(SetDeletionCost(pod, cost) for pod, cost in deletion_costs(observed)) if removes else ()
+    names = ((apply.kind, apply.manifest["metadata"]["name"]) for apply in applies)
+    unknown = tuple((kind, name) for kind, name in names if observed.child(kind, name) is None)
+    # A Deployment that the cache does not hold may exist without its label, with pods to remove.
+    needs_loads = removes or any(kind == DEPLOYMENT for kind, _ in unknown)
+    return Plan(
+        deletion_costs=costs,
+        applies=applies,
+        deletes=_unwanted(wanted, settled.kept_jobs, observed),
+        names_to_look_up=unknown,
+        loads_to_read=pods_with_deletion_cost(observed) if needs_loads and not observed.in_flight_tokens else (),
     )
-    loses = any(apply.kind == DEPLOYMENT and loses_pods(apply.manifest, observed.deployment) for apply in applies)
-    weighs = tuple(SetDeletionCost(pod, cost) for pod, cost in deletion_costs(observed)) if loses else ()
-    return Plan(weighs, applies, _unwanted(wanted, settled.kept_jobs, observed), loses_pods=loses)
 
 
 def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], observed: Observed) -> tuple[Delete, ...]:
-    """Children of ours that the spec does not ask for any more; of Jobs, those of these names stay."""
+    """Return deletions of the own children that the spec does not need any more, except the Jobs of these names."""
     keep = {(kind, manifest["metadata"]["name"]) for kind, manifest in wanted} | {(JOB, name) for name in jobs}
     return tuple(
         Delete(kind, child, "deleted: the spec does not ask for it any more")
@@ -128,7 +134,7 @@ def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], observ
 
 
 def _foreign_child(kind: Kind, name: str, observed: Observed) -> Problem | None:
-    """An object of that name that belongs to somebody else is never taken over."""
+    """Return a problem if the child's name belongs to an object of another owner, which is never taken over."""
     if not _is_foreign(kind, name, observed):
         return None
     return Problem(
@@ -143,28 +149,56 @@ def _is_foreign(kind: Kind, name: str, observed: Observed) -> bool:
     return live is not None and not is_controlled_by(live, observed.resource)
 
 
-def _with_fingerprint(manifest: Object) -> Object:
-    annotations = {**manifest["metadata"].get("annotations", {}), APPLIED_ANNOTATION: fingerprint(manifest)}
-    metadata: dict[str, Any] = {**manifest["metadata"], "annotations": annotations}
-    return {**manifest, "metadata": metadata}
-
-
 def _apply(kind: Kind, manifest: Object, live: Object | None) -> Apply | None:
+    """Return the apply of a child that differs from its manifest, or None."""
+    wanted = _fingerprint(manifest)
+    annotations = {**manifest["metadata"].get("annotations", {}), APPLIED_ANNOTATION: wanted}
+    annotated = {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
     if live is None:
-        return Apply(kind, manifest, "created")
-    applied = live["metadata"].get("annotations", {}).get(APPLIED_ANNOTATION)
-    if applied != manifest["metadata"]["annotations"][APPLIED_ANNOTATION]:
-        # Also where a field was taken out of the spec: what is not wanted any more shows only in the fingerprint.
-        why = _scaled(manifest, live) or (room_reason(manifest, live) if kind == DEPLOYMENT else None)
-        return Apply(kind, manifest, why or "updated to the new spec")
-    drift = first_difference(manifest, live)
-    return None if drift is None else Apply(kind, manifest, f"restored: {drift} had been changed", drift)
+        return Apply(kind, annotated, "created")
+    if (applied := _applied_fingerprint(live)) != wanted:
+        return Apply(kind, annotated, _spec_change(kind, manifest, live, applied))
+    drift = first_lost_field(annotated, live)
+    return None if drift is None else Apply(kind, annotated, f"restored: {drift} had been changed", drift)
 
 
-def _scaled(manifest: Object, live: Object) -> str | None:
-    """The words for a change of nothing but the replicas; None for any other."""
-    wanted, before = manifest["spec"].get("replicas"), live.get("spec", {}).get("replicas")
-    if wanted == before or wanted is None or before is None:
-        return None
-    rest = {name: value for name, value in manifest["spec"].items() if name != "replicas"}
-    return None if first_difference(rest, live["spec"]) else f"scaled from {before} to {wanted} replicas"
+def _fingerprint(manifest: Object) -> str:
+    """Return what the annotation of a child says about its manifest: a hash of it, and one of its pod template."""
+    template = manifest.get("spec", {}).get("template")
+    return f"{fingerprint(manifest)}-{fingerprint(template)}" if template is not None else fingerprint(manifest)
+
+
+def _applied_fingerprint(live: Object) -> str:
+    return str(live["metadata"].get("annotations", {}).get(APPLIED_ANNOTATION, ""))
+
+
+def _spec_change(kind: Kind, manifest: Object, live: Object, applied: str) -> str:
+    """Return the reason of an apply whose manifest differs from the one applied last."""
+    if kind == DEPLOYMENT:
+        wanted, before = manifest["spec"]["replicas"], live["spec"].get("replicas")
+        if _fingerprint(_with_spec(manifest, replicas=before)) == applied:
+            return f"scaled from {before} to {wanted} replicas"
+        update = manifest["spec"]["strategy"]["rollingUpdate"]
+        room = live["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable")
+        strategy = {**manifest["spec"]["strategy"], "rollingUpdate": {**update, "maxUnavailable": room}}
+        if _fingerprint(_with_spec(manifest, strategy=strategy)) == applied:
+            return f"may have {update['maxUnavailable']} pods unavailable from now on ({room} before)"
+    return "updated to the new spec"
+
+
+def _with_spec(manifest: Object, **fields: Any) -> Object:
+    return {**manifest, "spec": {**manifest["spec"], **fields}}
+
+
+def _removes_pods(apply: Apply, live: Object | None) -> bool:
+    """Return whether the Deployment controller deletes pods after the apply: fewer replicas, or another template."""
+    if live is None:
+        return False
+    if apply.manifest["spec"]["replicas"] < live["spec"].get("replicas", 0):
+        return True
+    if apply.drift is not None:
+        return apply.drift.startswith(("spec.template", "metadata.managedFields"))
+    template = _applied_fingerprint(apply.manifest).rpartition("-")[2]
+    is_same = _applied_fingerprint(live).rpartition("-")[2] == template
+    # While the model is downloaded, the live template is kept, with the API server's defaults.
+    return not is_same and template_digest(apply.manifest) != template_digest(live)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.drift import first_difference
 from fastgen_operator.plan.observed import Observed, current_pods, is_controlled_by, is_rollout_observed, older_pods
-from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.pods import (
     has_ended,
     has_started,
@@ -33,7 +31,7 @@ def with_room(spec: Spec, observed: Observed) -> Spec:
     that are not ready are no loss, so that number may be unavailable; those that are ready stay as many as they are.
     """
     asked = spec.rollout.max_unavailable
-    allowed = _max_unavailable(asked, wanted_replicas(spec, observed), observed)
+    allowed = _max_unavailable(asked, observed.desired_replicas, observed)
     if allowed == asked:
         return spec
     return spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"max_unavailable": allowed})})
@@ -57,28 +55,6 @@ def _max_unavailable(asked: int, wanted: int, observed: Observed) -> int:
 def _live_max_unavailable(deployment: Object, asked: int) -> int:
     live = deployment["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable", asked)
     return live if isinstance(live, int) else asked
-
-
-def room_reason(manifest: Object, live: Object) -> str | None:
-    """Why the Deployment is written where nothing but that number of pods differs; None where more does."""
-    wanted, now = _rolling_update(manifest).get("maxUnavailable"), _rolling_update(live).get("maxUnavailable")
-    like_live = {**manifest["spec"]["strategy"]["rollingUpdate"], "maxUnavailable": now}
-    strategy = {**manifest["spec"]["strategy"], "rollingUpdate": like_live}
-    if wanted == now or first_difference({**manifest["spec"], "strategy": strategy}, live["spec"]) is not None:
-        return None
-    return f"may have {wanted} pods unavailable from now on ({now} before)"
-
-
-def _rolling_update(deployment: Object) -> dict[str, Any]:
-    return dict(deployment["spec"].get("strategy", {}).get("rollingUpdate", {}))
-
-
-def loses_pods(manifest: Object, live: Object | None) -> bool:
-    """Whether writing that Deployment makes its controller delete pods: fewer replicas, or another template."""
-    if live is None:
-        return False
-    fewer = bool(manifest["spec"]["replicas"] < live["spec"].get("replicas", 0))
-    return fewer or first_difference(manifest["spec"]["template"], live["spec"].get("template")) is not None
 
 
 def pods_with_deletion_cost(observed: Observed) -> tuple[Object, ...]:

@@ -1,4 +1,4 @@
-"""Two writers of one child: restoring it again and again would only keep both of them busy."""
+"""Backoff between restores of a child that another writer keeps changing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from fastgen_operator.kinds import Key, Kind
 
-# So many restores are made at once: a person who tries something, a tool that applies an old manifest.
+# Restores without a wait: a manual edit, or a tool that applies an old manifest.
 FREE_RESTORES: Final = 5
 WINDOW: Final = timedelta(hours=1)
 FIRST_WAIT: Final = timedelta(seconds=10)
@@ -18,25 +18,25 @@ LONGEST_WAIT: Final = timedelta(minutes=5)
 
 @dataclass(slots=True)
 class Contention:
-    """Remembers when children were restored. Nothing depends on it but when the next restore may be.
+    """Remembers when children were restored, to delay the next restore.
 
-    One resource is visited by one thread at a time, so that nothing here is locked.
+    No locks: one thread at a time reconciles a resource.
     """
 
     _restores: dict[Key, dict[tuple[Kind, str], deque[datetime]]] = field(default_factory=dict)
 
     def note(self, key: Key, kind: Kind, name: str, at: datetime) -> None:
-        """A child was restored."""
+        """Record a restore of a child."""
         children = self._restores.setdefault(key, {})
         children.setdefault((kind, name), deque(maxlen=16)).append(at)
 
     def recent(self, key: Key, kind: Kind, name: str, at: datetime) -> int:
-        """How often a child was restored lately."""
+        """Return the number of restores of a child within `WINDOW`."""
         restores = self._restores.get(key, {}).get((kind, name), ())
         return sum(at - time < WINDOW for time in restores)
 
     def is_held(self, key: Key, kind: Kind, name: str, at: datetime) -> bool:
-        """Whether a child that differs is left as it is for now; the wait doubles with every restore."""
+        """Return whether the next restore has to wait; the wait doubles with every restore."""
         beyond = self.recent(key, kind, name, at) - FREE_RESTORES
         if beyond < 0:
             return False
@@ -45,5 +45,5 @@ class Contention:
         return at - last < wait
 
     def forget(self, key: Key) -> None:
-        """The resource is gone."""
+        """Drop the state of a deleted resource."""
         self._restores.pop(key, None)

@@ -1,4 +1,4 @@
-"""How many tokens each replica has in flight, asked of the replicas themselves right before some of them go."""
+"""Reads the tokens in flight from the replicas themselves, before some of them are deleted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fastgen_operator.pods import name_of
 
 logger = logging.getLogger(__name__)
 
-# A scale-down waits no longer for a replica that does not answer.
+# A scale-down waits this long for replicas that do not answer.
 _SECONDS: Final = 2.0
 
 
 def read_loads(pods: Sequence[Object], model_name: str) -> dict[str, float]:
-    """Tokens in flight by pod name: prompt tokens still to compute, and tokens in the KV cache.
+    """Return the tokens in flight by pod name, without the pods that gave no usable answer in time.
 
-    For threads without an event loop. Without the pods that gave no answer that makes sense in time.
+    Call it from a thread without an event loop.
     """
     addresses = {name_of(pod): pod.get("status", {}).get("podIP") for pod in pods}
     targets = [Target(name, metrics_url(address), model_name) for name, address in addresses.items() if address]
@@ -30,7 +30,7 @@ def read_loads(pods: Sequence[Object], model_name: str) -> dict[str, float]:
     loads = {}
     for target, answer in asyncio.run(Scraper(_SECONDS).scrape(targets)).items():
         if isinstance(answer, Sample):
-            loads[target.pod] = answer.kv_tokens + answer.backlog_tokens
+            loads[target.pod] = answer.in_flight_tokens
         else:
             logger.debug("pod %s: reading its load: %s: %s", target.pod, answer.reason, answer)
     return loads

@@ -1,4 +1,4 @@
-"""One visit to one FastGenDeployment: observe, plan, apply, status. It depends on nothing that an earlier one did."""
+"""One reconcile of one FastGenDeployment: observe, plan, apply, status. It keeps no state that a later one needs."""
 
 from __future__ import annotations
 
@@ -6,146 +6,144 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
-from fastgen_operator.autoscale.watchlist import Watchlist
+from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.watchlist import Watchlist, subject_of
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
-from fastgen_operator.kube.events import EventWriter, Recorder
+from fastgen_operator.kinds import FASTGEN, Key, Object
+from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.plan.observed import Observed, Reader, observe
+from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
-from fastgen_operator.plan.rollout import pods_with_deletion_cost
-from fastgen_operator.reconcile.execute import PlanExecutor, Writer
+from fastgen_operator.reconcile.events import Recorder
+from fastgen_operator.reconcile.execute import PlanExecutor
+from fastgen_operator.reconcile.observe import observe
 from fastgen_operator.status.status import build_status, scaling_notice, transition_notice
 
 logger = logging.getLogger(__name__)
 
 
-class Cluster(Reader, Writer, EventWriter, Protocol):
-    """What a visit needs of the API server; `kube.Kube` is the real one."""
-
-    def look(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """The object as it is now, watched or not; None where there is none."""
-        ...
-
-    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
-        """Replaces the resource's status; None where the resource is gone."""
-        ...
-
-
 @dataclass(slots=True)
 class Reconciler:
-    """Visits resources; safe to use from several threads, one resource at a time each.
+    """Reconciles resources; safe to use from several threads, one resource at a time each.
 
-    `platform` gives what the cluster offers at the time of a visit; `now` the time for transition times and Events,
-    with a time zone; `read_loads` the tokens in flight by name of those pods that say so, if they serve that model.
+    Attributes:
+        cache: what the watches and the operator's own writes have shown.
+        client: writes, and reads objects that are not watched.
+        platform: returns what the cluster offers now.
+        now: returns the time, with a time zone, for transition times and Events.
+        read_loads: returns the tokens in flight, by pod name, of the pods that serve a model and answer in time.
     """
 
-    cluster: Cluster
+    cache: InformerCache
+    client: KubeClient
     metrics: Metrics
     platform: Callable[[], Platform]
     watchlist: Watchlist
     now: Callable[[], datetime]
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
     _recorder: Recorder = field(init=False)
-    _carry_out: PlanExecutor = field(init=False)
+    _executor: PlanExecutor = field(init=False)
 
     def __post_init__(self) -> None:
-        self._recorder = Recorder(self.cluster)
-        self._carry_out = PlanExecutor(self.cluster, self._recorder, self.now)
+        self._recorder = Recorder(self.client)
+        self._executor = PlanExecutor(self.client, self._recorder, self.now)
 
     def reconcile(self, key: Key) -> Problem | None:
-        """Brings the children to the spec and the status to the children.
+        """Bring the children to the spec, and the status to the children.
 
-        Returns what stands in the way, where a later visit may find it gone; None where nothing does.
+        Returns:
+            What prevents it, to be retried; None if nothing does.
 
         Raises:
-            KubeError: the API server failed, or somebody else wrote first; to be tried again.
+            KubeError: the API server failed, or another writer came first; to be retried.
         """
-        platform = self.platform()
-        observed = observe(self.cluster, key, platform.kinds)
+        platform, now = self.platform(), self.now()
+        observed = observe(self.cache, key, platform.kinds)
         if observed is None:
-            self.watchlist.forget(key)
-            self.metrics.forget(key)
-            self._recorder.forget(key)
-            self._carry_out.forget(key)
+            self._forget(key)
             return None
-        now = self.now()
         observed = replace(observed, at=now)
         spec = parse_spec(observed.resource)
         if isinstance(spec, Problem):
-            status = build_status(None, observed, spec, now)
-            self._show_conditions(key, status)
-            self._report(observed, status)
+            self._write_status(observed, build_status(None, observed, spec, now))
             return spec
-        observed = self.watchlist.look_up(spec, observed)
+        observed = self._settle(spec, observed)
         plan = make_plan(spec, observed, platform)
-        if _creates(plan, observed) and not self._is_there(observed):
-            # Its children are being collected, which is the first that is heard of its end; the rest will follow.
+        if plan.names_to_look_up and not self._is_live(observed):
+            # The deletion of its children arrived before its own.
             return None
-        if (full := self._with_strangers(plan, observed)) is not observed:
-            observed = full
-            plan = make_plan(spec, observed, platform)
-        if plan.loses_pods and not observed.in_flight_tokens:
-            # Without autoscaling nobody has asked them yet, and in the steady state nobody needs to know.
-            model_name = spec.model.served_name or key[1]
-            observed = replace(
-                observed, in_flight_tokens=self.read_loads(pods_with_deletion_cost(observed), model_name)
-            )
+        if (complete := self._fetch(plan, spec, observed)) is not observed:
+            observed = complete
             plan = make_plan(spec, observed, platform)
         try:
-            observed, problem = self._carry_out.run(plan, observed)
+            observed, problem = self._executor.run(plan, observed)
         except KubeError as error:
             if not error.is_namespace_leaving:
                 raise
-            logger.debug("%s/%s: its namespace is being deleted, and the resource with it", *key)
+            logger.debug("%s/%s: the namespace is being deleted, and the resource with it", *key)
             return None
         status = build_status(spec, observed, problem, now)
-        self._show_conditions(key, status)
-        self._report(observed, status)
+        self._write_status(observed, status)
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
         return problem
 
-    def _show_conditions(self, key: Key, status: dict[str, Any]) -> None:
-        shown = [(condition["type"], condition["status"], condition["reason"]) for condition in status["conditions"]]
-        self.metrics.set_conditions(key, shown)
+    def _forget(self, key: Key) -> None:
+        """Drop the state of a deleted resource."""
+        self.watchlist.forget(key)
+        self.metrics.forget(key)
+        self._recorder.forget(key)
+        self._executor.forget(key)
 
-    def _is_there(self, observed: Observed) -> bool:
-        """Whether the API server, too, has this very resource, and not on its way out."""
-        live = self.cluster.look(FASTGEN, *observed.key)
+    def _settle(self, spec: Spec, observed: Observed) -> Observed:
+        """Add the autoscaler's decision and the desired replicas; register the fleet with the autoscaler."""
+        uid = observed.resource["metadata"]["uid"]
+        record = None if spec.autoscaling is None else self.watchlist.lookup(observed.key, uid)
+        if record is not None:
+            observed = replace(observed, decision=record.decision, in_flight_tokens=record.in_flight_tokens)
+        observed = settle_replicas(spec, observed)
+        subject = subject_of(
+            spec, observed.resource, observed.pods, observed.desired_replicas, self.watchlist.scrape_seconds
+        )
+        if subject is None:
+            self.watchlist.forget(observed.key)
+        else:
+            self.watchlist.register(observed.key, subject)
+        return observed
+
+    def _is_live(self, observed: Observed) -> bool:
+        """Return whether the API server still has this very resource, and is not deleting it."""
+        live = self.client.get(FASTGEN, *observed.key)
         if live is None or live["metadata"].get("deletionTimestamp"):
             return False
         return bool(live["metadata"]["uid"] == observed.resource["metadata"]["uid"])
 
-    def _with_strangers(self, plan: Plan, observed: Observed) -> Observed:
-        """The observed with what already has a name that the plan would create, which only the API server can tell.
-
-        Somebody else's object bears no label of ours, and one of ours may have lost it: neither is watched.
-        """
-        for apply in plan.applies:
-            name = apply.manifest["metadata"]["name"]
-            if observed.child(apply.kind, name) is None:
-                stranger = self.cluster.look(apply.kind, observed.key[0], name)
-                observed = observed if stranger is None else observed.with_child(apply.kind, stranger)
+    def _fetch(self, plan: Plan, spec: Spec, observed: Observed) -> Observed:
+        """Add what the plan needs to know; return the same object if there is nothing to add."""
+        namespace, name = observed.key
+        for kind, child in plan.names_to_look_up:
+            if (live := self.client.get(kind, namespace, child)) is not None:
+                observed = settle_replicas(spec, observed.with_child(kind, live))
+        if plan.loads_to_read:
+            loads = self.read_loads(plan.loads_to_read, spec.model.served_name or name)
+            observed = replace(observed, in_flight_tokens=loads)
         return observed
 
-    def _report(self, observed: Observed, status: dict[str, Any]) -> None:
-        """Writes the status if it says anything new, and an Event if that is a transition."""
+    def _write_status(self, observed: Observed, status: dict[str, Any]) -> None:
+        """Export the conditions as metrics; write a changed status, and Events for its transitions."""
+        shown = [(condition["type"], condition["status"], condition["reason"]) for condition in status["conditions"]]
+        self.metrics.set_conditions(observed.key, shown)
         if status == observed.resource.get("status"):
             return
         notices = (scaling_notice(observed.resource, status), transition_notice(observed.resource, status))
-        if self.cluster.patch_status(observed.resource, status) is None:
-            logger.debug("%s/%s: gone while it was visited", *observed.key)
+        if self.client.patch_status(observed.resource, status) is None:
+            logger.debug("%s/%s: deleted during its reconcile", *observed.key)
             return
         for notice in notices:
             if notice is None:
                 continue
             logger.info("%s/%s: %s: %s", *observed.key, notice.reason, notice.message)
             self._recorder.record(observed.resource, notice, self.now())
-
-
-def _creates(plan: Plan, observed: Observed) -> bool:
-    """Whether the plan has a child that does not exist yet."""
-    return any(observed.child(apply.kind, apply.manifest["metadata"]["name"]) is None for apply in plan.applies)

@@ -9,7 +9,8 @@ import time
 from typing import Protocol
 
 from fastgen_operator.kinds import Key
-from fastgen_operator.kube.cached_client import CachedClient
+from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
@@ -51,7 +52,8 @@ class Controller:
     def __init__(
         self,
         settings: Settings,
-        cluster: CachedClient,
+        cache: InformerCache,
+        relister: Relister,
         reconciler: Reconciler,
         discovery: Discovery,
         metrics: Metrics,
@@ -59,7 +61,7 @@ class Controller:
         watches: Watches,
     ) -> None:
         self._settings = settings
-        self._cluster = cluster
+        self._cache, self._relister = cache, relister
         self._reconciler = reconciler
         self._discovery = discovery
         self._metrics = metrics
@@ -172,7 +174,7 @@ class Controller:
                 if news or time.monotonic() >= next_list:
                     await self._relist()
                     next_list = time.monotonic() + self._settings.relist_seconds
-                for key in self._cluster.resources():
+                for key in self._cache.resources():
                     self.queue.add(key)
                 self._resynced_at = time.monotonic()
                 self.listed.set()
@@ -188,7 +190,7 @@ class Controller:
 
     async def _relist(self) -> None:
         """Corrects the cache, and visits what it was wrong about: also what is gone, which no other list names."""
-        for key in await asyncio.to_thread(self._cluster.relist, self._watches):
+        for key in await asyncio.to_thread(self._relister.relist):
             self.queue.add(key)
 
     async def _beat(self) -> None:

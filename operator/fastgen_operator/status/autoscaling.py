@@ -8,7 +8,6 @@ from typing import Any, Final
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import BOUNDS_CHANGED
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.replicas import wanted_replicas
 
 # Number of scaling steps kept in the status.
 _HISTORY: Final = 5
@@ -25,7 +24,7 @@ def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, An
     if spec.autoscaling is None:
         return None
     old: dict[str, Any] = observed.resource.get("status", {}).get("autoscaling", {})
-    wanted = wanted_replicas(spec, observed)
+    wanted = observed.desired_replicas
     before = old.get("desiredReplicas")
     if before == wanted:
         return old

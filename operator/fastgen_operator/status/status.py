@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
-from fastgen_operator.kube.events import Notice
 from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
 from fastgen_operator.plan.plan import Problem
-from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.pods import is_ready
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
 from fastgen_operator.status.conditions.condition import merge
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import all_conditions
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A Kubernetes Event to record about the resource."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
 
 
 def build_status(spec: Spec | None, observed: Observed, problem: Problem | None, now: datetime) -> dict[str, Any]:
@@ -34,9 +42,7 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
     return {
         "observedGeneration": observed.generation,
         # If the spec is invalid, report the number from the last valid spec.
-        "desiredReplicas": deployment.get("spec", {}).get("replicas", 0)
-        if spec is None
-        else wanted_replicas(spec, observed),
+        "desiredReplicas": deployment.get("spec", {}).get("replicas", 0) if spec is None else observed.desired_replicas,
         "replicas": deployment.get("status", {}).get("replicas", 0),
         "readyReplicas": sum(is_ready(pod) for pod in pods),
         "updatedReplicas": len(pods),

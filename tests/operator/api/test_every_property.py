@@ -19,8 +19,7 @@ from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import CLAIM, Object
 from fastgen_operator.plan.model_cache import settle
-from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.plan.observed import Observed, settle_replicas
 from harness.edits import Edit, dotted, edits_of, fields, spec_schema
 from harness.everything import AUTOSCALED, EVERYTHING
 from harness.objects import stored
@@ -35,9 +34,9 @@ BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED}
 def effect(spec: Spec) -> Any:
     """Return everything the operator derives from a spec: children, download, scaling policy; or its refusal."""
     owner = stored()
-    observed = Observed(owner)
+    replicas = settle_replicas(spec, Observed(owner)).desired_replicas
     try:
-        children = build_children(owner, spec, PLATFORM, wanted_replicas(spec, observed))
+        children = build_children(owner, spec, PLATFORM, replicas)
     except TemplateRefused as refusal:
         return str(refusal)
     downloads = None

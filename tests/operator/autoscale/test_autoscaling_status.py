@@ -12,8 +12,7 @@ from fastgen_operator.autoscale.decision import Change, Decision
 from fastgen_operator.autoscale.watchlist import Watchlist, subject_of
 from fastgen_operator.children.pod import engine_arguments
 from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.replicas import wanted_replicas
+from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
 from fastgen_operator.status.conditions.table import all_conditions
 from fastgen_operator.status.status import scaling_notice
@@ -27,14 +26,14 @@ def autoscaled(live: int | None = 2, status: dict[str, Any] | None = None, **aut
     """A resource whose Deployment has that many replicas."""
     owner = stored(autoscaling={"maxReplicas": 5, **autoscaling})
     owner = owner if status is None else {**owner, "status": status}
-    if live is None:
-        return Observed(resource=owner)
     child = deployment(owner)
-    return Observed(owner, {(DEPLOYMENT, "chat"): {**child, "spec": {**child["spec"], "replicas": live}}})
+    made = {} if live is None else {(DEPLOYMENT, "chat"): {**child, "spec": {**child["spec"], "replicas": live}}}
+    return settle_replicas(spec_of(owner), Observed(owner, made))
 
 
 def decided(observed: Observed, replicas: int, change: Change | None = GREW, **fields: Any) -> Observed:
-    return observed.with_decision(Decision(replicas, change, **fields), {})
+    seen = replace(observed, decision=Decision(replicas, change, **fields))
+    return settle_replicas(spec_of(observed.resource), seen)
 
 
 def told(observed: Observed, now: str = NOW) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def told(observed: Observed, now: str = NOW) -> dict[str, Any]:
     ],
 )
 def test_what_is_wanted_is_the_decision_else_what_there_is_within_the_bounds(observed: Observed, replicas: int) -> None:
-    assert wanted_replicas(spec_of(observed.resource), observed) == replicas
+    assert observed.desired_replicas == replicas
 
 
 def test_a_change_is_told_once_with_its_reason_and_remembered() -> None:
@@ -130,7 +129,7 @@ def test_capacity_is_written_in_two_digits_and_anew_only_when_it_moved() -> None
 def test_a_fixed_number_is_no_business_of_the_autoscaler() -> None:
     observed = replace(autoscaled(2), resource=stored(replicas=2))
     spec = spec_of(observed.resource)
-    assert subject_of(spec, observed, 5.0) is None
+    assert subject_of(spec, observed.resource, observed.pods, 2, 5.0) is None
     assert autoscaling_status(spec, observed, NOW) is None
     assert capacity_status(spec, observed) is None
     assert "--inter-token-target" not in engine_arguments("chat", spec)
@@ -161,7 +160,7 @@ def test_a_fleet_is_what_the_pods_are() -> None:
     ended = seen("ended", ready=False)
     ended["status"]["phase"] = "Failed"
     observed = replace(autoscaled(3), pods=(*pods, ended))
-    subject = subject_of(spec_of(observed.resource), observed, 5.0)
+    subject = subject_of(spec_of(observed.resource), observed.resource, observed.pods, 3, 5.0)
     assert subject is not None
     start = subject.pods[0].created
     fleet = subject.fleet({}, start + 100)
@@ -169,18 +168,17 @@ def test_a_fleet_is_what_the_pods_are() -> None:
     assert (fleet.pending_ages, fleet.terminating, fleet.start_seconds) == ((100.0,), 1, 40.0)
 
 
-def test_a_resource_that_was_made_anew_begins_anew() -> None:
+def test_a_recreated_resource_starts_without_a_decision() -> None:
     watchlist = Watchlist(5.0)
     observed = autoscaled(2)
-    spec = spec_of(observed.resource)
-    watchlist.look_up(spec, observed)
-    record = watchlist.record(observed.key, "uid-of-chat")
+    subject = subject_of(spec_of(observed.resource), observed.resource, (), 2, 5.0)
+    assert subject is not None
+    assert watchlist.lookup(observed.key, "uid-of-chat") is None
+    watchlist.register(observed.key, subject)
+    record = watchlist.open_record(observed.key, "uid-of-chat")
     assert record is not None
-    record.decision = Decision(4)
-    assert watchlist.look_up(spec, observed).decision == Decision(4)
-    metadata = {**observed.resource["metadata"], "uid": "another"}
-    anew = replace(observed, resource={**observed.resource, "metadata": metadata})
-    assert watchlist.look_up(spec, anew).decision is None
+    assert watchlist.lookup(observed.key, "uid-of-chat") is record
+    assert watchlist.lookup(observed.key, "another") is None
     watchlist.forget(observed.key)
     assert watchlist.subjects() == []
-    assert watchlist.record(observed.key, "another") is None
+    assert watchlist.open_record(observed.key, "another") is None

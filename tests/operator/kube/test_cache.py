@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.digests import TEMPLATE_DIGEST, template_digest
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Object
 from fastgen_operator.kube.cache import InformerCache
-from fastgen_operator.kube.cached_client import CachedClient
+from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.compact import compact
+from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches
+from fastgen_operator.metrics import Metrics
+from fastgen_operator.objects import TEMPLATE_DIGEST, template_digest
 
 KEY = ("space", "chat")
 
@@ -115,72 +117,61 @@ def test_ends_are_forgotten_so_that_memory_is_bounded() -> None:
 
 
 class OneDeployment:
-    """A server that keeps one Deployment and counts what is asked of it."""
+    """An API server with one Deployment that records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
-        self.failing: Kind | None = None
+        self.failing = ""
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        self.requests.append(f"GET {kind.path(namespace, name)}")
-        return None
-
-    def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[str, Any]:
-        del namespace
-        if kind == self.failing:
+    def request(self, method: str, path: str, query: Any = None, body: Any = None, content_type: str = "") -> Object:
+        del content_type
+        selector = dict(query or ()).get("labelSelector", "")
+        self.requests.append(f"{method} {path} {selector}".strip())
+        if self.failing and path.endswith(self.failing):
             raise KubeError(403, "not for you")
-        self.requests.append(f"LIST {kind.plural} {selector}".strip())
-        return "10", iter([])
-
-    def apply(self, kind: Kind, manifest: Object) -> Object:
-        self.requests.append(f"PATCH {kind.plural}")
-        return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": "11", "uid": "1"}}
-
-    def delete(self, kind: Kind, child: Object) -> None:
-        del child
-        self.requests.append(f"DELETE {kind.plural}")
-
-    def patch_status(self, resource: Object, status: dict[str, Any]) -> Object:
-        metadata = {**resource["metadata"], "resourceVersion": "12"}
-        return {**resource, "metadata": metadata, "status": status}
-
-    def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
-        metadata = {**obj["metadata"], "annotations": annotations, "resourceVersion": "13"}
-        return {"apiVersion": kind.api_version, "kind": kind.name, **obj, "metadata": metadata}
-
-    def create_event(self, resource: Object, event: dict[str, Any]) -> str:
-        raise NotImplementedError
-
-    def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
-        raise NotImplementedError
+        if method == "GET":
+            return {"items": [], "metadata": {"resourceVersion": "10"}}
+        found = {"name": "chat", "namespace": "space", "labels": {OWNER_LABEL: "chat"}}
+        version = {"resourceVersion": str(10 + len(self.requests)), "uid": "1"}
+        return {**(body or {}), "metadata": {**found, **(body or {}).get("metadata", {}), **version}}
 
 
 def test_what_was_just_written_is_read_back_without_a_request() -> None:
-    server = OneDeployment()
-    cluster = CachedClient(server, InformerCache(), lambda: (DEPLOYMENT,), (None,))
-    cluster.relist(Watches(time.monotonic, (FASTGEN, DEPLOYMENT)))
-    assert server.requests == ["LIST fastgendeployments", f"LIST deployments {OWNER_LABEL}"]
+    server: Any = OneDeployment()
+    cache = InformerCache()
+    client = KubeClient(server, cache, Metrics(), lambda: True)
+    watches = Watches(time.monotonic, (FASTGEN, DEPLOYMENT))
+    Relister(client, cache, watches, lambda: (DEPLOYMENT,), (None,)).relist()
+    assert server.requests == [f"GET {FASTGEN.path(None)}", f"GET {DEPLOYMENT.path(None)} {OWNER_LABEL}"]
     manifest = {**pod("chat", 0), "kind": "Deployment"}
-    live = cluster.apply(DEPLOYMENT, manifest)
-    cluster.patch_status({"metadata": {"name": "chat", "namespace": "space", "resourceVersion": "3"}}, {"url": "x"})
-    assert cluster.owned(DEPLOYMENT, KEY)[0]["metadata"] == live["metadata"]
-    status = cluster.get(FASTGEN, *KEY)
+    live = client.apply(DEPLOYMENT, manifest)
+    client.patch_status({"metadata": {"name": "chat", "namespace": "space", "resourceVersion": "3"}}, {"url": "x"})
+    assert cache.owned(DEPLOYMENT, KEY)[0]["metadata"] == live["metadata"]
+    status = cache.get(FASTGEN, *KEY)
     assert status is not None
     assert status["status"] == {"url": "x"}
-    live = cluster.annotate(DEPLOYMENT, live, {"a": "b"}) or live
-    assert cluster.owned(DEPLOYMENT, KEY)[0]["metadata"]["annotations"] == {"a": "b"}
-    cluster.delete(DEPLOYMENT, live)
-    assert cluster.owned(DEPLOYMENT, KEY) == []
-    assert server.requests[2:] == ["PATCH deployments", "DELETE deployments"]
+    live = client.annotate(DEPLOYMENT, live, {"a": "b"}) or live
+    assert cache.owned(DEPLOYMENT, KEY)[0]["metadata"]["annotations"] == {"a": "b"}
+    client.delete(DEPLOYMENT, live)
+    assert cache.owned(DEPLOYMENT, KEY) == []
+    assert [request.split()[0] for request in server.requests[2:]] == ["PATCH", "PATCH", "PATCH", "DELETE"]
 
 
 def test_a_list_that_fails_says_of_what() -> None:
-    server = OneDeployment()
-    server.failing = DEPLOYMENT
+    server: Any = OneDeployment()
+    server.failing = "/deployments"
+    cache = InformerCache()
+    client = KubeClient(server, cache, Metrics(), lambda: True)
+    watches = Watches(time.monotonic, (FASTGEN, DEPLOYMENT))
     with pytest.raises(KubeError, match="listing deployments: not for you"):
-        CachedClient(server, InformerCache(), lambda: (DEPLOYMENT,), (None,)).relist(
-            Watches(time.monotonic, (FASTGEN, DEPLOYMENT))
-        )
+        Relister(client, cache, watches, lambda: (DEPLOYMENT,), (None,)).relist()
+
+
+def test_of_managed_fields_only_the_operators_entry_is_kept() -> None:
+    ours = {"manager": "fastgen-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    deployment = pod("chat", 1)
+    deployment["metadata"]["managedFields"] = [{"manager": "kubectl", "operation": "Apply"}, ours]
+    assert compact(DEPLOYMENT, deployment)["metadata"]["managedFields"] == [ours]
 
 
 def test_a_pod_is_kept_without_its_template_and_a_replica_set_too() -> None:

@@ -12,11 +12,11 @@ from fastgen_operator.children import Platform
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.model_source import model_address, model_path
 from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
-from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.table import all_conditions
-from harness.objects import observed, pod, spec_of, stored
+from harness.objects import applied, observed, pod, spec_of, stored
 
 HUB = "hf://tests/tiny"
 PLATFORM = Platform("engine:test")
@@ -28,19 +28,22 @@ def cached(source: str = HUB, *, cache: Object | None = None, **spec: Any) -> Ob
     return stored(model=model, cache={"size": "1Gi", **(cache or {})}, **spec)
 
 
+def plan_of(seen: Observed) -> Plan:
+    spec = spec_of(seen.resource)
+    return make_plan(spec, settle_replicas(spec, seen), PLATFORM)
+
+
 def carried_out(seen: Observed) -> Observed:
     """The observed after plans were carried out until there is nothing to do, the volume with a uid."""
     for _ in range(5):
-        plan = make_plan(spec_of(seen.resource), seen, PLATFORM)
+        plan = plan_of(seen)
         if plan == Plan():
             return seen
         assert plan.problem is None
         for apply in plan.applies:
-            live = copy.deepcopy(apply.manifest)
-            before = seen.child(apply.kind, live["metadata"]["name"])
-            live["metadata"]["uid"] = before["metadata"]["uid"] if before else f"uid-{apply.kind.name}-{len(str(seen))}"
-            live["metadata"]["generation"] = 1
-            seen = seen.with_child(apply.kind, live)
+            before = seen.child(apply.kind, apply.manifest["metadata"]["name"])
+            uid = before["metadata"]["uid"] if before else f"uid-{apply.kind.name}-{len(str(seen))}"
+            seen = seen.with_child(apply.kind, applied(copy.deepcopy(apply.manifest), uid=uid, generation=1))
         for delete in plan.deletes:
             seen = seen.without_child(delete.kind, delete.child["metadata"]["name"])
     raise AssertionError("the plans do not come to an end")
@@ -144,7 +147,7 @@ def test_a_download_is_not_disturbed_by_pods_that_come_and_go() -> None:
     seen = carried_out(Observed(resource=cached()))
     other = pod("old")
     other["metadata"]["annotations"] = {"fastgen.dev/model": "0123456789abcdef"}
-    assert make_plan(spec_of(seen.resource), replace(seen, pods=(other,)), PLATFORM) == Plan()
+    assert plan_of(replace(seen, pods=(other,))) == Plan()
 
 
 def test_a_volume_that_was_made_anew_is_filled_anew_and_the_pods_keep_their_template() -> None:
@@ -174,7 +177,7 @@ def test_a_volume_that_leaves_gets_no_job() -> None:
     claim = seen.child(CLAIM)
     assert claim is not None
     leaving = {**claim, "metadata": {**claim["metadata"], "deletionTimestamp": "now"}}
-    plan = make_plan(spec_of(seen.resource), seen.with_child(CLAIM, leaving), PLATFORM)
+    plan = plan_of(seen.with_child(CLAIM, leaving))
     assert [delete.kind for delete in plan.deletes] == [JOB]
     assert JOB not in [apply.kind for apply in plan.applies]
 
@@ -384,7 +387,7 @@ def test_pods_that_download_themselves_are_cached_when_all_have_it() -> None:
 
 def test_the_held_deployment_is_written_once_and_names_no_new_model() -> None:
     seen = replace(served(), resource=cached(model={"revision": "v2"}))
-    plan = make_plan(spec_of(seen.resource), seen, PLATFORM)
+    plan = plan_of(seen)
     deployments = [apply.manifest for apply in plan.applies if apply.kind == DEPLOYMENT]
     for manifest in deployments:
         assert seen.deployment is not None

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children import Platform
-from fastgen_operator.digests import fingerprint
 from fastgen_operator.kinds import DEPLOYMENT, SERVICE, Kind, Object
-from fastgen_operator.plan.drift import first_difference
-from fastgen_operator.plan.observed import Observed
+from fastgen_operator.objects import fingerprint
+from fastgen_operator.plan.drift import first_lost_field
+from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
-from harness.objects import spec_of, stored
+from harness.objects import applied, lose, spec_of, stored
 
 
 def plan_of(observed: Observed) -> Plan:
-    return make_plan(spec_of(observed.resource), observed, Platform("engine:test"))
+    spec = spec_of(observed.resource)
+    return make_plan(spec, settle_replicas(spec, observed), Platform("engine:test"))
 
 
-def applied(owner: Object) -> Observed:
+def carried_out(owner: Object) -> Observed:
     """The observed right after the plan for the resource was carried out."""
     observed = Observed(resource=owner)
     for apply in plan_of(observed).applies:
-        live = copy.deepcopy(apply.manifest)
-        live["metadata"]["generation"] = 1
-        observed = observed.with_child(apply.kind, live)
+        observed = observed.with_child(apply.kind, applied(apply.manifest, generation=1))
     return observed
 
 
@@ -46,33 +44,34 @@ def test_a_new_resource_gets_what_its_pods_begin_with_and_then_its_deployment() 
 
 
 def test_what_was_applied_is_not_applied_again() -> None:
-    assert plan_of(applied(stored())) == Plan()
+    assert plan_of(carried_out(stored())) == Plan()
 
 
 def test_an_edit_writes_only_what_it_touches() -> None:
-    observed = replace(applied(stored()), resource=stored(replicas=3))
+    observed = replace(carried_out(stored()), resource=stored(replicas=3))
     assert [(apply.kind.name, apply.why) for apply in plan_of(observed).applies] == [
         ("Deployment", "scaled from 1 to 3 replicas")
     ]
 
 
 def test_a_new_default_image_of_the_operator_is_rolled_out() -> None:
-    observed = applied(stored())
+    observed = carried_out(stored())
     plan = make_plan(spec_of(observed.resource), observed, Platform("engine:newer"))
     assert [apply.kind.name for apply in plan.applies] == ["Deployment"]
 
 
 def test_a_foreign_change_is_named_in_the_reason() -> None:
-    observed = applied(stored())
+    observed = carried_out(stored())
     assert observed.deployment is not None
-    observed.deployment["spec"]["template"]["spec"]["containers"][0]["args"][3] = "127.0.0.1"
-    (apply,) = plan_of(observed).applies
-    assert apply.why == "restored: spec.template.spec.containers[engine].args[3] had been changed"
+    container = ("f:containers", 'k:{"name": "engine"}', "f:args")
+    changed = lose(observed.deployment, "f:spec", "f:template", "f:spec", *container)
+    (apply,) = plan_of(observed.with_child(DEPLOYMENT, changed)).applies
+    assert apply.why == "restored: spec.template.spec.containers[engine].args had been changed"
 
 
 @pytest.mark.parametrize("kind", [SERVICE, DEPLOYMENT], ids=["service", "deployment"])
 def test_a_child_of_another_owner_stops_the_plan(kind: Kind) -> None:
-    observed = applied(stored())
+    observed = carried_out(stored())
     foreign = copy.deepcopy(observed.child(kind))
     assert foreign is not None
     foreign["metadata"]["ownerReferences"][0]["uid"] = "an earlier resource of that name"
@@ -83,7 +82,7 @@ def test_a_child_of_another_owner_stops_the_plan(kind: Kind) -> None:
 
 
 def test_a_child_that_the_spec_does_not_ask_for_any_more_is_deleted_and_only_if_it_is_ours() -> None:
-    observed = applied(stored())
+    observed = carried_out(stored())
     assert observed.deployment is not None
     left = copy.deepcopy(observed.deployment)
     left["metadata"]["name"] = "chat-left"
@@ -101,45 +100,72 @@ def test_a_spec_of_another_version_is_a_problem_that_names_the_field() -> None:
     assert isinstance(parse_spec(stored()), Spec)
 
 
-def _in_template(spec: Object) -> Object:
-    return {"spec": {"template": {"spec": spec}}}
-
-
-DIFFERENCES: list[tuple[Any, Any, str | None]] = [
-    ({"a": 1}, {"a": 1, "b": 2}, None),
-    ({"a": 1}, {"a": 2}, "a"),
-    ({"a": 1}, {}, "a"),
-    ({"a": {}}, {"a": {}}, None),
-    ({"a": {}}, {}, "a"),
-    ({"a": {"b": 1}}, {"a": 1}, "a"),
-    ({"a": [1, 2]}, {"a": [1, 2]}, None),
-    ({"a": [1, 2]}, {"a": [2, 1]}, "a[0]"),
-    ({"a": [1]}, {"a": [1, 2]}, "a"),
-    ({"a": [1]}, {"a": None}, "a"),
-    ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "injected"}, {"name": "x", "v": 1}]}, None),
-    ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "x", "v": 2}]}, "a[x].v"),
-    ({"a": [{"name": "x"}]}, {"a": []}, "a[x]"),
-    ({"limits": {"cpu": "0.5"}}, {"limits": {"cpu": "500m"}}, None),
-    ({"limits": {"cpu": "0.5"}}, {"limits": {"cpu": "501m"}}, "limits.cpu"),
-    ({"requests": {"memory": "1024Mi"}}, {"requests": {"memory": "1Gi"}}, None),
-    ({"requests": {"memory": "1Gi"}}, {"requests": {}}, "requests.memory"),
-    ({"requests": {"memory": "1Gi"}}, {"requests": {"memory": "broken"}}, "requests.memory"),
-    ({"replicas": "1"}, {"replicas": 1}, "replicas"),
-    (_in_template({"tty": False, "nodeSelector": {}, "tolerations": [], "subPath": ""}), _in_template({}), None),
-    (_in_template({"tty": False}), _in_template({"tty": True}), "spec.template.spec.tty"),
-    (_in_template({"tty": True}), _in_template({}), "spec.template.spec.tty"),
-    (_in_template({"privileged": False}), _in_template({}), "spec.template.spec.privileged"),
-    ({"podSelector": {}}, {}, "podSelector"),
-    ({"ports": [{"port": 53, "p": "U"}, {"port": 53, "p": "T"}]}, {"ports": [{"port": 53, "p": "U"}]}, "ports"),
-    ({"spec": {"ingress": [{"a": 1}]}}, {"spec": {"ingress": [{"a": 1}, {}]}}, "spec.ingress"),
-    ({"spec": {"ingress": [{"port": 1}]}}, {"spec": {"ingress": [{"port": 1, "b": 2}]}}, "spec.ingress[0]"),
-    ({"spec": {"selector": {"a": "b"}}}, {"spec": {"selector": {"a": "b", "c": "d"}}}, "spec.selector"),
+OWNED: list[tuple[str, Object, Object, Object, str | None]] = [
+    ("a field", {"a": 1}, {"f:a": {}}, {}, None),
+    ("another's field", {"a": 1}, {"f:a": {}, "f:b": {}}, {}, None),
+    ("a lost field", {"a": 1, "b": 2}, {"f:a": {}}, {}, "b"),
+    ("a lost field of a map", {"a": {"b": 1, "c": 1}}, {"f:a": {"f:b": {}}}, {}, "a.c"),
+    ("a lost map", {"a": {"b": 1}}, {"f:c": {}}, {}, "a"),
+    ("a map as a whole", {"a": {"b": 1}}, {"f:a": {}}, {}, None),
+    ("an empty map", {"a": {}}, {"f:a": {}}, {}, None),
+    ("a lost empty map", {"a": {}}, {"f:b": {}}, {}, "a"),
+    ("a list as a whole", {"a": [{"name": "x"}]}, {"f:a": {}}, {}, None),
+    (
+        "a list merged by name",
+        {"a": [{"name": "x", "v": 1}]},
+        {"f:a": {'k:{"name":"x"}': {"f:v": {}, "f:name": {}}}},
+        {},
+        None,
+    ),
+    (
+        "a lost field of an item",
+        {"a": [{"name": "x", "v": 1}]},
+        {"f:a": {'k:{"name":"x"}': {"f:name": {}}}},
+        {},
+        "a[x].v",
+    ),
+    ("a lost item", {"a": [{"name": "x"}, {"name": "y"}]}, {"f:a": {'k:{"name":"x"}': {"f:name": {}}}}, {}, "a[1]"),
+    (
+        "a key with a default",
+        {"a": [{"port": 1}]},
+        {"f:a": {'k:{"port":1,"protocol":"TCP"}': {"f:port": {}}}},
+        {},
+        None,
+    ),
+    (
+        "two items that differ in one key",
+        {"a": [{"port": 1, "p": "U"}, {"port": 1, "p": "T"}]},
+        {"f:a": {'k:{"port":1,"p":"U"}': {"f:port": {}, "f:p": {}}}},
+        {},
+        "a[1]",
+    ),
+    ("a set", {"a": ["x", "y"]}, {"f:a": {'v:"x"': {}, 'v:"y"': {}}}, {}, None),
+    ("a lost value of a set", {"a": ["x", "y"]}, {"f:a": {'v:"x"': {}}}, {}, "a[1]"),
+    ("an empty list merged by key", {"a": [], "b": 1}, {"f:b": {}}, {}, None),
+    ("a list that was emptied and is not any more", {"a": [], "b": 1}, {"f:b": {}}, {"a": [1]}, "a"),
 ]
 
 
-@pytest.mark.parametrize(("wanted", "live", "path"), DIFFERENCES)
-def test_a_difference_is_a_wanted_field_held_otherwise(wanted: Any, live: Any, path: str | None) -> None:
-    assert first_difference(wanted, live) == path
+@pytest.mark.parametrize(
+    ("manifest", "fields", "live", "path"), [row[1:] for row in OWNED], ids=[row[0] for row in OWNED]
+)
+def test_drift_is_an_applied_field_that_the_operator_does_not_own_any_more(
+    manifest: Object, fields: Object, live: Object, path: str | None
+) -> None:
+    ours = {"manager": "fastgen-operator", "operation": "Apply", "fieldsV1": {"f:metadata": {}, "f:spec": fields}}
+    others = {"manager": "kubectl", "operation": "Apply", "fieldsV1": {}}
+    status = {"manager": "fastgen-operator", "operation": "Update", "fieldsV1": {}}
+    found = first_lost_field(
+        {"apiVersion": "v1", "kind": "K", "metadata": {"name": "n", "namespace": "s"}, "spec": manifest},
+        {"metadata": {"managedFields": [others, status, ours]}, "spec": live},
+    )
+    assert found == (None if path is None else f"spec.{path}")
+
+
+@pytest.mark.parametrize("entries", [[], [{"manager": "kubectl", "operation": "Apply", "fieldsV1": {}}]])
+def test_an_object_without_the_operators_entry_has_drifted(entries: list[Object]) -> None:
+    live = {"metadata": {"managedFields": entries}}
+    assert first_lost_field({"metadata": {"name": "n"}, "spec": {}}, live) == "metadata.managedFields"
 
 
 def test_the_fingerprint_depends_on_content_and_not_on_order() -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import DEPLOYMENT
-from fastgen_operator.plan.observed import Observed
+from fastgen_operator.kinds import DEPLOYMENT, Object
+from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.rollout import DELETION_COST, deletion_costs, with_room
-from harness.objects import container, leaving, observed, pod, spec_of, stored
+from harness.objects import applied, container, leaving, observed, pod, spec_of, stored
 
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 TWO = stored(replicas=2, resources={"gpu": {"count": 1}})
@@ -70,16 +70,16 @@ def test_another_owners_deployment_is_not_looked_at() -> None:
 
 
 def plan_of(seen: Observed) -> Plan:
-    return make_plan(spec_of(seen.resource), seen, Platform("engine:test"))
+    spec = spec_of(seen.resource)
+    return make_plan(spec, settle_replicas(spec, seen), Platform("engine:test"))
 
 
-def fleet(**loads: float) -> Observed:
+def fleet(owner: Object | None = None, **loads: float) -> Observed:
     """Ready pods of those names under a Deployment that the plan has brought to three replicas."""
-    owner = stored(replicas=3)
+    owner = owner or stored(replicas=3)
     seen = observed(*(pod(name=name, ready=True) for name in loads), owner=owner)
     (live,) = [apply.manifest for apply in plan_of(Observed(resource=owner)).applies if apply.kind == DEPLOYMENT]
-    made = {"uid": "uid-of-deployment", "generation": 7}
-    live = {**live, "metadata": {**live["metadata"], **made}, "status": {"observedGeneration": 7}}
+    live = {**applied(live, uid="uid-of-deployment", generation=7), "status": {"observedGeneration": 7}}
     return replace(
         seen.with_child(DEPLOYMENT, live), in_flight_tokens={f"chat-new-{name}": load for name, load in loads.items()}
     )
@@ -90,27 +90,42 @@ def scaled_down(seen: Observed) -> Observed:
 
 
 def costs(plan: Plan) -> dict[str, str]:
-    return {weigh.pod["metadata"]["name"].removeprefix("chat-new-"): weigh.cost for weigh in plan.weighs}
+    return {each.pod["metadata"]["name"].removeprefix("chat-new-"): each.cost for each in plan.deletion_costs}
 
 
 def test_before_a_scale_down_pods_get_their_tokens_in_flight_as_cost() -> None:
     plan = plan_of(scaled_down(fleet(a=700.0, b=0.0, c=12.6)))
-    assert plan.loses_pods
     assert costs(plan) == {"a": "700", "c": "13"}, "nothing is the default"
     assert DEPLOYMENT in [apply.kind for apply in plan.applies]
 
 
-def test_a_new_template_weighs_the_pods_too_but_a_scale_up_does_not() -> None:
+def test_a_new_template_sets_deletion_costs_too_but_a_scale_up_does_not() -> None:
     seen = fleet(a=1.0, b=2.0)
     other = stored(replicas=3, engine={"device": "cpu", "tokenBudget": 512})
     assert costs(plan_of(replace(seen, resource=other))) == {"a": "1", "b": "2"}
     up = plan_of(replace(seen, resource=stored(replicas=5)))
-    assert (up.loses_pods, up.weighs) == (False, ())
+    assert DEPLOYMENT in [apply.kind for apply in up.applies]
+    assert up.deletion_costs == ()
 
 
-def test_nothing_is_weighed_in_the_steady_state() -> None:
-    plan = plan_of(fleet(a=1.0, b=2.0))
-    assert (plan.loses_pods, plan.weighs) == (False, ())
+def test_no_cost_is_set_in_the_steady_state() -> None:
+    assert plan_of(fleet(a=1.0, b=2.0)).deletion_costs == ()
+
+
+def test_loads_are_read_only_if_pods_are_to_be_removed_and_their_loads_are_unknown() -> None:
+    def loads_to_read(seen: Observed) -> list[str]:
+        return [pod["metadata"]["name"] for pod in plan_of(seen).loads_to_read]
+
+    known = fleet(a=1.0, b=2.0)
+    unknown = replace(known, in_flight_tokens={})
+    other = stored(replicas=3, engine={"device": "cpu", "tokenBudget": 512})
+    assert loads_to_read(scaled_down(known)) == loads_to_read(unknown) == []
+    assert loads_to_read(replace(unknown, resource=stored(replicas=5))) == []
+    assert loads_to_read(scaled_down(unknown)) == ["chat-new-a", "chat-new-b"]
+    assert loads_to_read(replace(unknown, resource=other)) == ["chat-new-a", "chat-new-b"]
+    unlabelled = replace(scaled_down(unknown), children={})
+    assert loads_to_read(unlabelled) == ["chat-new-a", "chat-new-b"], "its Deployment may have lost its label"
+    assert plan_of(unlabelled).deletion_costs == ()
 
 
 def test_costs_that_are_written_already_are_not_written_again() -> None:
@@ -127,20 +142,19 @@ def test_a_pod_that_does_not_say_counts_as_the_busiest() -> None:
     assert deletion_costs(replace(seen, in_flight_tokens={})) == ()
 
 
-def test_pods_that_go_first_anyway_and_single_pods_are_not_weighed() -> None:
+def test_pods_that_are_deleted_first_anyway_and_single_pods_get_no_cost() -> None:
     seen = fleet(a=9.0, b=8.0)
     others = (pod(name="unready"), leaving(pod(name="leaving", ready=True)))
     assert costs(plan_of(scaled_down(replace(seen, pods=(*seen.pods, *others))))) == {"a": "9", "b": "8"}
-    assert plan_of(scaled_down(replace(seen, pods=(seen.pods[0], *others)))).weighs == ()
+    assert plan_of(scaled_down(replace(seen, pods=(seen.pods[0], *others)))).deletion_costs == ()
 
 
 def test_a_change_of_room_alone_says_so() -> None:
-    seen = fleet(a=1.0)
-    live = copy.deepcopy(seen.deployment)
-    assert live is not None
-    live["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] = 3
-    live["metadata"]["annotations"] = {}
-    plan = plan_of(seen.with_child(DEPLOYMENT, live))
+    roomy = stored(replicas=3, rollout={"maxSurge": 0, "maxUnavailable": 3})
+    seen = replace(
+        fleet(roomy, a=1.0, b=2.0), resource=stored(replicas=3, rollout={"maxSurge": 0, "maxUnavailable": 1})
+    )
+    plan = plan_of(seen)
     whys = [apply.why for apply in plan.applies if apply.kind == DEPLOYMENT]
     assert whys == ["may have 1 pods unavailable from now on (3 before)"]
-    assert not plan.loses_pods
+    assert plan.deletion_costs == ()

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, Object
-from fastgen_operator.kube.client import Kube
+from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, Terms, claim, may_take, released, sight
@@ -246,16 +247,16 @@ def test_no_write_leaves_an_operator_that_does_not_lead() -> None:
             return {"items": [], "metadata": {"resourceVersion": "1"}}
 
     server: Any = Silent()
-    kube = Kube(server, Metrics(), lambda: False)
+    client = KubeClient(server, InformerCache(), Metrics(), lambda: False)
     some = {"metadata": {"namespace": "n", "name": "x", "uid": "u", "resourceVersion": "1"}}
-    assert kube.list(FASTGEN, None)[0] == "1"
+    assert client.list(FASTGEN, None)[0] == "1"
     for write in (
-        lambda: kube.apply(DEPLOYMENT, some),
-        lambda: kube.delete(DEPLOYMENT, some),
-        lambda: kube.patch_status(some, {}),
-        lambda: kube.annotate(DEPLOYMENT, some, {}),
-        lambda: kube.create_event(some, {}),
-        lambda: kube.count_event(some, "x", 2, ""),
+        lambda: client.apply(DEPLOYMENT, some),
+        lambda: client.delete(DEPLOYMENT, some),
+        lambda: client.patch_status(some, {}),
+        lambda: client.annotate(DEPLOYMENT, some, {}),
+        lambda: client.create_event(some, {}),
+        lambda: client.count_event(some, "x", 2, ""),
     ):
         with pytest.raises(KubeError, match="does not lead"):
             write()
@@ -272,10 +273,10 @@ def test_who_asks_to_be_left_alone_is_left_alone_by_reads_and_writes_alike() -> 
 
     busy = Busy()
     server: Any = busy
-    kube = Kube(server, Metrics(), lambda: True)
+    client = KubeClient(server, InformerCache(), Metrics(), lambda: True)
     for _ in range(5):
         with pytest.raises(KubeError) as refused:
-            kube.get(DEPLOYMENT, "space", "chat")
+            client.get(DEPLOYMENT, "space", "chat")
         assert refused.value.status == 429
         assert 59 < refused.value.retry_after <= 60
     assert busy.asked == 1

@@ -14,7 +14,7 @@ import pytest
 
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, Key, Object
 from fastgen_operator.kube.cache import InformerCache
-from fastgen_operator.kube.cached_client import CachedClient
+from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of, version_of
 from fastgen_operator.metrics import Metrics
@@ -81,10 +81,11 @@ def stuck() -> Iterator[Stuck]:
 
 
 def controller_of(stuck: Any, leadership: Any = None) -> Controller:
-    cluster = CachedClient(stuck, InformerCache(), lambda: (), (None,))
+    cache = InformerCache()
     watches = Watches(time.monotonic, (FASTGEN,))
+    relister = Relister(stuck, cache, watches, lambda: (), (None,))
     watches.delivered(FASTGEN, resource_of(0), None)
-    return Controller(SETTINGS, cluster, stuck, stuck, Metrics(), leadership or SoleLeadership(), watches)
+    return Controller(SETTINGS, cache, relister, stuck, stuck, Metrics(), leadership or SoleLeadership(), watches)
 
 
 async def complaint(controller: Controller) -> str:

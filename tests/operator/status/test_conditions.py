@@ -10,7 +10,7 @@ import pytest
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.status.conditions.available import AVAILABLE
 from fastgen_operator.status.conditions.condition import merge
@@ -43,7 +43,7 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
 def growing(*pods: Object) -> Observed:
     """Return a fleet with minReplicas 1 that the autoscaler scales to two replicas."""
     owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 4})
-    return replace(observed(*pods, owner=owner), decision=Decision(2))
+    return settle_replicas(spec_of(owner), replace(observed(*pods, owner=owner), decision=Decision(2)))
 
 
 # Name; observed state; condition type; expected status, reason and part of the message.

@@ -7,7 +7,6 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed, current_pods, is_rollout_observed, older_pods
 from fastgen_operator.plan.pod_failures import state_of
-from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.pods import is_ready, is_starting
 from fastgen_operator.status.conditions.condition import Condition, not_observed
 
@@ -22,7 +21,7 @@ def available(spec: Spec, observed: Observed) -> Condition:
     """Compute the condition Available."""
     if observed.deployment is None or not is_rollout_observed(observed.deployment):
         return not_observed(AVAILABLE)
-    wanted = wanted_replicas(spec, observed)
+    wanted = observed.desired_replicas
     if wanted == 0:
         return Condition(AVAILABLE, "True", "ScaledToZero", "scaled to 0 replicas: no requests are served")
     pods = current_pods(observed)

@@ -12,7 +12,6 @@ from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloade
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.model_cache import complete_job
 from fastgen_operator.plan.observed import Observed, current_pods
-from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.pods import IMAGE_PULL_REASONS, last_line, name_of, unschedulable_message
 from fastgen_operator.status.conditions.condition import Condition
 
@@ -45,7 +44,7 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
         if complete_job(spec, observed) is not None:
             return _true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
         return _of_pods(spec, observed.fetch_pods)
-    if wanted_replicas(spec, observed) == 0:
+    if observed.desired_replicas == 0:
         return _true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
     pods = current_pods(observed)
     missing = [pod for pod in pods if not _has_it(pod)]

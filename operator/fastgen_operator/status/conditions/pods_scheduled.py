@@ -6,7 +6,6 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed, current_pods, older_pods
-from fastgen_operator.plan.replicas import wanted_replicas
 from fastgen_operator.pods import is_scheduled, is_terminating, name_of, node_of, unschedulable_message
 from fastgen_operator.status.conditions.condition import Condition
 
@@ -19,7 +18,7 @@ True: AllScheduled, ScaledToZero. False: InsufficientGPU (the scheduler's messag
 def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
     """Compute the condition PodsScheduled."""
     pods = current_pods(observed)
-    if wanted_replicas(spec, observed) == 0:
+    if observed.desired_replicas == 0:
         return Condition(PODS_SCHEDULED, "True", "ScaledToZero", "scaled to 0 replicas")
     if not pods:
         return Condition(PODS_SCHEDULED, "Unknown", "NoPods", "no pod of the current template exists yet")

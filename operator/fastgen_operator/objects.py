@@ -1,4 +1,4 @@
-"""Digests of manifests and pod templates. Pure."""
+"""Facts read from any object: fingerprint, pod template, field ownership. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import hashlib
 import json
 from typing import Any, Final
 
-from fastgen_operator.kinds import Object
+from fastgen_operator.kinds import FIELD_MANAGER, Object
 
 TEMPLATE_LABEL: Final = "pod-template-hash"
 TEMPLATE_DIGEST: Final = "templateDigest"
 
 
 def fingerprint(value: Any) -> str:
-    """A short hash of a JSON value, independent of the order of its fields."""
+    """Return a short hash of a JSON value, independent of the order of its fields."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def template_digest(workload: Object) -> str:
-    """A short hash of a workload's pod template: equal for a Deployment and the ReplicaSet of its newest template.
+    """Return a hash of a workload's pod template: equal for a Deployment and the ReplicaSet of its newest template.
 
     The cache stores this digest in place of a ReplicaSet's template.
     """
@@ -29,3 +29,11 @@ def template_digest(workload: Object) -> str:
     # The Deployment controller adds this label to the ReplicaSet's template only.
     labels = {name: value for name, value in metadata.get("labels", {}).items() if name != TEMPLATE_LABEL}
     return fingerprint({**spec["template"], "metadata": {**metadata, "labels": labels}})
+
+
+def applied_entry(obj: Object) -> dict[str, Any] | None:
+    """Return the entry of `metadata.managedFields` that server-side apply keeps for this operator, or None."""
+    for entry in obj["metadata"].get("managedFields") or ():
+        if entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply":
+            return dict(entry)
+    return None

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from fastgen_operator.kinds import DEPLOYMENT, POD, Kind, Object
-from fastgen_operator.kube.events import BURST, REFILL, Notice, Recorder
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Apply, Plan, SetDeletionCost
 from fastgen_operator.plan.rollout import DELETION_COST
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, WINDOW, Contention
+from fastgen_operator.reconcile.events import BURST, REFILL, Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
+from fastgen_operator.status.status import Notice
 from harness.objects import pod, stored
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,0 +1,56 @@
+"""Lists all objects anew, to correct the informer cache and to check the watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
+from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.client import KubeClient
+from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.kube.watch_health import Watches, uid_of, version_of
+
+
+class Relister:
+    """Lists everything that the operator reads.
+
+    Args:
+        kinds: returns the kinds to list now, in addition to FastGenDeployments.
+        scopes: the namespaces to list; (None,) for all.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cache: InformerCache,
+        watches: Watches,
+        kinds: Callable[[], Iterable[Kind]],
+        scopes: Sequence[str | None],
+    ) -> None:
+        self._client, self._cache, self._watches = client, cache, watches
+        self._kinds, self._scopes = kinds, tuple(scopes)
+
+    def relist(self) -> set[Key]:
+        """List everything; return the resources for which the cache was wrong.
+
+        Raises:
+            KubeError: a list failed; the message names the kind.
+        """
+        changed: set[Key] = set()
+        for kind in (FASTGEN, *self._kinds()):
+            versions: dict[str, int] = {}
+            for namespace in self._scopes:
+                try:
+                    version, objects = self._client.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)
+                    changed |= self._cache.replace(kind, namespace, _record_versions(versions, objects), version)
+                except KubeError as error:
+                    raise KubeError(error.status, f"listing {kind.plural}: {error}", error.retry_after) from error
+            self._watches.listed(kind, versions)
+        return changed
+
+
+def _record_versions(versions: dict[str, int], objects: Iterable[Object]) -> Iterator[Object]:
+    """Yield the objects; store the version of each in `versions`, by uid."""
+    for obj in objects:
+        versions[uid_of(obj)] = version_of(obj)
+        yield obj

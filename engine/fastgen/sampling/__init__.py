@@ -1,1 +1,1 @@
-"""Logits to tokens: masks, penalties, top-k/top-p, random numbers, logprobs."""
+"""Sampling: masks, penalties, top-k/top-p, random numbers and logprobs."""

@@ -1,4 +1,4 @@
-"""Tokens that may not come: before min_tokens, in bad words, outside a grammar."""
+"""Masks of logits: end tokens before min_tokens, bad words, tokens outside a grammar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastgen.core.request import SamplingParams
 
 
 def banned_ends(sampling: SamplingParams, num_generated: int, end_tokens: Iterable[int]) -> set[int]:
-    """The tokens that would end a generation that is not `min_tokens` long yet."""
+    """Return the tokens that would end a generation shorter than `min_tokens`."""
     if num_generated >= sampling.min_tokens:
         return set()
     banned = set(sampling.stop_token_ids)
@@ -21,9 +21,9 @@ def banned_ends(sampling: SamplingParams, num_generated: int, end_tokens: Iterab
 
 
 def banned_words(bad_words: abc.Sequence[abc.Sequence[int]], generated: abc.Sequence[int]) -> set[int]:
-    """The tokens that would complete one of `bad_words` at the end of `generated`.
+    """Return the tokens that would complete one of `bad_words` at the end of `generated`.
 
-    A word counts only where it would be generated whole: its beginning in the prompt does not.
+    A word that begins in the prompt is not banned: it is not generated as a whole.
     """
     banned = set()
     for word in bad_words:
@@ -34,7 +34,7 @@ def banned_words(bad_words: abc.Sequence[abc.Sequence[int]], generated: abc.Sequ
 
 
 def ban(logits: torch.Tensor, banned: abc.Sequence[set[int]]) -> None:
-    """Sets each row's `banned` tokens to minus infinity in `logits` [R, vocabulary], in place."""
+    """Set each row's `banned` tokens to minus infinity in `logits` [R, vocabulary], in place."""
     rows = [row for row, tokens in enumerate(banned) for _ in tokens]
     if rows:
         tokens = [token for of_row in banned for token in of_row]
@@ -42,7 +42,7 @@ def ban(logits: torch.Tensor, banned: abc.Sequence[set[int]]) -> None:
 
 
 def constrain(logits: torch.Tensor, constraints: abc.Sequence[Constraint | None]) -> None:
-    """Sets what each row's grammar does not allow to minus infinity in `logits` [R, vocabulary], in place."""
+    """Set tokens that a row's grammar forbids to minus infinity in `logits` [R, vocabulary], in place."""
     found = [(row, constraint) for row, constraint in enumerate(constraints) if constraint is not None]
     if not found:
         return

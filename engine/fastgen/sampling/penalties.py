@@ -1,6 +1,6 @@
-"""Logits shifted by what a request prefers and by what it has said already.
+"""Logit bias, and repetition, presence and frequency penalties.
 
-Everything here works on (row, token) pairs in flat arrays: one gather and one scatter for a whole batch.
+All of it works on flat arrays of (row, token) pairs: one gather and one scatter for a whole batch.
 """
 
 from __future__ import annotations
@@ -19,74 +19,74 @@ _FIRST_CAPACITY = 64
 
 
 class TokenHistory:
-    """The distinct tokens of one sequence and how often each was generated, kept up token by token.
+    """The distinct tokens of one sequence and how often each was generated, updated incrementally.
 
-    Counting a sequence anew in each pass would cost its length; this costs its new tokens.
+    An update costs the new tokens; recounting in each step would cost the length of the sequence.
     """
 
-    __slots__ = ("_counts", "_ids", "_num_prompt_tokens", "_place", "_seen")
+    __slots__ = ("_counts", "_ids", "_index", "_num_prompt_tokens", "_seen")
 
     def __init__(self, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
-        # Only a repetition penalty looks at the prompt.
+        # Only the repetition penalty includes the prompt.
         self._seen = 0 if sampling.repetition_penalty != 1 else num_prompt_tokens
-        self._place: dict[int, int] = {}
+        self._index: dict[int, int] = {}  # of a token in `ids`
         self._ids = np.empty(_FIRST_CAPACITY, np.int64)
         self._counts = np.zeros(_FIRST_CAPACITY, np.int64)
 
     @property
     def ids(self) -> IntArray:
-        """[n] distinct tokens, in order of their first appearance."""
-        return self._ids[: len(self._place)]
+        """Distinct tokens [n] in order of first occurrence."""
+        return self._ids[: len(self._index)]
 
     @property
     def counts(self) -> IntArray:
-        """[n] how often each of `ids` was generated; 0 for one that only the prompt has."""
-        return self._counts[: len(self._place)]
+        """How often each of `ids` was generated [n]; 0 for tokens that only the prompt contains."""
+        return self._counts[: len(self._index)]
 
     def update(self, tokens: abc.Sequence[int]) -> None:
-        """Takes in what came to `tokens` (the prompt, then what was generated) since the last time."""
-        for index in range(self._seen, len(tokens)):
-            place = self._place_of(tokens[index])
-            self._counts[place] += index >= self._num_prompt_tokens
+        """Count the tokens added to `tokens`, prompt first, since the last update."""
+        for position in range(self._seen, len(tokens)):
+            index = self._index_of(tokens[position])
+            self._counts[index] += position >= self._num_prompt_tokens
         self._seen = max(self._seen, len(tokens))
 
-    def _place_of(self, token: int) -> int:
-        place = self._place.get(token)
-        if place is None:
-            place = self._place[token] = len(self._place)
-            if place == len(self._ids):
+    def _index_of(self, token: int) -> int:
+        index = self._index.get(token)
+        if index is None:
+            index = self._index[token] = len(self._index)
+            if index == len(self._ids):
                 self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._ids[place] = token
-        return place
+            self._ids[index] = token
+        return index
 
 
 def is_penalised(sampling: SamplingParams) -> bool:
-    """Does what was said before weigh on what comes next?"""
+    """Return whether any of the three penalties is set."""
     return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
 def add_bias(logits: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> None:
-    """Adds each row's logit_bias to `logits` [R, vocabulary], in place."""
+    """Add each row's logit_bias to `logits` [R, vocabulary], in place."""
     rows = [row for row, sampling in enumerate(settings) for _ in sampling.logit_bias]
     if not rows:
         return
     tokens = [token for sampling in settings for token, _ in sampling.logit_bias]
     biases = [bias for sampling in settings for _, bias in sampling.logit_bias]
     device = logits.device
-    places = (torch.tensor(rows, device=device), torch.tensor(tokens, device=device))
-    logits.index_put_(places, torch.tensor(biases, dtype=logits.dtype, device=device), accumulate=True)
+    indices = (torch.tensor(rows, device=device), torch.tensor(tokens, device=device))
+    logits.index_put_(indices, torch.tensor(biases, dtype=logits.dtype, device=device), accumulate=True)
 
 
 def penalise(
     logits: torch.Tensor, settings: abc.Sequence[SamplingParams], histories: abc.Sequence[TokenHistory | None]
 ) -> None:
-    """Applies the three penalties to `logits` [R, vocabulary], in place.
+    """Apply the three penalties to `logits` [R, vocabulary], in place.
 
-    Repetition (Keskar et al., 2019, as transformers and vLLM have it) divides a positive logit and multiplies a
-    negative one, of every token of prompt and generation. Then the presence penalty is taken once from each token that
-    was generated, the frequency penalty once for each time.
+    The repetition penalty (Keskar et al., 2019, as in transformers and vLLM) divides positive logits and multiplies
+    negative ones, for every token of prompt and generation. Then the presence penalty is subtracted once from each
+    generated token, and the frequency penalty once per occurrence.
     """
     found = [(row, history) for row, history in enumerate(histories) if history is not None and len(history.ids)]
     if not found:

@@ -1,4 +1,4 @@
-"""Random numbers that depend on their key alone: the same whatever else is drawn, in any order, on any machine."""
+"""Counter-based random numbers: functions of (seed, position), the same on every machine and in any order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def uniforms(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1), one for each key of seed and position, both from 0 to 2^63 - 1: `uniform` for many keys."""
+    """Return a number in [0, 1) for each pair of seed and position, both from 0 to 2^63 - 1."""
     golden = np.uint64(_GOLDEN)
     hashed = _mix_all(np.asarray(seeds, np.uint64) + golden)
     bits = _mix_all(hashed + (np.asarray(positions, np.uint64) + np.uint64(1)) * golden)
@@ -19,7 +19,7 @@ def uniforms(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.f
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) by SplitMix64's mixing (Steele et al., 2014) of both words: the slow twin of `uniforms`."""
+    """Return one number in [0, 1) by SplitMix64 (Steele et al., 2014): the readable twin of `uniforms`."""
     bits = _mix((_mix((seed + _GOLDEN) & _MASK64) + (position + 1) * _GOLDEN) & _MASK64)
     return (bits >> 11) / float(1 << 53)
 

@@ -1,20 +1,20 @@
-"""Choosing each row's next token.
+"""Sample the next token of each row.
 
-What a request asks for applies in this order, which is transformers' and vLLM's where these agree:
+Sampling parameters apply in this order, which is the order of transformers and vLLM where they agree:
 
-1. logit_bias is added; then repetition, frequency and presence penalties;
-2. what may not come gets no chance: end tokens before min_tokens, bad words, what the grammar does not allow;
-3. greedy takes the largest logit that is left; else temperature, top-k, top-p, min-p and typical-p, and a draw.
+1. logit_bias, then repetition, frequency and presence penalties;
+2. masks: end tokens before min_tokens, bad words, tokens that the grammar forbids;
+3. greedy: the largest logit; otherwise temperature, top-k, top-p, min-p and typical-p, then a random draw.
 
-Random choices come from a counter-based generator keyed by (seed, position): the same seed gives the same tokens
-whatever else is in the batch, after a preemption too. Log-probabilities are the model's own, before all of this.
+Random numbers are counter-based, keyed by (seed, position): the same seed gives the same tokens regardless of the rest
+of the batch, also after a preemption. Log-probabilities are those of the unmodified logits.
 """
 
 from __future__ import annotations
 
 import math
 from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,22 +28,23 @@ from fastgen.sampling import logit_masks, penalties, top_k_top_p
 from fastgen.sampling.logprobs import token_logprobs
 from fastgen.sampling.penalties import TokenHistory
 from fastgen.sampling.rng import uniforms
+from fastgen.sampling.rows import row_slices, take_rows
 
-# Below it, dividing by the temperature leaves nothing but the likeliest token, or overflows: greedy, as in vLLM.
+# Below this temperature sampling is greedy, as in vLLM: the division would overflow or leave one token anyway.
 _GREEDY_BELOW = 1e-5
 
 
 class Draw(NamedTuple):
-    """What one row's choice depends on.
+    """The inputs for sampling one row.
 
     Attributes:
-        sampling: how to choose.
-        seed: of its random number.
-        tokens: the sequence so far, prompt first; its length is the position of the token to choose.
-        num_prompt_tokens: how many of `tokens` are the prompt's.
+        sampling: the request's parameters.
+        seed: seed of the random number.
+        tokens: the sequence so far, prompt first; its length is the position of the token to sample.
+        num_prompt_tokens: length of the prompt in `tokens`.
         end_tokens: the model's end-of-sequence tokens.
-        constraint: of a request with a grammar.
-        history: the counts of `tokens` where a penalty needs them.
+        constraint: grammar of the request, if any.
+        history: counts of `tokens`, if a penalty needs them.
     """
 
     sampling: SamplingParams
@@ -56,7 +57,7 @@ class Draw(NamedTuple):
 
     @classmethod
     def of(cls, chunk: Chunk, end_tokens: frozenset[int]) -> Draw:
-        """What the token after `chunk` depends on; brings its sequence's counts up to date where they are needed."""
+        """Return the inputs for the token after `chunk`. Updates the sequence's token counts if a penalty is set."""
         sequence = chunk.sequence
         sampling, tokens, prompt = sequence.sampling, sequence.tokens, sequence.num_prompt_tokens
         history = None
@@ -68,22 +69,22 @@ class Draw(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Of the token to choose, in its sequence."""
+        """Position of the token to sample in its sequence."""
         return len(self.tokens)
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens chosen so far."""
+        """Tokens generated so far."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def is_greedy(self) -> bool:
-        """Is the likeliest token the one to take?"""
+        """Whether to take the token with the largest logit."""
         return self.sampling.temperature < _GREEDY_BELOW
 
     @property
-    def is_shaped(self) -> bool:
-        """Do the logits change before the choice?"""
+    def changes_logits(self) -> bool:
+        """Whether bias, penalties or masks apply to this row."""
         sampling = self.sampling
         return (
             self.history is not None
@@ -94,56 +95,55 @@ class Draw(NamedTuple):
 
 
 def sample(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> list[SampledToken]:
-    """A token for each row of `logits` [S, vocabulary], of any floating type, on any device.
+    """Sample a token for each row of `logits` [S, vocabulary], of any floating type, on any device.
 
-    Of equal logits, greedy takes the smallest token id. `logits` stay as they are.
+    Greedy resolves ties to the smallest token id. `logits` is not modified.
     """
     assert len(logits) == len(draws)
     if not draws:
         return []
-    shaped = [row for row, draw in enumerate(draws) if draw.is_shaped]
-    if not shaped:
-        chosen = _choose(logits, draws)
+    changed = [row for row, draw in enumerate(draws) if draw.changes_logits]
+    if not changed:
+        sampled = _choose(logits, draws)
     else:
-        as_is = [row for row, draw in enumerate(draws) if not draw.is_shaped]
-        chosen = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
-        if as_is:
-            chosen[as_is] = _choose(_take(logits, as_is), [draws[row] for row in as_is])
-        for rows in _slices(shaped):
+        unchanged = [row for row, draw in enumerate(draws) if not draw.changes_logits]
+        sampled = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
+        if unchanged:
+            sampled[unchanged] = _choose(take_rows(logits, unchanged), [draws[row] for row in unchanged])
+        for rows in row_slices(changed, ROWS_SAMPLED_AT_ONCE):
             group = [draws[row] for row in rows]
-            chosen[rows] = _choose(_shape(_take(logits, rows), group), group)
-    tokens: list[int] = chosen.tolist()
+            sampled[rows] = _choose(_process_logits(take_rows(logits, rows), group), group)
+    tokens: list[int] = sampled.tolist()
     logprobs = _logprobs(logits, draws, tokens)
     return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
 
-def _shape(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
-    """`logits` [R, vocabulary] in float32 with bias, penalties and masks applied.
+def _process_logits(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
+    """Return a float32 copy of `logits` [R, vocabulary] with bias, penalties and masks applied.
 
-    A row that would have no token left gives up min_tokens and bad words: the grammar says what can follow at all, and
-    a request must go on somehow.
+    If the masks leave a row no token, min_tokens and bad words are dropped for it: the grammar decides.
     """
-    shaped = _prefer(logits, draws)
+    processed = _apply_penalties(logits, draws)
     banned = [_banned(draw) for draw in draws]
     constraints = [draw.constraint for draw in draws]
-    logit_masks.ban(shaped, banned)
-    logit_masks.constrain(shaped, constraints)
+    logit_masks.ban(processed, banned)
+    logit_masks.constrain(processed, constraints)
     rows = [row for row, tokens in enumerate(banned) if tokens]
-    stuck = [row for row, top in zip(rows, shaped[rows].amax(-1).tolist(), strict=True) if top == -math.inf]
+    stuck = [row for row, top in zip(rows, processed[rows].amax(-1).tolist(), strict=True) if top == -math.inf]
     if stuck:
-        freed = _prefer(logits[stuck], [draws[row] for row in stuck])
+        freed = _apply_penalties(logits[stuck], [draws[row] for row in stuck])
         logit_masks.constrain(freed, [constraints[row] for row in stuck])
-        shaped[stuck] = freed
-    return shaped
+        processed[stuck] = freed
+    return processed
 
 
-def _prefer(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
-    """A float32 copy of `logits` [R, vocabulary] with bias and penalties applied."""
-    preferred = logits.to(torch.float32, copy=True)
+def _apply_penalties(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
+    """Return a float32 copy of `logits` [R, vocabulary] with bias and penalties applied."""
+    penalised = logits.to(torch.float32, copy=True)
     settings = [draw.sampling for draw in draws]
-    penalties.add_bias(preferred, settings)
-    penalties.penalise(preferred, settings, [draw.history for draw in draws])
-    return preferred
+    penalties.add_bias(penalised, settings)
+    penalties.penalise(penalised, settings, [draw.history for draw in draws])
+    return penalised
 
 
 def _banned(draw: Draw) -> set[int]:
@@ -154,16 +154,16 @@ def _banned(draw: Draw) -> set[int]:
 
 
 def _choose(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
-    """[R, vocabulary] -> [R], by the logits as they are."""
+    """Choose a token [R] for each row of `logits` [R, vocabulary], which are final but for temperature and filters."""
     groups: dict[_Choice, list[int]] = {}
     for row, draw in enumerate(draws):
         groups.setdefault(_choice_of(draw), []).append(row)
-    if groups.keys() == {_take_likeliest}:
+    if groups.keys() == {_argmax}:
         return logits.argmax(-1)
     tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
     for choice, group in groups.items():
-        for rows in _slices(group):
-            tokens[rows] = choice(_take(logits, rows), [draws[row] for row in rows])
+        for rows in row_slices(group, ROWS_SAMPLED_AT_ONCE):
+            tokens[rows] = choice(take_rows(logits, rows), [draws[row] for row in rows])
     return tokens
 
 
@@ -172,20 +172,20 @@ _Choice = Callable[[torch.Tensor, abc.Sequence[Draw]], torch.Tensor]
 
 def _choice_of(draw: Draw) -> _Choice:
     if draw.is_greedy:
-        return _take_likeliest
-    return _draw_limited if top_k_top_p.is_limited(draw.sampling) else _draw_whole
+        return _argmax
+    return _draw_filtered if top_k_top_p.is_filtered(draw.sampling) else _draw_unfiltered
 
 
-def _take_likeliest(logits: torch.Tensor, _draws: abc.Sequence[Draw]) -> torch.Tensor:
+def _argmax(logits: torch.Tensor, _draws: abc.Sequence[Draw]) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-def _draw_whole(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
-    return top_k_top_p.draw_whole(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
+def _draw_unfiltered(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
+    return top_k_top_p.draw_unfiltered(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
 
 
-def _draw_limited(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
-    return top_k_top_p.draw_limited(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
+def _draw_filtered(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
+    return top_k_top_p.draw_filtered(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
 
 
 def _uniforms(draws: abc.Sequence[Draw], device: torch.device) -> torch.Tensor:
@@ -194,21 +194,11 @@ def _uniforms(draws: abc.Sequence[Draw], device: torch.device) -> torch.Tensor:
 
 
 def _logprobs(logits: torch.Tensor, draws: abc.Sequence[Draw], tokens: abc.Sequence[int]) -> dict[int, TokenLogprobs]:
-    """By row, of the rows whose requests ask for them."""
+    """Return log-probabilities by row, for the rows that requested them."""
     found: dict[int, TokenLogprobs] = {}
-    for rows in _slices([row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]):
+    for rows in row_slices(
+        [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None], ROWS_SAMPLED_AT_ONCE
+    ):
         most = [draws[row].sampling.logprobs or 0 for row in rows]
-        found |= zip(rows, token_logprobs(_take(logits, rows), [tokens[row] for row in rows], most), strict=True)
+        found |= zip(rows, token_logprobs(take_rows(logits, rows), [tokens[row] for row in rows], most), strict=True)
     return found
-
-
-def _slices(rows: list[int]) -> Iterator[list[int]]:
-    for first in range(0, len(rows), ROWS_SAMPLED_AT_ONCE):
-        yield rows[first : first + ROWS_SAMPLED_AT_ONCE]
-
-
-def _take(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Ascending `rows` of `logits`, uncopied where they are neighbours."""
-    if rows[-1] - rows[0] + 1 == len(rows):
-        return logits[rows[0] : rows[-1] + 1]
-    return logits[rows]

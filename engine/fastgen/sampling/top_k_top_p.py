@@ -1,64 +1,66 @@
-"""Drawing a token from a distribution, whole or within limits.
+"""Draw tokens from the softmax, with or without top-k, top-p, min-p and typical-p.
 
-The limits apply one after another, temperature first, in the order of transformers' warpers: top-k, then top-p over
-what top-k left, then min-p, then typical-p over what those left. In order of likelihood the first three each keep a
-prefix, mostly a short one: the likeliest few are sorted and tried first. Where these do not do, nothing is sorted
-(a whole vocabulary takes milliseconds): histograms tell how likely a token must be to stay.
+The filters apply in the order of transformers' warpers, after temperature: top-k, top-p over the rest, min-p, then
+typical-p over the rest. In order of probability the first three each keep a prefix, usually a short one, so the top
+tokens are sorted and tried first. If they do not suffice, nothing is sorted, because sorting a whole vocabulary takes
+milliseconds: histograms give the threshold that a token must reach.
 
-No row's result depends on the rows beside it: sums are taken over runs of one fixed length, and which way a row goes
-is decided by the row alone.
+A row's result never depends on the rest of the batch: sums run over fixed-length blocks of tokens, and the row alone
+decides which path it takes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import abc
-from collections.abc import Iterator
 
 import torch
 
 from fastgen.core.request import SamplingParams
+from fastgen.sampling.rows import row_slices, take_rows
 
-# Weights summed in one go; then the sums are summed.
+# Block length of the two-level sums.
 _RUN = 256
-# How many of the likeliest tokens are tried first: so few take no longer to find than the weights to sum.
-_FEW = 256
-# Weights whose histograms are taken in one go, which bounds the memory for it.
+# Number of top tokens tried first: finding them takes no longer than summing the weights.
+_TOP = 256
+# Weights per histogram pass: bounds its memory.
 _WEIGHTS_AT_ONCE = 1 << 18
-# A float32 from 0 to 1 orders like its bits, of which the upper two are 0: the next 15 make the first histogram, the
-# last 15 the second.
+# float32 values from 0 to 1 order like their bits, of which the upper two are 0. The next 15 bits index the first
+# histogram, the last 15 the second.
 _HIGH_BINS, _LOW_BITS = 1 << 15, 15
 
 
-def is_limited(sampling: SamplingParams) -> bool:
-    """Does anything but temperature shape the distribution?"""
+def is_filtered(sampling: SamplingParams) -> bool:
+    """Return whether top-k, top-p, min-p or typical-p is set."""
     return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0 or sampling.typical_p < 1
 
 
-def draw_whole(logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
-    """Tokens [R] from the whole vocabulary of `logits` [R, V] by inverse transform of `uniforms` [R] in float64."""
+def draw_unfiltered(
+    logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor
+) -> torch.Tensor:
+    """Draw tokens [R] from the softmax of `logits` [R, V] by inverse transform of `uniforms` [R] in float64."""
     return _draw(_weights(logits, settings), uniforms)
 
 
-def draw_limited(logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
-    """Tokens [R] from `logits` [R, V] within each row's limits, by inverse transform of `uniforms` [R] in float64."""
+def draw_filtered(logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
+    """Draw tokens [R] from `logits` [R, V] after filters, by inverse transform of `uniforms` [R] in float64."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    wide = set(range(len(logits)))
-    few = [row for row in wide if _may_be_few(settings[row], logits.shape[1])]
-    if few:
-        found, fits = _draw_among_few(_take(logits, few), [settings[row] for row in few], uniforms[few])
-        tokens[few] = found
-        wide -= {row for row, fit in zip(few, fits.tolist(), strict=True) if fit}
-    for rows in _slices(sorted(wide), max(1, _WEIGHTS_AT_ONCE // logits.shape[1])):
+    remaining = set(range(len(logits)))
+    tried = [row for row in range(len(logits)) if _top_may_suffice(settings[row], logits.shape[1])]
+    if tried:
+        drawn, suffices = _draw_from_top(take_rows(logits, tried), [settings[row] for row in tried], uniforms[tried])
+        tokens[tried] = drawn
+        remaining -= {row for row, enough in zip(tried, suffices.tolist(), strict=True) if enough}
+    for rows in row_slices(sorted(remaining), max(1, _WEIGHTS_AT_ONCE // logits.shape[1])):
         own = [settings[row] for row in rows]
-        tokens[rows] = _draw(_keep_of_all(_weights(_take(logits, rows), own), own), uniforms[rows])
+        tokens[rows] = _draw(_filter(_weights(take_rows(logits, rows), own), own), uniforms[rows])
     return tokens
 
 
 def _draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Tokens [R] by their weights [R, whole runs].
+    """Draw tokens [R] in proportion to `weights` [R, whole runs].
 
-    In two steps, of which the first sees a sum for each run of tokens: a cumulative sum over a vocabulary is slow.
+    Two levels: first among sums of runs, then within the run. One cumulative sum over the vocabulary is slow.
     """
     runs = weights.view(len(weights), -1, _RUN)
     until = runs.sum(-1, dtype=torch.float64).cumsum(-1)  # [R, runs]
@@ -70,33 +72,33 @@ def _draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return (run * _RUN + place).squeeze(-1)
 
 
-def _may_be_few(sampling: SamplingParams, vocabulary: int) -> bool:
-    """May the `_FEW` likeliest tokens do? Never fewer than a top-k: top-p is a share of the whole of it."""
+def _top_may_suffice(sampling: SamplingParams, vocabulary: int) -> bool:
+    """Return whether the `_TOP` top tokens may suffice. They must cover all of top-k, of which top-p is a share."""
     bounded = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-    return bounded and min(sampling.top_k, vocabulary) <= _FEW and sampling.typical_p == 1
+    return bounded and min(sampling.top_k, vocabulary) <= _TOP and sampling.typical_p == 1
 
 
-def _draw_among_few(
+def _draw_from_top(
     logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [R] out of each row's `_FEW` likeliest, and [R] whether its limits keep no more than these."""
-    likeliest, order = logits.topk(min(_FEW, logits.shape[1]), sorted=True)
+    """Draw tokens [R] from each row's `_TOP` top tokens; also return [R] whether the filters keep no others."""
+    likeliest, order = logits.topk(min(_TOP, logits.shape[1]), sorted=True)
     scaled = likeliest.double() - likeliest[:, :1]
     weights = scaled.div_(_column([sampling.temperature for sampling in settings], scaled)).exp_()
     needs_total = any(sampling.top_p < 1 and sampling.top_k == 0 for sampling in settings)
     total = _sum(_weights(logits, settings)) if needs_total else weights[:, :1]
-    kept = _keep(weights, total, settings)
-    fits = ~kept[:, -1] | (logits.shape[1] <= _FEW)
+    kept = _kept(weights, total, settings)
+    fits = ~kept[:, -1] | (logits.shape[1] <= _TOP)
     until = weights.where(kept, 0.0).cumsum(-1)
     return order.gather(-1, _first_beyond(until, uniforms[:, None] * until[:, -1:])).squeeze(-1), fits
 
 
-def _keep(ordered: torch.Tensor, total: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:
-    """Which of the likeliest weights [R, n] top-k, top-p and min-p leave. The likeliest always stays.
+def _kept(ordered: torch.Tensor, total: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:
+    """Return a mask [R, n] of the tokens that top-k, top-p and min-p keep. The first is always kept.
 
     Args:
-        ordered: relative to the first, largest first.
-        total: [R, 1], the sum of the row's whole vocabulary; of rows with a top-k it is not looked at.
+        ordered: weights [R, n] relative to the first, largest first.
+        total: [R, 1], the sum over the row's whole vocabulary; ignored for rows with top-k.
         settings: [R].
     """
     top_k = _column([s.top_k or math.inf for s in settings], ordered)
@@ -112,18 +114,18 @@ def _keep(ordered: torch.Tensor, total: torch.Tensor, settings: abc.Sequence[Sam
     return keep
 
 
-def _keep_of_all(weights: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:
-    """`weights` [R, whole runs] with those zeroed that the limits drop. Tokens as likely as the last to stay do too."""
+def _filter(weights: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:
+    """Return `weights` [R, whole runs] with filtered tokens zeroed. Ties with the last kept token are kept."""
 
     def drop_below(least: torch.Tensor) -> torch.Tensor:
         return weights.where(weights >= least, 0.0)
 
     if any(sampling.top_k for sampling in settings):
         wanted = _column([sampling.top_k or math.inf for sampling in settings], weights).double()
-        weights = drop_below(_least_to_reach(wanted, weights, (weights > 0).double()))
+        weights = drop_below(_threshold(wanted, weights, (weights > 0).double()))
     if any(sampling.top_p < 1 for sampling in settings):
         shares = _column([sampling.top_p if sampling.top_p < 1 else math.inf for sampling in settings], weights)
-        weights = drop_below(_least_to_reach(shares.double() * _sum(weights), weights, weights.double()))
+        weights = drop_below(_threshold(shares.double() * _sum(weights), weights, weights.double()))
     weights = drop_below(_column([sampling.min_p for sampling in settings], weights))
     if any(sampling.typical_p < 1 for sampling in settings):
         shares = _column([sampling.typical_p if sampling.typical_p < 1 else math.inf for sampling in settings], weights)
@@ -132,35 +134,35 @@ def _keep_of_all(weights: torch.Tensor, settings: abc.Sequence[SamplingParams]) 
 
 
 def _keep_typical(weights: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """`weights` [R, n] with those zeroed that typical sampling drops (Meister et al., 2022, section 4).
+    """Return `weights` [R, n] with tokens zeroed that typical sampling drops (Meister et al., 2022, section 4).
 
-    Tokens are taken by how far their surprise is from the expected one until their probabilities reach `shares`
-    [R, 1]; those as far as the last one stay too.
+    Tokens are kept in order of the distance of their surprisal from the entropy, until their probabilities reach
+    `shares` [R, 1]. Ties with the last kept token are kept.
     """
     likelihood = weights / _sum(weights)  # float64
     surprise = -likelihood.log()
     expected = _sum(likelihood * surprise.where(weights > 0, 0.0))
     closeness = (1 / (1 + (surprise - expected).abs())).float()
-    return weights.where(closeness >= _least_to_reach(shares, closeness, likelihood), 0.0)
+    return weights.where(closeness >= _threshold(shares, closeness, likelihood), 0.0)
 
 
-def _least_to_reach(wanted: torch.Tensor, values: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """The largest value [R, 1] such that `mass` [R, n] of all values from it on is `wanted` [R, 1] or more, or zero.
+def _threshold(wanted: torch.Tensor, values: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """Return the largest value [R, 1] such that the mass of all values >= it is at least `wanted` [R, 1], or zero.
 
-    `values` [R, n] are float32 from 0 to 1. What sorting them would tell, told by two histograms.
+    `values` [R, n] are float32 from 0 to 1, with weights `mass` [R, n]. Two histograms replace a sort.
     """
     keys = values.contiguous().view(torch.int32).long()
     high, low = keys >> _LOW_BITS, keys & ((1 << _LOW_BITS) - 1)
-    high_bin, above, reached = _from_above(wanted, high, mass, _HIGH_BINS)
-    low_bin, _, _ = _from_above(wanted - above, low, mass.where(high == high_bin, 0.0), 1 << _LOW_BITS)
+    high_bin, above, reached = _descend(wanted, high, mass, _HIGH_BINS)
+    low_bin, _, _ = _descend(wanted - above, low, mass.where(high == high_bin, 0.0), 1 << _LOW_BITS)
     found = ((high_bin << _LOW_BITS) | low_bin).int().view(torch.float32)
     return found.where(reached, 0.0)
 
 
-def _from_above(
+def _descend(
     wanted: torch.Tensor, keys: torch.Tensor, mass: torch.Tensor, num_bins: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The bin [R, 1] where `mass`, summed from the highest key down, reaches `wanted`; the sum above; is it reached?"""
+    """Sum `mass` from the highest key down. Return the bin [R, 1] that reaches `wanted`, the sum above, and whether."""
     bins = torch.zeros(len(keys), num_bins, dtype=torch.float64, device=keys.device).scatter_add_(1, keys, mass)
     until = bins.flip(-1).cumsum(-1)
     place = torch.searchsorted(until, wanted).clamp_(max=num_bins - 1)
@@ -169,7 +171,7 @@ def _from_above(
 
 
 def _weights(logits: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:
-    """Likelihoods [R, V rounded up to whole runs] relative to each row's likeliest token, whose weight is 1."""
+    """Return weights [R, V rounded up to whole runs] relative to each row's top token, whose weight is 1."""
     scaled = logits.float() - logits.amax(-1, keepdim=True)
     scaled.div_(_column([sampling.temperature for sampling in settings], scaled)).exp_()
     missing = -scaled.shape[1] % _RUN
@@ -177,28 +179,18 @@ def _weights(logits: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> to
 
 
 def _sum(weights: torch.Tensor) -> torch.Tensor:
-    """[R, whole runs] -> [R, 1] in float64."""
+    """Sum `weights` [R, whole runs] to [R, 1] in float64."""
     return weights.view(len(weights), -1, _RUN).sum(-1, dtype=torch.float64).cumsum(-1)[:, -1:]
 
 
 def _first_beyond(until: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The first index [R, 1] whose cumulative sum in `until` [R, n] exceeds `wanted` [R, 1].
+    """Return the first index [R, 1] whose cumulative sum in `until` [R, n] exceeds `wanted` [R, 1].
 
-    Rounding may lead beyond every sum: then the last index that adds anything, so that its weight is never zero.
+    If rounding pushes `wanted` beyond every sum, return the last index with a non-zero weight.
     """
     found = torch.searchsorted(until, wanted, right=True)
     last = torch.searchsorted(until, until[:, -1:].contiguous())
     return torch.minimum(found, last).clamp_(max=until.shape[1] - 1)
-
-
-def _slices(rows: list[int], at_once: int) -> Iterator[list[int]]:
-    for first in range(0, len(rows), at_once):
-        yield rows[first : first + at_once]
-
-
-def _take(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Rows of `logits`, uncopied where that is all of them."""
-    return logits if len(rows) == len(logits) else logits[rows]
 
 
 def _column(values: abc.Sequence[float], like: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Tokens that may not come."""
+"""Masks of logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastgen.sampling.sampler import Draw, sample
 
 @dataclass
 class Allowing:
-    """A constraint that allows what it is told."""
+    """A constraint that allows a fixed set of tokens."""
 
     tokens: set[int]
     end: FinishReason | None = None
@@ -32,7 +32,7 @@ def choose(logits: torch.Tensor, *draws: Draw) -> list[int]:
     return [sampled.token_id for sampled in sample(logits, draws)]
 
 
-def test_bad_words_are_banned_as_transformers_bans_them_in_what_is_generated() -> None:
+def test_bad_words_in_the_generation_are_banned_as_in_transformers() -> None:
     source = random.Random(0)
     for _ in range(200):
         words = tuple(tuple(source.choices(range(6), k=source.randint(1, 3))) for _ in range(source.randint(1, 4)))
@@ -40,20 +40,20 @@ def test_bad_words_are_banned_as_transformers_bans_them_in_what_is_generated() -
         logits = torch.zeros(1, 6)
         processor = NoBadWordsLogitsProcessor([list(word) for word in words], eos_token_id=5)
         wanted = processor(torch.tensor([generated], dtype=torch.int64), logits.clone())
-        # transformers leaves a bad word that is the end-of-sequence token alone; to us it is a word like any other.
+        # transformers ignores a bad word that is the end-of-sequence token; here it is a word like any other.
         banned = logit_masks.banned_words([word for word in words if word != (5,)], generated)
         logit_masks.ban(logits, [banned])
         assert torch.equal(logits, wanted)
 
 
-def test_a_bad_word_that_begins_in_the_prompt_is_not_generated_whole() -> None:
+def test_a_bad_word_that_begins_in_the_prompt_is_not_banned() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
     sampling = SamplingParams(temperature=0, bad_words=((1, 2),))
     assert choose(logits, Draw(sampling, 0, [0, 1], num_prompt_tokens=2)) == [2]
     assert choose(logits, Draw(sampling, 0, [0, 1], num_prompt_tokens=1)) == [1]
 
 
-def test_nothing_ends_before_min_tokens_and_ignored_ends_may_come() -> None:
+def test_end_tokens_are_banned_before_min_tokens_unless_eos_is_ignored() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
     sampling = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(2,))
     ends = frozenset({3})
@@ -63,7 +63,7 @@ def test_nothing_ends_before_min_tokens_and_ignored_ends_may_come() -> None:
     assert choose(logits, Draw(ignoring, 0, [0, 0], 1, ends)) == [3]
 
 
-def test_a_grammar_masks_its_own_row_only_in_vocabularies_of_any_size() -> None:
+def test_a_grammar_masks_only_its_own_row_for_any_vocabulary_size() -> None:
     for size in (31, 32, 33, 70):
         logits = torch.arange(float(size)).repeat(3, 1)
         constrained = Draw(SamplingParams(temperature=0), 0, (0,), constraint=Allowing({1, 7, 30}))
@@ -71,7 +71,7 @@ def test_a_grammar_masks_its_own_row_only_in_vocabularies_of_any_size() -> None:
         assert choose(logits, free, constrained, free) == [size - 1, 30, size - 1]
 
 
-def test_where_min_tokens_and_bad_words_leave_a_grammar_nothing_the_grammar_decides() -> None:
+def test_the_grammar_wins_over_min_tokens_and_bad_words_if_no_token_is_left() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
     sampling = SamplingParams(temperature=0, min_tokens=5, max_tokens=9, bad_words=((1,),))
     ends = frozenset({2})

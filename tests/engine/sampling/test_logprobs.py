@@ -9,7 +9,7 @@ from fastgen.sampling.logprobs import token_logprobs
 from fastgen.sampling.sampler import Draw, sample
 
 
-def test_they_are_the_log_softmax_with_ranks_and_the_likeliest_tokens() -> None:
+def test_logprobs_are_the_log_softmax_with_ranks_and_top_tokens() -> None:
     logits = torch.randn(20, 300, generator=torch.Generator().manual_seed(0)) * 4
     tokens = [row * 7 for row in range(20)]
     found = token_logprobs(logits, tokens, [row % 6 for row in range(20)])
@@ -23,7 +23,7 @@ def test_they_are_the_log_softmax_with_ranks_and_the_likeliest_tokens() -> None:
         assert all(abs(logprob - exact[row, named]) < 1e-5 for named, logprob in got.top)
 
 
-def test_equally_likely_tokens_are_ranked_by_their_ids() -> None:
+def test_equally_probable_tokens_are_ranked_by_id() -> None:
     logits = torch.tensor([[1.0, 3, 3, 0, 3, 3, 1, 3]])
     got = token_logprobs(logits.repeat(2, 1), [5, 6], [3, 7])
     assert [token for token, _ in got[0].top] == [1, 2, 4]
@@ -31,20 +31,20 @@ def test_equally_likely_tokens_are_ranked_by_their_ids() -> None:
     assert [item.rank for item in got] == [4, 7]
 
 
-def test_half_precision_logits_are_summed_in_full() -> None:
+def test_half_precision_logits_are_summed_in_full_precision() -> None:
     logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     got = token_logprobs(logits, [1, 2, 3, 4], [2] * 4)
     exact = logits.double().log_softmax(-1)
     assert all(abs(item.logprob - exact[row, item.token_id]) < 1e-5 for row, item in enumerate(got))
 
 
-def test_more_of_the_likeliest_than_there_are_tokens_gives_all() -> None:
+def test_requesting_more_top_tokens_than_the_vocabulary_returns_all() -> None:
     (got,) = token_logprobs(torch.tensor([[0.0, 1.0, 2.0]]), [0], [20])
     assert [token for token, _ in got.top] == [2, 1, 0]
     assert token_logprobs(torch.empty(0, 3), [], []) == []
 
 
-def test_sampled_tokens_come_with_the_models_own_probabilities_where_they_are_asked_for() -> None:
+def test_requested_logprobs_of_sampled_tokens_ignore_sampling_parameters() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)) * 3
     exact = logits.double().log_softmax(-1)
     shaping = {"temperature": 0.3, "top_k": 2, "logit_bias": ((7, 90.0),), "min_tokens": 3}

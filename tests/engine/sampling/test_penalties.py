@@ -20,7 +20,7 @@ def history(sampling: SamplingParams, tokens: list[int], num_prompt_tokens: int)
 
 
 def plainly(logits: list[float], s: SamplingParams, tokens: list[int], num_prompt_tokens: int) -> list[float]:
-    """The slow twin of `penalise`, a token at a time."""
+    """The readable twin of `penalise`, one token at a time."""
     generated = Counter(tokens[num_prompt_tokens:])
     for token in set(tokens):
         factor = s.repetition_penalty
@@ -30,7 +30,7 @@ def plainly(logits: list[float], s: SamplingParams, tokens: list[int], num_promp
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 2.0])
-def test_repetition_penalty_is_transformers_own(penalty: float) -> None:
+def test_repetition_penalty_equals_transformers(penalty: float) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)) * 3
     tokens = [[1, 2, 2, 3], [4] * 9, list(range(50))]
     sampling = SamplingParams(repetition_penalty=penalty)
@@ -42,7 +42,7 @@ def test_repetition_penalty_is_transformers_own(penalty: float) -> None:
     assert torch.allclose(logits, torch.stack(expected), atol=1e-6)
 
 
-def test_a_batch_of_mixed_penalties_equals_its_rows_one_token_at_a_time() -> None:
+def test_a_batch_with_mixed_penalties_equals_the_readable_twin() -> None:
     source = random.Random(3)
     settings, tokens, prompts = [], [], []
     for _ in range(30):
@@ -62,14 +62,14 @@ def test_a_batch_of_mixed_penalties_equals_its_rows_one_token_at_a_time() -> Non
     assert torch.allclose(logits, expected, atol=1e-4)
 
 
-def test_the_prompt_counts_for_repetition_only() -> None:
+def test_only_the_repetition_penalty_includes_the_prompt() -> None:
     logits = torch.ones(1, 10)
     sampling = SamplingParams(presence_penalty=1.0, frequency_penalty=1.0)
     penalise(logits, [sampling], [history(sampling, [1, 2, 3], 3)])
     assert (logits == 1).all()
 
 
-def test_counts_taken_token_by_token_are_those_taken_at_once() -> None:
+def test_incremental_token_counts_equal_counts_from_scratch() -> None:
     source = random.Random(5)
     tokens = [source.randrange(500) for _ in range(1200)]
     sampling = SamplingParams(repetition_penalty=1.1)
@@ -82,7 +82,7 @@ def test_counts_taken_token_by_token_are_those_taken_at_once() -> None:
     assert growing.counts.tolist() == whole.counts.tolist() == [generated[token] for token in dict.fromkeys(tokens)]
 
 
-def test_biases_are_added_and_those_of_one_token_add_up() -> None:
+def test_biases_are_added_and_accumulate_for_one_token() -> None:
     logits = torch.zeros(3, 5)
     add_bias(logits, [SamplingParams(logit_bias=((1, 2.5), (4, -100.0), (1, 1.0))), SamplingParams(), SamplingParams()])
     assert logits.tolist() == [[0, 3.5, 0, 0, -100], [0] * 5, [0] * 5]

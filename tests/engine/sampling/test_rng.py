@@ -1,4 +1,4 @@
-"""Random numbers by key."""
+"""Counter-based random numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from fastgen.sampling.rng import uniform, uniforms
 
 
-def test_random_numbers_are_even_and_depend_on_both_keys() -> None:
+def test_random_numbers_are_uniform_and_depend_on_seed_and_position() -> None:
     numbers = torch.tensor([[uniform(seed, position) for position in range(100)] for seed in range(100)])
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -19,7 +19,7 @@ def test_random_numbers_are_even_and_depend_on_both_keys() -> None:
     assert uniform(2**63 - 1, 2**20) == uniform(2**63 - 1, 2**20)
 
 
-def test_many_numbers_at_once_are_those_of_one_at_a_time() -> None:
+def test_vectorised_random_numbers_equal_single_ones() -> None:
     source = random.Random(0)
     seeds = [0, 1, 2**63 - 1, *(source.getrandbits(63) for _ in range(500))]
     positions = [0, 2**20, 2**40, *(source.getrandbits(20) for _ in range(500))]

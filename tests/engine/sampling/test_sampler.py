@@ -1,4 +1,4 @@
-"""Choosing tokens."""
+"""Sampling of tokens."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def frequencies(logits: torch.Tensor, count: int = 4000, **settings: Any) -> tor
     return torch.bincount(torch.tensor(tokens), minlength=logits.shape[0]) / count
 
 
-def test_greedy_takes_the_largest_and_of_equals_the_first() -> None:
+def test_greedy_takes_the_largest_logit_and_the_first_of_equals() -> None:
     logits = torch.stack([LOGITS, torch.tensor([1.0, 7, 7, 7, 0, 0, 0, 0])])
     assert sample(logits, draws(2, temperature=0)) == [1, 1]
 
 
 class Operations(TorchDispatchMode):
-    """Counts what torch is asked to do."""
+    """Counts the operations that torch dispatches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Operations(TorchDispatchMode):
     ],
 )
 def test_a_batch_takes_no_more_operations_than_two_rows(settings: dict[str, Any]) -> None:
-    """Common settings are vectorised: a loop over rows would show in the count."""
+    """Common settings are vectorised: a loop over rows would increase the count."""
 
     def operations(count: int) -> int:
         logits = torch.randn(count, 200, generator=torch.Generator().manual_seed(0))
@@ -69,12 +69,12 @@ def test_a_batch_takes_no_more_operations_than_two_rows(settings: dict[str, Any]
     assert operations(ROWS_SAMPLED_AT_ONCE) == operations(2)
 
 
-def test_nothing_to_sample_is_no_error() -> None:
+def test_no_rows_give_no_tokens() -> None:
     assert sample(torch.empty(0, 8), []) == []
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
+def test_token_frequencies_follow_the_softmax(temperature: float) -> None:
     expected = (LOGITS / temperature).softmax(-1)
     assert (frequencies(LOGITS, temperature=temperature) - expected).abs().max() < 0.03
 
@@ -89,11 +89,11 @@ def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
         ({"top_p": 0.8}, {1, 5, 3}),
         ({"min_p": 0.3}, {1, 5, 3}),
         ({"min_p": 1.0}, {1}),
-        ({"top_k": 2, "top_p": 0.5}, {1}),  # top-p is a share of what top-k left
+        ({"top_k": 2, "top_p": 0.5}, {1}),  # top-p is a share of the top-k
         ({"top_k": 1000}, set(range(8))),
     ],
 )
-def test_limits_keep_the_likeliest_and_their_proportions(settings: dict[str, Any], kept: set[int]) -> None:
+def test_filters_keep_the_top_tokens_and_their_proportions(settings: dict[str, Any], kept: set[int]) -> None:
     seen = frequencies(LOGITS, **settings)
     expected = LOGITS.softmax(-1)
     mask = torch.tensor([token in kept for token in range(8)])
@@ -103,7 +103,7 @@ def test_limits_keep_the_likeliest_and_their_proportions(settings: dict[str, Any
 
 
 @pytest.mark.parametrize("settings", [{"top_p": 0.999}, {"top_k": 900}, {"min_p": 1e-9}, {}])
-def test_flat_distributions_wider_than_the_first_try_are_sampled_whole(settings: dict[str, Any]) -> None:
+def test_flat_distributions_wider_than_the_first_try_are_sampled_completely(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     logits = torch.randn(3000) * 0.01
     tokens = sample(logits.expand(500, -1), draws(500, **settings))
@@ -112,7 +112,7 @@ def test_flat_distributions_wider_than_the_first_try_are_sampled_whole(settings:
     assert ranks.max() < settings.get("top_k", 3000)
 
 
-def test_a_row_gets_the_same_token_whatever_stands_beside_it() -> None:
+def test_a_row_gets_the_same_token_in_every_batch() -> None:
     torch.manual_seed(0)
     logits = torch.randn(40, 2000) * 3
     options: list[dict[str, Any]] = [
@@ -133,16 +133,16 @@ def test_a_row_gets_the_same_token_whatever_stands_beside_it() -> None:
     [{}, {"temperature": 0.5}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.7}],
     ids=str,
 )
-def test_drawn_tokens_pass_a_chi_square_test_of_their_probabilities(settings: dict[str, Any]) -> None:
+def test_sampled_tokens_pass_a_chi_square_test(settings: dict[str, Any]) -> None:
     logits = torch.randn(400, generator=torch.Generator().manual_seed(3)) * 2
     sampling = SamplingParams(**settings)
-    # The exact probabilities are those of a fine grid of numbers: test_limits holds them to transformers' own.
-    draw = top_k_top_p.draw_limited if top_k_top_p.is_limited(sampling) else top_k_top_p.draw_whole
+    # A fine grid of uniform numbers gives the exact probabilities; test_top_k_top_p compares them with transformers.
+    draw = top_k_top_p.draw_filtered if top_k_top_p.is_filtered(sampling) else top_k_top_p.draw_unfiltered
     grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     exact = torch.bincount(draw(logits.expand(4000, -1), [sampling] * 4000, grid), minlength=400) / 4000
     count = 3000
     seen = frequencies(logits, count, **settings) * count
-    # Rare tokens share a cell: the test wants some five expected in each.
+    # Rare tokens share a cell: the test needs about five expected counts in each.
     common = exact * count >= 5
     expected = torch.cat([exact[common], exact[~common].sum()[None]]).double() * count
     observed = torch.cat([seen[common], seen[~common].sum()[None]]).double()

@@ -1,4 +1,4 @@
-"""Whatever is asked for together: a token comes of each row, never a masked one, and the same as the row alone."""
+"""Any combination of parameters gives each row an allowed token, the same one as the row alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[Draw]]:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(batch=batches())
-def test_any_parameters_give_each_row_a_token_that_may_come_and_the_one_it_would_get_alone(
+def test_any_parameters_give_each_row_an_allowed_token_equal_to_the_row_alone(
     batch: tuple[torch.Tensor, list[Draw]],
 ) -> None:
     logits, rows = batch

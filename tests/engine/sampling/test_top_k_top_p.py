@@ -1,6 +1,6 @@
-"""The limits against transformers' warpers: the distribution itself, not samples of it.
+"""Top-k, top-p, min-p and typical-p against transformers' warpers: exact distributions instead of samples.
 
-A draw is a function of one uniform number, so that an even grid of these shows every probability to 1 / (its size).
+A draw is a function of one uniform number, so an even grid of N numbers gives every probability to 1 / N.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ GRID = 512
 
 
 def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """[V] of one row's draw, to 1 / GRID; drawn by whichever way the sampler would take."""
-    draw = top_k_top_p.draw_limited if top_k_top_p.is_limited(sampling) else top_k_top_p.draw_whole
+    """Return the probabilities [V] of one row to 1 / GRID, by the function that the sampler would call."""
+    draw = top_k_top_p.draw_filtered if top_k_top_p.is_filtered(sampling) else top_k_top_p.draw_unfiltered
     uniforms = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
     rows = 256
     tokens = [draw(logits.expand(rows, -1), [sampling] * rows, part) for part in uniforms.split(rows)]
@@ -33,7 +33,7 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tenso
 
 
 def expected(logits: torch.Tensor, s: SamplingParams) -> torch.Tensor:
-    """[V] by transformers, in the order of its own generate()."""
+    """Return the probabilities [V] by transformers, in the order of its generate()."""
     warpers: list[Any] = [TemperatureLogitsWarper(s.temperature)]
     if s.top_k:
         warpers.append(TopKLogitsWarper(min(s.top_k, len(logits))))
@@ -73,14 +73,14 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("size", [40, 1000])
-def test_each_limit_leaves_what_transformers_leaves(settings: dict[str, Any], size: int) -> None:
+def test_filters_give_the_distribution_of_transformers(settings: dict[str, Any], size: int) -> None:
     sampling = SamplingParams(**settings)
     logits = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 3
-    # A share of the grid that falls on a token is its probability, but for the grid's points at its two ends.
+    # A token's share of the grid is its probability up to one grid point at either end.
     assert (probabilities(logits, sampling) - expected(logits, sampling)).abs().max() <= 2 / GRID
 
 
-def test_limits_that_keep_thousands_are_exact_to_the_last_token() -> None:
+def test_filters_that_keep_thousands_of_tokens_are_exact() -> None:
     logits = torch.randn(6000, generator=torch.Generator().manual_seed(0)) * 0.3
     uniforms = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for settings in (
@@ -92,30 +92,30 @@ def test_limits_that_keep_thousands_are_exact_to_the_last_token() -> None:
         {"typical_p": 0.3},
     ):
         sampling = SamplingParams(**settings)
-        draw = top_k_top_p.draw_limited if top_k_top_p.is_limited(sampling) else top_k_top_p.draw_whole
+        draw = top_k_top_p.draw_filtered if top_k_top_p.is_filtered(sampling) else top_k_top_p.draw_unfiltered
         tokens = draw(logits.expand(64, -1), [sampling] * 64, uniforms)
         shares = expected(logits, sampling)
         until = shares.cumsum(-1)
         assert (shares[tokens] > 0).all()
-        # So many are drawn from in their own order: the number falls into its token's share.
+        # Many tokens are drawn in order of their ids: the uniform number falls into the token's share.
         assert (until[tokens] - shares[tokens] - 1e-5 <= uniforms).all()
         assert (uniforms <= until[tokens] + 1e-5).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_logits_of_any_floating_type_are_drawn_from(dtype: torch.dtype) -> None:
+def test_logits_of_any_floating_type_are_sampled(dtype: torch.dtype) -> None:
     logits = (torch.randn(500, generator=torch.Generator().manual_seed(2)) * 3).to(dtype)
     for settings in ({}, {"top_p": 0.9}, {"typical_p": 0.5}):
         sampling = SamplingParams(**settings)
         assert (probabilities(logits, sampling) - expected(logits, sampling)).abs().max() <= 3 / GRID
 
 
-def test_a_number_at_either_end_draws_a_token_that_may_come() -> None:
+def test_extreme_uniform_numbers_draw_a_possible_token() -> None:
     logits = torch.full((1, 700), -torch.inf)
     logits[0, [300, 650]] = torch.tensor([0.0, -30.0])
     for uniform in (0.0, 1 - 2**-53):
         number = torch.tensor([uniform], dtype=torch.float64)
         for settings in ({}, {"top_k": 5}, {"top_p": 0.99999}, {"typical_p": 0.9}, {"min_p": 1e-20}):
             sampling = SamplingParams(**settings)
-            draw = top_k_top_p.draw_limited if top_k_top_p.is_limited(sampling) else top_k_top_p.draw_whole
+            draw = top_k_top_p.draw_filtered if top_k_top_p.is_filtered(sampling) else top_k_top_p.draw_unfiltered
             assert draw(logits, [sampling], number).item() in (300, 650)

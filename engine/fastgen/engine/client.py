@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -53,14 +53,6 @@ class EngineDeadError(Exception):
     """The engine process has ended; the message says how."""
 
 
-class Recorder(Protocol):
-    """Sees every report of the engine, in order, for example to count for metrics."""
-
-    def record(self, report: StepReport) -> None:
-        """Called once for each report; must be quick."""
-        ...
-
-
 class EngineClient:
     """An engine in a process of its own. Belongs to the event loop that started it.
 
@@ -72,11 +64,11 @@ class EngineClient:
     info: EngineInfo
     in_flight: InFlight
 
-    def __init__(self, launch: Launch, socket: zmq.asyncio.Socket, recorder: Recorder | None):
+    def __init__(self, launch: Launch, socket: zmq.asyncio.Socket, on_report: Callable[[StepReport], None] | None):
         self._launch = launch
         self._process = launch.process
         self._socket = socket
-        self._recorder = recorder
+        self._on_report = on_report
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
         self._failure: Failed | None = None
@@ -92,9 +84,15 @@ class EngineClient:
         config: EngineConfig,
         on_loading: Callable[[str, float], None],
         *,
-        recorder: Recorder | None = None,
+        on_report: Callable[[StepReport], None] | None = None,
     ) -> EngineClient:
-        """Returns when the engine is ready for requests; `on_loading` hears of its progress meanwhile.
+        """Start the engine and return when it is ready for requests.
+
+        Args:
+            launch: the engine process.
+            config: what it serves.
+            on_loading: called with the loading stage and its completed fraction, 0 to 1.
+            on_report: called once for each step report, in order; must be quick.
 
         Raises:
             EngineStartError: when it cannot serve what `config` asks for, or fails on the way.
@@ -104,7 +102,7 @@ class EngineClient:
         # A report must never be lost, however long the loop is busy: the engine decides how much may be on its way.
         socket.set(zmq.RCVHWM, 0)
         socket.bind(launch.address)
-        engine = cls(launch, socket, recorder)
+        engine = cls(launch, socket, on_report)
         launch.hand_over(config)
         try:
             await engine._wait_ready(on_loading)
@@ -225,8 +223,8 @@ class EngineClient:
             self._num_received += 1
             match event:
                 case StepReport():
-                    if self._recorder is not None:
-                        self._recorder.record(event)
+                    if self._on_report is not None:
+                        self._on_report(event)
                     self.in_flight.take(event)
                 case Loading(stage, fraction):
                     on_loading(stage, fraction)

@@ -1,1 +1,1 @@
-"""The engine in the caller's own process: `LLM` and its outputs."""
+"""In-process API: `LLM`."""

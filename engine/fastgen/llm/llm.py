@@ -16,39 +16,36 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fastgen.config import ENGINE_SETTINGS, EngineConfig, parsed_settings
 from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.engine.build import build_engine
-from fastgen.llm.outputs import Completion, Generation, Usage
+from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 from fastgen.text.chat import ChatTemplateError
-from fastgen.text.output import OutputText, TextDelta, TextRules
+from fastgen.text.output import TextRules
 from fastgen.text.tokenizer import Tokenizer
-
-__all__ = ["LLM", "Completion", "Usage"]
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
 
 
-_Piece = tuple[Generation, TextDelta]
-
-
 class LLM:
-    """A model, loaded into this process. For one thread; streams may be open at once and then share their passes.
+    """A model loaded into this process.
+
+    Not thread-safe. Several streams may be open at once; they share engine steps.
 
     Args:
-        model: a GGUF file or a Hugging Face directory.
-        on_loading: called with a stage and the share of it that is done, 0 to 1, while the model loads.
-            Where not given, a bar shows it on a terminal.
-        settings: the engine's settings by the names of `fastgen.config.EngineConfig`; sizes may be texts like "2GiB".
+        model: path of a GGUF file or a Hugging Face directory.
+        on_loading: called with a stage and its completed fraction, 0 to 1, while the model loads. The default is a
+            progress bar on a terminal.
+        settings: fields of `fastgen.config.EngineConfig`; sizes may be strings such as "2GiB".
 
     Attributes:
-        config: the settings, with a number for a token budget of `auto`.
-        tokenizer: the model's.
-        engine: for those who drive requests themselves.
-        max_model_length: the longest prompt plus generation.
+        config: the settings, with `token_budget` resolved to a number.
+        tokenizer: the model's tokenizer.
+        engine: the engine, for callers that drive requests themselves.
+        max_model_length: maximum number of prompt plus generated tokens.
 
     Raises:
-        ConfigError: when the model or the settings cannot be served.
+        ConfigError: if the model or the settings are not supported.
     """
 
     def __init__(self, model: str, *, on_loading: Callable[[str, float], None] | None = None, **settings: Any) -> None:
@@ -61,11 +58,11 @@ class LLM:
         self.engine, self.config, self._runner = loaded.engine, loaded.config, loaded.runner
         self.max_model_length = loaded.info.max_model_length
         self._ids = itertools.count()
-        self._under_way: dict[str, Generation] = {}
-        self._pieces: list[_Piece] = []
+        self._running: dict[str, RequestOutput] = {}
+        self._pending: list[tuple[RequestOutput, OutputDelta]] = []
 
     def wait_for_prefault(self) -> None:
-        """Wait until the background prefault of cache memory is done. Measurements are disturbed by it."""
+        """Wait until the background prefault of cache memory is done, so that it does not disturb measurements."""
         self._runner.wait_for_prefault()
 
     def generate(
@@ -76,127 +73,127 @@ class LLM:
         stop: Sequence[str] = (),
         n: int = 1,
         progress: bool | None = None,
-    ) -> list[Completion]:
-        """Continues prompts, all at once.
+    ) -> list[RequestOutput]:
+        """Generate completions for all prompts in one batch.
 
         Args:
-            prompts: texts or lists of token ids.
-            sampling: for all prompts, or one for each.
-            stop: texts that end a generation; they are not part of it.
-            n: completions of each prompt. With a seed, each after the first takes the next number as its own.
-            progress: show a bar on standard error; where not given, for several prompts on a terminal.
+            prompts: strings or lists of token ids.
+            sampling: parameters for all prompts, or one entry per prompt.
+            stop: stop strings; they are not part of the text.
+            n: completions per prompt. With a seed, completion i uses seed + i.
+            progress: show a progress bar on standard error. By default, shown for several prompts on a terminal.
 
         Returns:
-            In the prompts' order, the n completions of a prompt one after another.
+            n outputs per prompt, in the order of the prompts.
 
         Raises:
-            RequestError: when the model cannot serve one of them; none is then run.
+            RequestError: if the model cannot serve one of the requests; none is run then.
         """
         if n < 1:
             raise RequestError(f"n is {n}: it must be at least 1", "n")
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = _for_each(sampling, len(batch))
-        generations = [
-            self._prepare(prompt, _numbered(params, index), stop)
-            for prompt, params in zip(batch, each, strict=True)
+        params = _per_prompt(sampling, len(batch))
+        outputs = [
+            self._prepare(prompt, _with_seed_offset(each, index), stop)
+            for prompt, each in zip(batch, params, strict=True)
             for index in range(n)
         ]
-        shows = progress if progress is not None else len(generations) > 1 and sys.stderr.isatty()
+        show = progress if progress is not None else len(outputs) > 1 and sys.stderr.isatty()
         columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), disable=not shows, transient=True) as bar:
-            task = bar.add_task("generating", total=len(generations))
-            for _, delta in self._run(generations):
+        with Progress(*columns, console=Console(stderr=True), disable=not show, transient=True) as bar:
+            task = bar.add_task("generating", total=len(outputs))
+            for delta in self._run(outputs):
                 if delta.finish_reason is not None:
                     bar.advance(task)
-        return [generation.completion() for generation in generations]
+        return outputs
 
     def chat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None, *, stop: Sequence[str] = ()
-    ) -> Completion:
-        """Answers a conversation, of messages with `role` and `content`, by the model's own chat template.
+    ) -> RequestOutput:
+        """Generate the next message of a conversation with the model's chat template.
 
-        Without `sampling`, the answer may take the rest of the model's length.
+        Args:
+            messages: mappings with `role` and `content`.
+            sampling: by default, the reply may use the rest of the model's length.
+            stop: stop strings; they are not part of the text.
 
         Raises:
-            RequestError: when the model has no template, or its template refuses the messages.
+            RequestError: if the model has no chat template, or the template rejects the messages.
         """
         prompt = self.chat_prompt(messages)
-        room = max(1, self.max_model_length - len(prompt))
-        return self.generate([prompt], sampling or SamplingParams(max_tokens=room), stop=stop)[0]
+        max_tokens = max(1, self.max_model_length - len(prompt))
+        return self.generate([prompt], sampling or SamplingParams(max_tokens=max_tokens), stop=stop)[0]
 
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, stop: Sequence[str] = ()
-    ) -> Iterator[TextDelta]:
-        """The continuation of one prompt, piece by piece; closing the iterator ends the generation.
+    ) -> Iterator[OutputDelta]:
+        """Stream the completion of one prompt. Closing the iterator cancels the generation.
 
         Raises:
-            RequestError: when the model cannot serve it.
+            RequestError: if the model cannot serve the request.
         """
-        for _, delta in self._run([self._prepare(prompt, sampling or SamplingParams(), stop)]):
-            yield delta
+        yield from self._run([self._prepare(prompt, sampling or SamplingParams(), stop)])
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids that a conversation becomes.
+        """Render a conversation with the chat template and return its token ids.
 
         Raises:
-            RequestError: when the model has no template, or its template refuses the messages.
+            RequestError: if the model has no chat template, or the template rejects the messages.
         """
         template = self.tokenizer.chat_template
         if template is None:
-            raise RequestError("this model has no chat template: use generate", "messages")
+            raise RequestError("messages: this model has no chat template; use generate", "messages")
         try:
             text = template.render(messages)
         except ChatTemplateError as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+            raise RequestError(f"messages: the model's chat template rejects them: {error}", "messages") from error
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _prepare(self, prompt: Prompt, sampling: SamplingParams, stop: Sequence[str]) -> Generation:
+    def _prepare(self, prompt: Prompt, sampling: SamplingParams, stop: Sequence[str]) -> RequestOutput:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         request = Request(id=str(next(self._ids)), prompt_token_ids=tokens, sampling=sampling)
-        return Generation(
-            request, OutputText(self.tokenizer, TextRules(stop=tuple(stop), min_tokens=sampling.min_tokens))
-        )
+        return RequestOutput(request, self.tokenizer, TextRules(stop=tuple(stop), min_tokens=sampling.min_tokens))
 
-    def _run(self, generations: Sequence[Generation]) -> Iterator[tuple[Generation, TextDelta]]:
-        """Steps the engine until all of these have ended; what is unfinished when it is closed is cancelled."""
-        mine: set[str] = set()
+    def _run(self, outputs: Sequence[RequestOutput]) -> Iterator[OutputDelta]:
+        """Step the engine until these requests finish; cancel unfinished ones when the iterator is closed."""
+        unfinished: set[str] = set()
         try:
-            for generation in generations:
-                self.engine.add(generation.request)
-                self._under_way[generation.request.id] = generation
-                mine.add(generation.request.id)
-            while mine:
-                pieces = self._take(mine)
-                if not pieces:
+            for output in outputs:
+                self.engine.add(output.request)
+                self._running[output.request.id] = output
+                unfinished.add(output.request.id)
+            while unfinished:
+                deltas = self._take_pending(unfinished)
+                if not deltas:
                     self._step()
-                for generation, delta in pieces:
+                for output, delta in deltas:
                     if delta.finish_reason is not None:
-                        mine.discard(generation.request.id)
-                    yield generation, delta
+                        unfinished.discard(output.request.id)
+                    yield delta
         finally:
-            for request_id in mine:
-                self._under_way.pop(request_id, None)
+            for request_id in unfinished:
+                self._running.pop(request_id, None)
                 self.engine.cancel(request_id)
-            self._take(mine)
+            self._take_pending(unfinished)
 
-    def _take(self, mine: set[str]) -> list[_Piece]:
-        """The pieces that have come for these requests; those of others stay, for whoever iterates over them."""
-        taken = [piece for piece in self._pieces if piece[0].request.id in mine]
-        self._pieces = [piece for piece in self._pieces if piece[0].request.id not in mine]
+    def _take_pending(self, request_ids: set[str]) -> list[tuple[RequestOutput, OutputDelta]]:
+        """Remove and return the pending deltas of these requests; other iterators read the rest."""
+        taken = [pair for pair in self._pending if pair[0].request.id in request_ids]
+        self._pending = [pair for pair in self._pending if pair[0].request.id not in request_ids]
         return taken
 
     def _step(self) -> None:
-        """One pass for everything under way: iterators that are open at once share their passes."""
-        for got in self.engine.step().outputs:
-            generation = self._under_way[got.request_id]
-            delta = generation.take(got)
+        """Run one engine step for all open iterators."""
+        for token_output in self.engine.step().outputs:
+            output = self._running[token_output.request_id]
+            delta = output.push(token_output)
             if delta.finish_reason is not None:
-                del self._under_way[got.request_id]
-                self.engine.cancel(got.request_id)  # a stop string: the engine does not know yet
-            self._pieces.append((generation, delta))
+                del self._running[token_output.request_id]
+                self.engine.cancel(token_output.request_id)  # the engine does not know about stop strings
+            self._pending.append((output, delta))
 
 
-def _for_each(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling or SamplingParams()] * count
     if len(sampling) != count:
@@ -204,5 +201,5 @@ def _for_each(sampling: SamplingParams | Sequence[SamplingParams] | None, count:
     return list(sampling)
 
 
-def _numbered(sampling: SamplingParams, index: int) -> SamplingParams:
+def _with_seed_offset(sampling: SamplingParams, index: int) -> SamplingParams:
     return sampling if sampling.seed is None or not index else replace(sampling, seed=sampling.seed + index)

@@ -46,7 +46,7 @@ class Pipeline:
                 text + completion.text if asked.return_full_text else completion.text,
                 completion.usage.prompt_tokens,
                 completion.usage.completion_tokens,
-                completion.finish_reason.value,
+                str(completion.finish_reason),
             )
             for text, completion in zip(texts, done, strict=True)
         ]

@@ -1,1 +1,1 @@
-"""The HTTP face of the engine: OpenAI's protocol, health, metrics. Never imports torch."""
+"""HTTP server for the engine: OpenAI's API, health and metrics. Never imports torch."""

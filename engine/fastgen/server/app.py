@@ -1,4 +1,4 @@
-"""The ASGI application: endpoints and errors, inside the layers that every request passes."""
+"""The ASGI application: endpoints, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ log = logging.getLogger("fastgen.server")
 
 
 def create_app(service: Service, config: ServerConfig, keys: KeyRing, tracer: Tracer | None) -> ASGIApp:
-    """The application that serves `service`; `tracer` where traces are wanted."""
+    """Return the application; `tracer` is None if tracing is off."""
     app: ASGIApp = _endpoints(service)
-    app = BodyLimit(app, most_bytes=config.max_body_size)
+    app = BodyLimit(app, max_bytes=config.max_body_size)
     app = OpenRequests(app, service.lifecycle)
     if keys:
-        app = KeyCheck(app, keys, lambda error: _note(service, error))
+        app = KeyCheck(app, keys, lambda error: _record_rejection(service, error))
     if config.allowed_origins is not None:
         app = CORSMiddleware(
             app,
@@ -56,51 +56,53 @@ def _endpoints(service: Service) -> FastAPI:
         app.include_router(router)
     app.openapi = functools.cache(lambda: openapi.document(app))  # type: ignore[method-assign]
 
-    def answer(error: APIError) -> Response:
-        if error.code not in ("engine_dead", "deadline_exceeded"):  # those were taken
-            _note(service, error)
+    def respond(error: APIError) -> Response:
+        if error.code not in ("engine_dead", "deadline_exceeded"):  # these requests were admitted
+            _record_rejection(service, error)
         return error.response()
 
     @app.exception_handler(APIError)
-    async def _of_api(_: Request, error: APIError) -> Response:
-        return answer(error)
+    async def _api_error(_: Request, error: APIError) -> Response:
+        return respond(error)
 
     @app.exception_handler(RequestError)
-    async def _of_request(_: Request, error: RequestError) -> Response:
-        return answer(errors.of_request(error))
+    async def _request_error(_: Request, error: RequestError) -> Response:
+        return respond(errors.from_request_error(error))
 
     @app.exception_handler(RequestValidationError)
-    async def _of_validation(_: Request, error: RequestValidationError) -> Response:
-        return answer(errors.of_validation(error))
+    async def _validation_error(_: Request, error: RequestValidationError) -> Response:
+        return respond(errors.from_validation_error(error))
 
     @app.exception_handler(HTTPException)
-    async def _of_http(_: Request, error: HTTPException) -> Response:
-        return answer(errors.of_http(error))
+    async def _http_error(_: Request, error: HTTPException) -> Response:
+        return respond(errors.from_http_exception(error))
 
     @app.exception_handler(Exception)
-    async def _of_defect(_: Request, error: Exception) -> Response:  # the server logs its traceback
-        return APIError(500, f"internal error: {type(error).__name__}", code="internal_error").response()
+    async def _unexpected_error(_: Request, error: Exception) -> Response:  # uvicorn logs the traceback
+        return APIError(
+            500, f"internal error ({type(error).__name__}); the server's log has the details", code="internal_error"
+        ).response()
 
     return app
 
 
-def _note(service: Service, error: APIError) -> None:
-    """Counts and logs a request that is refused."""
+def _record_rejection(service: Service, error: APIError) -> None:
+    """Count and log a rejected request."""
     service.metrics.count_rejected(error.code)
-    logs.say(log, "refused", status=error.status, code=error.code, param=error.param or "none")
+    logs.say(log, "rejected", status=error.status, code=error.code, param=error.param or "none")
 
 
 class OpenRequests:
-    """Counts the requests for work that are under way, from their first byte to the last one of the response."""
+    """Middleware that counts POST requests as open until the last byte of the response is sent."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on."""
+        """Handle one ASGI request."""
         if scope["type"] == "http" and scope["method"] == "POST":
-            with self._lifecycle.request():
+            with self._lifecycle.open_request():
                 await self._app(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The server process: listens at once, loads the engine, drains when told to, ends with it."""
+"""The server process: listens at once, loads the engine, serves, and drains on SIGTERM."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing
 from fastgen.server.http.connection import connection_class
 from fastgen.server.http.tracing import Tracer, is_configured
-from fastgen.server.serving.admission import Admission
+from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
-from fastgen.server.serving.prompt_length import LongestText
 from fastgen.server.serving.service import Service
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.registry import choose_format
@@ -37,29 +36,32 @@ from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
 
-# With a dead engine: time for /health to be seen and for open streams to be told.
-_LAST_ANSWERS_SECONDS = 1.0
-# After the drain: time for the last bytes to reach the clients.
+# After the engine died: time for /health to report it and for open streams to get their error.
+_DEAD_ENGINE_GRACE_SECONDS = 1.0
+# After the drain: time to flush the last bytes to the clients.
 _FLUSH_SECONDS = 5
-# How long a client's machine may leave what was sent to it without an answer.
-_SILENT_PEER_SECONDS = 120
-_MOST_FILES = 65536
-_KEEP_ALIVE_SECONDS = 75  # above the usual 60 s of proxies, which must be the ones to close
+# TCP timeout for a peer that acknowledges nothing.
+_PEER_TIMEOUT_SECONDS = 120
+_MAX_OPEN_FILES = 65536
+_KEEP_ALIVE_SECONDS = 75  # longer than the 60 s common in proxies, which must be the side that closes
 
 
 def run(engine_config: EngineConfig, server_config: ServerConfig, launch: Launch) -> int:
-    """Serves until told to stop; returns the exit code: 1 where the engine died, else 0.
+    """Serve until SIGTERM or SIGINT and return the exit code: 1 if the engine died, else 0.
 
-    `launch` is the engine process, which has not heard yet what it is to serve.
+    Args:
+        engine_config: the engine's settings.
+        server_config: the server's settings.
+        launch: the engine process, which waits for its configuration.
 
     Raises:
-        ConfigError: when what is asked for cannot be served.
-        EngineStartError: when the engine fails to start for another reason.
+        ConfigError: if the settings or the model are not supported.
+        EngineStartError: if the engine fails to start for another reason.
     """
     started = time.monotonic()
-    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # half the lines, and nobody reads them
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the output, and unused
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    # Quick, and what is wrong with either shows before anything else is started or said.
+    # Quick checks first, so that their errors appear before anything is started or logged.
     source = ModelSource.open(engine_config.model)
     keys = KeyRing(server_config.api_key_file, os.environ)
     endpoint = server_config.otlp_endpoint
@@ -77,31 +79,31 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        # Python adds the address to the system's words; a name that cannot be resolved has words of its own.
+        # Python appends the address to strerror; name resolution errors have their own text.
         number = error.errno or 0
         reason = os.strerror(number) if number > 0 else error.strerror
         raise ConfigError(f"--host {host} --port {port}: {reason}; choose another address or port") from None
     except OverflowError:
         raise ConfigError(f"--port {port}: must be from 0 to 65535") from None
-    # Connections inherit these. A client that vanished without a word, with its machine or its network, would else hold
-    # its sequence to the end, and a drain with it.
+    # Connections inherit these options. Without them, a client whose machine or network vanished would hold its
+    # sequence, and a drain, until the end.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_PEER_SECONDS // 2)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENT_PEER_SECONDS // 8)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_SECONDS * 1000)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PEER_TIMEOUT_SECONDS // 2)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PEER_TIMEOUT_SECONDS // 8)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _PEER_TIMEOUT_SECONDS * 1000)
     return listener
 
 
 def _allow_many_connections() -> None:
-    """Raises the limit on open files, each connection being one: shells give a thousand, less than the queue takes."""
+    """Raise the limit on open files: each connection needs one, and the usual 1024 is less than the queue takes."""
     limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if highest == resource.RLIM_INFINITY else min(_MOST_FILES, highest)
+    wanted = _MAX_OPEN_FILES if highest == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, highest)
     if limit != resource.RLIM_INFINITY and limit < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, highest))
 
 
 class Server:
-    """The process from start to end. `run` is its story."""
+    """The server process from start to exit."""
 
     def __init__(
         self,
@@ -120,19 +122,18 @@ class Server:
         self._listener = listener
         self._launch = launch
         self._started = started
-        own_name = hub_repository(engine_config.model) or default_model_name(engine_config.model)
-        names = server_config.served_model_names or (own_name,)
+        default_name = hub_repository(engine_config.model) or default_model_name(engine_config.model)
+        names = server_config.served_model_names or (default_name,)
         self._keys = keys
         self._tracer = tracer
         self._lifecycle = Lifecycle()
         self._metrics = Metrics(names[0])
-        admission = Admission(server_config.max_queued_requests)
-        self._service = Service(names, self._lifecycle, self._metrics, admission)
-        self._told_to_stop = asyncio.Event()
-        self._told_twice = asyncio.Event()
+        self._service = Service(names, self._lifecycle, self._metrics, server_config.max_queued_requests)
+        self._stop_requested = asyncio.Event()
+        self._second_signal = asyncio.Event()
 
     async def run(self) -> int:
-        """Serves until told to stop or the engine dies; returns the exit code."""
+        """Serve until a signal arrives or the engine dies; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         http = _HTTPServer(
@@ -158,7 +159,7 @@ class Server:
 
     async def _load_and_serve(self) -> int:
         loading = asyncio.create_task(self._load())
-        stopping = asyncio.create_task(self._told_to_stop.wait())
+        stopping = asyncio.create_task(self._stop_requested.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             loading.cancel()
@@ -172,27 +173,29 @@ class Server:
             dead = asyncio.create_task(model.engine.wait_dead())
             await asyncio.wait((dead, stopping), return_when=asyncio.FIRST_COMPLETED)
             if dead.done():
-                log.error("the engine died, so the server ends: %s", model.engine.end)
-                await asyncio.sleep(_LAST_ANSWERS_SECONDS)
+                log.error("exiting because the engine died: %s", model.engine.end)
+                await asyncio.sleep(_DEAD_ENGINE_GRACE_SECONDS)
                 return 1
             return await self._drain(model.engine, dead)
         finally:
             await model.engine.stop()
 
     async def _load(self) -> ServedModel:
-        """Loads the tokenizer here while the engine process loads the weights."""
-        # The path: what came from a hub is on disk by now, and the engine process asks no hub.
+        """Load the tokenizer here while the engine process loads the weights."""
+        # The local path: the download is complete, so the engine process does not contact the hub.
         config = replace(self._engine_config, model=str(self._source.path))
         log.info("fastgen %s: loading %s", VERSION, self._engine_config.model)
         engine = asyncio.create_task(
-            EngineClient.start(self._launch, config, self._lifecycle.note_loading, recorder=self._metrics)
+            EngineClient.start(
+                self._launch, config, self._lifecycle.set_loading_progress, on_report=self._metrics.record
+            )
         )
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, self._source.tokenizer)
             tool_format = choose_format(self._server_config.tool_parser, tokenizer)
             ready = await engine
-            longest = LongestText(tokenizer, ready.info.max_model_length)
-            return ServedModel(ready, tokenizer, longest, tool_format)
+            limit = PromptSizeLimit(tokenizer, ready.info.max_model_length)
+            return ServedModel(ready, tokenizer, limit, tool_format)
         except EngineStartError as error:
             if error.exit_code == 2:
                 raise ConfigError(str(error)) from None
@@ -223,31 +226,31 @@ class Server:
             info.max_sequences,
             info.max_model_length,
         )
-        shown = f"[{host}]" if ":" in host else host
-        log.info("ready on http://%s:%d after %.1f s", shown, port, time.monotonic() - self._started)
+        address = f"[{host}]" if ":" in host else host
+        log.info("ready on http://%s:%d after %.1f s", address, port, time.monotonic() - self._started)
 
     async def _drain(self, engine: EngineClient, dead: asyncio.Task[int]) -> int:
-        """Lets running requests finish for as long as the drain may take, then ends them with what they have."""
+        """Let open requests finish within the drain time, then abort the rest, which keep their output so far."""
         self._lifecycle.begin_draining()
         seconds = self._server_config.drain_seconds
-        log.info("draining: %d requests under way, up to %d s for them", self._lifecycle.num_open, seconds)
+        log.info("draining: %d open requests, up to %d s", self._lifecycle.num_open, seconds)
         idle = asyncio.create_task(self._lifecycle.wait_idle())
-        at_once = asyncio.create_task(self._told_twice.wait())
-        await asyncio.wait((idle, at_once, dead), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        immediate = asyncio.create_task(self._second_signal.wait())
+        await asyncio.wait((idle, immediate, dead), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not idle.done():
-            log.info("ending %d requests that are not done", self._lifecycle.num_open)
+            log.info("aborting %d requests that have not finished", self._lifecycle.num_open)
             engine.abort_all()
             await asyncio.wait((idle, dead), timeout=_FLUSH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         log.info("stopped")
         return 1 if dead.done() else 0
 
     def _on_signal(self, number: int) -> None:
-        log.info("got %s", signal.Signals(number).name)
-        (self._told_twice if self._told_to_stop.is_set() else self._told_to_stop).set()
+        log.info("received %s", signal.Signals(number).name)
+        (self._second_signal if self._stop_requested.is_set() else self._stop_requested).set()
 
 
 class _HTTPServer(uvicorn.Server):
-    """uvicorn without its signal handlers: draining comes before shutting down."""
+    """uvicorn without its signal handlers, because the server drains before it shuts down."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, which knows the bodies, with the responses, which msgspec encodes unseen by it."""
+"""The OpenAPI document: request bodies from FastAPI, response schemas from msgspec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastgen.server.openai.tokenization import Text, Tokens
 from fastgen.server.probes import Status, Version
 
 _REF = "#/components/schemas/{name}"
-_ANSWERS: dict[str, type] = {
+_RESPONSES: dict[str, type] = {
     "/v1/completions": Completion,
     "/v1/chat/completions": ChatCompletion,
     "/v1/models": ModelList,
@@ -25,16 +25,16 @@ _ANSWERS: dict[str, type] = {
     "/version": Version,
 }
 _STREAMED = frozenset({"/v1/completions", "/v1/chat/completions"})
-_REFUSALS = {
-    "400": "A value is wrong; the error names its field.",
-    "401": "There is no valid API key.",
+_ERRORS = {
+    "400": "A field has an invalid value; `param` names it.",
+    "401": "The API key is missing or invalid.",
     "404": "The model is not served here.",
-    "408": "The request did not come whole in time, or its own timeout passed before the first token.",
+    "408": "The request was not received in time, or its `timeout` passed before the first token.",
     "413": "The body is too large.",
-    "429": "The queue is full; Retry-After says when to try again.",
-    "431": "The head is too large.",
-    "500": "The engine ended while it worked on the request.",
-    "503": "Loading, draining or without an engine; Retry-After says when to try again.",
+    "429": "The queue is full; retry after Retry-After seconds.",
+    "431": "The request line and headers are too large.",
+    "500": "The engine died during the request.",
+    "503": "The server is loading or draining, or its engine is dead; retry after Retry-After seconds.",
 }
 _ERROR = {
     "type": "object",
@@ -55,15 +55,15 @@ _ERROR = {
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """What `app` serves, as OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 document of `app`."""
     whole = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    answers, definitions = msgspec.json.schema_components(set(_ANSWERS.values()), ref_template=_REF)
-    by_type = dict(zip(set(_ANSWERS.values()), answers, strict=True))
+    schemas_by_type, definitions = msgspec.json.schema_components(set(_RESPONSES.values()), ref_template=_REF)
+    by_type = dict(zip(set(_RESPONSES.values()), schemas_by_type, strict=True))
     components = whole.setdefault("components", {})
     schemas = {
         name: schema
         for name, schema in components.get("schemas", {}).items()
-        if name not in ("HTTPValidationError", "ValidationError")  # what FastAPI would say: our errors are OpenAI's
+        if name not in ("HTTPValidationError", "ValidationError")  # FastAPI's error format; ours is OpenAI's
     }
     components["schemas"] = {**schemas, **definitions, "Error": _ERROR}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -78,13 +78,13 @@ def _responses(path: str, by_type: dict[type, dict[str, Any]]) -> dict[str, Any]
     content: dict[str, Any] = {}
     if path == "/metrics":
         content = {"text/plain": {"schema": {"type": "string"}}}
-    elif path in _ANSWERS:
-        content = {"application/json": {"schema": by_type[_ANSWERS[path]]}}
+    elif path in _RESPONSES:
+        content = {"application/json": {"schema": by_type[_RESPONSES[path]]}}
     if path in _STREAMED:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    refusal = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
+    error = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
     if path in ("/health", "/ready"):
-        said = {"description": "What is wrong.", "content": content}
-        return {"200": {"description": "All is well.", "content": content}, "503": said}
-    answers = {status: {"description": text, "content": refusal} for status, text in _REFUSALS.items()}
-    return {"200": {"description": "The answer.", "content": content}, **answers}
+        unavailable = {"description": "Why not.", "content": content}
+        return {"200": {"description": "Yes.", "content": content}, "503": unavailable}
+    errors = {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
+    return {"200": {"description": "Success.", "content": content}, **errors}

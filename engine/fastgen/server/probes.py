@@ -1,4 +1,4 @@
-"""What Kubernetes, Prometheus and people look at: health, readiness, metrics, models, version."""
+"""GET endpoints: health, readiness, metrics, models and version."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ router = APIRouter()
 
 
 class Status(msgspec.Struct, frozen=True):
-    """How the server is, in a word or with the reason."""
+    """Status of the server, or the reason why it is unavailable."""
 
     status: str
 
 
 class Version(msgspec.Struct, frozen=True):
-    """Which fastgen this is."""
+    """Version of FastGen."""
 
     version: str
 
@@ -30,23 +30,23 @@ def _json(body: object, status: int = 200) -> Response:
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 while the process and its engine are alive, loading included; 503 when the engine is dead."""
+    """Return 200 while the engine is alive or loading; 503 if it is dead."""
     service: Service = request.app.state.service
-    wrong = service.lifecycle.why_not_healthy()
-    return _json(Status("ok")) if wrong is None else _json(Status(wrong), 503)
+    reason = service.lifecycle.why_not_healthy()
+    return _json(Status("ok")) if reason is None else _json(Status(reason), 503)
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 while requests are taken; else 503 with the reason, such as `loading weights 40 %`."""
+    """Return 200 while requests are accepted; otherwise 503 with the reason, such as `loading weights 40 %`."""
     service: Service = request.app.state.service
-    wrong = service.lifecycle.why_not_ready()
-    return _json(Status("ready")) if wrong is None else _json(Status(wrong), 503)
+    reason = service.lifecycle.why_not_ready()
+    return _json(Status("ready")) if reason is None else _json(Status(reason), 503)
 
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format, or OpenMetrics where the scraper asks for it."""
+    """Return metrics in Prometheus text format, or in OpenMetrics if the scraper accepts it."""
     service: Service = request.app.state.service
     body, content_type = service.metrics.expose(request.headers.get("accept", ""), service.lifecycle.num_open)
     return Response(body, headers={"Content-Type": content_type})
@@ -54,20 +54,20 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/version")
 async def version() -> Response:
-    """The engine's version."""
+    """Return the version of FastGen."""
     return _json(Version(VERSION))
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
-    """The names that requests may use."""
+    """List the served model names."""
     service: Service = request.app.state.service
     return _json(ModelList([_card(service, name) for name in service.names]))
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
-    """One of these names."""
+    """Return one served model name."""
     service: Service = request.app.state.service
     return _json(_card(service, service.check_model(name)))
 

@@ -1,4 +1,4 @@
-"""What a client gets of one generation: text, cut at stop strings."""
+"""Text of one generation: incremental detokenization, cut at stop strings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fastgen.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """How a generation's tokens become its text.
+    """How generated tokens become text.
 
     Attributes:
-        stop: strings that end the text.
-        include_stop: does the text keep the stop string, or the text of the token, that ended it?
-        min_tokens: tokens before which no stop string ends the text.
-        skip_special_tokens: do special tokens give no text?
-        shown_tokens: special tokens that give text all the same.
+        stop: stop strings; the first one found ends the text.
+        include_stop: keep the stop string, or the text of the stop token, at the end of the text.
+        min_tokens: number of tokens before which no stop string ends the text.
+        skip_special_tokens: leave special tokens out of the text.
+        shown_tokens: special tokens that appear in the text despite `skip_special_tokens`.
     """
 
     stop: tuple[str, ...] = ()
@@ -30,29 +30,21 @@ class TextRules:
     shown_tokens: frozenset[int] = frozenset()
 
 
-_PLAIN = TextRules()
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """The next piece of a generation's text; `finish_reason` is set on the last one."""
-
-    text: str
-    finish_reason: FinishReason | None = None
+_DEFAULT_RULES = TextRules()
 
 
 class OutputText:
-    """One generation's text so far, as far as it may be shown.
+    """Detokenizes one generation and detects its stop strings.
 
     Attributes:
-        num_tokens: tokens taken in, up to the one that completed a stop string.
-        stop_string: the stop string that was found, if one was.
-        finish_reason: why the generation ended, once it has.
+        num_tokens: tokens consumed, up to and including the one that completed a stop string.
+        stop_string: the stop string that ended the text, if any.
+        finish_reason: why the generation ended; None while it runs.
     """
 
     __slots__ = ("_detokenizer", "_rules", "_stops", "finish_reason", "num_tokens", "stop_string")
 
-    def __init__(self, tokenizer: Tokenizer, rules: TextRules = _PLAIN) -> None:
+    def __init__(self, tokenizer: Tokenizer, rules: TextRules = _DEFAULT_RULES) -> None:
         hidden = tokenizer.special_token_ids - rules.shown_tokens if rules.skip_special_tokens else frozenset[int]()
         self._rules = rules
         self._detokenizer = Detokenizer(tokenizer, hidden)
@@ -61,31 +53,31 @@ class OutputText:
         self.stop_string: str | None = None
         self.finish_reason: FinishReason | None = None
 
-    def push(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> TextDelta:
-        """Takes in what the engine gave; a stop string found in it finishes the generation here.
+    def push(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> str:
+        """Add tokens from the engine and return the new text.
 
-        Where the engine says `stop`, the last token is the one that stopped it: a mark, which is no part of the text
-        unless the rules include it.
+        A stop string sets `finish_reason` even if the engine has not finished. If the engine finished with `stop`, the
+        last token is the end-of-sequence or stop token; it gives no text unless the rules include it.
         """
         assert self.finish_reason is None, "this generation has finished"
         pieces: list[str] = []
-        ends_with_mark = finish_reason is FinishReason.STOP and not self._rules.include_stop
-        last_text_token = len(token_ids) - ends_with_mark
-        for place, token_id in enumerate(token_ids):
+        ends_with_stop_token = finish_reason is FinishReason.STOP and not self._rules.include_stop
+        num_text_tokens = len(token_ids) - ends_with_stop_token
+        for position, token_id in enumerate(token_ids):
             self.num_tokens += 1
-            if place >= last_text_token:
-                continue
-            if self._show(self._detokenizer.push([token_id]), pieces):
-                return self._finish(pieces, FinishReason.STOP)
-        if finish_reason is None:
-            return TextDelta("".join(pieces))
-        if self._show(self._detokenizer.finish(), pieces):
-            return self._finish(pieces, FinishReason.STOP)
-        pieces.append(self._stops.finish())
-        return self._finish(pieces, finish_reason)
+            if position < num_text_tokens and self._append(self._detokenizer.push([token_id]), pieces):
+                self.finish_reason = FinishReason.STOP
+                return "".join(pieces)
+        if finish_reason is not None:
+            if self._append(self._detokenizer.finish(), pieces):
+                finish_reason = FinishReason.STOP
+            else:
+                pieces.append(self._stops.finish())
+            self.finish_reason = finish_reason
+        return "".join(pieces)
 
-    def _show(self, text: str, pieces: list[str]) -> bool:
-        """Adds what may be shown of `text` to `pieces`; did a stop string end it?"""
+    def _append(self, text: str, pieces: list[str]) -> bool:
+        """Append the part of `text` that may be shown; return whether a stop string ended it."""
         if self.num_tokens < self._rules.min_tokens:
             pieces.append(self._stops.let_pass(text))
             return False
@@ -97,7 +89,3 @@ class OutputText:
         if self._rules.include_stop:
             pieces.append(found)
         return True
-
-    def _finish(self, pieces: list[str], reason: FinishReason) -> TextDelta:
-        self.finish_reason = reason
-        return TextDelta("".join(pieces), reason)

@@ -14,12 +14,20 @@ from fastgen import LLM, SamplingParams
 from fastgen.commands import main
 from fastgen.config import ConfigError
 from fastgen.core.request import Grammar, RequestError
+from fastgen.engine.request_output import RequestOutput
 from fastgen.mii.pipeline import Pipeline, pipeline
 from support.demo_weights import demo_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
+
+
+def contents(output: RequestOutput) -> tuple[object, ...]:
+    """All that a caller reads of an output."""
+    logprobs, prompt_logprobs = output.logprobs, output.prompt_logprobs
+    request, reason = output.request, output.finish_reason
+    return output.text, output.token_ids, reason, request.prompt_token_ids, output.usage, logprobs, prompt_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +46,10 @@ def llm() -> LLM:
 def test_several_prompts_give_what_each_gives_alone(llm: LLM) -> None:
     prompts = ["The sun is", "Once upon a time", "1, 2, 3, 4,"]
     together = llm.generate(prompts, GREEDY, progress=True)
-    assert together == [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
+    assert list(map(contents, together)) == [contents(llm.generate(prompt, GREEDY)[0]) for prompt in prompts]
     first = together[0]
     assert llm.tokenizer.decode(first.token_ids) == first.text
-    assert list(first.prompt_token_ids) == llm.tokenizer.encode("The sun is", add_special_tokens=True)
+    assert first.request.prompt_token_ids == llm.tokenizer.encode("The sun is", add_special_tokens=True)
     assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (3, 12)
     assert first.finish_reason == "length"
 
@@ -63,7 +71,7 @@ def test_log_probabilities_come_where_they_are_asked_for(llm: LLM) -> None:
     asked = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
     (done,) = llm.generate("The sun is", asked)
     assert done.logprobs is not None
-    assert [one.token_id for one in done.logprobs] == list(done.token_ids)
+    assert [one.token_id for one in done.logprobs] == done.token_ids
     assert all(one.rank == 1 and one.top[0] == (one.token_id, one.logprob) for one in done.logprobs)
     assert llm.generate("The sun is", GREEDY)[0].logprobs is None
     (stopped,) = llm.generate("1, 2, 3, 4,", replace(asked, max_tokens=50), stop=["7"])
@@ -87,7 +95,7 @@ def test_a_prompt_that_was_there_before_comes_from_the_cache(llm: LLM) -> None:
 
 def test_token_ids_are_a_prompt(llm: LLM) -> None:
     tokens = llm.tokenizer.encode("The sun is", add_special_tokens=True)
-    assert llm.generate([tokens], GREEDY) == llm.generate(["The sun is"], GREEDY)
+    assert contents(llm.generate([tokens], GREEDY)[0]) == contents(llm.generate(["The sun is"], GREEDY)[0])
 
 
 def test_a_chat_is_answered(llm: LLM) -> None:
@@ -162,7 +170,7 @@ def test_a_hugging_face_directory_is_served(llm: LLM, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     tiny = LLM(str(tmp_path), kv_cache_memory="4MiB")
     done = tiny.chat([{"role": "user", "content": "one two"}], SamplingParams(temperature=0, max_tokens=4))
-    assert list(done.prompt_token_ids) == [1, *llm.tokenizer.encode("one two", add_special_tokens=False)]
+    assert done.request.prompt_token_ids == [1, *llm.tokenizer.encode("one two", add_special_tokens=False)]
     assert 1 <= len(done.token_ids) <= 4
     assert done.text == tiny.tokenizer.decode(done.token_ids)
 

@@ -89,7 +89,7 @@ def test_a_key_is_compared_with_all_in_constant_time(given: str, monkeypatch: py
 
 
 def test_the_openai_client_raises_its_authentication_error(locked: Locked) -> None:
-    with pytest.raises(openai.AuthenticationError, match="this API key is not valid"):
+    with pytest.raises(openai.AuthenticationError, match="the API key is not valid: send"):
         locked.server.client().models.list()
 
 
@@ -97,7 +97,7 @@ def test_a_refusal_is_counted_and_no_key_is_logged(locked: Locked) -> None:
     locked.server.get("/v1/models", headers=bearer("sk-wrong"))
     assert locked.server.metric("fastgen_request_rejected_total", reason="invalid_api_key") >= 1
     assert "sk-" not in locked.server.log
-    assert "refused status=401 code=invalid_api_key" in locked.server.log
+    assert "rejected status=401 code=invalid_api_key" in locked.server.log
 
 
 def test_a_changed_file_counts_without_a_restart(locked: Locked) -> None:
@@ -112,7 +112,7 @@ def test_a_changed_file_counts_without_a_restart(locked: Locked) -> None:
     assert not opens(KEY)
     assert opens("sk-env-1")
     locked.key_file.write_text("# nothing\n")
-    wait_until(lambda: "the keys stay as they were" in (opens("x"), locked.server.log)[1], "the empty file to be seen")
+    wait_until(lambda: "keeping the previous keys" in (opens("x"), locked.server.log)[1], "the empty file to be seen")
     assert opens("sk-rotated")
     locked.key_file.write_text(before)
     wait_until(lambda: opens(KEY), "the old keys to count again")
@@ -145,7 +145,9 @@ def test_keys_are_asked_for_only_where_there_are_any() -> None:
 
 def test_a_file_without_a_key_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# none\n")
-    with pytest.raises(ConfigError, match=r"--api-key-file .*/empty: holds no key; give a file with one key a line"):
+    with pytest.raises(
+        ConfigError, match=r"--api-key-file .*/empty: contains no key; give a file with one key per line"
+    ):
         KeyRing(str(tmp_path / "empty"), {})
     with pytest.raises(ConfigError, match="No such file or directory; give a file"):
         KeyRing(str(tmp_path / "absent"), {})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.server.serving import Serving, serving
-from fastgen.server.http.body_limit import MOST_LEVELS, parse
+from fastgen.server.http.body_limit import MAX_LEVELS, parse
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def head(length: int) -> bytes:
 
 def test_a_body_that_is_said_to_be_too_large_is_not_read(strict: Serving) -> None:
     status, error = exchange(strict, head(200 << 10))
-    assert (status, error["message"]) == (413, "the body is larger than 102400 bytes: send less")
+    assert (status, error["message"]) == (413, "the body is larger than 102400 bytes; send a smaller one")
 
 
 def test_a_body_that_turns_out_too_large_is_refused(strict: Serving) -> None:
@@ -102,10 +102,10 @@ def test_json_is_taken_to_the_letter(text: bytes) -> None:
 
 
 def test_json_may_be_nested_so_deep_and_no_deeper() -> None:
-    assert parse(b"[" * MOST_LEVELS + b"]" * MOST_LEVELS)
+    assert parse(b"[" * MAX_LEVELS + b"]" * MAX_LEVELS)
     assert parse(b'["' + b"[" * 5000 + b'"]') == ["[" * 5000]  # in a text they mean nothing
     assert parse(b"[" + b"[1],{}," * 5000 + b"0]")
-    for levels in (MOST_LEVELS + 1, 1 << 20):
+    for levels in (MAX_LEVELS + 1, 1 << 20):
         with pytest.raises(json.JSONDecodeError, match="nested deeper than 100 levels"):
             parse(b"[" * levels + b"]" * levels)
 
@@ -114,4 +114,4 @@ def test_a_deep_nest_is_the_clients_mistake(scripted: Serving) -> None:
     headers = {"Content-Type": "application/json"}
     refused = scripted.request("POST", "/v1/completions", content=b"[" * (1 << 20), headers=headers)
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "the body is not JSON: nested deeper than 100 levels"
+    assert refused.json()["error"]["message"] == "the body is not valid JSON: nested deeper than 100 levels"

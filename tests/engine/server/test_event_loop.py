@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from engine.server.serving import Serving
-from fastgen.server.serving.service import bad_word_tokens, encode
+from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.text.tokenizer import Tokenizer
 
 # Of the time that the work takes. Where it is done in the event loop, that is silent for nearly all of it.
@@ -46,7 +46,7 @@ async def test_texts_are_encoded_beside_the_event_loop(smollm2: Tokenizer, texts
 
 async def test_bad_words_are_encoded_beside_the_event_loop(smollm2: Tokenizer) -> None:
     words = [f"{number:04d}" + " word" * 200 for number in range(1000)]
-    assert await longest_silence(lambda: bad_word_tokens(words, smollm2)) < MOST_SILENCE
+    assert await longest_silence(lambda: encode_bad_words(words, smollm2)) < MOST_SILENCE
 
 
 def test_probes_are_answered_while_a_million_prompts_are_refused(scripted: Serving) -> None:

@@ -296,7 +296,7 @@ def test_a_body_that_is_no_json_is_refused(scripted: Serving) -> None:
         f"{scripted.url}/v1/completions", content=b'{"prompt": ', headers={"Content-Type": "application/json"}
     )
     assert response.status_code == 400
-    assert "not JSON" in error_of(response)["message"]
+    assert "not valid JSON" in error_of(response)["message"]
     no_type = httpx.post(f"{scripted.url}/v1/completions", content=b"{}")
     assert no_type.status_code == 400
     assert "application/json" in error_of(no_type)["message"]

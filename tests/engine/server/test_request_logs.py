@@ -50,7 +50,7 @@ def test_log_lines_name_the_request(scripted: Serving) -> None:
     (line,) = (line for line in scripted.log.splitlines() if "request_id=logged-1" in line)
     assert " INFO request id=cmpl-" in line
     (line,) = (line for line in scripted.log.splitlines() if "request_id=logged-2" in line)
-    assert "refused status=400 code=invalid_value param=top_p" in line
+    assert "rejected status=400 code=invalid_value param=top_p" in line
 
 
 def test_every_line_is_json_where_that_is_asked_for(structured: Serving) -> None:

@@ -12,7 +12,7 @@ from engine.server.serving import Serving
 from engine.server.speaking import asking, speak
 from fastgen.core.request import SamplingParams
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
-from fastgen.server.serving.service import bad_word_tokens
+from fastgen.server.serving.encoding import encode_bad_words
 from fastgen.text.output import TextRules
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Vocabulary
@@ -70,8 +70,8 @@ def test_terms_and_rules_of_the_text_are_taken() -> None:
             "include_stop_str_in_output": True, "skip_special_tokens": False,
         }
     )  # fmt: skip
-    terms = body.terms()
-    assert (terms.priority, terms.deadline_seconds, terms.cache_salt) == (-2, 1.5, "me")
+    request = body.engine_request([1, 2], SamplingParams())
+    assert (request.priority, request.deadline_seconds, request.cache_salt) == (-2, 1.5, "me")
     assert body.text_rules() == TextRules(stop=("x",), include_stop=True, min_tokens=2, skip_special_tokens=False)
 
 
@@ -79,7 +79,7 @@ async def test_a_bad_word_is_meant_at_the_beginning_and_after_a_space(smollm2: T
     def encode(text: str) -> tuple[int, ...]:
         return tuple(smollm2.encode(text, add_special_tokens=False))
 
-    assert await bad_word_tokens(["cat", "cat"], smollm2) == (encode("cat"), encode(" cat"))
+    assert await encode_bad_words(["cat", "cat"], smollm2) == (encode("cat"), encode(" cat"))
 
 
 async def test_a_bad_word_is_meant_within_a_line_too_where_texts_get_a_space_before_them() -> None:
@@ -90,8 +90,8 @@ async def test_a_bad_word_is_meant_within_a_line_too_where_texts_get_a_space_bef
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
     backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer = Tokenizer(backend, Vocabulary(backend), None, None, None)
-    assert (ids["hi"],) in await bad_word_tokens(["hi"], tokenizer)
-    assert (ids["\u2581hi"],) in await bad_word_tokens(["hi"], tokenizer)
+    assert (ids["hi"],) in await encode_bad_words(["hi"], tokenizer)
+    assert (ids["\u2581hi"],) in await encode_bad_words(["hi"], tokenizer)
 
 
 def test_a_seed_may_be_negative_and_minus_one_is_none() -> None:

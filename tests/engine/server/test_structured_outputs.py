@@ -60,7 +60,7 @@ def test_text_is_no_structure() -> None:
 
 
 def test_two_structures_at_once_are_refused() -> None:
-    with pytest.raises(RequestError, match="guided_regex: response_format asks") as refusal:
+    with pytest.raises(RequestError, match="guided_regex: response_format already gives a structure") as refusal:
         structure(response_format={"type": "json_object"}, guided_regex="a")
     assert refusal.value.param == "guided_regex"
 

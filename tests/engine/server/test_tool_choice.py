@@ -104,7 +104,7 @@ def test_a_choice_leaves_the_calls_that_it_names_and_nothing_else(
 
 
 def test_a_named_function_must_be_offered() -> None:
-    with pytest.raises(RequestError, match="tools has no function 'h'"):
+    with pytest.raises(RequestError, match="'h' is not a function in tools"):
         use_of(Hermes(), tool_choice=named("h"))
 
 

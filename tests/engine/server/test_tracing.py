@@ -118,5 +118,7 @@ def test_traces_are_off_unless_an_endpoint_is_configured(
 
 
 def test_an_endpoint_that_is_no_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--otlp-endpoint collector:4318: give an address like http://collector:4318"):
+    with pytest.raises(
+        ConfigError, match="--otlp-endpoint collector:4318: not an HTTP URL; give one like http://collector:4318"
+    ):
         Tracer("collector:4318")

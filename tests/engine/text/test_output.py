@@ -92,8 +92,8 @@ def test_output_never_depends_on_how_many_tokens_come_at_once(
         output, rest, shown = OutputText(smollm2, TextRules(stop=tuple(stops), min_tokens=2)), ids, ""
         while output.finish_reason is None:
             size = sizes(len(rest))
-            delta = output.push(rest[:size], FinishReason.LENGTH if size == len(rest) else None)
-            shown, rest = shown + delta.text, rest[size:]
+            shown += output.push(rest[:size], FinishReason.LENGTH if size == len(rest) else None)
+            rest = rest[size:]
         return shown, output.num_tokens
 
     whole = text(lambda left: left)
@@ -105,7 +105,7 @@ def test_no_stop_string_ends_a_text_before_its_least_tokens(smollm2: Tokenizer) 
     ids = smollm2.encode("one two one two", add_special_tokens=False)
     assert len(ids) == 4
     output = OutputText(smollm2, TextRules(stop=("two",), min_tokens=3))
-    assert [output.push([token], None).text for token in ids] == ["one", " two", " one", " "]
+    assert [output.push([token], None) for token in ids] == ["one", " two", " one", " "]
     assert (output.finish_reason, output.stop_string) == (FinishReason.STOP, "two")
 
 
@@ -113,14 +113,14 @@ def test_a_stop_string_may_begin_before_the_least_tokens_and_be_complete_after_t
     ids = smollm2.encode("one two three four", add_special_tokens=False)
     assert len(ids) == 4
     output = OutputText(smollm2, TextRules(stop=("one two three", "two"), min_tokens=3))
-    assert "".join(output.push([token], None).text for token in ids[:3]) == ""
+    assert "".join(output.push([token], None) for token in ids[:3]) == ""
     assert (output.finish_reason, output.stop_string) == (FinishReason.STOP, "one two three")
 
 
 def test_a_mark_may_be_shown_where_others_are_hidden(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("<repo_name>a<filename>", add_special_tokens=False)
     output = OutputText(smollm2, TextRules(shown_tokens=frozenset(ids[:1])))
-    assert output.push(ids, None).text == "<repo_name>a"
+    assert output.push(ids, None) == "<repo_name>a"
 
 
 letters = st.text(alphabet="ab", max_size=30)
@@ -168,12 +168,12 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
 def test_text_ends_before_the_stop_string_and_counts_the_token_that_completed_it(smollm2: Tokenizer) -> None:
     output = OutputText(smollm2, TextRules(stop=("three", "zzz")))
     ids = smollm2.encode("one two three four", add_special_tokens=False)
-    deltas = []
+    text = ""
     for token in ids:
-        deltas.append(output.push([token], None))
-        if deltas[-1].finish_reason is not None:
+        text += output.push([token], None)
+        if output.finish_reason is not None:
             break
-    assert "".join(delta.text for delta in deltas) == "one two "
+    assert text == "one two "
     assert output.finish_reason is FinishReason.STOP
     assert output.num_tokens == 3
 
@@ -181,7 +181,7 @@ def test_text_ends_before_the_stop_string_and_counts_the_token_that_completed_it
 def test_the_token_that_stopped_the_engine_is_no_text(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("one two", add_special_tokens=False)
     output = OutputText(smollm2)
-    assert output.push(ids, FinishReason.STOP).text == "one"
+    assert output.push(ids, FinishReason.STOP) == "one"
     assert output.num_tokens == len(ids)
 
 
@@ -189,7 +189,5 @@ def test_the_token_that_stopped_the_engine_is_no_text(smollm2: Tokenizer) -> Non
 def test_held_text_comes_out_at_the_end(smollm2: Tokenizer, reason: FinishReason) -> None:
     output = OutputText(smollm2, TextRules(stop=(" two!",)))
     ids = smollm2.encode("one two", add_special_tokens=False)
-    delta = output.push(ids, None)
-    assert delta.text == "one"
-    last = output.push([], reason)
-    assert (last.text, last.finish_reason) == (" two", reason)
+    assert output.push(ids, None) == "one"
+    assert (output.push([], reason), output.finish_reason) == (" two", reason)

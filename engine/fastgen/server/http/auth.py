@@ -1,4 +1,4 @@
-"""API keys: who may use the API. Keys are never logged, and never an argument of a process."""
+"""API key authentication. Keys are never logged and never passed as command-line arguments."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fastgen.server.http.errors import APIError
 
 log = logging.getLogger("fastgen.server")
 
-# What the kubelet and Prometheus ask for, who have no key.
+# The kubelet and Prometheus have no key.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
-# How stale the keys of a file may be. The kubelet itself takes longer to bring a changed secret to a pod.
-_LOOK_SECONDS = 1.0
+# Interval between checks of the key file. The kubelet takes longer to update a changed secret in a pod.
+_RELOAD_SECONDS = 1.0
 
 
 class KeyRing:
-    """The keys that are valid now: of a file, which is read again when it changes, and of the environment.
+    """Valid API keys, from a file and from the environment. The file is read again when it changes.
 
     Raises:
-        ConfigError: when a file is given that cannot be read or holds no key.
+        ConfigError: if the file cannot be read or contains no key.
     """
 
     def __init__(
@@ -36,77 +36,80 @@ class KeyRing:
     ) -> None:
         self._path = None if path is None else Path(path)
         self._clock = clock
-        self._looked = clock()
-        self._version: tuple[int, ...] | None = None
-        self._of_environment = _digests(keys_of_environment(environment))
-        self._of_file: tuple[bytes, ...] = ()
+        self._checked_at = clock()
+        self._file_version: tuple[int, ...] | None = None
+        self._environment_digests = _digests(keys_of_environment(environment))
+        self._file_digests: tuple[bytes, ...] = ()
         if self._path is not None:
             try:
-                self._of_file = self._read(self._path)
+                self._file_digests = self._read(self._path)
             except (OSError, ValueError) as error:
-                raise ConfigError(f"--api-key-file {path}: {_words(error)}; give a file with one key a line") from None
+                raise ConfigError(
+                    f"--api-key-file {path}: {_reason(error)}; give a file with one key per line"
+                ) from None
 
     def __bool__(self) -> bool:
-        """Are keys asked for at all?"""
-        return self._path is not None or bool(self._of_environment)
+        """Return whether requests need a key."""
+        return self._path is not None or bool(self._environment_digests)
 
     def allows(self, authorization: str) -> bool:
-        """Whether the value of an Authorization header holds a valid key.
+        """Return whether the value of an Authorization header contains a valid key.
 
-        The time it takes tells nothing of how much of a key is right, nor which one: digests of one length are
-        compared, and all of them.
+        Takes constant time: digests of equal length are compared, always with all keys.
         """
-        self._look()
+        self._reload()
         scheme, _, key = authorization.partition(" ")
         given = _digest(key.strip())
-        matches = [hmac.compare_digest(given, known) for known in (*self._of_file, *self._of_environment)]
+        matches = [hmac.compare_digest(given, known) for known in (*self._file_digests, *self._environment_digests)]
         return any(matches) and scheme.lower() == "bearer"
 
-    def _look(self) -> None:
-        """Reads the file again where it has changed; one that has become unusable leaves the keys as they were."""
+    def _reload(self) -> None:
+        """Read the file again if it has changed; keep the old keys if it has become unusable."""
         now = self._clock()
-        if self._path is None or now - self._looked < _LOOK_SECONDS:
+        if self._path is None or now - self._checked_at < _RELOAD_SECONDS:
             return
-        self._looked = now
+        self._checked_at = now
         try:
-            if _version(self._path) != self._version:
-                self._of_file = self._read(self._path)
-                log.info("read the API keys again: %d in the file", len(self._of_file))
+            if _version_of(self._path) != self._file_version:
+                self._file_digests = self._read(self._path)
+                log.info("reloaded the API keys: %d in the file", len(self._file_digests))
         except (OSError, ValueError) as error:
-            log.warning("--api-key-file: %s; the keys stay as they were", _words(error))
+            log.warning("--api-key-file: %s; keeping the previous keys", _reason(error))
 
     def _read(self, path: Path) -> tuple[bytes, ...]:
-        version = _version(path)
+        version = _version_of(path)
         digests = _digests(keys_of_file(path))
         if not digests:
-            raise ValueError("holds no key")
-        self._version = version
+            raise ValueError("contains no key")
+        self._file_version = version
         return digests
 
 
 class KeyCheck:
-    """Lets a request through that has a valid key, or asks for what needs none; answers others with 401."""
+    """Middleware that rejects requests without a valid key with 401, except for paths that need none."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, refused: Callable[[APIError], object]) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, on_rejection: Callable[[APIError], object]) -> None:
         self._app = app
         self._keys = keys
-        self._refused = refused
+        self._on_rejection = on_rejection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers it."""
+        """Handle one ASGI request."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             authorization = Headers(scope=scope).get("authorization", "")
             if not self._keys.allows(authorization):
-                wrong = "this API key is not valid" if authorization else "no API key: send Authorization: Bearer KEY"
-                error = APIError(401, wrong, code="invalid_api_key")
-                self._refused(error)
+                message = (
+                    f"{'the API key is not valid' if authorization else 'no API key'}: send Authorization: Bearer KEY"
+                )
+                error = APIError(401, message, code="invalid_api_key")
+                self._on_rejection(error)
                 await error.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _version(path: Path) -> tuple[int, ...]:
-    # A Kubernetes secret is swapped by a link: another inode.
+def _version_of(path: Path) -> tuple[int, ...]:
+    # Kubernetes updates a mounted secret by replacing a symbolic link, which changes the inode.
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 
@@ -119,5 +122,5 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -1,4 +1,4 @@
-"""What a client may send: how large a body, and how deeply nested."""
+"""Limits on request bodies: size and JSON nesting."""
 
 from __future__ import annotations
 
@@ -12,48 +12,47 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# JSON schemas and tools nest a few dozen levels at most; a thousand would exhaust Python's stack further on.
-MOST_LEVELS = 100
+# JSON schemas and tools nest a few dozen levels; a thousand would exhaust Python's stack in later code.
+MAX_LEVELS = 100
 
 
 class BodyLimit:
-    """Refuses a body larger than `most_bytes` with 413 as soon as that is known."""
+    """Middleware that rejects a body larger than `max_bytes` with 413 as soon as its size is known."""
 
-    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, counting what comes."""
+        """Handle one ASGI request, counting the bytes of its body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
-        too_large = declared.isdecimal() and int(declared[:20]) > self._most_bytes
+        too_large = declared.isdecimal() and int(declared[:20]) > self._max_bytes
         num_bytes = 0
 
         async def counted() -> Message:
             nonlocal num_bytes
             message = {"type": "http.request"} if too_large else await receive()
             num_bytes += len(message.get("body", b""))
-            if too_large or num_bytes > self._most_bytes:
-                limit = self._most_bytes
-                words = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
-                raise HTTPException(413, f"the body is larger than {words}: send less")
+            if too_large or num_bytes > self._max_bytes:
+                limit = self._max_bytes
+                size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
+                raise HTTPException(413, f"the body is larger than {size}; send a smaller one")
             return message
 
         await self._app(scope, counted, send)
 
 
 class JSONRoute(APIRoute):
-    """A route whose body is JSON to the letter, and nested no deeper than `MOST_LEVELS`.
+    """A route whose body must be strict JSON, nested no deeper than `MAX_LEVELS`.
 
-    The standard library's parser takes NaN, lone surrogates and any nesting that its stack bears, and what comes after
-    it fails on them.
+    The standard library's parser accepts NaN, lone surrogates and deep nesting, on which later code fails.
     """
 
     def get_route_handler(self) -> Any:
-        """FastAPI's handler, with a request that parses so."""
+        """Return FastAPI's handler with strict JSON parsing."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
@@ -64,29 +63,29 @@ class JSONRoute(APIRoute):
 
 class _JSONRequest(Request):
     async def json(self) -> Any:
-        """The body, parsed.
+        """Parse the body.
 
         Raises:
-            JSONDecodeError: when it is not JSON, or nested too deeply. FastAPI makes a 400 of it.
+            JSONDecodeError: if it is not JSON or nested too deeply. FastAPI turns it into a 400.
         """
         return parse(await self.body())
 
 
 def parse(body: bytes) -> Any:
-    """A JSON text as Python's objects.
+    """Parse strict JSON.
 
     Raises:
-        JSONDecodeError: when it is not JSON, or nested too deeply.
+        JSONDecodeError: if it is not JSON or nested too deeply.
     """
-    too_deep = f"nested deeper than {MOST_LEVELS} levels"
+    too_deep = f"nested deeper than {MAX_LEVELS} levels"
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
         raise json.JSONDecodeError(too_deep, "", 0) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise json.JSONDecodeError(str(error), "", 0) from None
-    # Nearly every body has fewer brackets than levels are allowed.
-    if body.count(b"[") + body.count(b"{") > MOST_LEVELS and _num_levels(value) > MOST_LEVELS:
+    # Fast path: few bodies have more brackets than the allowed depth.
+    if body.count(b"[") + body.count(b"{") > MAX_LEVELS and _num_levels(value) > MAX_LEVELS:
         raise json.JSONDecodeError(too_deep, "", 0)
     return value
 

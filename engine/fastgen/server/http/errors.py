@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: `{"error": {message, type, param, code}}` with a true status."""
+"""Errors in OpenAI's format: `{"error": {message, type, param, code}}` and a matching HTTP status."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_un
 
 
 class APIError(Exception):
-    """An answer that is not the one asked for.
+    """An error response.
 
     Attributes:
-        status: of HTTP.
-        param: the field at fault, if one is.
-        code: for programs to tell errors apart; also the reason in `request_rejected_total`.
-        retry_after: seconds after which the client may try again, if that can help.
+        status: HTTP status.
+        message: what happened and what to do.
+        param: the invalid field, if any.
+        code: machine-readable error code; also the reason label of `request_rejected_total`.
+        retry_after: seconds after which the client may retry; None if retrying does not help.
     """
 
     def __init__(
@@ -36,12 +37,12 @@ class APIError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
-        """The JSON object that clients get, in a response of its own or in a stream."""
+        """Return the JSON body, for a response or a stream event."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The response that says so."""
+        """Return the HTTP response."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -50,21 +51,21 @@ class APIError(Exception):
         )
 
 
-def engine_died(end: str) -> APIError:
-    """For a request that was under way when the engine died; `end` says how it did."""
-    return APIError(500, f"the engine stopped while it worked on this request: {end}", code="engine_dead")
+def engine_died(reason: str) -> APIError:
+    """Return the error for a request that was running when the engine died of `reason`."""
+    return APIError(500, f"the engine died during this request: {reason}; try again", code="engine_dead")
 
 
-def of_request(error: RequestError) -> APIError:
-    """For a request that the engine's own rules refuse."""
+def from_request_error(error: RequestError) -> APIError:
+    """Return the error for a request that violates the engine's rules."""
     return APIError(400, str(error), code="invalid_value", param=error.param)
 
 
-def of_validation(error: RequestValidationError) -> APIError:
-    """For a body that is not what the endpoint takes: names the first field at fault."""
+def from_validation_error(error: RequestValidationError) -> APIError:
+    """Return the error for an invalid body; it names the first invalid field."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return APIError(400, f"the body is not JSON: {first['ctx']['error']}", code="invalid_json")
+        return APIError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
     param = _dotted(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if not param:
@@ -74,8 +75,8 @@ def of_validation(error: RequestValidationError) -> APIError:
     return APIError(400, f"{param}: {message}", code="invalid_value", param=param)
 
 
-def of_http(error: HTTPException) -> APIError:
-    """For what the framework itself refuses: a path or a method that does not exist, a body that is too large."""
+def from_http_exception(error: HTTPException) -> APIError:
+    """Return the error for a framework rejection: unknown path or method, or a body that is too large."""
     code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "http_error")
     return APIError(error.status_code, str(error.detail), code=code)
 

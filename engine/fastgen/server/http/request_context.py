@@ -1,4 +1,4 @@
-"""What belongs to one HTTP request from its first byte to the end of its response: an id, a span, things to undo."""
+"""Per-request context: id, model name, outcome and cleanup callbacks."""
 
 from __future__ import annotations
 
@@ -13,54 +13,55 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastgen import logs
+from fastgen.engine.request_output import Usage
 
 HEADER = "X-Request-Id"
-# Visible ASCII: it goes into log lines and response headers as it is.
+# Visible ASCII, because it goes into log lines and response headers unescaped.
 _VALID = re.compile(r"[!-~]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of the generations that a request asked for.
+    """Result of a request's generations.
 
     Attributes:
-        response_id: the id in the response's body.
-        finish_reasons: one for each generation, "none" for those that were left before their end.
-        arrival: when the request was taken, of the monotonic clock.
-        queue_seconds: from then to the first pass for it; None where it was in none.
-        first_token_seconds: from then to the first token; None where none came.
-        total_seconds: from then to the end.
+        response_id: id in the response body.
+        usage: tokens of all generations.
+        finish_reasons: one per generation; "none" if the client disconnected before its end.
+        arrival: when the request was admitted, in seconds of the monotonic clock.
+        queue_seconds: time from arrival to the first scheduled step; None if never scheduled.
+        first_token_seconds: time from arrival to the first token; None without a token.
+        total_seconds: time from arrival to the end.
     """
 
     response_id: str
-    prompt_tokens: int
-    completion_tokens: int
+    usage: Usage
     finish_reasons: tuple[str, ...]
     arrival: float
     queue_seconds: float | None
     first_token_seconds: float | None
     total_seconds: float
 
-    def parts(self) -> list[tuple[str, float, float]]:
-        """What the time went into, each with its begin and its end, of the monotonic clock."""
+    def phases(self) -> list[tuple[str, float, float]]:
+        """Return the phases with their start and end, in seconds of the monotonic clock."""
         times = (self.queue_seconds, self.first_token_seconds, self.total_seconds)
-        parts, began = [], 0.0
-        for name, ended in zip(("queue", "prefill", "decode"), times, strict=True):
-            if ended is not None:
-                parts.append((name, self.arrival + began, self.arrival + ended))
-                began = ended
-        return parts
+        phases, start = [], 0.0
+        for name, end in zip(("queue", "prefill", "decode"), times, strict=True):
+            if end is not None:
+                phases.append((name, self.arrival + start, self.arrival + end))
+                start = end
+        return phases
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request's belongings.
+    """Context of one HTTP request.
 
     Attributes:
-        id: the client's X-Request-Id, or one made here.
-        model: the name that the model was called by, once that is known.
-        outcome: set when its generations are over.
-        on_end: what to call when the response is over, however that comes about.
+        id: the client's X-Request-Id, or a generated one.
+        model: the model name in the request, once known.
+        outcome: set when its generations have ended.
+        on_end: callbacks to run when the response has ended, successfully or not.
     """
 
     id: str
@@ -68,33 +69,33 @@ class RequestContext:
     outcome: Outcome | None = None
     on_end: ExitStack = field(default_factory=ExitStack)
 
-    def at_end(self, call: Callable[[], object]) -> None:
-        """Calls `call` when the response is over."""
-        self.on_end.callback(call)
+    def at_end(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the response has ended."""
+        self.on_end.callback(callback)
 
 
 _current: ContextVar[RequestContext] = ContextVar("current")
 
 
 def current() -> RequestContext:
-    """The context of the request that the running task works on."""
+    """Return the context of the current task's request."""
     return _current.get()
 
 
 class RequestContexts:
-    """The outermost layer: gives each request its context, and each response the request's id."""
+    """Outermost middleware: sets the request's context and adds its id to the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on."""
+        """Handle one ASGI request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(HEADER, "")
         context = RequestContext(given if _VALID.fullmatch(given) else uuid.uuid4().hex)
-        # Each request has a task of its own, so neither is reset: the HTTP server's own words on it get the id too.
+        # Each request has its own task. The variables are not reset, so uvicorn's later log lines carry the id too.
         _current.set(context)
         logs.request_id.set(context.id)
 

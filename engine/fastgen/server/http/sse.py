@@ -1,4 +1,4 @@
-"""Responses that take a while: as server-sent events, or whole; either ends when the client goes away."""
+"""Long-running responses, streamed or not, which are cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _CLIENT_CLOSED_REQUEST = 499
 
 
 def event(body: object) -> bytes:
-    """One server-sent event with a JSON body."""
+    """Encode a server-sent event with a JSON body."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 class EventStream(Response):
-    """Server-sent events. Their source is closed when the response is over, however that comes about.
+    """A response of server-sent events. It closes the event generator when the response ends, successfully or not.
 
-    A comment is sent in every silence of `keep_alive_seconds`, also while the request is queued: proxies and clients
-    give connections up on which nothing comes. The specification of server-sent events says to send one every 15
-    seconds or so; clients pass over comments.
+    A comment is sent after `keep_alive_seconds` of silence, also while the request is queued, because proxies and
+    clients drop idle connections. The specification of server-sent events recommends one every 15 seconds or so;
+    clients ignore comments.
     """
 
     media_type = "text/event-stream"
@@ -38,7 +38,7 @@ class EventStream(Response):
     keep_alive_seconds = 15.0
 
     def __init__(self, events: AsyncGenerator[bytes]) -> None:
-        # Proxies must pass each event on at once.
+        # Proxies must forward each event at once.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["Content-Length"]
         self._events = events
@@ -46,58 +46,58 @@ class EventStream(Response):
         self._last_sent = 0.0
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events; a client that goes away ends it early."""
+        """Send the events until they end or the client disconnects."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._last_sent = time.monotonic()
         sending = asyncio.create_task(self._send_events(send))
-        leaving = asyncio.create_task(_disconnected(receive))
+        disconnect = asyncio.create_task(_disconnected(receive))
         try:
-            while not (sending.done() or leaving.done()):
-                rest = self._last_sent + self.keep_alive_seconds - time.monotonic()
-                if rest > 0:
-                    await asyncio.wait((sending, leaving), timeout=rest, return_when=asyncio.FIRST_COMPLETED)
+            while not (sending.done() or disconnect.done()):
+                remaining = self._last_sent + self.keep_alive_seconds - time.monotonic()
+                if remaining > 0:
+                    await asyncio.wait((sending, disconnect), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
                 else:
                     await self._keep_alive(send)
             if sending.done():
                 sending.result()
         finally:
-            await _end(sending, leaving)
+            await _cancel(sending, disconnect)
             await self._events.aclose()
 
     async def _keep_alive(self, send: Send) -> None:
         self._last_sent = time.monotonic()
-        if not self._is_sending:  # else it is the client that does not read
+        if not self._is_sending:  # otherwise the client is not reading
             await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
     async def _send_events(self, send: Send) -> None:
-        async def pass_on(body: bytes, *, more: bool) -> None:
+        async def send_body(body: bytes, *, more: bool) -> None:
             self._is_sending = True
             await send({"type": "http.response.body", "body": body, "more_body": more})
             self._last_sent, self._is_sending = time.monotonic(), False
 
         try:
             async for chunk in self._events:
-                await pass_on(chunk, more=True)
+                await send_body(chunk, more=True)
         except APIError as error:
-            # The status is long sent: the error becomes the stream's last event.
-            await pass_on(event(error.body()), more=True)
-        await pass_on(DONE, more=False)
+            # The status has been sent, so the error becomes the stream's last event.
+            await send_body(event(error.body()), more=True)
+        await send_body(DONE, more=False)
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T | Response:
-    """The result of `work`, which is cancelled if the client goes away first."""
+    """Return the result of `work`; cancel it if the client disconnects first."""
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_disconnected(request.receive))
+    disconnect = asyncio.create_task(_disconnected(request.receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     finally:
-        await _end(working, leaving)
+        await _cancel(working, disconnect)
 
 
-async def _end(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

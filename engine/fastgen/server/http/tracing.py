@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: one span for each API request, where an endpoint for them is configured.
+"""OpenTelemetry tracing: one span per API request, if an OTLP endpoint is configured.
 
-Names follow OpenTelemetry's semantic conventions for HTTP and for generative AI; the latencies, for which those have no
-attributes, are spelled as vLLM's users know them. Nothing of OpenTelemetry is imported where no endpoint is configured.
+Names follow OpenTelemetry's semantic conventions for HTTP and generative AI. These have no attributes for latencies, so
+those use vLLM's names. OpenTelemetry is not imported unless an endpoint is configured.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "ch
 
 
 def is_configured(endpoint: str | None, environment: Mapping[str, str]) -> bool:
-    """Are traces wanted? OTEL_SDK_DISABLED overrules the endpoint, as OpenTelemetry specifies."""
+    """Return whether tracing is on. OTEL_SDK_DISABLED overrides the endpoint, as OpenTelemetry specifies."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     return bool(endpoint) or any(environment.get(name) for name in _ENVIRONMENT_VARIABLES)
 
 
 class Tracer:
-    """Sends spans to an OTLP collector over HTTP, in batches, from a thread of its own.
+    """Exports spans to an OTLP collector over HTTP, in batches, from a background thread.
 
     Args:
-        endpoint: the collector's base address; where not given, the exporter takes it from the environment, which also
-            names the service, adds headers and sets the sampler.
+        endpoint: base URL of the collector; by default the exporter reads it from the environment. The environment
+            also sets the service name, headers and the sampler.
 
     Raises:
-        ConfigError: when `endpoint` is no address.
+        ConfigError: if `endpoint` is not an HTTP URL.
     """
 
     def __init__(self, endpoint: str | None) -> None:
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-            raise ConfigError(f"--otlp-endpoint {endpoint}: give an address like http://collector:4318")
-        # By name: they form a namespace package, which the type checker is told not to follow.
+            raise ConfigError(f"--otlp-endpoint {endpoint}: not an HTTP URL; give one like http://collector:4318")
+        # By name, because mypy is configured not to follow the opentelemetry namespace package.
         self._trace = import_module("opentelemetry.trace")
         sdk = import_module("opentelemetry.sdk.trace")
         resources = import_module("opentelemetry.sdk.resources")
@@ -62,10 +62,10 @@ class Tracer:
         self._propagator = context.TraceContextTextMapPropagator()
 
     def start_span(self, scope: Scope) -> Any:
-        """A span for this request, a child of the caller's where the headers name one."""
+        """Start a span for this request, as a child of the span named in the headers, if any."""
         path, method = scope["path"], scope["method"]
         return self._tracer.start_span(
-            # A span's name must be one of few: paths that are not served are not among them.
+            # Span names must have low cardinality, so unknown paths are left out.
             f"{method} {path}" if path in _OPERATIONS else method,
             context=self._propagator.extract(dict(Headers(scope=scope))),
             kind=self._trace.SpanKind.SERVER,
@@ -73,7 +73,7 @@ class Tracer:
         )
 
     def describe(self, span: Any, path: str, context: RequestContext) -> None:
-        """Tells a span what became of its request's generations, with a child span for each part of their time."""
+        """Set a span's attributes from the outcome of its request and add a child span per phase."""
         outcome = context.outcome
         if context.model is not None:
             span.set_attributes({"gen_ai.request.model": context.model, "gen_ai.provider.name": "fastgen"})
@@ -82,37 +82,37 @@ class Tracer:
         if outcome is None:
             return
         span.set_attributes(_attributes(outcome))
-        # The outcome's times are of the monotonic clock.
+        # The outcome's times are from the monotonic clock.
         to_wall = time.time_ns() - time.monotonic_ns()
-        inside = self._trace.set_span_in_context(span)
-        for name, began, ended in outcome.parts():
-            child = self._tracer.start_span(name, inside, start_time=round(began * 1e9) + to_wall)
-            child.end(round(ended * 1e9) + to_wall)
+        parent = self._trace.set_span_in_context(span)
+        for name, start, end in outcome.phases():
+            child = self._tracer.start_span(name, parent, start_time=round(start * 1e9) + to_wall)
+            child.end(round(end * 1e9) + to_wall)
 
     def fail(self, span: Any) -> None:
-        """Marks a span as that of an error."""
+        """Mark a span as failed."""
         span.set_status(self._trace.StatusCode.ERROR)
 
     async def close(self) -> None:
-        """Sends what is left."""
+        """Export the remaining spans and stop."""
         await asyncio.to_thread(self._provider.shutdown)
 
 
 class Traces:
-    """The layer that gives each request for the API its span."""
+    """Middleware that creates a span for each API request."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on."""
+        """Handle one ASGI request."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         span = self._tracer.start_span(scope)
 
-        async def noted(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             if message["type"] == "http.response.start":
                 span.set_attribute("http.response.status_code", message["status"])
                 if message["status"] >= 500:
@@ -120,7 +120,7 @@ class Traces:
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_and_record)
         finally:
             self._tracer.describe(span, scope["path"], current())
             span.end()
@@ -135,7 +135,7 @@ def _attributes(outcome: Outcome) -> dict[str, Any]:
     return {
         "gen_ai.response.id": outcome.response_id,
         "gen_ai.response.finish_reasons": outcome.finish_reasons,
-        "gen_ai.usage.input_tokens": outcome.prompt_tokens,
-        "gen_ai.usage.output_tokens": outcome.completion_tokens,
+        "gen_ai.usage.input_tokens": outcome.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": outcome.usage.completion_tokens,
         **{name: seconds for name, seconds in latencies.items() if seconds is not None},
     }

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the next message of a conversation."""
+"""/v1/chat/completions: generate the next message of a conversation."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from fastgen.core.request import Request as EngineRequest
 from fastgen.core.request import RequestError
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import EventStream, event, while_connected
-from fastgen.server.openai.chat_choices import AnswerStream, AnswerWriter
-from fastgen.server.openai.logprobs import TokenNames, prompt_logprobs
+from fastgen.server.openai.chat_choices import ChatChoiceWriter, ChatChunkWriter
+from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
-from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, ChatCompletion
+from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, ChatCompletion, CompletionUsage
 from fastgen.server.openai.tool_calling import ToolUse
+from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.server.serving.outputs import Shape
-from fastgen.server.serving.request_handler import RequestHandler
-from fastgen.server.serving.service import Prompt, Service, bad_word_tokens, called, checked, encode, room_after
+from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
+from fastgen.server.serving.service import Service, client_names, validated_grammar
 from fastgen.text.chat import ChatTemplateError
 
 router = APIRouter(route_class=JSONRoute)
@@ -28,103 +29,104 @@ router = APIRouter(route_class=JSONRoute)
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
-    """Answers the conversation."""
+    """Generate the next message of a conversation."""
     service: Service = request.app.state.service
     model, name = service.lifecycle.model(), service.check_model(body.model)
     body.check()
     tools = ToolUse.of(body, model)
     shown = frozenset[int]() if tools is None else tools.shown_tokens(model)
-    shape = Shape(num_choices=body.num_choices, num_candidates=body.num_choices, text=body.text_rules(shown))
-    with called(body.aliases):
-        service.check_number(model, 1, body.num_choices)
-        prompt = await _prompt(body, model, tools)
-        handler = service.open_handler("chatcmpl", model, [prompt], shape, body.terms())
-    names = TokenNames(model.tokenizer, bool(body.return_tokens_as_token_ids))
-    writer = AnswerWriter(names if body.logprobs else None, tools)
+    options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=body.text_rules(shown))
+    with client_names(body.aliases):
+        service.check_num_generations(model, 1, body.num_choices)
+        handler = service.admit("chatcmpl", model, [await _engine_request(body, model, tools)], options)
+    token_text = TokenText(model.tokenizer, bool(body.return_tokens_as_token_ids))
+    writer = ChatChoiceWriter(token_text if body.logprobs else None, tools)
     if body.stream:
         return EventStream(_stream(handler, name, body, writer))
-    return await while_connected(request, _whole(handler, name, body, writer, names))
+    return await while_connected(request, _complete(handler, name, body, writer, token_text))
 
 
 def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
-    """The conversation as the model's template puts it.
+    """Render the conversation with the model's chat template.
 
     Raises:
-        RequestError: when there is no template, or it refuses the messages.
+        RequestError: if the model has no chat template, or the template rejects the messages.
     """
     template = model.tokenizer.chat_template
     if template is None:
-        raise RequestError("this model has no chat template: use /v1/completions", "messages")
+        raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
     messages = [message.for_template() for message in body.messages]
     source = template.source if tools is None else template.tool_source
-    if "developer" not in source:  # OpenAI's newer name for the system
+    if "developer" not in source:  # OpenAI's newer name of the system role
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-    ways = [messages] if tools is None or template.takes_tools else tools.tell(messages)
+    variants = [messages] if tools is None or template.takes_tools else tools.describe_in(messages)
     context: dict[str, Any] = {
         "tools": None if tools is None else tools.tools,
         "documents": body.documents,
         "variables": body.chat_template_kwargs,
     }
-    for conversation in ways:
+    for conversation in variants:
         try:
-            if body.continues:
+            if body.continues_message:
                 return template.render_unfinished(conversation, **context)
-            return template.render(conversation, add_generation_prompt=body.opens_answer, **context)
+            return template.render(conversation, add_generation_prompt=body.opens_reply, **context)
         except ChatTemplateError as error:
-            refusal = error
-    raise RequestError(f"the model's chat template refuses these messages: {refusal}", "messages") from refusal
+            rejection = error
+    raise RequestError(f"messages: the model's chat template rejects them: {rejection}", "messages") from rejection
 
 
-async def _prompt(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> Prompt:
+async def _engine_request(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> EngineRequest:
     structure = body.structure()
     if tools is not None:
         structure = tools.grammar(model, structure)
-    grammar = None if structure is None else await checked(*structure, model.tokenizer)
+    grammar = await validated_grammar(structure, model.tokenizer)
     text = render(body, model, tools)
-    model.longest_text.check(text, "messages")
+    model.prompt_size_limit.check(text, "messages")
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=bool(body.add_special_tokens))
     sampling = body.sampling(
-        body.token_limit(room_after(model, len(tokens))),
+        body.token_limit(model.remaining_length(len(tokens))),
         logprobs=body.num_logprobs,
         grammar=grammar,
-        bad_words=await bad_word_tokens(body.bad_words, model.tokenizer),
+        bad_words=await encode_bad_words(body.bad_words, model.tokenizer),
     )
-    return Prompt(tokens, sampling)
+    return body.engine_request(tokens, sampling)
 
 
-async def _whole(
-    handler: RequestHandler, name: str, body: ChatRequest, writer: AnswerWriter, names: TokenNames
+async def _complete(
+    handler: RequestHandler, name: str, body: ChatRequest, writer: ChatChoiceWriter, token_text: TokenText
 ) -> Response:
     with handler:
-        answers = await handler.answers()
+        outputs = await handler.finish()
     completion = ChatCompletion(
         handler.id,
         handler.created,
         name,
-        [writer.whole(answer) for answer in answers],
-        handler.usage(),
+        [writer.write(index, output) for index, output in enumerate(outputs)],
+        CompletionUsage.of(handler.usage()),
         msgspec.UNSET
         if body.prompt_logprobs is None
-        else prompt_logprobs(names, answers[0].generation.prompt_logprobs),
+        else prompt_logprobs(token_text, outputs[0].prompt_logprobs or ()),
     )
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def _stream(handler: RequestHandler, name: str, body: ChatRequest, writer: AnswerWriter) -> AsyncGenerator[bytes]:
+async def _stream(
+    handler: RequestHandler, name: str, body: ChatRequest, writer: ChatChoiceWriter
+) -> AsyncGenerator[bytes]:
     no_usage_yet = None if body.include_usage else msgspec.UNSET
 
     def chunk(choice: ChatChunkChoice) -> bytes:
-        usage = handler.usage() if body.continuous_usage else no_usage_yet
+        usage = CompletionUsage.of(handler.usage()) if body.continuous_usage else no_usage_yet
         return event(ChatChunk(handler.id, handler.created, name, [choice], usage))
 
-    streams: dict[int, AnswerStream] = {}
+    chunk_writers: dict[int, ChatChunkWriter] = {}
     with handler:
-        async with aclosing(handler.pieces()) as pieces:
-            async for index, piece in pieces:
-                if index not in streams:
-                    streams[index] = writer.stream(index)
-                    yield chunk(streams[index].begin())
-                for choice in streams[index].next(piece):
+        async with aclosing(handler.stream()) as deltas:
+            async for index, delta in deltas:
+                if index not in chunk_writers:
+                    chunk_writers[index] = writer.chunk_writer(index)
+                    yield chunk(chunk_writers[index].first())
+                for choice in chunk_writers[index].write(delta):
                     yield chunk(choice)
     if body.include_usage:
-        yield event(ChatChunk(handler.id, handler.created, name, [], handler.usage()))
+        yield event(ChatChunk(handler.id, handler.created, name, [], CompletionUsage.of(handler.usage())))

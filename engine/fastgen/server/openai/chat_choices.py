@@ -1,11 +1,12 @@
-"""A chat's choices as OpenAI's objects: content and tool calls, whole or in deltas."""
+"""Chat choices as OpenAI's objects: content and tool calls, complete or as stream chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fastgen.core.step_output import TokenLogprobs
-from fastgen.server.openai.logprobs import TokenNames, chat_logprobs
+from fastgen.engine.request_output import OutputDelta, RequestOutput
+from fastgen.server.openai.logprobs import TokenText, chat_logprobs
 from fastgen.server.openai.responses import (
     AssistantMessage,
     ChatChoice,
@@ -15,103 +16,103 @@ from fastgen.server.openai.responses import (
     FunctionCall,
     ToolCall,
     ToolCallDelta,
+    finish_reason,
 )
 from fastgen.server.openai.tool_calling import ToolUse
-from fastgen.server.serving.outputs import Answer, Piece
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Collected, Content, ToolEvent
 
 _TOOL_CALLS = "tool_calls"
 
 
-class AnswerWriter:
+class ChatChoiceWriter:
     """Writes the choices of one chat request.
 
     Args:
-        names: how tokens are written, where log-probabilities were asked for.
-        tools: what may be called, if anything.
+        token_text: how to write tokens in logprobs; None if logprobs are not requested.
+        tools: the tools that the model may call, if any.
     """
 
-    def __init__(self, names: TokenNames | None, tools: ToolUse | None) -> None:
-        self._names = names
+    def __init__(self, token_text: TokenText | None, tools: ToolUse | None) -> None:
+        self._token_text = token_text
         self._tools = tools
 
-    def whole(self, answer: Answer) -> ChatChoice:
-        """A choice at once."""
-        message, reason = AssistantMessage(answer.text), answer.finish_reason
+    def write(self, index: int, output: RequestOutput) -> ChatChoice:
+        """Return a complete choice."""
+        text, reason = output.text, finish_reason(output.finish_reason)
+        message = AssistantMessage(text)
         if self._tools is not None:
             parser, found = self._tools.parser(), Collected()
-            found.take(parser.push(answer.text))
+            found.take(parser.push(text))
             found.take(parser.finish())
-            calls = found.calls[: self._tools.most_calls]
+            calls = found.calls[: self._tools.max_calls]
             if calls:
-                written = [
+                tool_calls = [
                     ToolCall(self._tools.format.new_id(), FunctionCall(call.arguments, call.name)) for call in calls
                 ]
-                message = AssistantMessage(found.content or None, written)
+                message = AssistantMessage(found.content or None, tool_calls)
                 reason = _TOOL_CALLS if reason == "stop" else reason
             else:
                 message = AssistantMessage(found.content)
-        return ChatChoice(answer.index, message, reason, self.logprobs(answer.logprobs), answer.stop_reason)
+        return ChatChoice(index, message, reason, self.logprobs(output.logprobs or ()), output.stop_reason)
 
-    def stream(self, index: int) -> AnswerStream:
-        """A choice piece by piece."""
-        return AnswerStream(index, self, self._tools)
+    def chunk_writer(self, index: int) -> ChatChunkWriter:
+        """Return a writer of one streamed choice."""
+        return ChatChunkWriter(index, self, self._tools)
 
     def logprobs(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
-        """Log-probabilities as they are told, where they are to be."""
-        return None if self._names is None else chat_logprobs(self._names, entries)
+        """Return OpenAI's logprobs; None if they are not requested."""
+        return None if self._token_text is None else chat_logprobs(self._token_text, entries)
 
 
-class AnswerStream:
-    """One choice of a stream: its role first, then what comes, at last why it ended."""
+class ChatChunkWriter:
+    """Writes the chunks of one streamed choice: the role first, then deltas, then the finish reason."""
 
-    def __init__(self, index: int, writer: AnswerWriter, tools: ToolUse | None) -> None:
+    def __init__(self, index: int, writer: ChatChoiceWriter, tools: ToolUse | None) -> None:
         self._index = index
         self._writer = writer
         self._tools = tools
         self._parser = None if tools is None else tools.parser()
-        self._standing: set[int] = set()  # calls that have not turned out broken
-        self._unshown: list[TokenLogprobs] = []
+        self._valid_calls: set[int] = set()
+        self._pending_logprobs: list[TokenLogprobs] = []
 
-    def begin(self) -> ChatChunkChoice:
-        """What comes first."""
+    def first(self) -> ChatChunkChoice:
+        """Return the first chunk, which carries the role."""
         return ChatChunkChoice(self._index, Delta(role="assistant", content=""), None)
 
-    def next(self, piece: Piece) -> list[ChatChunkChoice]:
-        """The chunks that a piece becomes; its log-probabilities go with the first of them."""
+    def write(self, delta: OutputDelta) -> list[ChatChunkChoice]:
+        """Return the chunks for a delta; its logprobs go with the first chunk."""
         if self._parser is None:
-            deltas = [Delta(content=piece.text)] if piece.text else []
+            chat_deltas = [Delta(content=delta.text)] if delta.text else []
         else:
-            events = self._parser.push(piece.text)
-            if piece.finish_reason is not None:
+            events = self._parser.push(delta.text)
+            if delta.finish_reason is not None:
                 events += self._parser.finish()
-            deltas = [delta for event in events for delta in self._deltas(event)]
-        chunks = []
-        self._unshown += piece.logprobs
-        for delta in deltas:
-            chunks.append(ChatChunkChoice(self._index, delta, None, self._take_logprobs()))
-        if piece.finish_reason is not None:
-            reason = _TOOL_CALLS if self._standing and piece.finish_reason == "stop" else piece.finish_reason
-            last = self._take_logprobs()
-            chunks.append(ChatChunkChoice(self._index, Delta(), reason, last, piece.stop_reason))
+            chat_deltas = [chat_delta for event in events for chat_delta in self._deltas(event)]
+        self._pending_logprobs += delta.logprobs
+        chunks = [ChatChunkChoice(self._index, chat_delta, None, self._take_logprobs()) for chat_delta in chat_deltas]
+        if delta.finish_reason is not None:
+            reason = finish_reason(delta.finish_reason)
+            if self._valid_calls and reason == "stop":
+                reason = _TOOL_CALLS
+            chunks.append(ChatChunkChoice(self._index, Delta(), reason, self._take_logprobs(), delta.stop_reason))
         return chunks
 
     def _take_logprobs(self) -> ChatLogprobs | None:
-        entries, self._unshown = self._unshown, []
+        entries, self._pending_logprobs = self._pending_logprobs, []
         return self._writer.logprobs(entries) if entries else None
 
     def _deltas(self, event: ToolEvent) -> list[Delta]:
         assert self._tools is not None
-        most = self._tools.most_calls
+        limit = self._tools.max_calls
         match event:
             case Content(text):
                 return [Delta(content=text)]
-            case CallBegun(index, name) if most is None or index < most:
-                self._standing.add(index)
+            case CallBegun(index, name) if limit is None or index < limit:
+                self._valid_calls.add(index)
                 call = ToolCallDelta(index, FunctionCall("", name), self._tools.format.new_id(), "function")
                 return [Delta(tool_calls=[call])]
-            case CallArguments(index, text) if most is None or index < most:
+            case CallArguments(index, text) if limit is None or index < limit:
                 return [Delta(tool_calls=[ToolCallDelta(index, FunctionCall(text))])]
-            case CallBroken(index):  # it is with the client already
-                self._standing.discard(index)
+            case CallBroken(index):  # the client has received it already
+                self._valid_calls.discard(index)
         return []

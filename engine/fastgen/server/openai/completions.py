@@ -1,24 +1,32 @@
-"""/v1/completions: texts or tokens, continued."""
+"""/v1/completions: continue strings or token lists."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from fastgen.core.request import Request as EngineRequest
 from fastgen.core.step_output import TokenLogprobs
+from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import EventStream, event, while_connected
-from fastgen.server.openai.logprobs import CompletionLikelihoods, TokenNames, joined, prompt_logprobs
+from fastgen.server.openai.logprobs import CompletionLogprobsWriter, TokenText, concatenate, prompt_logprobs
 from fastgen.server.openai.protocol import CompletionRequest
-from fastgen.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs
+from fastgen.server.openai.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionUsage,
+    PromptLogprobs,
+    finish_reason,
+)
+from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.server.serving.outputs import Answer, Generation, Piece, Shape
-from fastgen.server.serving.request_handler import RequestHandler
-from fastgen.server.serving.service import Prompt, Service, bad_word_tokens, called, checked, encode, room_after
+from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
+from fastgen.server.serving.service import Service, client_names, validated_grammar
 from fastgen.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=JSONRoute)
@@ -26,133 +34,123 @@ router = APIRouter(route_class=JSONRoute)
 
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    """Continues each prompt."""
+    """Continue each prompt."""
     service: Service = request.app.state.service
     model, name = service.lifecycle.model(), service.check_model(body.model)
     body.check()
-    with called(body.aliases):
-        service.check_number(model, len(body.prompt), body.num_candidates)
-        prompts = await _prompts(body, model)
-        handler = service.open_handler("cmpl", model, prompts, _shape(body), body.terms())
-    writer = _Writer(body, model.tokenizer)
-    if body.stream:
-        return EventStream(_stream(handler, name, body, writer))
-    return await while_connected(request, _whole(handler, name, writer))
-
-
-def _shape(body: CompletionRequest) -> Shape:
-    return Shape(
+    options = OutputOptions(
         num_choices=body.num_choices,
         num_candidates=body.num_candidates,
         text=body.text_rules(),
-        scores_only=body.scores_only,
+        prompt_only=body.prompt_only,
     )
+    with client_names(body.aliases):
+        service.check_num_generations(model, len(body.prompt), body.num_candidates)
+        handler = service.admit("cmpl", model, await _engine_requests(body, model), options)
+    writer = _ChoiceWriter(body, model.tokenizer)
+    if body.stream:
+        return EventStream(_stream(handler, name, body, writer))
+    return await while_connected(request, _complete(handler, name, writer))
 
 
-async def _prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
-    structure = body.structure()
-    grammar = None if structure is None else await checked(*structure, model.tokenizer)
-    bad_words = await bad_word_tokens(body.bad_words, model.tokenizer)
-    # The best of several is told by its likelihood, asked for or not.
+async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[EngineRequest]:
+    grammar = await validated_grammar(body.structure(), model.tokenizer)
+    bad_words = await encode_bad_words(body.bad_words, model.tokenizer)
+    # best_of compares logprobs, so the engine returns them even if the client did not request them.
     logprobs = body.logprobs if body.num_candidates == body.num_choices else (body.logprobs or 0)
     echoed = body.logprobs if body.echo else None
-    of_prompt = max((count for count in (echoed, body.prompt_logprobs) if count is not None), default=None)
+    prompt_logprobs = max((count for count in (echoed, body.prompt_logprobs) if count is not None), default=None)
 
-    def prompt(tokens: list[int]) -> Prompt:
-        limit = body.token_limit(room_after(model, len(tokens)))
+    def engine_request(tokens: list[int]) -> EngineRequest:
         sampling = body.sampling(
-            limit, logprobs=logprobs, prompt_logprobs=of_prompt, grammar=grammar, bad_words=bad_words
+            body.token_limit(model.remaining_length(len(tokens))),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
+            bad_words=bad_words,
         )
-        return Prompt(tokens, sampling)
+        return body.engine_request(tokens, sampling)
 
-    return [prompt(tokens) for tokens in await _token_ids(body, model)]
+    return [engine_request(tokens) for tokens in await _token_ids(body, model)]
 
 
 async def _token_ids(body: CompletionRequest, model: ServedModel) -> list[list[int]]:
-    """The prompts as tokens; they are all texts or all tokens."""
+    """Return the token ids of the prompts, which are all strings or all token lists."""
     texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
     for text in texts:
-        model.longest_text.check(text, "prompt")
+        model.prompt_size_limit.check(text, "prompt")
     encoded = await encode(model.tokenizer, texts, add_special_tokens=body.add_special_tokens is not False)
     return [prompt for prompt in body.prompt if not isinstance(prompt, str)] or encoded
 
 
-async def _whole(handler: RequestHandler, name: str, writer: _Writer) -> Response:
+async def _complete(handler: RequestHandler, name: str, writer: _ChoiceWriter) -> Response:
     with handler:
-        choices = [writer.whole(answer) for answer in await handler.answers()]
-    completion = Completion(handler.id, handler.created, name, choices, handler.usage())
+        outputs = await handler.finish()
+    choices = [writer.write(index, output, output.as_delta()) for index, output in enumerate(outputs)]
+    completion = Completion(handler.id, handler.created, name, choices, CompletionUsage.of(handler.usage()))
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
 async def _stream(
-    handler: RequestHandler, name: str, body: CompletionRequest, writer: _Writer
+    handler: RequestHandler, name: str, body: CompletionRequest, writer: _ChoiceWriter
 ) -> AsyncGenerator[bytes]:
     no_usage_yet = None if body.include_usage else msgspec.UNSET
     with handler:
-        async with aclosing(handler.pieces()) as pieces:
-            async for index, piece in pieces:
-                choice = writer.next(index, piece, handler.generation(index))
-                usage = handler.usage() if body.continuous_usage else no_usage_yet
+        async with aclosing(handler.stream()) as deltas:
+            async for index, delta in deltas:
+                choice = writer.write(index, handler.outputs[index], delta)
+                usage = CompletionUsage.of(handler.usage()) if body.continuous_usage else no_usage_yet
                 yield event(Completion(handler.id, handler.created, name, [choice], usage))
     if body.include_usage:
-        yield event(Completion(handler.id, handler.created, name, [], handler.usage()))
+        yield event(Completion(handler.id, handler.created, name, [], CompletionUsage.of(handler.usage())))
 
 
-@dataclass(slots=True)
-class _Writer:
-    """Writes choices as the client wants them: after their prompt, with log-probabilities, or plainly."""
+class _ChoiceWriter:
+    """Converts output deltas to choices, with the echoed prompt and logprobs if requested."""
 
-    body: CompletionRequest
-    tokenizer: Tokenizer
-    _begun: dict[int, CompletionLikelihoods | None] = field(default_factory=dict)
+    def __init__(self, body: CompletionRequest, tokenizer: Tokenizer) -> None:
+        self._body = body
+        self._tokenizer = tokenizer
+        self._token_text = TokenText(tokenizer, bool(body.return_tokens_as_token_ids))
+        self._logprobs_writers: dict[int, CompletionLogprobsWriter] = {}
 
-    def whole(self, answer: Answer) -> CompletionChoice:
-        """A choice at once."""
-        piece = Piece(answer.text, answer.logprobs, answer.finish_reason, answer.stop_reason)
-        return self.next(answer.index, piece, answer.generation)
-
-    def next(self, index: int, piece: Piece, generation: Generation) -> CompletionChoice:
-        """The next piece of a choice; the first one has the prompt before it, where that is echoed."""
-        text, logprobs = piece.text, None
-        begins = index not in self._begun
-        if begins:
-            self._begun[index] = None if self.body.logprobs is None else self._likelihoods()
-        likelihoods = self._begun[index]
-        echoed = self._prompt_text(index) if begins and self.body.echo else None
+    def write(self, index: int, output: RequestOutput, delta: OutputDelta) -> CompletionChoice:
+        """Return the choice for a delta; the first delta of a choice carries the echoed prompt."""
+        text = delta.text
+        is_first = index not in self._logprobs_writers
+        if is_first:
+            self._logprobs_writers[index] = CompletionLogprobsWriter(self._token_text, self._hidden_tokens())
+        echoed = self._prompt_text(index) if is_first and self._body.echo else None
         if echoed is not None:
             text = echoed + text
-        if likelihoods is not None:
-            logprobs = self._logprobs(likelihoods, piece.logprobs, generation, echoed)
-        return CompletionChoice(
-            index, text, piece.finish_reason, logprobs, piece.stop_reason, self._of_prompt(generation)
-        )
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = self._logprobs(self._logprobs_writers[index], delta.logprobs, output, echoed)
+        reason = finish_reason(delta.finish_reason)
+        return CompletionChoice(index, text, reason, logprobs, delta.stop_reason, self._prompt_logprobs(output))
 
     def _logprobs(
         self,
-        likelihoods: CompletionLikelihoods,
+        writer: CompletionLogprobsWriter,
         entries: Sequence[TokenLogprobs],
-        generation: Generation,
+        output: RequestOutput,
         echoed: str | None,
     ) -> CompletionLogprobs:
         if echoed is None:
-            return likelihoods.of(entries)
-        prompt = likelihoods.of_prompt(echoed, generation.request.prompt_token_ids, generation.prompt_logprobs)
-        return joined(prompt, likelihoods.of(entries))
+            return writer.write(entries)
+        prompt = writer.write_prompt(echoed, output.request.prompt_token_ids, output.prompt_logprobs or ())
+        return concatenate(prompt, writer.write(entries))
 
-    def _of_prompt(self, generation: Generation) -> PromptLogprobs | msgspec.UnsetType:
-        if self.body.prompt_logprobs is None:
+    def _prompt_logprobs(self, output: RequestOutput) -> PromptLogprobs | msgspec.UnsetType:
+        if self._body.prompt_logprobs is None:
             return msgspec.UNSET
-        return prompt_logprobs(self._names(), generation.prompt_logprobs)
+        return prompt_logprobs(self._token_text, output.prompt_logprobs or ())
 
     def _prompt_text(self, index: int) -> str:
-        prompt = self.body.prompt[index // self.body.num_choices]
+        prompt = self._body.prompt[index // self._body.num_choices]
         if isinstance(prompt, str):
             return prompt
-        return self.tokenizer.decode(prompt, skip_special_tokens=self.body.skip_special_tokens is not False)
+        return self._tokenizer.decode(prompt, skip_special_tokens=self._body.skip_special_tokens is not False)
 
-    def _likelihoods(self) -> CompletionLikelihoods:
-        hidden = frozenset[int]() if self.body.skip_special_tokens is False else self.tokenizer.special_token_ids
-        return CompletionLikelihoods(self._names(), hidden)
-
-    def _names(self) -> TokenNames:
-        return TokenNames(self.tokenizer, bool(self.body.return_tokens_as_token_ids))
+    def _hidden_tokens(self) -> frozenset[int]:
+        return frozenset() if self._body.skip_special_tokens is False else self._tokenizer.special_token_ids

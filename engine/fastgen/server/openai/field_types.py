@@ -1,31 +1,30 @@
-"""Types of the fields that clients send.
+"""Types of request fields.
 
-Each says in one sentence what it takes, whatever was sent: pydantic's own unions would name every form that a value
-fails to have. JSON's numbers are taken as JSON means them: 1.0 is a whole number, true is none.
+Each validator reports in one sentence what the field accepts; pydantic's own unions would list every alternative.
+Numbers follow JSON: 1.0 is an integer, true is not.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, Strict, WithJsonSchema
 
-_MOST_STOPS = 64
-_LONGEST_TEXT = 1024  # characters, of a stop string or a bad word
-_MOST_LISTED = 1024  # of tokens and words that each generated token is compared with
-_WORD_SIZE = 1 << 63
+_MAX_STOP_STRINGS = 64
+_MAX_STRING_LENGTH = 1024  # characters of a stop string or bad word
+_MAX_LIST_LENGTH = 1024  # tokens or words that every generated token is compared with
+_INT64_LIMIT = 1 << 63
 
 
-def _whole(value: Any) -> Any:
+def _integer(value: Any) -> Any:
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is not int:
-        raise ValueError("must be a whole number")
-    if not -_WORD_SIZE <= value < _WORD_SIZE:
-        raise ValueError("must be a whole number of 64 bits")
+        raise ValueError("must be an integer")
+    if not -_INT64_LIMIT <= value < _INT64_LIMIT:
+        raise ValueError("must be a 64-bit integer")
     return value
 
 
@@ -34,52 +33,64 @@ def _number(value: Any) -> Any:
         raise ValueError("must be a number")
     try:
         finite = math.isfinite(value)
-    except OverflowError:  # an int beyond every float
+    except OverflowError:  # an int beyond the range of float
         finite = False
     if not finite:
         raise ValueError("must be a finite number")
     return float(value)
 
 
-def _text(value: Any) -> Any:
+def _string(value: Any) -> Any:
     if not isinstance(value, str):
-        raise ValueError("must be a text")
+        raise ValueError("must be a string")
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+def _top_k(value: int) -> int:
+    """Map -1, vLLM's spelling of "off", to the engine's 0."""
+    return 0 if value == -1 else value
+
+
+def _seed(value: int) -> int | None:
+    """Map OpenAI's negative seeds into the engine's range, and -1, vLLM's spelling of "random", to None."""
+    return None if value == -1 else value & (_INT64_LIMIT - 1)
+
+
+Integer = Annotated[int, BeforeValidator(_integer)]
 Number = Annotated[float, BeforeValidator(_number)]
-Text = Annotated[str, BeforeValidator(_text)]
-Switch = Annotated[bool, Strict()]
+String = Annotated[str, BeforeValidator(_string)]
+Boolean = Annotated[bool, Strict()]
+TopK = Annotated[Integer, AfterValidator(_top_k)]
+Seed = Annotated[Integer, AfterValidator(_seed)]
 
 
-def _texts(value: Any, what: str, most: int) -> tuple[str, ...]:
-    texts: Any = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"must be a {what} or a list of them")
-    if not all(texts):
-        raise ValueError(f"holds an empty {what}; leave it out")
-    noun = what.split()[-1]
-    if len(texts) > most:
-        raise ValueError(f"has {len(texts)} {noun}s; at most {most} are taken")
-    if any(len(text) > _LONGEST_TEXT for text in texts):
-        raise ValueError(f"holds a {noun} of more than {_LONGEST_TEXT} characters; shorten it")
-    return tuple(texts)
+def _strings(value: Any, item: str, max_items: int) -> tuple[str, ...]:
+    strings: Any = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
+        raise ValueError(f"must be a {item} or a list of them")
+    if not all(strings):
+        raise ValueError(f"contains an empty {item}; leave it out")
+    noun = item.split()[-1]
+    if len(strings) > max_items:
+        raise ValueError(f"has {len(strings)} {noun}s; at most {max_items} are accepted")
+    if any(len(string) > _MAX_STRING_LENGTH for string in strings):
+        raise ValueError(f"contains a {noun} of more than {_MAX_STRING_LENGTH} characters; shorten it")
+    return tuple(strings)
 
 
-def _stops(value: Any) -> tuple[str, ...]:
-    return _texts(value, "stop string", _MOST_STOPS)
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    return _strings(value, "stop string", _MAX_STOP_STRINGS)
 
 
 def _bad_words(value: Any) -> tuple[str, ...]:
-    return _texts(value, "word", _MOST_LISTED)
+    return _strings(value, "word", _MAX_LIST_LENGTH)
 
 
-def _token_list(value: Any) -> tuple[int, ...]:
+def _token_id_tuple(value: Any) -> tuple[int, ...]:
     tokens = [] if value is None else _token_ids(value)
-    if len(tokens) > _MOST_LISTED:
-        raise ValueError(f"has {len(tokens)} tokens; at most {_MOST_LISTED} are taken")
-    return tuple(_whole(token) for token in tokens)
+    if len(tokens) > _MAX_LIST_LENGTH:
+        raise ValueError(f"has {len(tokens)} tokens; at most {_MAX_LIST_LENGTH} are accepted")
+    return tuple(_integer(token) for token in tokens)
 
 
 def _token_ids(value: Any) -> list[int]:
@@ -88,7 +99,7 @@ def _token_ids(value: Any) -> list[int]:
     return value
 
 
-def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     if value is None:
         return ()
     if not isinstance(value, dict):
@@ -96,7 +107,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
     biases = {}
     for token, bias in value.items():
         if not (token.isascii() and token.isdigit() and len(token) < 19):
-            raise ValueError(f"{token[:40]!r} is no token id")
+            raise ValueError(f"{token[:40]!r} is not a token id")
         try:
             biases[int(token)] = _number(bias)
         except ValueError as error:
@@ -105,7 +116,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
-    """A prompt in any of its four forms, as a list of texts and token lists."""
+    """Return a prompt in any of its four forms as a list of strings or token lists."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
@@ -115,23 +126,23 @@ def _prompts(value: Any) -> list[str | list[int]]:
             return value
         if all(isinstance(item, list) and item and all(type(token) is int for token in item) for item in value):
             return value
-    raise ValueError("give a text, a list of texts, a list of token ids, or a list of lists of token ids")
+    raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
 
 
-_A_TEXT, _A_TOKEN = {"type": "string"}, {"type": "integer", "minimum": 0}
-_TEXT_OR_TEXTS = {"anyOf": [_A_TEXT, {"type": "array", "items": _A_TEXT}, {"type": "null"}]}
+_STRING, _TOKEN = {"type": "string"}, {"type": "integer", "minimum": 0}
+_STRING_OR_STRINGS = {"anyOf": [_STRING, {"type": "array", "items": _STRING}, {"type": "null"}]}
 
-StopStrings = Annotated[tuple[str, ...], PlainValidator(_stops), WithJsonSchema(_TEXT_OR_TEXTS)]
-BadWords = Annotated[tuple[str, ...], PlainValidator(_bad_words), WithJsonSchema(_TEXT_OR_TEXTS)]
-TokenList = Annotated[
+StopStrings = Annotated[tuple[str, ...], PlainValidator(_stop_strings), WithJsonSchema(_STRING_OR_STRINGS)]
+BadWords = Annotated[tuple[str, ...], PlainValidator(_bad_words), WithJsonSchema(_STRING_OR_STRINGS)]
+TokenIdTuple = Annotated[
     tuple[int, ...],
-    PlainValidator(_token_list),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": _A_TOKEN}, {"type": "null"}]}),
+    PlainValidator(_token_id_tuple),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": _TOKEN}, {"type": "null"}]}),
 ]
-TokenIds = Annotated[list[int], PlainValidator(_token_ids), WithJsonSchema({"type": "array", "items": _A_TOKEN})]
-Biases = Annotated[
+TokenIds = Annotated[list[int], PlainValidator(_token_ids), WithJsonSchema({"type": "array", "items": _TOKEN})]
+LogitBias = Annotated[
     tuple[tuple[int, float], ...],
-    PlainValidator(_biases),
+    PlainValidator(_logit_bias),
     WithJsonSchema({"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}),
 ]
 Prompts = Annotated[
@@ -140,30 +151,30 @@ Prompts = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                _A_TEXT,
-                {"type": "array", "items": _A_TEXT, "minItems": 1},
-                {"type": "array", "items": _A_TOKEN, "minItems": 1},
-                {"type": "array", "items": {"type": "array", "items": _A_TOKEN, "minItems": 1}, "minItems": 1},
+                _STRING,
+                {"type": "array", "items": _STRING, "minItems": 1},
+                {"type": "array", "items": _TOKEN, "minItems": 1},
+                {"type": "array", "items": {"type": "array", "items": _TOKEN, "minItems": 1}, "minItems": 1},
             ]
         }
     ),
 ]
 
 
-def only(*neutral: object) -> Callable[[Any], Any]:
-    """A check that lets through None and the values that change nothing; the first of them is named as the remedy."""
+def _only(*neutral: object) -> AfterValidator:
+    """Accept only None and values that have no effect; the error message suggests the first of them."""
     remedy = f"leave it out or set it to {json.dumps(neutral[0])}" if neutral else "leave it out"
 
     def check(value: Any) -> Any:
         if value is None or any(value == same and type(value) is type(same) for same in neutral):
             return value
-        raise ValueError(f"this value is not served: {remedy}")
+        raise ValueError(f"this value is not supported; {remedy}")
 
-    return check
+    return AfterValidator(check)
 
 
-NotServed = Annotated[Any, AfterValidator(only())]
-NoneOfThem = Annotated[Any, AfterValidator(only([], {}))]
-FalseOnly = Annotated[Any, AfterValidator(only(False))]
-NoCall = Annotated[Any, AfterValidator(only("none", "auto"))]
-Empty = Annotated[Any, AfterValidator(only(""))]
+Unsupported = Annotated[Any, _only()]
+EmptyOnly = Annotated[Any, _only([], {})]
+FalseOnly = Annotated[Any, _only(False)]
+NoCall = Annotated[Any, _only("none", "auto")]
+EmptyString = Annotated[Any, _only("")]

@@ -1,4 +1,4 @@
-"""The parts of a chat: messages, the tools offered, and what is said about their use."""
+"""Fields of a chat request: messages, tools and the tool choice."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from fastgen.server.openai.field_types import Text
+from fastgen.server.openai.field_types import String
 
-_LONGEST_TOOL_NAME = 256
+_MAX_TOOL_NAME_LENGTH = 256
 
 
 def _content(value: Any) -> str | None:
-    """A message's text, in one piece."""
+    """Return a message's text, with its parts joined."""
     if value is None:
         return None
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise ValueError("must be a text, a list of text parts or null")
+        raise ValueError("must be a string, a list of text parts or null")
     return "".join(_part(part) for part in value)
 
 
 def _part(part: dict[str, Any]) -> str:
     kind = part.get("type")
     if kind not in ("text", "refusal"):
-        raise ValueError(f"holds a part of type {str(kind)[:40]!r}; only text parts are served")
+        raise ValueError(f"contains a part of type {str(kind)[:40]!r}; only text parts are supported")
     text = part.get(kind)
     if not isinstance(text, str):
-        raise ValueError(f"holds a {kind} part without a text")
+        raise ValueError(f"contains a {kind} part without a string in its {kind!r} field")
     return text
 
 
 def _tool_calls(value: Any) -> list[dict[str, Any]] | None:
-    """An assistant's earlier calls, their arguments as objects: templates write these as JSON themselves."""
+    """Return an assistant's earlier calls with parsed arguments: chat templates serialize them to JSON themselves."""
     if value is None:
         return None
     if not isinstance(value, list):
@@ -47,10 +47,10 @@ def _tool_calls(value: Any) -> list[dict[str, Any]] | None:
 def _tool_call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError("each call must hold a function with a name")
+        raise ValueError("each call must have a function with a name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        # A model may have written no JSON, or been cut short: the template then gets to see it as it is.
+        # The model may have written invalid or truncated JSON; the template then gets it unparsed.
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments) if arguments.strip() else {}
     return {**call, "type": "function", "function": {**function, "arguments": {} if arguments is None else arguments}}
@@ -70,16 +70,16 @@ ToolCalls = Annotated[
 
 
 class Message(BaseModel):
-    """One message; what else a client puts in it is for the model's template."""
+    """One message; unknown fields are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
-    role: Text
+    role: String
     content: Content = None
     tool_calls: ToolCalls = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message as templates expect it: content as one text, nothing that is null."""
+        """Return the message for chat templates: content as one string, null fields left out."""
         others = {name: value for name, value in (self.__pydantic_extra__ or {}).items() if value is not None}
         calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
         return {"role": self.role, "content": self.content or "", **others, **calls}
@@ -90,13 +90,13 @@ class Function(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    name: Annotated[Text, Field(min_length=1, max_length=_LONGEST_TOOL_NAME)]
-    description: Text | None = None
+    name: Annotated[String, Field(min_length=1, max_length=_MAX_TOOL_NAME_LENGTH)]
+    description: String | None = None
     parameters: dict[str, Any] | None = None
 
 
 class Tool(BaseModel):
-    """A tool offered; functions are the only kind."""
+    """A tool that the model may call; functions are the only kind."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -104,13 +104,13 @@ class Tool(BaseModel):
     function: Function
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as templates expect it: as it came."""
+        """Return the tool for chat templates, with all fields that the client sent."""
         return self.model_dump(exclude_unset=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a client says about the use of tools: `name` is the one that must be called."""
+    """A tool choice; `name` is the function that must be called, if the client named one."""
 
     mode: Literal["none", "auto", "required"]
     name: str | None = None

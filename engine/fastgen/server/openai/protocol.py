@@ -1,126 +1,303 @@
-"""What clients may ask for: the fields of OpenAI's completions and chat completions, and those that vLLM's users know.
+"""Request bodies of /v1/completions and /v1/chat/completions: OpenAI's fields and vLLM's extensions.
 
-A field that is known elsewhere but whose behaviour is not built here is refused unless it holds the value that changes
-nothing: to ignore it would give an answer other than the one asked for. Fields that nobody knows are ignored, as OpenAI
-does.
+A known field whose behaviour is not implemented is rejected, unless it holds the value that has no effect: ignoring it
+would change the answer. Unknown fields are ignored, as OpenAI does.
+
+To add a sampling parameter, add it to `SamplingParams` and, under the same name, to `GenerationRequest`.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from fastgen.core.request import RequestError
-from fastgen.server.openai.field_types import Empty, FalseOnly, NoCall, NoneOfThem, NotServed, Prompts, Switch, Whole
+from fastgen.core.request import Grammar, Request, RequestError, SamplingParams
+from fastgen.server.openai.field_types import (
+    BadWords,
+    Boolean,
+    EmptyOnly,
+    EmptyString,
+    FalseOnly,
+    Integer,
+    LogitBias,
+    NoCall,
+    Number,
+    Prompts,
+    Seed,
+    StopStrings,
+    String,
+    TokenIdTuple,
+    TopK,
+    Unsupported,
+)
 from fastgen.server.openai.messages import Message, Tool, ToolChoice
-from fastgen.server.openai.shared_fields import MOST_CHOICES, Generation
+from fastgen.server.openai.structured_outputs import (
+    GuidedChoice,
+    GuidedGrammar,
+    GuidedJson,
+    GuidedRegex,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from fastgen.text.output import TextRules
 
-_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+_MAX_CHOICES = 128
+_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
+_STRUCTURE_FIELDS = (
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+)
 
 
-class CompletionRequest(Generation):
-    """The body of /v1/completions."""
+class StreamOptions(BaseModel):
+    """Options of a stream."""
 
-    prompt: Prompts
-    best_of: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
-    echo: Switch | None = None
-    logprobs: Whole | None = None
-    suffix: Empty = None
+    include_usage: Boolean | None = None
+    continuous_usage_stats: Boolean | None = None
+
+
+class GenerationRequest(BaseModel):
+    """Fields that both endpoints share."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: String | None = None
+    n: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: TopK | None = None
+    min_p: Number | None = None
+    typical_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: LogitBias = ()
+    bad_words: BadWords = ()
+    seed: Seed | None = None
+    stop: StopStrings = ()
+    stop_token_ids: TokenIdTuple = ()
+    include_stop_str_in_output: Boolean | None = None
+    skip_special_tokens: Boolean | None = None
+    ignore_eos: Boolean | None = None
+    prompt_logprobs: Integer | None = None
+    return_tokens_as_token_ids: Boolean | None = None
+    add_special_tokens: Boolean | None = None
+
+    stream: Boolean | None = None
+    stream_options: StreamOptions | None = None
+    priority: Integer | None = None
+    timeout: Number | None = None
+    cache_salt: Annotated[String, Field(max_length=256)] | None = None
+
+    response_format: ResponseFormat = None
+    guided_json: GuidedJson = None
+    guided_regex: GuidedRegex = None
+    guided_choice: GuidedChoice = None
+    guided_grammar: GuidedGrammar = None
+    structured_outputs: StructuredOutputs = None
+
+    guided_whitespace_pattern: Unsupported = None
+    use_beam_search: FalseOnly = None
+    allowed_token_ids: EmptyOnly = None
+    truncate_prompt_tokens: Unsupported = None
+    logits_processors: EmptyOnly = None
 
     @property
-    def scores_only(self) -> bool:
-        """Is it the prompt's log-probabilities alone that are wanted? Evaluation harnesses ask so."""
+    def num_choices(self) -> int:
+        """Choices per prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def include_usage(self) -> bool:
+        """Return whether the stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Return whether every chunk of the stream carries the usage so far."""
+        return (
+            self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        )
+
+    def check(self) -> None:
+        """Raise RequestError if fields contradict each other."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options: requires stream to be true; leave it out", "stream_options")
+
+    def structure(self) -> tuple[Grammar, str] | None:
+        """Return the grammar that the output must match and the field that it came from, if any.
+
+        Raises:
+            RequestError: if two fields give a structure.
+        """
+        given = [name for name in _STRUCTURE_FIELDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(f"{given[1]}: {given[0]} already gives a structure; keep one of them", given[1])
+        return (getattr(self, given[0]), given[0]) if given else None
+
+    def text_rules(self, shown_tokens: frozenset[int] = frozenset()) -> TextRules:
+        """Return how tokens become text; `shown_tokens` are special tokens that the server parses itself."""
+        return TextRules(
+            stop=self.stop,
+            include_stop=bool(self.include_stop_str_in_output),
+            min_tokens=self.min_tokens or 0,
+            skip_special_tokens=self.skip_special_tokens is not False,
+            shown_tokens=shown_tokens,
+        )
+
+    def sampling(self, max_tokens: int, **others: Any) -> SamplingParams:
+        """Return the engine's sampling parameters; null fields get OpenAI's defaults.
+
+        Args:
+            max_tokens: the token limit, which depends on the endpoint and the prompt.
+            others: parameters that depend on the endpoint or the tokenizer.
+
+        Raises:
+            RequestError: if a value is out of range.
+        """
+        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS} | others
+        given = {name: value for name, value in values.items() if value is not None}
+        return SamplingParams(max_tokens=max_tokens, **given)
+
+    def engine_request(self, token_ids: list[int], sampling: SamplingParams) -> Request:
+        """Return the engine's request for one prompt, without an id.
+
+        Raises:
+            RequestError: if a value is out of range.
+        """
+        return Request(
+            id="",
+            prompt_token_ids=token_ids,
+            sampling=sampling,
+            priority=self.priority or 0,
+            deadline_seconds=self.timeout,
+            cache_salt=self.cache_salt or "",
+        )
+
+
+# Sampling parameters that need neither the endpoint nor the tokenizer.
+_SAMPLING_FIELDS = tuple(
+    parameter.name
+    for parameter in fields(SamplingParams)
+    if parameter.name in GenerationRequest.model_fields and parameter.name not in ("max_tokens", "bad_words")
+)
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of /v1/completions."""
+
+    prompt: Prompts
+    best_of: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None
+    echo: Boolean | None = None
+    logprobs: Integer | None = None
+    suffix: EmptyString = None
+
+    @property
+    def prompt_only(self) -> bool:
+        """Return whether only the prompt's logprobs are requested, as evaluation harnesses do."""
         return self.max_tokens == 0 and bool(self.echo)
 
     @property
     def num_candidates(self) -> int:
-        """Generations to run for each prompt."""
+        """Generations per prompt."""
         return self.num_choices if self.best_of is None else self.best_of
 
     @property
     def aliases(self) -> dict[str, str]:
-        """What the engine's parameters are called here."""
+        """Field names of engine parameters that are named differently here."""
         return {"deadline_seconds": "timeout"} | (
             {} if self.prompt_logprobs is not None else {"prompt_logprobs": "logprobs"}
         )
 
-    def token_limit(self, room: int) -> int:
-        """Most tokens to generate where the model's length leaves `room` after the prompt."""
-        if self.scores_only:
-            return 1  # the engine's least; it is dropped
-        return self.max_tokens if self.max_tokens is not None else max(1, min(_DEFAULT_COMPLETION_TOKENS, room))
+    def token_limit(self, remaining: int) -> int:
+        """Return the most tokens to generate; `remaining` is the model's length after the prompt."""
+        if self.prompt_only:
+            return 1  # the engine's minimum; the token is dropped
+        return self.max_tokens if self.max_tokens is not None else max(1, min(_DEFAULT_COMPLETION_TOKENS, remaining))
 
     def check(self) -> None:
-        """Raises RequestError where fields contradict each other."""
+        """Raise RequestError if fields contradict each other."""
         super().check()
         if self.num_candidates < self.num_choices:
             raise RequestError(
                 f"best_of is {self.best_of}: it must be at least n, which is {self.num_choices}", "best_of"
             )
         if self.stream and self.num_candidates > self.num_choices:
-            raise RequestError("best_of: the best is known at the end only; set it to n, or stream to false", "best_of")
+            raise RequestError(
+                "best_of: a stream cannot choose the best at its end; set best_of to n, or stream to false", "best_of"
+            )
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError(
-                "prompt_logprobs: not in streams; use echo with logprobs, or no stream", "prompt_logprobs"
+                "prompt_logprobs: not available in a stream; use echo with logprobs, or set stream to false",
+                "prompt_logprobs",
             )
 
 
-class ChatRequest(Generation):
-    """The body of /v1/chat/completions."""
+class ChatRequest(GenerationRequest):
+    """Body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Whole | None = None
-    logprobs: Switch | None = None
-    top_logprobs: Whole | None = None
+    max_completion_tokens: Integer | None = None
+    logprobs: Boolean | None = None
+    top_logprobs: Integer | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = None
-    parallel_tool_calls: Switch | None = None
+    parallel_tool_calls: Boolean | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: Switch | None = None
-    continue_final_message: Switch | None = None
+    add_generation_prompt: Boolean | None = None
+    continue_final_message: Boolean | None = None
     documents: list[dict[str, Any]] | None = None
 
-    functions: NoneOfThem = None
+    functions: EmptyOnly = None
     function_call: NoCall = None
-    chat_template: NotServed = None
+    chat_template: Unsupported = None
     echo: FalseOnly = None
 
     @property
     def aliases(self) -> dict[str, str]:
-        """What the engine's parameters are called here."""
+        """Field names of engine parameters that are named differently here."""
         names = {"deadline_seconds": "timeout", "logprobs": "top_logprobs", "prompt": "messages"}
         return names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
 
     @property
     def num_logprobs(self) -> int | None:
-        """Likeliest tokens to show beside each token; None for no log-probabilities at all."""
+        """Most likely tokens to return per token; None for no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def continues(self) -> bool:
-        """Is the last message to be gone on with, instead of answered?"""
+    def continues_message(self) -> bool:
+        """Return whether to continue the last message instead of answering it."""
         return bool(self.continue_final_message)
 
     @property
-    def opens_answer(self) -> bool:
-        """Does the prompt end with what opens an answer?"""
-        return not self.continues if self.add_generation_prompt is None else self.add_generation_prompt
+    def opens_reply(self) -> bool:
+        """Return whether the prompt ends with the header of the assistant's message."""
+        return not self.continues_message if self.add_generation_prompt is None else self.add_generation_prompt
 
-    def token_limit(self, room: int) -> int:
-        """Most tokens to generate where the model's length leaves `room` after the prompt: all of it by default."""
+    def token_limit(self, remaining: int) -> int:
+        """Return the most tokens to generate: by default `remaining`, the model's length after the prompt."""
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        return limit if limit is not None else max(1, room)
+        return limit if limit is not None else max(1, remaining)
 
     def check(self) -> None:
-        """Raises RequestError where fields contradict each other."""
+        """Raise RequestError if fields contradict each other."""
         super().check()
         if self.top_logprobs and not self.logprobs:
-            raise RequestError("top_logprobs: needs logprobs to be true", "top_logprobs")
-        if self.continues and self.add_generation_prompt:
+            raise RequestError("top_logprobs: requires logprobs; set logprobs to true", "top_logprobs")
+        if self.continues_message and self.add_generation_prompt:
             raise RequestError(
                 "continue_final_message: add_generation_prompt would end the message; leave one of them out",
                 "continue_final_message",
             )
         if self.stream and self.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs: not in streams; leave out one of the two", "prompt_logprobs")
+            raise RequestError(
+                "prompt_logprobs: not available in a stream; leave it out, or set stream to false", "prompt_logprobs"
+            )

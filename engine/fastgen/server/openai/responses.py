@@ -1,4 +1,4 @@
-"""What clients get: OpenAI's objects, encoded by msgspec because there is one for every token of a stream."""
+"""Response bodies in OpenAI's format, encoded by msgspec because a stream has one per token."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from fastgen.core.request import FinishReason
+from fastgen.engine.request_output import Usage
 from fastgen.version import VERSION
 
 FINGERPRINT = f"fastgen-{VERSION}"
 
 
+def finish_reason(reason: FinishReason | None) -> str | None:
+    """Return the finish reason that clients see; OpenAI has none for a deadline."""
+    return FinishReason.ABORT.value if reason is FinishReason.DEADLINE else reason and reason.value
+
+
 class PromptTokensDetails(Struct, frozen=True):
-    """How much of the prompts came from the prefix cache."""
+    """Prompt tokens that came from the prefix cache."""
 
     cached_tokens: int
 
 
-class Usage(Struct, frozen=True):
-    """Tokens read and written. A prompt with several answers is read once."""
+class CompletionUsage(Struct, frozen=True):
+    """Token counts of one HTTP request; a prompt with several choices counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -26,21 +33,27 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: None = None
 
+    @classmethod
+    def of(cls, usage: Usage) -> CompletionUsage:
+        """Return `usage` in OpenAI's format."""
+        cached = PromptTokensDetails(usage.cached_tokens)
+        return cls(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, cached)
+
 
 class PromptLogprob(Struct, frozen=True):
-    """One candidate for a place in the prompt, as vLLM tells it."""
+    """One candidate token at a position of the prompt, in vLLM's format."""
 
     logprob: float
     rank: int | None
     decoded_token: str
 
 
-# By token id, for each prompt token; None for the first, which nothing comes before.
+# One entry per prompt token, by token id; None for the first token, which has no context.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CompletionLogprobs(Struct, frozen=True):
-    """Of each token: its text, where that begins in the choice's text, and how likely it and its rivals were."""
+    """Per token: its text, its logprob, the most likely tokens, and its offset in the choice's text."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -49,7 +62,7 @@ class CompletionLogprobs(Struct, frozen=True):
 
 
 class CompletionChoice(Struct, frozen=True):
-    """One prompt's continuation, or the next piece of it."""
+    """Continuation of one prompt, or a delta of it."""
 
     index: int
     text: str
@@ -60,19 +73,19 @@ class CompletionChoice(Struct, frozen=True):
 
 
 class Completion(Struct, frozen=True):
-    """The response of /v1/completions, or a chunk of its stream."""
+    """Response of /v1/completions, or a chunk of its stream."""
 
     id: str
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str = FINGERPRINT
 
 
 class TopLogprob(Struct, frozen=True):
-    """A likely token."""
+    """One of the most likely tokens at a position."""
 
     token: str
     logprob: float
@@ -80,7 +93,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A token and the likeliest ones at its place."""
+    """A generated token and the most likely tokens at its position."""
 
     token: str
     logprob: float
@@ -89,21 +102,21 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class ChatLogprobs(Struct, frozen=True):
-    """Of each token of the answer."""
+    """Logprobs of a chat choice, one entry per token."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class FunctionCall(Struct, frozen=True, omit_defaults=True):
-    """A call, or the next piece of it: the name comes with the first one."""
+    """A function call, or a delta of it; only the first delta has the name."""
 
     arguments: str
     name: str | None = None
 
 
 class ToolCall(Struct, frozen=True):
-    """A call that the model wants made."""
+    """A tool call of the model."""
 
     id: str
     function: FunctionCall
@@ -111,7 +124,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class ToolCallDelta(Struct, frozen=True, omit_defaults=True):
-    """What a call grew by; `id` and `type` come with the first piece."""
+    """A delta of a tool call; only the first one has `id` and `type`."""
 
     index: int
     function: FunctionCall
@@ -120,7 +133,7 @@ class ToolCallDelta(Struct, frozen=True, omit_defaults=True):
 
 
 class AssistantMessage(Struct, frozen=True):
-    """What the model said."""
+    """The message generated by the model."""
 
     content: str | None
     tool_calls: list[ToolCall] | UnsetType = UNSET
@@ -129,7 +142,7 @@ class AssistantMessage(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """The model's answer."""
+    """A complete chat choice."""
 
     index: int
     message: AssistantMessage
@@ -139,13 +152,13 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True):
-    """The response of /v1/chat/completions."""
+    """Response of /v1/chat/completions."""
 
     id: str
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: CompletionUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str = FINGERPRINT
@@ -153,7 +166,7 @@ class ChatCompletion(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True, omit_defaults=True):
-    """What an answer grew by."""
+    """A delta of an assistant message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -161,7 +174,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
 
 
 class ChatChunkChoice(Struct, frozen=True):
-    """The next piece of the answer."""
+    """A delta of a chat choice."""
 
     index: int
     delta: Delta
@@ -177,23 +190,23 @@ class ChatChunk(Struct, frozen=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str = FINGERPRINT
 
 
 class ModelCard(Struct, frozen=True):
-    """A name that requests may use."""
+    """A served model name."""
 
     id: str
     created: int
-    max_model_len: int  # as other servers spell it; clients look for it
+    max_model_len: int  # vLLM's spelling, which clients look for
     owned_by: str = "fastgen"
     object: Literal["model"] = "model"
 
 
 class ModelList(Struct, frozen=True):
-    """The response of /v1/models."""
+    """Response of /v1/models."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"

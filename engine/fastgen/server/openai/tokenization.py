@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in the shapes that vLLM's users know: what a prompt becomes, and back."""
+"""/tokenize and /detokenize, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from pydantic import BaseModel, Field
 from fastgen.core.request import RequestError
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.openai.chat import render
-from fastgen.server.openai.field_types import Switch, TokenIds
-from fastgen.server.openai.field_types import Text as TextField
+from fastgen.server.openai.field_types import Boolean, String, TokenIds
 from fastgen.server.openai.messages import Message
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.tool_calling import ToolUse
+from fastgen.server.serving.encoding import encode
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.server.serving.service import Service, encode
+from fastgen.server.serving.service import Service
 
 router = APIRouter(route_class=JSONRoute)
 
 
 class TokenizeRequest(ChatRequest):
-    """The body of /tokenize: a prompt, or what /v1/chat/completions takes."""
+    """Body of /tokenize: a prompt, or the fields of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)] | None = None  # type: ignore[assignment]
-    prompt: TextField | None = None
-    return_token_strs: Switch | None = None
+    prompt: String | None = None
+    return_token_strs: Boolean | None = None
 
 
 class DetokenizeRequest(BaseModel):
-    """The body of /detokenize."""
+    """Body of /detokenize."""
 
-    model: TextField | None = None
+    model: String | None = None
     tokens: TokenIds
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """The response of /tokenize; `token_strs` as the vocabulary spells them, where they were asked for."""
+    """Response of /tokenize; `token_strs` are the vocabulary's spellings, if requested."""
 
     count: int
     max_model_len: int
@@ -49,14 +49,14 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class Text(msgspec.Struct, frozen=True):
-    """The response of /detokenize."""
+    """Response of /detokenize."""
 
     prompt: str
 
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """The tokens that a prompt or a conversation becomes."""
+    """Return the tokens of a prompt or a conversation."""
     service: Service = request.app.state.service
     model = service.lifecycle.model()
     service.check_model(body.model)
@@ -67,9 +67,9 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 
 def _text(body: TokenizeRequest, model: ServedModel) -> tuple[str, bool]:
-    """What to encode, and whether the model's own marks go around it: a template has put them there already."""
+    """Return the text to encode and whether to add special tokens; chat templates add them themselves."""
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages", "prompt")
+        raise RequestError("prompt: give either prompt or messages, not both", "prompt")
     if body.prompt is not None:
         return body.prompt, body.add_special_tokens is not False
     return render(body, model, ToolUse.of(body, model)), body.add_special_tokens is True
@@ -77,14 +77,14 @@ def _text(body: TokenizeRequest, model: ServedModel) -> tuple[str, bool]:
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """The text of tokens."""
+    """Return the text of tokens."""
     service: Service = request.app.state.service
     model = service.lifecycle.model()
     service.check_model(body.model)
     size = model.engine.info.vocabulary_size
-    wrong = next((token for token in body.tokens if not 0 <= token < size), None)
-    if wrong is not None:
-        raise RequestError(f"tokens: {wrong} is no token of this model: they go from 0 to {size - 1}", "tokens")
+    invalid = next((token for token in body.tokens if not 0 <= token < size), None)
+    if invalid is not None:
+        raise RequestError(f"tokens: {invalid} is not in the vocabulary; use ids from 0 to {size - 1}", "tokens")
     text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return _json(Text(text))
 

@@ -1,4 +1,4 @@
-"""The tools of one chat request: what the model is told of them, and what it must or may do with them."""
+"""Tools of one chat request: how the model learns about them, and which calls it must or may make."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ class ToolUse:
     """Tools that the model may call.
 
     Attributes:
-        tools: what is offered, as templates expect it.
-        offered: the same, for the format.
-        required: those of which one must be called; empty where the model is free to answer.
-        most_calls: in one answer; None is no limit.
+        format: the model's tool-call format.
+        tools: the tools for chat templates.
+        offered: the tools for the tool-call format.
+        required: tools of which one must be called; empty if the model is free to reply with content.
+        max_calls: most calls per choice; None for no limit.
     """
 
     format: ToolFormat
     tools: list[dict[str, Any]]
     required: tuple[OfferedTool, ...]
     offered: tuple[OfferedTool, ...]
-    most_calls: int | None
+    max_calls: int | None
 
     @classmethod
     def of(cls, body: ChatRequest, model: ServedModel) -> ToolUse | None:
-        """What a request says about tools; None where none may be called.
+        """Return the tools of a request; None if the model may not call any.
 
         Raises:
-            RequestError: when it demands a call of a tool that it does not offer.
+            RequestError: if the request requires a call of a tool that it does not define.
         """
         choice, tools = body.tool_choice, body.tools or []
         if choice is not None and choice.mode == "required":
             names = [tool.function.name for tool in tools]
             if choice.name is not None and choice.name not in names:
-                raise RequestError(f"tool_choice: tools has no function {choice.name!r}", "tool_choice")
+                raise RequestError(
+                    f"tool_choice: {choice.name!r} is not a function in tools; name one that is", "tool_choice"
+                )
             if not tools:
-                raise RequestError("tool_choice: a call is required, and tools offers none", "tool_choice")
+                raise RequestError("tool_choice: a call is required and tools is empty; add a tool", "tool_choice")
         if not tools or (choice is not None and choice.mode == "none"):
             return None
         offered = tuple(_offered(tool) for tool in tools)
@@ -59,48 +62,55 @@ class ToolUse:
             tools=[tool.for_template() for tool in tools],
             required=required,
             offered=offered,
-            most_calls=1 if single else None,
+            max_calls=1 if single else None,
         )
 
     def parser(self) -> ToolParser:
-        """A reader of one answer."""
+        """Return a parser for one generation."""
         return self.format.parser(self.offered)
 
     def shown_tokens(self, model: ServedModel) -> frozenset[int]:
-        """The special tokens that the reader must see."""
+        """Return the special tokens that the parser must see."""
         return shown_tokens(self.format, model.tokenizer)
 
     def grammar(self, model: ServedModel, structure: tuple[Grammar, str] | None) -> tuple[Grammar, str] | None:
-        """What the answer must match, and the field that says so; `structure` is what its content must match.
+        """Return the grammar that the output must match and the field that it comes from, if any.
 
-        A required call leaves no content. A free model may either call or keep to the structure.
+        A required call leaves no room for content. Otherwise the model may either call or follow `structure`.
+
+        Args:
+            model: the served model.
+            structure: the grammar that the content must match and its field, if any.
 
         Raises:
-            RequestError: when the structure is not JSON, which alone can stand beside calls.
+            RequestError: if the structure is not JSON; no other structure can be combined with calls.
         """
         if self.required:
-            grammar = call_grammar(self.format, self.required, model.tokenizer, most_calls=self.most_calls)
+            grammar = call_grammar(self.format, self.required, model.tokenizer, most_calls=self.max_calls)
             return grammar, "tools"
         if structure is None:
             return None
         content, field = structure
         if content.kind not in ("json_schema", "json_object"):
-            raise RequestError(f"{field}: goes with tools only where it asks for JSON; leave one of them out", field)
-        either = call_grammar(self.format, self.offered, model.tokenizer, most_calls=self.most_calls, answer=content)
+            raise RequestError(
+                f"{field}: only JSON structures can be combined with tools; leave one of them out", field
+            )
+        either = call_grammar(self.format, self.offered, model.tokenizer, most_calls=self.max_calls, answer=content)
         return either, field
 
-    def tell(self, messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-        """The messages with the tools told, for models whose template has no place for tools, the best way first.
+    def describe_in(self, messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        """Return variants of the messages that describe the tools, in order of preference.
 
-        The system tells of them, else the first question does: some templates refuse messages of a system.
+        For models whose chat template does not take tools. The description goes into the system message, or into the
+        first user message because some templates reject system messages.
         """
-        told, first = describe(self.format, self.tools), messages[0]
+        description, first = describe(self.format, self.tools), messages[0]
         if first["role"] == "system":
-            return [[{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]]
-        by_system = [{"role": "system", "content": told}, *messages]
+            return [[{**first, "content": f"{first['content']}\n\n{description}"}, *messages[1:]]]
+        with_system = [{"role": "system", "content": description}, *messages]
         if first["role"] != "user" or not isinstance(first["content"], str):
-            return [by_system]
-        return [by_system, [{**first, "content": f"{told}\n\n{first['content']}"}, *messages[1:]]]
+            return [with_system]
+        return [with_system, [{**first, "content": f"{description}\n\n{first['content']}"}, *messages[1:]]]
 
 
 def _offered(tool: Tool) -> OfferedTool:

@@ -1,4 +1,4 @@
-"""Where the server is in its life: loading, serving, draining, or left without an engine."""
+"""The server's state: loading, serving, draining, or without an engine."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from dataclasses import dataclass
 
 from fastgen.engine.client import EngineClient
 from fastgen.server.http.errors import APIError
-from fastgen.server.serving.prompt_length import LongestText
+from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import ToolFormat
 
 _LOADING_RETRY_SECONDS = 2
-# Another replica may take the request at once.
+# Another replica can take the request at once.
 _DRAINING_RETRY_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What requests are served with, once it is loaded."""
+    """A loaded model: its engine, tokenizer and tool-call format."""
 
     engine: EngineClient
     tokenizer: Tokenizer
-    longest_text: LongestText
+    prompt_size_limit: PromptSizeLimit
     tool_format: ToolFormat
+
+    def remaining_length(self, prompt_tokens: int) -> int:
+        """Return how many tokens may follow a prompt; 0 or less if the prompt is too long, which `check` rejects."""
+        return self.engine.info.max_model_length - prompt_tokens
 
 
 class Lifecycle:
-    """Decides whether requests are taken, and knows how many are under way."""
+    """Tracks whether requests are accepted and how many are open."""
 
     def __init__(self) -> None:
         self._stage = "starting"
@@ -40,44 +44,44 @@ class Lifecycle:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def note_loading(self, stage: str, fraction: float) -> None:
-        """Tells how far the start is: a stage and the share of it that is done, 0 to 1."""
+    def set_loading_progress(self, stage: str, fraction: float) -> None:
+        """Record the loading stage and its completed fraction, 0 to 1."""
         self._stage, self._fraction = stage, fraction
 
     def begin_serving(self, model: ServedModel) -> None:
-        """From now on requests are taken."""
+        """Accept requests from now on."""
         self._model = model
 
     def begin_draining(self) -> None:
-        """From now on no new requests are taken; those under way go on."""
+        """Reject new requests from now on; open ones continue."""
         self._draining = True
 
     def why_not_healthy(self) -> str | None:
-        """What is wrong with the process and its engine; None while they are alive, loading included."""
+        """Return why the process is unhealthy; None while the engine is alive or loading."""
         if self._model is not None and not self._model.engine.alive:
             return f"the engine is dead: {self._model.engine.end}"
         return None
 
     def why_not_ready(self) -> str | None:
-        """Why requests would be refused now; None if they would be taken."""
-        refusal = self._refusal()
-        return None if refusal is None else refusal.message
+        """Return why requests are rejected now; None if they are accepted."""
+        rejection = self._rejection()
+        return None if rejection is None else rejection.message
 
     def model(self) -> ServedModel:
-        """What to serve with.
+        """Return the served model.
 
         Raises:
-            APIError: 503 when no requests are taken.
+            APIError: 503 if requests are not accepted now.
         """
-        refusal = self._refusal()
-        if refusal is not None:
-            raise refusal
+        rejection = self._rejection()
+        if rejection is not None:
+            raise rejection
         assert self._model is not None
         return self._model
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Counts a request as under way."""
+    def open_request(self) -> Iterator[None]:
+        """Count a request as open inside the `with` block."""
         self._num_open += 1
         self._idle.clear()
         try:
@@ -89,14 +93,14 @@ class Lifecycle:
 
     @property
     def num_open(self) -> int:
-        """Requests under way."""
+        """Number of open requests."""
         return self._num_open
 
     async def wait_idle(self) -> None:
-        """Returns when no request is under way."""
+        """Wait until no request is open."""
         await self._idle.wait()
 
-    def _refusal(self) -> APIError | None:
+    def _rejection(self) -> APIError | None:
         if self._draining:
             return APIError(503, "draining", code="draining", retry_after=_DRAINING_RETRY_SECONDS)
         if self._model is None:

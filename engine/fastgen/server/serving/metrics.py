@@ -1,4 +1,7 @@
-"""What Prometheus reads. Names, types and labels are the contract with dashboards, the operator and gateways."""
+"""Prometheus metrics of the server and the engine.
+
+Names, types and labels are a contract with the dashboards, the operator and inference gateways.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from prometheus_client.exposition import choose_encoder
 from fastgen.core.request import FinishReason
 from fastgen.engine.messages import EngineInfo, StepReport
 
-_PASS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10)
-# A small model decodes in a few milliseconds: the buckets begin below that.
+_STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10)
+# Small models decode in a few milliseconds, so the buckets start below that.
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10)
 _FIRST_TOKEN_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1),
@@ -26,7 +29,7 @@ _Metric = TypeVar("_Metric", Counter, Gauge, Histogram, Info)
 
 
 class Metrics:
-    """The server's metrics, in a registry of their own. Also the engine's recorder: see `record`."""
+    """The server's metrics, in their own registry. `record` takes the engine's step reports."""
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
@@ -34,84 +37,96 @@ class Metrics:
         self._capacity_blocks = 0
         self._latest: StepReport | None = None
         self._define_engine_state()
-        self._define_passes()
+        self._define_steps()
         self._define_requests()
 
     def _make(
-        self, kind: type[_Metric], name: str, text: str, labels: Iterable[str] = (), **options: object
+        self, kind: type[_Metric], name: str, help_text: str, labels: Iterable[str] = (), **options: object
     ) -> _Metric:
-        metric = kind(f"fastgen_{name}", text, ["model_name", *labels], registry=self.registry, **options)  # type: ignore[arg-type]
+        metric = kind(f"fastgen_{name}", help_text, ["model_name", *labels], registry=self.registry, **options)  # type: ignore[arg-type]
         return metric if labels else metric.labels(self._model_name)
 
     def _define_engine_state(self) -> None:
-        self._running = self._make(Gauge, "num_requests_running", "Sequences that hold KV cache.")
-        self._waiting = self._make(Gauge, "num_requests_waiting", "Sequences in the queue.")
-        self._swapped = self._make(Gauge, "num_requests_swapped", "Sequences whose KV is in the host buffer.")
-        self._open = self._make(Gauge, "http_requests_open", "HTTP requests for work that are under way.")
-        self._kv_usage = self._make(Gauge, "kv_cache_usage_ratio", "Share of the KV cache's blocks in use, 0 to 1.")
-        self._kv_tokens = self._make(Gauge, "kv_cache_tokens", "Tokens whose keys and values are in the cache.")
-        self._kv_capacity = self._make(Gauge, "kv_cache_capacity_tokens", "Tokens that the KV cache can hold.")
-        self._token_budget = self._make(Gauge, "token_budget", "Forward tokens per pass, at most.")
+        self._running = self._make(Gauge, "num_requests_running", "Sequences that hold KV cache blocks.")
+        self._waiting = self._make(
+            Gauge, "num_requests_waiting", "Sequences waiting in the queue, without KV cache blocks."
+        )
+        self._swapped = self._make(Gauge, "num_requests_swapped", "Sequences swapped out to host memory.")
+        self._open = self._make(Gauge, "http_requests_open", "Open HTTP POST requests.")
+        self._kv_usage = self._make(Gauge, "kv_cache_usage_ratio", "Fraction of KV cache blocks in use, 0 to 1.")
+        self._kv_tokens = self._make(Gauge, "kv_cache_tokens", "Tokens held in the KV cache.")
+        self._kv_capacity = self._make(Gauge, "kv_cache_capacity_tokens", "Capacity of the KV cache in tokens.")
+        self._token_budget = self._make(Gauge, "token_budget", "Maximum number of tokens per step.")
         self._backlog = self._make(
-            Gauge, "backlog_prompt_tokens", "Prompt tokens not yet computed, of waiting and of half-prefilled requests."
+            Gauge,
+            "backlog_prompt_tokens",
+            "Prompt tokens not yet computed, of waiting and partially prefilled requests.",
         )
         self._oldest_waiting = self._make(
-            Gauge, "oldest_waiting_seconds", "How long the first in the queue has waited."
+            Gauge, "oldest_waiting_seconds", "Time the oldest waiting request has waited, in seconds."
         )
-        self._cache_config = self._make(Info, "cache_config", "Shape of the KV cache.")
-        self._engine = self._make(Info, "engine", "What engine this is.")
+        self._cache_config = self._make(Info, "cache_config", "KV cache configuration.")
+        self._engine = self._make(Info, "engine", "Engine version, device and dtype.")
 
-    def _define_passes(self) -> None:
-        tokens = self._make(Counter, "scheduled_tokens", "What passes were filled with.", ["phase"])
+    def _define_steps(self) -> None:
+        tokens = self._make(Counter, "scheduled_tokens", "Tokens scheduled, by phase.", ["phase"])
         self._prefill_tokens = tokens.labels(self._model_name, "prefill")
         self._decode_tokens = tokens.labels(self._model_name, "decode")
-        self._step_tokens = self._make(Histogram, "step_tokens", "Forward tokens of each pass.", buckets=_TOKENS)
-        self._step_seconds = self._make(Histogram, "step_seconds", "Duration of each pass.", buckets=_PASS_SECONDS)
-        preemptions = self._make(Counter, "preemptions", "Sequences that lost their KV blocks for a while.", ["mode"])
+        self._step_tokens = self._make(Histogram, "step_tokens", "Tokens per step.", buckets=_TOKENS)
+        self._step_seconds = self._make(Histogram, "step_seconds", "Step duration in seconds.", buckets=_STEP_SECONDS)
+        preemptions = self._make(Counter, "preemptions", "Preempted sequences, by mode: recompute or swap.", ["mode"])
         self._recomputations = preemptions.labels(self._model_name, "recompute")
         self._swaps = preemptions.labels(self._model_name, "swap")
         self._cache_queries = self._make(
-            Counter, "prefix_cache_query_tokens", "Prompt tokens that were looked up in the prefix cache."
+            Counter, "prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache."
         )
-        self._cache_hits = self._make(
-            Counter, "prefix_cache_hit_tokens", "Prompt tokens that came from the prefix cache."
-        )
+        self._cache_hits = self._make(Counter, "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.")
         model = self._make(
-            Gauge, "step_model", "Online fit of a pass's seconds: base + token * tokens + kv_token * resident KV.",
+            Gauge, "step_model", "Online fit: step seconds = base + token * tokens + kv_token * KV cache tokens.",
             ["coefficient"],
         )  # fmt: skip
         self._step_model = [model.labels(self._model_name, name) for name in ("base", "token", "kv_token")]
 
     def _define_requests(self) -> None:
-        self._prompt_tokens = self._make(Counter, "prompt_tokens", "Prompt tokens of requests whose first token came.")
-        self._generation_tokens = self._make(Counter, "generation_tokens", "Tokens generated.")
-        self._success = self._make(Counter, "request_success", "Requests that ended, by how.", ["finish_reason"])
-        self._rejected = self._make(Counter, "request_rejected", "Requests refused, by why.", ["reason"])
+        self._prompt_tokens = self._make(
+            Counter, "prompt_tokens", "Prompt tokens of requests that produced their first token."
+        )
+        self._generation_tokens = self._make(Counter, "generation_tokens", "Generated tokens.")
+        self._success = self._make(
+            Counter, "request_success", "Finished requests, by finish reason.", ["finish_reason"]
+        )
+        self._rejected = self._make(Counter, "request_rejected", "Rejected requests, by error code.", ["reason"])
         for reason in FinishReason:
             self._success.labels(self._model_name, reason.value)
         self._first_token = self._make(
-            Histogram, "time_to_first_token_seconds", "From a request's arrival to its first token.",
+            Histogram, "time_to_first_token_seconds", "Time from a request's arrival to its first token, in seconds.",
             buckets=_FIRST_TOKEN_SECONDS,
         )  # fmt: skip
         self._inter_token = self._make(
-            Histogram, "inter_token_latency_seconds", "Every gap between two tokens.", buckets=_TOKEN_SECONDS
+            Histogram,
+            "inter_token_latency_seconds",
+            "Time between consecutive tokens, in seconds.",
+            buckets=_TOKEN_SECONDS,
         )
         self._end_to_end = self._make(
-            Histogram, "e2e_request_latency_seconds", "From a request's arrival to its end.", buckets=_REQUEST_SECONDS
+            Histogram,
+            "e2e_request_latency_seconds",
+            "Time from a request's arrival to its end, in seconds.",
+            buckets=_REQUEST_SECONDS,
         )
         self._queued = self._make(
-            Histogram, "request_queue_seconds", "From a request's arrival in the engine to its first pass.",
+            Histogram, "request_queue_seconds", "Time from a request's arrival in the engine to its first step.",
             buckets=_QUEUE_SECONDS,
         )  # fmt: skip
         self._request_prompt = self._make(
-            Histogram, "request_prompt_tokens", "Prompt tokens of a request that ended.", buckets=_TOKENS
+            Histogram, "request_prompt_tokens", "Prompt tokens per finished request.", buckets=_TOKENS
         )
         self._request_generation = self._make(
-            Histogram, "request_generation_tokens", "Generated tokens of a request that ended.", buckets=_TOKENS
+            Histogram, "request_generation_tokens", "Generated tokens per finished request.", buckets=_TOKENS
         )
 
     def describe(self, info: EngineInfo, version: str) -> None:
-        """Takes what does not change from an engine that is ready."""
+        """Set the metrics that are constant once the engine is ready."""
         self._capacity_blocks = info.num_blocks
         self._kv_capacity.set(info.num_blocks * info.block_size)
         self._token_budget.set(info.token_budget)
@@ -119,7 +134,7 @@ class Metrics:
         self._engine.info({"version": version, "device": info.device, "dtype": info.dtype})
 
     def record(self, report: StepReport) -> None:
-        """Takes in one report of the engine. Gauges wait until they are read: there are many passes to a scrape."""
+        """Count one step report. Gauges are set at scrape time: there are many steps per scrape."""
         self._latest = report
         stats = report.step
         for seconds in stats.queue_seconds:
@@ -131,7 +146,7 @@ class Metrics:
             self._cache_queries.inc(stats.prefix_cache_query_tokens)
             self._cache_hits.inc(stats.prefix_cache_hit_tokens)
         step_tokens = stats.prefill_tokens + stats.decode_tokens
-        if not step_tokens:  # a report between passes
+        if not step_tokens:  # a report between steps
             return
         self._prefill_tokens.inc(stats.prefill_tokens)
         self._decode_tokens.inc(stats.decode_tokens)
@@ -151,33 +166,35 @@ class Metrics:
             gauge.set(coefficient)
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
-        """A request's first token came `seconds` after the request."""
+        """Record a first token, `seconds` after the request's arrival."""
         self._first_token.observe(seconds)
         self._prompt_tokens.inc(prompt_tokens)
 
     def next_token(self, seconds: float) -> None:
-        """A further token came `seconds` after the one before it."""
+        """Record a further token, `seconds` after the previous one."""
         self._inter_token.observe(seconds)
 
     def generated(self, num_tokens: int) -> None:
-        """Tokens came."""
+        """Count generated tokens."""
         self._generation_tokens.inc(num_tokens)
 
     def finished(self, reason: FinishReason, seconds: float, prompt_tokens: int, generation_tokens: int) -> None:
-        """A request ended, `seconds` after it came."""
+        """Record the end of a request, `seconds` after its arrival."""
         self._success.labels(self._model_name, reason.value).inc()
         self._end_to_end.observe(seconds)
         self._request_prompt.observe(prompt_tokens)
         self._request_generation.observe(generation_tokens)
 
     def count_rejected(self, reason: str) -> None:
-        """A request was refused."""
+        """Count a rejected request by its error code."""
         self._rejected.labels(self._model_name, reason).inc()
 
     def expose(self, accept: str, num_open: int) -> tuple[bytes, str]:
-        """The metrics and their content type, in the format that the Accept header prefers.
+        """Return the metrics and their content type, in the format that the Accept header prefers.
 
-        `num_open`: HTTP requests for work that are under way.
+        Args:
+            accept: the scraper's Accept header.
+            num_open: number of open HTTP POST requests.
         """
         self._open.set(num_open)
         if self._latest is not None:

@@ -1,4 +1,4 @@
-"""One HTTP request's generations: from prompts to text, counted and logged."""
+"""One HTTP request's generations: runs them, records metrics and logs the outcome."""
 
 from __future__ import annotations
 
@@ -7,27 +7,44 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 import msgspec
 
 from fastgen import logs
 from fastgen.core.request import FinishReason, Request
 from fastgen.engine.client import EngineDeadError
+from fastgen.engine.request_output import OutputDelta, RequestOutput, Usage
 from fastgen.server.http.errors import APIError, engine_died
 from fastgen.server.http.request_context import Outcome, current
-from fastgen.server.openai.responses import PromptTokensDetails, Usage
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.metrics import Metrics
-from fastgen.server.serving.outputs import Answer, Generation, Piece, Shape
-from fastgen.text.output import OutputText
+from fastgen.text.output import TextRules
 
 log = logging.getLogger("fastgen.server")
 
 
-class RequestHandler:
-    """The generations that one HTTP request asked for: `shape.num_candidates` for each prompt, in order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """How generations become the choices of one HTTP request.
 
-    Use it as a context: leaving it logs the one line that there is for every request.
+    Attributes:
+        num_choices: choices per prompt.
+        num_candidates: generations per prompt; those with the highest mean logprob become the choices.
+        text: how tokens become text.
+        prompt_only: return only the prompt and its logprobs, no generated token.
+    """
+
+    num_choices: int = 1
+    num_candidates: int = 1
+    text: TextRules = field(default_factory=TextRules)
+    prompt_only: bool = False
+
+
+class RequestHandler:
+    """Runs the generations of one HTTP request: `num_candidates` for each prompt, in order.
+
+    Use it as a context manager; on exit it logs the request.
     """
 
     def __init__(
@@ -36,35 +53,30 @@ class RequestHandler:
         model: ServedModel,
         metrics: Metrics,
         requests: Sequence[Request],
-        shape: Shape,
+        options: OutputOptions,
         arrival: float,
     ) -> None:
         self.id = response_id
         self.created = int(time.time())
-        self._model = model
+        self._engine = model.engine
         self._metrics = metrics
-        self._shape = shape
+        self._options = options
         self._arrival = arrival
-        self._generations = [Generation(request, OutputText(model.tokenizer, shape.text)) for request in requests]
+        self._first_token_seconds: float | None = None
+        self.outputs = [RequestOutput(request, model.tokenizer, options.text) for request in requests]
 
     def __enter__(self) -> RequestHandler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        first = min(
-            (g.first_token_seconds for g in self._generations if g.first_token_seconds is not None), default=None
-        )
-        usage = self.usage()
+        usage, first_token = self.usage(), self._first_token_seconds
         current().outcome = outcome = Outcome(
             response_id=self.id,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            finish_reasons=tuple(str(g.finish_reason or "none") for g in self._generations),
+            usage=usage,
+            finish_reasons=tuple(str(output.finish_reason or "none") for output in self.outputs),
             arrival=self._arrival,
-            queue_seconds=min(
-                (g.queue_seconds for g in self._generations if g.queue_seconds is not None), default=None
-            ),
-            first_token_seconds=first,
+            queue_seconds=min((o.queue_seconds for o in self.outputs if o.queue_seconds is not None), default=None),
+            first_token_seconds=first_token,
             total_seconds=time.monotonic() - self._arrival,
         )
         logs.say(
@@ -75,140 +87,127 @@ class RequestHandler:
             finish=",".join(outcome.finish_reasons),
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
-            first_token="none" if first is None else f"{first:.3f}s",
+            first_token="none" if first_token is None else f"{first_token:.3f}s",
             total=f"{outcome.total_seconds:.3f}s",
         )
 
     def usage(self) -> Usage:
-        """Tokens of all prompts together."""
-        of_prompts = self._generations[:: self._shape.num_candidates]
-        prompt = sum(len(g.request.prompt_token_ids) for g in of_prompts)
-        completion = sum(g.output.num_tokens for g in self._generations)
-        cached = PromptTokensDetails(sum(g.cached_tokens for g in of_prompts))
-        return Usage(prompt, completion, prompt + completion, cached)
+        """Return the tokens of all generations; a prompt with several candidates counts once."""
+        per_prompt = [output.usage for output in self.outputs[:: self._options.num_candidates]]
+        return Usage(
+            sum(usage.prompt_tokens for usage in per_prompt),
+            sum(len(output.token_ids) for output in self.outputs),
+            sum(usage.cached_tokens for usage in per_prompt),
+        )
 
-    def generation(self, index: int) -> Generation:
-        """The generation behind a streamed choice."""
-        return self._generations[index]
-
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece]]:
-        """Pieces of text as they come, each with its choice's index; leaving it early frees what the engine holds.
+    async def stream(self) -> AsyncGenerator[tuple[int, OutputDelta]]:
+        """Yield deltas with the index of their generation. Closing the iterator cancels the generations.
 
         Raises:
-            APIError: when the engine dies, or the deadline passes before there is anything.
+            APIError: if the engine dies, or if the deadline passes before the first token.
         """
         try:
-            if len(self._generations) == 1:
-                async with aclosing(self._run(self._generations[0])) as pieces:
-                    async for piece in pieces:
+            if len(self.outputs) == 1:
+                async with aclosing(self._run(self.outputs[0])) as deltas:
+                    async for delta in deltas:
                         self._check_deadline()
-                        yield 0, piece
+                        yield 0, delta
             else:
-                async with aclosing(self._run_all()) as pieces_of_all:
-                    async for indexed in pieces_of_all:
+                async with aclosing(self._run_all()) as indexed_deltas:
+                    async for indexed in indexed_deltas:
                         self._check_deadline()
                         yield indexed
         except EngineDeadError as error:
             raise engine_died(str(error)) from error
 
-    async def answers(self) -> list[Answer]:
-        """All choices, whole and in order.
+    async def finish(self) -> list[RequestOutput]:
+        """Run to the end and return the chosen outputs, one per choice, in order.
 
         Raises:
-            APIError: when the engine dies, or the deadline passes before there is anything.
+            APIError: if the engine dies, or if the deadline passes before the first token.
         """
-        answers = [Answer(0, generation, "", [], "", None) for generation in self._generations]
-        texts: list[list[str]] = [[] for _ in answers]
-        async with aclosing(self.pieces()) as pieces:
-            async for place, piece in pieces:
-                texts[place].append(piece.text)
-                answers[place].logprobs += piece.logprobs
-                if piece.finish_reason is not None:
-                    answers[place].finish_reason, answers[place].stop_reason = piece.finish_reason, piece.stop_reason
-        for answer, text in zip(answers, texts, strict=True):
-            answer.text = "".join(text)
-        return self._best(answers)
-
-    def _best(self, answers: list[Answer]) -> list[Answer]:
-        """For each prompt its best candidates, the best first; all of them in their order where all are wanted."""
-        wanted, candidates = self._shape.num_choices, self._shape.num_candidates
-        chosen = []
-        for start in range(0, len(answers), candidates):
-            of_prompt = answers[start : start + candidates]
-            if wanted < candidates:
-                of_prompt.sort(key=lambda answer: -answer.generation.mean_logprob)
-            chosen += of_prompt[:wanted]
-        for index, answer in enumerate(chosen):
-            answer.index = index
+        async with aclosing(self.stream()) as deltas:
+            async for _ in deltas:
+                pass
+        wanted, candidates = self._options.num_choices, self._options.num_candidates
+        if wanted == candidates:
+            return self.outputs
+        chosen: list[RequestOutput] = []
+        for start in range(0, len(self.outputs), candidates):
+            chosen += sorted(self.outputs[start : start + candidates], key=_mean_logprob, reverse=True)[:wanted]
         return chosen
 
     def _check_deadline(self) -> None:
-        if all(generation.missed_deadline for generation in self._generations):
-            seconds = self._generations[0].request.deadline_seconds
+        if all(output.finish_reason is FinishReason.DEADLINE and not output.token_ids for output in self.outputs):
+            seconds = self.outputs[0].request.deadline_seconds
             raise APIError(
                 408,
-                f"the timeout of {seconds:g} s passed before the first token",
+                f"timeout: {seconds:g} s passed before the first token; raise it or try again later",
                 code="deadline_exceeded",
                 param="timeout",
             )
 
-    async def _run(self, generation: Generation) -> AsyncGenerator[Piece]:
-        request, metrics = generation.request, self._metrics
-        prompt_tokens, previous = len(request.prompt_token_ids), self._arrival
+    async def _run(self, output: RequestOutput) -> AsyncGenerator[OutputDelta]:
+        request, metrics = output.request, self._metrics
+        prompt_tokens = len(request.prompt_token_ids)
+        previous: float | None = None
         try:
-            async with aclosing(self._model.engine.generate(request)) as outputs:
-                async for got in outputs:
-                    now = time.monotonic()
-                    if got.queue_seconds is not None:
-                        generation.queue_seconds = got.queue_seconds
-                    if got.token_ids:
-                        if generation.first_token_seconds is None:
-                            generation.first_token_seconds = now - self._arrival
-                            metrics.first_token(generation.first_token_seconds, prompt_tokens)
+            async with aclosing(self._engine.generate(request)) as token_outputs:
+                async for token_output in token_outputs:
+                    num_new = len(token_output.token_ids)
+                    if num_new:
+                        now = time.monotonic()
+                        if previous is None:
+                            seconds = now - self._arrival
+                            self._first_token_seconds = min(seconds, self._first_token_seconds or seconds)
+                            metrics.first_token(seconds, prompt_tokens)
                         else:
                             metrics.next_token(now - previous)
                         previous = now
-                        metrics.generated(len(got.token_ids))
-                    if got.cached_tokens is not None:
-                        generation.cached_tokens = got.cached_tokens
-                    if self._shape.scores_only and got.token_ids:
-                        got = msgspec.structs.replace(
-                            got, token_ids=[], logprobs=None, finish_reason=FinishReason.LENGTH
-                        )
-                    piece = generation.take(got)
-                    if piece is not None:
-                        yield piece
-                    if generation.finish_reason is not None:
+                        metrics.generated(num_new)
+                        if self._options.prompt_only:
+                            token_output = msgspec.structs.replace(
+                                token_output, token_ids=[], logprobs=None, finish_reason=FinishReason.LENGTH
+                            )
+                    delta = output.push(token_output)
+                    if delta.text or delta.finish_reason is not None:
+                        yield delta
+                    if delta.finish_reason is not None:
                         break
         finally:
-            reason = generation.finish_reason or FinishReason.ABORT
-            metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, generation.output.num_tokens)
+            reason = output.finish_reason or FinishReason.ABORT
+            metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, len(output.token_ids))
 
-    async def _run_all(self) -> AsyncGenerator[tuple[int, Piece]]:
-        """Several generations at once, their pieces in the order in which they come."""
-        pieces: asyncio.Queue[tuple[int, Piece] | EngineDeadError] = asyncio.Queue()
+    async def _run_all(self) -> AsyncGenerator[tuple[int, OutputDelta]]:
+        """Run several generations at once; yield their deltas in the order of arrival."""
+        queue: asyncio.Queue[tuple[int, OutputDelta] | EngineDeadError] = asyncio.Queue()
 
-        async def pump(index: int, generation: Generation) -> None:
+        async def pump(index: int, output: RequestOutput) -> None:
             try:
-                async with aclosing(self._run(generation)) as own:
-                    async for piece in own:
-                        pieces.put_nowait((index, piece))
+                async with aclosing(self._run(output)) as deltas:
+                    async for delta in deltas:
+                        queue.put_nowait((index, delta))
             except EngineDeadError as error:
-                pieces.put_nowait(error)
+                queue.put_nowait(error)
 
-        pumps = [asyncio.create_task(pump(index, generation)) for index, generation in enumerate(self._generations)]
+        pumps = [asyncio.create_task(pump(index, output)) for index, output in enumerate(self.outputs)]
         unfinished = len(pumps)
         try:
             while unfinished:
-                piece = await pieces.get()
-                if isinstance(piece, EngineDeadError):
-                    raise piece
-                unfinished -= piece[1].finish_reason is not None
-                yield piece
+                indexed = await queue.get()
+                if isinstance(indexed, EngineDeadError):
+                    raise indexed
+                unfinished -= indexed[1].finish_reason is not None
+                yield indexed
         finally:
             for task in pumps:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _mean_logprob(output: RequestOutput) -> float:
+    """Return the mean logprob of the generated tokens; the sum would favour short generations."""
+    return sum(entry.logprob for entry in output.logprobs or ()) / max(1, len(output.token_ids))
 
 
 def _status(kind: type[BaseException] | None, error: BaseException | None) -> int:
@@ -216,5 +215,5 @@ def _status(kind: type[BaseException] | None, error: BaseException | None) -> in
         return 200
     if isinstance(error, APIError):
         return error.status
-    # 499, "client closed request", is what proxies log for it
+    # Proxies log 499 for "client closed request".
     return 499 if issubclass(kind, asyncio.CancelledError | GeneratorExit) else 500

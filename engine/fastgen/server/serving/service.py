@@ -1,4 +1,4 @@
-"""What the endpoints share: from a client's prompt to an handler with the engine."""
+"""State shared by the endpoints, and the path from a validated body to a `RequestHandler`."""
 
 from __future__ import annotations
 
@@ -14,116 +14,102 @@ from dataclasses import dataclass, field, replace
 from fastgen.core.request import Grammar, Request, RequestError, SamplingParams
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import current
-from fastgen.server.serving.admission import Admission
+from fastgen.server.serving.admission import admit
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
-from fastgen.server.serving.outputs import Shape
-from fastgen.server.serving.request_handler import RequestHandler
+from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.text.grammar import check_grammar
 from fastgen.text.tokenizer import Tokenizer
 
-# Encoding this many characters takes about as long as a thread hop is worth; more of them leave the loop.
-_LONG_TEXT = 4096
-# Each is a stream, and a place in the queue.
-_MOST_GENERATIONS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What to continue, and how."""
-
-    token_ids: list[int]
-    sampling: SamplingParams
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """On what terms the engine takes a request: as in `fastgen.core.request.Request`."""
-
-    priority: int = 0
-    deadline_seconds: float | None = None
-    cache_salt: str = ""
+# Each generation takes a stream and a queue place.
+_MAX_GENERATIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The server's parts, as the endpoints need them.
+    """State shared by the endpoints.
 
     Attributes:
-        names: what requests may call the model; the first one is its name in metrics.
+        names: model names that requests may use; metrics carry the first one.
+        max_queued_requests: requests beyond this many waiting ones are rejected with 429.
+        created: start time in Unix seconds, reported for the model.
     """
 
     names: tuple[str, ...]
     lifecycle: Lifecycle
     metrics: Metrics
-    admission: Admission
+    max_queued_requests: int
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with; a request without one gets the first.
+        """Return the model name to put into the response; the first served name by default.
 
         Raises:
-            APIError: 404 for a model that is not served here.
+            APIError: 404 if the model is not served here.
         """
         if name is None:
             name = self.names[0]
         if name not in self.names:
             served = ", ".join(self.names)
             raise APIError(
-                404, f"model {name!r} is not served here; {served} is", code="model_not_found", param="model"
+                404, f"model: {name!r} is not served here; use {served}", code="model_not_found", param="model"
             )
         current().model = name
         return name
 
-    def check_number(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
-        """Checks, before anything is done for a request, that so many generations may come of it.
+    def check_num_generations(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
+        """Reject a request for more generations than can ever be admitted, before doing any work for it.
 
         Raises:
-            RequestError: when they are more than are ever taken at once.
+            RequestError: names the limit.
         """
-        places = model.engine.info.max_sequences + self.admission.most_queued
-        most = min(_MOST_GENERATIONS, places)
-        if num_prompts * num_candidates > most:
-            held = "" if most == _MOST_GENERATIONS else f", which is what --max-sequences and the queue hold ({places})"
+        places = model.engine.info.max_sequences + self.max_queued_requests
+        limit = min(_MAX_GENERATIONS, places)
+        if num_prompts * num_candidates > limit:
+            why = (
+                ""
+                if limit == _MAX_GENERATIONS
+                else f", the sum of --max-sequences and --max-queued-requests ({places})"
+            )
+            param = "prompt" if num_prompts > 1 else "n"
             raise RequestError(
-                f"{num_prompts} prompts with {num_candidates} generations each are {num_prompts * num_candidates}: at "
-                f"most {most} go into one request{held}, so send several",
-                "prompt" if num_prompts > 1 else "n",
+                f"{param}: {num_prompts} prompts with {num_candidates} generations each are "
+                f"{num_prompts * num_candidates} generations; one request may have at most {limit}{why}, so send "
+                "several requests",
+                param,
             )
 
-    def open_handler(
-        self, kind: str, model: ServedModel, prompts: Sequence[Prompt], shape: Shape, terms: Terms
+    def admit(
+        self, id_prefix: str, model: ServedModel, requests: Sequence[Request], options: OutputOptions
     ) -> RequestHandler:
-        """An handler for these prompts; `kind` begins its id, which goes on with that of the HTTP request.
+        """Admit one HTTP request to the queue and return its handler.
+
+        Args:
+            id_prefix: start of the response id; the id of the HTTP request follows.
+            model: the model to use.
+            requests: one per prompt, without ids; each is copied for every candidate.
+            options: how the outputs become choices.
 
         Raises:
-            RequestError: when the model cannot serve one of them.
-            APIError: 429 when the queue is full.
+            RequestError: if the model cannot serve one of them.
+            APIError: 429 if the queue is full.
         """
         arrival = time.monotonic()
-        # The id that clients see may be their own, and theirs need not be unique.
+        # Clients may choose the id they see, so it need not be unique.
         unique = uuid.uuid4().hex
-        info = model.engine.info
-        requests = [
-            Request(
-                id=f"{unique}-{place}-{candidate}",
-                prompt_token_ids=prompt.token_ids,
-                sampling=_of_candidate(prompt.sampling, candidate),
-                priority=terms.priority,
-                deadline_seconds=terms.deadline_seconds,
-                cache_salt=terms.cache_salt,
-            )
-            for place, prompt in enumerate(prompts)
-            for candidate in range(shape.num_candidates)
+        for request in requests:
+            request.check(model.engine.info.max_model_length, model.engine.info.vocabulary_size)
+        candidates = [
+            replace(request, id=f"{unique}-{index}-{candidate}", sampling=_for_candidate(request.sampling, candidate))
+            for index, request in enumerate(requests)
+            for candidate in range(options.num_candidates)
         ]
-        for request in requests[:: shape.num_candidates]:
-            request.check(info.max_model_length, info.vocabulary_size)
-        self.admission.admit(model.engine.in_flight, [request.id for request in requests])
-        return RequestHandler(f"{kind}-{current().id}", model, self.metrics, requests, shape, arrival)
+        admit(model.engine.in_flight, [request.id for request in candidates], self.max_queued_requests)
+        return RequestHandler(f"{id_prefix}-{current().id}", model, self.metrics, candidates, options, arrival)
 
 
-def _of_candidate(sampling: SamplingParams, candidate: int) -> SamplingParams:
-    """The parameters of one of several generations of a prompt: a seed of its own, the first one's as it was given."""
+def _for_candidate(sampling: SamplingParams, candidate: int) -> SamplingParams:
+    """Derive a seed for each candidate after the first, which keeps the given seed."""
     if candidate == 0 or sampling.seed is None:
         return sampling
     digest = hashlib.blake2b(f"{sampling.seed}:{candidate}".encode(), digest_size=8).digest()
@@ -131,8 +117,8 @@ def _of_candidate(sampling: SamplingParams, candidate: int) -> SamplingParams:
 
 
 @contextmanager
-def called(aliases: Mapping[str, str]) -> Iterator[None]:
-    """Refusals raised in here speak of the engine's parameters by the names that the client uses for them."""
+def client_names(aliases: Mapping[str, str]) -> Iterator[None]:
+    """Rename engine parameters in RequestErrors to the field names that the client used."""
     try:
         yield
     except RequestError as error:
@@ -142,37 +128,21 @@ def called(aliases: Mapping[str, str]) -> Iterator[None]:
         raise RequestError(re.sub(rf"\b{error.param}\b", alias, str(error)), alias) from None
 
 
-async def checked(grammar: Grammar, field_name: str, tokenizer: Tokenizer) -> Grammar:
-    """The grammar itself, once it is known that generations can follow it. Compiling it may take a while.
+async def validated_grammar(structure: tuple[Grammar, str] | None, tokenizer: Tokenizer) -> Grammar | None:
+    """Compile the grammar in a thread and return it.
+
+    Args:
+        structure: the grammar and the field that it came from, if any.
+        tokenizer: the model's tokenizer.
 
     Raises:
-        RequestError: names `field_name` when it is wrong, or larger than is served.
+        RequestError: names the field, if the grammar is invalid or too large.
     """
+    if structure is None:
+        return None
+    grammar, param = structure
     try:
         await asyncio.to_thread(check_grammar, grammar, tokenizer)
     except ValueError as error:
-        raise RequestError(f"{field_name}: {error}", field_name) from None
+        raise RequestError(f"{param}: {error}", param) from None
     return grammar
-
-
-async def bad_word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that would write these words: at the beginning of a text, after a space, within a line."""
-    if not words:
-        return ()
-    # Some kinds put a space before every text: what stands behind a line break is written without one.
-    spellings = ["\n", *(text for word in words for text in (word, f" {word}", f"\n{word}"))]
-    line, *encoded = await encode(tokenizer, spellings, add_special_tokens=False)
-    bare = [tokens[len(line) :] if tokens[: len(line)] == line else tokens for tokens in encoded]
-    return tuple(dict.fromkeys(tuple(tokens) for tokens in bare if tokens))
-
-
-async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Token ids of each text, without holding up the event loop where they are long together."""
-    if sum(map(len, texts)) < _LONG_TEXT:
-        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-    return await asyncio.to_thread(tokenizer.encode_unlocked, texts, add_special_tokens=add_special_tokens)
-
-
-def room_after(model: ServedModel, prompt_tokens: int) -> int:
-    """Tokens that may follow a prompt; 0 or less where it fills the model's length, which the check then refuses."""
-    return model.engine.info.max_model_length - prompt_tokens

@@ -7,7 +7,7 @@ import pytest
 from engine.server.serving import Serving
 from fastgen.core.request import RequestError
 from fastgen.model.source import ModelSource
-from fastgen.server.serving.prompt_length import LongestText
+from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.text.tokenizer import Tokenizer
 from support.demo_weights import demo_model
 
@@ -20,13 +20,13 @@ def tokenizer() -> Tokenizer:
 def test_a_text_that_fits_is_never_refused(tokenizer: Tokenizer) -> None:
     longest = max(range(tokenizer.vocab_size), key=lambda token: len(tokenizer.vocabulary.token_bytes(token)))
     text = tokenizer.decode([longest] * 64)
-    LongestText(tokenizer, 64).check(text, "prompt")
-    LongestText(tokenizer, 64).check("👋🏽" * 64, "prompt")
+    PromptSizeLimit(tokenizer, 64).check(text, "prompt")
+    PromptSizeLimit(tokenizer, 64).check("👋🏽" * 64, "prompt")
 
 
 def test_a_text_that_cannot_fit_is_refused_by_its_size(tokenizer: Tokenizer) -> None:
-    with pytest.raises(RequestError, match="prompt: 1000000 bytes of text are more than fit in the model's 64 tokens"):
-        LongestText(tokenizer, 64).check("x" * 1_000_000, "prompt")
+    with pytest.raises(RequestError, match="prompt: 1000000 bytes of text cannot fit in the model's 64 tokens"):
+        PromptSizeLimit(tokenizer, 64).check("x" * 1_000_000, "prompt")
 
 
 @pytest.mark.parametrize(("path", "body", "param"), [
@@ -38,4 +38,4 @@ def test_ten_megabytes_are_not_encoded(scripted: Serving, path: str, body: dict[
     refused = scripted.post(path, body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
-    assert "bytes of text are more than fit in the model's 512 tokens" in refused.json()["error"]["message"]
+    assert "bytes of text cannot fit in the model's 512 tokens" in refused.json()["error"]["message"]

@@ -1,0 +1,61 @@
+"""Encode client text without blocking the event loop, and reject text that cannot fit before encoding it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from fastgen.core.request import RequestError
+from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.vocabulary import Spelling
+
+# Encoding this many characters takes about as long as handing them to a thread.
+_INLINE_CHARACTERS = 4096
+# A normalizer may shrink the text: a composed character takes down to a third of the bytes of the decomposed one.
+_NORMALIZER_FACTOR = 4
+
+
+class PromptSizeLimit:
+    """Upper bound on the bytes of a prompt: the model's length in tokens, all of the longest kind.
+
+    Encoding ten megabytes would occupy a core for half a minute, so longer text is rejected without encoding it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_model_length: int) -> None:
+        tokens = tokenizer.backend.get_vocab(with_added_tokens=True)
+        is_byte_level = tokenizer.vocabulary.spelling is Spelling.BYTE_LEVEL  # each character stands for one byte
+        longest = max(len(token) if is_byte_level else len(token.encode()) for token in tokens)
+        factor = 1 if tokenizer.backend.normalizer is None else _NORMALIZER_FACTOR
+        self._max_model_length = max_model_length
+        self._max_bytes = max_model_length * longest * factor
+
+    def check(self, text: str, param: str) -> None:
+        """Raise RequestError for `param` if the text is too long for the model."""
+        if len(text) <= self._max_bytes // 4:  # UTF-8 takes at most four bytes per character
+            return
+        num_bytes = len(text.encode(errors="surrogatepass"))
+        if num_bytes > self._max_bytes:
+            raise RequestError(
+                f"{param}: {num_bytes} bytes of text cannot fit in the model's {self._max_model_length} tokens; "
+                "shorten it",
+                param,
+            )
+
+
+async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """Return the token ids of each text; encode long texts in a thread."""
+    if sum(map(len, texts)) < _INLINE_CHARACTERS:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+    return await asyncio.to_thread(tokenizer.encode_unlocked, texts, add_special_tokens=add_special_tokens)
+
+
+async def encode_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences that spell these words at the start of a text, after a space and within a line."""
+    if not words:
+        return ()
+    # Some tokenizers prepend a space to every text. Behind a line break, the word is encoded without it.
+    spellings = ["\n", *(text for word in words for text in (word, f" {word}", f"\n{word}"))]
+    line_break, *encoded = await encode(tokenizer, spellings, add_special_tokens=False)
+    length = len(line_break)
+    sequences = [tokens[length:] if tokens[:length] == line_break else tokens for tokens in encoded]
+    return tuple(dict.fromkeys(tuple(tokens) for tokens in sequences if tokens))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dashboards.files import rendered
-from engine.server.serving import Serving, serving  # type: ignore[import-untyped]
+from engine.server.serving import REAL, Serving, serving  # type: ignore[import-untyped]
 from harness.process import OperatorProcess
 from harness.prometheus import Prometheus, Target, prometheus
 from harness.space import Space, resource
@@ -29,11 +29,10 @@ POD_ADDRESS, PORT = "127.83.1.1", 8000
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Serving]:
-    """An engine whose passes take long enough to be seen."""
-    options = ("--served-model-name", "chat", "--max-model-length", "512")
-    slow = {"SCRIPT_PASS_SECONDS": "0.01"}
-    with serving(tmp_path, *options, environment=slow, host=POD_ADDRESS, port=PORT) as server:
-        server.wait_status("/ready", 200)
+    """The real engine with the demo model, at a pod's address."""
+    options = ("--served-model-name", "chat", "--max-model-length", "512", "--kv-cache-memory", "64MiB")
+    with serving(tmp_path, *options, command=REAL, host=POD_ADDRESS, port=PORT) as server:
+        server.wait_status("/ready", 200, seconds=240)
         yield server
 
 
@@ -76,7 +75,7 @@ def test_every_query_of_the_dashboard_finds_data(
         Target(f"{POD_ADDRESS}:{PORT}", labels),
         Target(f"127.0.0.1:{operator.metrics_port}", {"namespace": "fastgen-system"}, honour=True),
     ]
-    ask = {"model": "chat", "prompt": "one two three four", "max_tokens": 40}
+    ask = {"model": "chat", "prompt": "one two three four", "max_tokens": 8}
 
     def all_found() -> bool:
         # Some traffic for the rates, and a request that is refused.

@@ -1,1 +1,1 @@
-"""How many replicas: from what the engines say of themselves to a decision. Pure but for `scrape` and `loop`."""
+"""Autoscaling on tokens: engine metrics, demand, capacity, needs, decision. Pure, except `scrape` and `loop`."""

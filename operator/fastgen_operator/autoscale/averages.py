@@ -1,4 +1,4 @@
-"""Averages that fade, as frozen values."""
+"""Exponential averages and sliding-window maxima, as immutable values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """A mean in which what is `memory` seconds old counts 1/e; unbiased from its first value on.
+    """An exponentially weighted mean, corrected for bias from its first value on.
 
     Attributes:
-        total, weight: sums of values and of their weights.
+        memory: time constant in seconds: a value of this age has the weight 1/e.
+        total: weighted sum of the values.
+        weight: sum of the weights.
     """
 
     memory: float
@@ -19,40 +21,41 @@ class Average:
     weight: float = 0.0
 
     def add(self, value: float, seconds: float) -> Average:
-        """The average with a value that held for the last `seconds`."""
+        """Return the average with a value that applied for the last `seconds`."""
         keep = math.exp(-seconds / self.memory)
         return Average(self.memory, self.total * keep + value * (1 - keep), self.weight * keep + 1 - keep)
 
     @property
     def value(self) -> float:
-        """The mean; 0 where nothing was added."""
+        """The mean; 0 if no value was added."""
         return self.total / self.weight if self.weight > 0 else 0.0
 
 
-# A window is remembered in this many parts: a load that falls all day leaves no more marks than that.
+# Resolution of a window: bounds the number of entries if the values fall all the time.
 _PARTS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Peaks:
-    """The largest value of a window of time that moves on.
+class WindowMaximum:
+    """The maximum over a sliding time window.
 
     Attributes:
-        marks: (until when, value), the newest last, each larger than all after it: no other can ever be the largest.
+        entries: (expiry time, value), newest last. Each value is larger than all newer ones: no other value can become
+            the maximum.
     """
 
-    marks: tuple[tuple[float, float], ...] = ()
+    entries: tuple[tuple[float, float], ...] = ()
 
-    def add(self, time: float, value: float, window: float) -> Peaks:
-        """With a value of now, and without what is older than `window` seconds, or up to a hundredth more."""
+    def add(self, time: float, value: float, window: float) -> WindowMaximum:
+        """Return the window with a new value, and without values older than `window` seconds (up to 1 % more)."""
         part = window / _PARTS
         until = time + window if part == 0 else (math.floor(time / part) + 1) * part + window
-        kept = tuple(mark for mark in self.marks if mark[0] > time and mark[1] > value)
+        kept = tuple(entry for entry in self.entries if entry[0] > time and entry[1] > value)
         if kept and kept[-1][0] == until:
-            return Peaks(kept)
-        return Peaks((*kept, (until, value)))
+            return WindowMaximum(kept)
+        return WindowMaximum((*kept, (until, value)))
 
     @property
-    def largest(self) -> float:
-        """The largest value; 0 where there is none."""
-        return self.marks[0][1] if self.marks else 0.0
+    def value(self) -> float:
+        """The maximum; 0 if the window is empty."""
+        return self.entries[0][1] if self.entries else 0.0

@@ -1,9 +1,10 @@
-"""How many forward tokens a second one replica can take, within the inter-token target. Pure.
+"""Estimate the capacity of one replica: forward tokens per second within the inter-token target. Pure.
 
-In the steady state of Dynamic SplitFuse each pass carries one token of each of N decoding sequences, and prompt tokens
-at the rate at which sequences come and go: a request brings I prompt tokens for O passes, so a pass has N (1 + I/O)
-forward tokens and N (P + O/2) resident ones, where P counts also what the prefix cache gave. Its time, a + b · tokens +
-c · resident tokens, is linear in N: the largest N that every bound allows gives the capacity.
+In the steady state of Dynamic SplitFuse, each step processes one token of each of N decoding sequences, and prompt
+tokens at the rate at which sequences arrive and finish. A request contributes I prompt tokens over O steps, so a step
+has N (1 + I/O) forward tokens and N (P + O/2) resident KV tokens, where P also includes the prompt tokens from the
+prefix cache. The step time, a + b · tokens + c · resident tokens, is linear in N. The largest N within all bounds gives
+the capacity.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Final, Literal
 
 from fastgen_operator.autoscale.observation import Sample
 
-# The KV cache is planned to this share: above it sequences are preempted.
+# Target utilization of the KV cache. Above it, preemptions become likely.
 KV_SHARE: Final = 0.80
 
-# A target that leaves a pass fewer forward tokens than this cannot be met by any fleet.
+# If the target leaves fewer forward tokens per step than this, no number of replicas meets it.
 _LEAST_TOKENS: Final = 16
 
 Source = Literal["StepModel", "Throughput"]
@@ -26,25 +27,25 @@ Source = Literal["StepModel", "Throughput"]
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """The mean request: forward tokens of its prompt, all tokens of its prompt, and tokens generated."""
+    """The mean request: prompt tokens computed, prompt tokens in total, and tokens generated."""
 
     computed: float
     prompt: float
     generated: float
 
 
-# A chat's turn, until requests have ended.
-USUAL_SHAPE: Final = RequestShape(computed=512.0, prompt=512.0, generated=128.0)
+# A typical chat request, assumed until requests have finished.
+DEFAULT_SHAPE: Final = RequestShape(computed=512.0, prompt=512.0, generated=128.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Of one replica.
+    """Capacity of one replica.
 
     Attributes:
-        tokens_per_second: forward tokens.
-        token_budget: forward tokens of a pass, at most.
-        source: where the number comes from: the engines' step model, or the throughput seen under a backlog.
+        tokens_per_second: forward tokens per second.
+        token_budget: maximum forward tokens per step.
+        source: StepModel (the engines' step-time model) or Throughput (measured while a backlog existed).
     """
 
     tokens_per_second: float
@@ -53,12 +54,12 @@ class Capacity:
 
 
 def modelled(sample: Sample, shape: RequestShape, inter_token_seconds: float, max_sequences: int) -> float | None:
-    """Forward tokens a second by the replica's own step model; None while it is not fitted.
+    """Return the forward tokens per second according to the replica's step model; None until it is fitted.
 
-    Where no pass at all would meet the inter-token target, more replicas would not help: the target bounds nothing.
+    The inter-token target is ignored if no step can meet it: more replicas would not help.
     """
     a, b, c = sample.step_model
-    # Passes of one size do not tell a from b: the engine then says a = c = 0, which underrates larger passes.
+    # Steps of equal size cannot separate a from b: the engine then reports a = c = 0, which underrates larger steps.
     if b <= 0 or a + c <= 0 or sample.token_budget < 1:
         return None
     generated = max(1.0, shape.generated)
@@ -78,10 +79,11 @@ def modelled(sample: Sample, shape: RequestShape, inter_token_seconds: float, ma
 def fleet_capacity(
     samples: Iterable[Sample], shape: RequestShape, observed: float | None, inter_token_seconds: float, sequences: int
 ) -> Capacity | None:
-    """One replica's capacity, from all replicas' words: the median, so that one odd replica does not matter.
+    """Return the capacity of one replica as the median over all replicas, which tolerates outliers; None if unknown.
 
-    `observed` is the throughput of a replica seen under a backlog: a model that promises more is not believed. None
-    where nothing is known.
+    Args:
+        observed: throughput of one replica measured under a backlog; it caps the modelled capacity.
+        sequences: maximum number of sequences that one replica runs.
     """
     samples = tuple(samples)
     found = [modelled(sample, shape, inter_token_seconds, sequences) for sample in samples]

@@ -1,4 +1,4 @@
-"""What the autoscaler decided, and why, in words that stay the same while the decision does."""
+"""The autoscaler's decision and its reasons. Messages are stable while the decision is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from fastgen_operator.autoscale.capacity import Capacity
 
-# Reasons of a change of replicas, for programs.
+# Reasons for a change of the replicas.
 DEMAND_GREW: Final = "DemandGrew"
 DEMAND_JUMPED: Final = "DemandJumped"
 BACKLOG_TOO_LONG: Final = "BacklogTooLong"
@@ -15,14 +15,14 @@ KV_CACHE_FULL: Final = "KVCacheFull"
 DEMAND_FELL: Final = "DemandFell"
 BOUNDS_CHANGED: Final = "BoundsChanged"
 
-# Reasons why nothing can be decided.
+# Reasons to hold the number of replicas.
 NO_READY_REPLICAS: Final = "NoReadyReplicas"
 NO_METRICS: Final = "NoMetrics"
 METRICS_STALE: Final = "MetricsStale"
 CAPACITY_UNKNOWN: Final = "CapacityUnknown"
 HOLD_AFTER_RESTART: Final = "HoldAfterRestart"
 
-# What keeps the fleet from the size that the load asks for.
+# Reasons why the fleet differs from the size that the load requires.
 TOO_MANY_REPLICAS: Final = "TooManyReplicas"
 TOO_FEW_REPLICAS: Final = "TooFewReplicas"
 RATE_LIMITED: Final = "RateLimited"
@@ -30,7 +30,7 @@ RATE_LIMITED: Final = "RateLimited"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Why the fleet has the size that it has: the last change since the autoscaler began to watch it."""
+    """Reason for the current number of replicas: the last change since the autoscaler started."""
 
     reason: str
     message: str
@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why the fleet stays as it is whatever its load may be."""
+    """Reason why the number of replicas is held regardless of the load."""
 
     reason: Literal["NoReadyReplicas", "NoMetrics", "MetricsStale", "CapacityUnknown", "HoldAfterRestart"]
     message: str
@@ -46,7 +46,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Why the fleet is not as large, or as small, as its load asks for."""
+    """Reason why the fleet is smaller or larger than the load requires."""
 
     reason: Literal["TooManyReplicas", "TooFewReplicas", "RateLimited"]
     message: str
@@ -54,15 +54,15 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One decision. Two are equal where a visit to the resource would find nothing new.
+    """One decision. Equal decisions need no reconcile.
 
     Attributes:
-        replicas: how many there are to be.
-        change: why; None where the autoscaler has not changed anything yet.
-        hold: why it is not a decision about the load; None where it is.
-        limit: what it is limited by; None where the load alone decided.
-        capacity: of one replica; None while unknown. It moves a little all the time.
-        load: replicas that the demand would keep wholly busy; for the metrics.
+        replicas: desired replicas.
+        change: reason for this number; None if the autoscaler has not changed it yet.
+        hold: set if the number is held regardless of the load.
+        limit: set if a bound or rate limit overrides the load.
+        capacity: capacity of one replica; None while unknown. Fluctuates, so it is not compared.
+        load: demand in fully utilized replicas, for the metrics.
     """
 
     replicas: int

@@ -1,7 +1,7 @@
-"""What work arrives, from how the replicas' counters grow. Pure.
+"""Estimate the demand on a fleet from the growth of its replicas' counters. Pure.
 
-Counters of what was served cannot show more than the fleet's capacity. What arrives is what was computed plus what the
-backlog grew by, and that has no bound.
+Throughput counters saturate at the fleet's capacity. The arrival rate is the throughput plus the growth of the backlog,
+which does not saturate.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fastgen_operator.autoscale.averages import Average
-from fastgen_operator.autoscale.capacity import USUAL_SHAPE, RequestShape
+from fastgen_operator.autoscale.capacity import DEFAULT_SHAPE, RequestShape
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet, Sample
 
-# Seconds of memory: of the rate that the fleet is sized by, and of the one that tells a sudden jump.
+# Time constants of the averages: one for sizing the fleet, one for detecting a sudden jump.
 SLOW_SECONDS: Final = 30.0
 FAST_SECONDS: Final = 10.0
-# The mean request is that of about this many of the last ones that ended.
-_REQUESTS_REMEMBERED: Final = 200
-# Throughput is taken for the capacity while more than this many full passes wait: with fewer, the engine makes passes
-# shorter than the budget for the sake of its latency (docs/decisions/005).
-_PASSES_OF_BACKLOG: Final = 8
-# What was seen under a backlog: seconds of memory, and after how many without one it is not believed any more.
-_OBSERVED_SECONDS: Final = 60.0
-_OBSERVED_HOLDS: Final = 600.0
+# The mean request is averaged over about this many finished requests.
+_REQUEST_MEMORY: Final = 200
+# Throughput is taken as the capacity while more than this many full steps are queued: with fewer, the engine shortens
+# steps to keep its latency (docs/decisions/005).
+_BACKLOG_STEPS: Final = 8
+# Throughput under a backlog: time constant of its average, and seconds until it expires.
+_THROUGHPUT_SECONDS: Final = 60.0
+_THROUGHPUT_EXPIRY: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
-    """What one replica did between two scrapes, tokens a second but for what is named otherwise.
+class Rates:
+    """Rates of one replica between two scrapes, in tokens per second unless noted.
 
     Attributes:
-        arriving: prompt tokens that came, whether computed, taken from the prefix cache, or waiting now.
+        seconds: length of the interval; 0 for a replica's first sample.
+        arriving: prompt tokens that arrived, whether computed, cached or still queued.
         computed: prompt tokens computed; `cached`: taken from the prefix cache; `decoded`: tokens generated.
-        rejected: requests refused a second.
-        ended, ended_prompt, ended_generated: requests that ended in the interval, and their tokens in all.
-        backlogged: whether it had a backlog to draw on all the time.
+        rejected: rejected requests per second.
+        ended, ended_prompt, ended_generated: finished requests in the interval, and their tokens (totals, not rates).
+        backlogged: whether a backlog existed throughout the interval.
     """
 
     seconds: float
@@ -52,21 +53,21 @@ class Flow:
     backlogged: bool
 
 
-# A replica that has just become ready: what it did before it could be asked is nothing.
-_IDLE: Final = Flow(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, False)
+# Rates of a replica with a single sample.
+_IDLE: Final = Rates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, False)
 
 
 @dataclass(frozen=True, slots=True)
-class Track:
-    """One replica as it was last seen: its newest sample, and its flow until then."""
+class ReplicaLoad:
+    """The newest sample of one replica, and its rates in the interval before it."""
 
     sample: Sample
-    flow: Flow
+    rates: Rates
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Sums over the last requests, from which the mean one follows."""
+class RequestSums:
+    """Exponentially weighted sums over finished requests, from which the mean request is derived."""
 
     ended: float = 0.0
     prompt: float = 0.0
@@ -74,124 +75,124 @@ class Shape:
     computed: float = 0.0
     cached: float = 0.0
 
-    def add(self, flows: Iterable[Flow]) -> Shape:
-        """With what ended meanwhile."""
-        flows = tuple(flows)
-        ended = sum(flow.ended for flow in flows)
-        keep = math.exp(-ended / _REQUESTS_REMEMBERED)
-        return Shape(
+    def add(self, intervals: Iterable[Rates]) -> RequestSums:
+        """Return the sums with the requests that finished in the given intervals."""
+        intervals = tuple(intervals)
+        ended = sum(rates.ended for rates in intervals)
+        keep = math.exp(-ended / _REQUEST_MEMORY)
+        return RequestSums(
             self.ended * keep + ended,
-            self.prompt * keep + sum(flow.ended_prompt for flow in flows),
-            self.generated * keep + sum(flow.ended_generated for flow in flows),
-            self.computed * keep + sum(flow.computed * flow.seconds for flow in flows),
-            self.cached * keep + sum(flow.cached * flow.seconds for flow in flows),
+            self.prompt * keep + sum(rates.ended_prompt for rates in intervals),
+            self.generated * keep + sum(rates.ended_generated for rates in intervals),
+            self.computed * keep + sum(rates.computed * rates.seconds for rates in intervals),
+            self.cached * keep + sum(rates.cached * rates.seconds for rates in intervals),
         )
 
     @property
     def mean(self) -> RequestShape:
-        """The mean request; a usual one until one has ended."""
+        """The mean request; a default until one has finished."""
         if self.ended <= 0 or self.prompt <= 0:
-            return USUAL_SHAPE
+            return DEFAULT_SHAPE
         prompt = self.prompt / self.ended
         return RequestShape(prompt * self.computed_share, prompt, self.generated / self.ended)
 
     @property
     def computed_share(self) -> float:
-        """The share of prompt tokens that is not taken from the prefix cache."""
+        """Share of the prompt tokens that is computed, not taken from the prefix cache."""
         known = self.computed + self.cached
         return self.computed / known if known > 0 else 1.0
 
     @property
     def work_per_prompt_token(self) -> float:
-        """Forward tokens that follow from one prompt token: its share of computing, and the tokens it brings about."""
+        """Forward tokens per prompt token: its computed share, plus the generated tokens per prompt token."""
         shape = self.mean
         return self.computed_share + shape.generated / shape.prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What arrives at a fleet, forward tokens a second.
+    """Demand on a fleet, in forward tokens per second.
 
     Attributes:
-        tracks: the ready replicas that ever said something, by pod.
-        first_seen: when each ready replica was first seen, by pod.
-        slow, fast: the rate smoothed over `SLOW_SECONDS` and `FAST_SECONDS`.
-        shape: the last requests.
-        backlogged: throughput of one replica while it was backlogged; `backlogged_at`: when one last was.
-        time: when a rate was last taken in.
+        replicas: load of the ready replicas that have returned a sample, by pod.
+        first_seen: time at which each ready replica was first seen, by pod.
+        slow, fast: arrival rate averaged over `SLOW_SECONDS` and `FAST_SECONDS`.
+        requests: sums over finished requests.
+        throughput: average throughput of a replica with a backlog; `throughput_at`: time of its last update.
+        time: time of the last update of the averages.
     """
 
-    tracks: Mapping[str, Track]
+    replicas: Mapping[str, ReplicaLoad]
     first_seen: Mapping[str, float]
     slow: Average = field(default_factory=lambda: Average(SLOW_SECONDS))
     fast: Average = field(default_factory=lambda: Average(FAST_SECONDS))
-    shape: Shape = field(default_factory=Shape)
-    backlogged: Average = field(default_factory=lambda: Average(_OBSERVED_SECONDS))
-    backlogged_at: float = -math.inf
+    requests: RequestSums = field(default_factory=RequestSums)
+    throughput: Average = field(default_factory=lambda: Average(_THROUGHPUT_SECONDS))
+    throughput_at: float = -math.inf
     time: float = -math.inf
 
     @property
     def is_known(self) -> bool:
-        """Whether any rate was taken in."""
+        """Whether an arrival rate has been measured."""
         return self.slow.weight > 0
 
-    def observed(self, now: float) -> float | None:
-        """The throughput of one replica under a backlog; None where that was too long ago."""
-        return self.backlogged.value if now - self.backlogged_at < _OBSERVED_HOLDS else None
+    def observed_throughput(self, now: float) -> float | None:
+        """Return the throughput of one replica under a backlog; None if there was none recently."""
+        return self.throughput.value if now - self.throughput_at < _THROUGHPUT_EXPIRY else None
 
-    def fresh(self, fleet: Fleet, now: float, scrape_seconds: float) -> dict[str, Track]:
-        """The ready replicas whose word still holds."""
+    def fresh(self, fleet: Fleet, now: float, scrape_seconds: float) -> dict[str, ReplicaLoad]:
+        """Return the ready replicas whose samples are not stale."""
         oldest = now - MISSED_SCRAPES * scrape_seconds
         return {
-            name: track for name, track in self.tracks.items() if name in fleet.ready and track.sample.time >= oldest
+            name: load for name, load in self.replicas.items() if name in fleet.ready and load.sample.time >= oldest
         }
 
-    def newcomers(self, fleet: Fleet, now: float, scrape_seconds: float) -> int:
-        """Ready replicas that have not had the time to say anything: they are taken to do nothing yet."""
+    def num_new(self, fleet: Fleet, now: float, scrape_seconds: float) -> int:
+        """Return the number of replicas too new to have a sample. They are assumed to be idle."""
         latest = now - MISSED_SCRAPES * scrape_seconds
-        return sum(name not in self.tracks and self.first_seen[name] > latest for name in fleet.ready)
+        return sum(name not in self.replicas and self.first_seen[name] > latest for name in fleet.ready)
 
     def observe(self, fleet: Fleet, now: float, scrape_seconds: float) -> Demand:
-        """Takes in what the replicas said since the last time."""
-        tracks = {
-            name: _track(self.tracks.get(name), fleet.samples[name]) for name in fleet.ready if name in fleet.samples
+        """Return the demand updated with the fleet's newest samples."""
+        replicas = {
+            name: _load(self.replicas.get(name), fleet.samples[name]) for name in fleet.ready if name in fleet.samples
         }
         first_seen = {name: self.first_seen.get(name, now) for name in fleet.ready}
-        after = replace(self, tracks=tracks, first_seen=first_seen)
-        flows = [track.flow for track in after.fresh(fleet, now, scrape_seconds).values()]
-        if not any(flow.seconds for flow in flows):
+        after = replace(self, replicas=replicas, first_seen=first_seen)
+        fresh = [load.rates for load in after.fresh(fleet, now, scrape_seconds).values()]
+        if not any(rates.seconds for rates in fresh):
             return after
-        new = [track.flow for name, track in tracks.items() if self.tracks.get(name) is not track]
-        shape = self.shape.add(new)
-        # Replicas that say nothing are taken to bear the mean load of the others.
-        bearing = len(fleet.ready) - after.newcomers(fleet, now, scrape_seconds)
-        arriving = sum(_arriving(flow, shape) for flow in flows) * bearing / len(flows)
-        rate = max(0.0, arriving) * shape.work_per_prompt_token
+        new = [load.rates for name, load in replicas.items() if self.replicas.get(name) is not load]
+        requests = self.requests.add(new)
+        # Replicas without a fresh sample are assumed to have the mean load of the others.
+        loaded = len(fleet.ready) - after.num_new(fleet, now, scrape_seconds)
+        arriving = sum(_arriving(rates, requests) for rates in fresh) * loaded / len(fresh)
+        rate = max(0.0, arriving) * requests.work_per_prompt_token
         seconds = now - self.time if self.is_known else scrape_seconds
         after = replace(
-            after, slow=self.slow.add(rate, seconds), fast=self.fast.add(rate, seconds), shape=shape, time=now
+            after, slow=self.slow.add(rate, seconds), fast=self.fast.add(rate, seconds), requests=requests, time=now
         )
-        return _see_throughput(after, [flow for flow in new if flow.backlogged], now)
+        return _observe_throughput(after, [rates for rates in new if rates.backlogged], now)
 
 
-def _see_throughput(demand: Demand, busy: list[Flow], now: float) -> Demand:
-    if not busy:
+def _observe_throughput(demand: Demand, backlogged: list[Rates], now: float) -> Demand:
+    if not backlogged:
         return demand
-    throughput = sum(flow.computed + flow.decoded for flow in busy) / len(busy)
-    backlogged = demand.backlogged.add(throughput, max(flow.seconds for flow in busy))
-    return replace(demand, backlogged=backlogged, backlogged_at=now)
+    mean = sum(rates.computed + rates.decoded for rates in backlogged) / len(backlogged)
+    throughput = demand.throughput.add(mean, max(rates.seconds for rates in backlogged))
+    return replace(demand, throughput=throughput, throughput_at=now)
 
 
-def _track(before: Track | None, sample: Sample) -> Track:
+def _load(before: ReplicaLoad | None, sample: Sample) -> ReplicaLoad:
     if before is None:
-        return Track(sample, _IDLE)
+        return ReplicaLoad(sample, _IDLE)
     if sample.time <= before.sample.time:
         return before
-    return Track(sample, flow_between(before.sample, sample))
+    return ReplicaLoad(sample, rates_between(before.sample, sample))
 
 
-def flow_between(before: Sample, after: Sample) -> Flow:
-    """The flow between two samples of one replica. Counters that fell began anew: the engine was started again."""
+def rates_between(before: Sample, after: Sample) -> Rates:
+    """Return the rates between two samples of one replica. Counters that decreased mean an engine restart."""
     restarted = after.prefill_tokens < before.prefill_tokens or after.decode_tokens < before.decode_tokens
     start = Sample(time=before.time) if restarted else before
     seconds = after.time - before.time
@@ -200,8 +201,8 @@ def flow_between(before: Sample, after: Sample) -> Flow:
         return max(0.0, float(getattr(after, counter)) - float(getattr(start, counter)))
 
     computed, cached = growth("prefill_tokens"), growth("cached_tokens")
-    enough = _PASSES_OF_BACKLOG * after.token_budget
-    return Flow(
+    enough = _BACKLOG_STEPS * after.token_budget
+    return Rates(
         seconds=seconds,
         arriving=(computed + cached + after.backlog_tokens - start.backlog_tokens) / seconds,
         computed=computed / seconds,
@@ -215,10 +216,10 @@ def flow_between(before: Sample, after: Sample) -> Flow:
     )
 
 
-def _arriving(flow: Flow, shape: Shape) -> float:
-    """Prompt tokens a second, those of refused requests with it.
+def _arriving(rates: Rates, requests: RequestSums) -> float:
+    """Return the arriving prompt tokens per second, rejected requests included.
 
-    Who is refused comes again: the refused count for no more than those that were let in.
+    Rejected clients retry, so rejected demand is capped at the admitted rate.
     """
-    refused = flow.rejected * shape.mean.prompt
-    return flow.arriving + min(refused, max(0.0, flow.arriving))
+    rejected = rates.rejected * requests.mean.prompt
+    return rates.arriving + min(rejected, max(0.0, rates.arriving))

@@ -1,31 +1,31 @@
-"""What is known of a fleet at one moment: what its replicas' metrics said, and how many pods there are."""
+"""Scraped metrics and pod counts of a fleet at one moment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# A replica whose last usable answer is older than this many scrapes says nothing any more.
+# A sample is stale after this many scrape intervals.
 MISSED_SCRAPES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One usable scrape of one replica. All values are finite and not negative.
+    """One valid scrape of one replica. All values are finite and not negative.
 
     Attributes:
-        time: when it was, in seconds on the caller's monotonic clock.
-        prefill_tokens, decode_tokens: forward tokens so far (`scheduled_tokens_total`).
-        cached_tokens: prompt tokens so far that came from the prefix cache instead.
-        ended_requests, ended_prompt_tokens, ended_generated_tokens: requests so far that ended, and their tokens.
-        rejected_requests: requests so far that were refused because the queue was full.
+        time: scrape time in seconds on the caller's monotonic clock.
+        prefill_tokens, decode_tokens: counters of forward tokens (`scheduled_tokens_total`).
+        cached_tokens: counter of prompt tokens taken from the prefix cache.
+        ended_requests, ended_prompt_tokens, ended_generated_tokens: counters of finished requests and their tokens.
+        rejected_requests: counter of requests rejected because the queue was full.
         backlog_tokens: prompt tokens not yet computed.
-        running, waiting: sequences that hold KV cache, and that do not.
-        kv_used: share of the KV cache in use, 0 to 1.
-        kv_capacity_tokens: tokens that the KV cache holds.
-        kv_tokens: tokens of the sequences that are running.
-        token_budget: forward tokens of a pass, at most.
-        step_model: (a, b, c) of a pass's seconds a + b · tokens + c · resident KV tokens; zeros while not fitted.
+        running, waiting: sequences with and without KV cache.
+        kv_used: utilization of the KV cache, 0 to 1.
+        kv_capacity_tokens: capacity of the KV cache in tokens.
+        kv_tokens: resident tokens of the running sequences.
+        token_budget: maximum forward tokens per step.
+        step_model: (a, b, c) of the step time a + b · tokens + c · resident KV tokens in seconds; zeros until fitted.
     """
 
     time: float
@@ -56,12 +56,12 @@ class Fleet:
     """The pods of one FastGenDeployment at one moment.
 
     Attributes:
-        wanted: replicas that the Deployment asks for now.
-        ready: names of the pods that pass their readiness probe and are not being deleted.
-        samples: the newest usable sample of each of them that ever gave one.
-        pending_ages: seconds since creation of each pod that is on its way to be ready.
-        terminating: pods that drain. They are no supply, and what they still do is no demand.
-        start_seconds: how long a pod takes from creation to ready, where that was seen.
+        wanted: current replicas of the Deployment.
+        ready: names of the pods that are ready and not terminating.
+        samples: newest valid sample of each ready pod that has one.
+        pending_ages: seconds since creation of each pod that is not ready yet.
+        terminating: number of draining pods. They count neither as supply nor as demand.
+        start_seconds: observed time from a pod's creation to ready; None if unknown.
     """
 
     wanted: int
@@ -73,5 +73,5 @@ class Fleet:
 
     @property
     def supply(self) -> int:
-        """Pods that serve or will."""
+        """Number of ready and pending pods."""
         return len(self.ready) + len(self.pending_ages)

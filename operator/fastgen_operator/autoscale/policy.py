@@ -1,27 +1,27 @@
-"""What the user asked of autoscaling, in the units that the decision is made in."""
+"""The autoscaling policy of a resource, in the units of the autoscaler."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-# Scale-down begins this far below the utilization that scale-up begins at: 85 and 70 percent, unless asked otherwise.
+# Ratio of the scale-down to the scale-up utilization: 70 % at the default of 85 %.
 HYSTERESIS: Final = 0.70 / 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The rules of one fleet. Times in seconds.
+    """The policy of one fleet. Times in seconds.
 
     Attributes:
-        min_replicas, max_replicas: the bounds.
-        first_token_seconds, inter_token_seconds: the latency targets.
-        utilization: the share of a replica's capacity above which the fleet grows.
-        up_window: a scale-up must have been wanted for this long.
-        down_window: a scale-down considers the highest load of this long.
-        max_step: the share of the fleet that one scale-down may take, at least one replica.
-        max_sequences: sequences that one replica runs at a time.
-        scrape_seconds: how often the replicas are looked at.
+        min_replicas, max_replicas: bounds.
+        first_token_seconds, inter_token_seconds: latency targets.
+        utilization: target utilization of a replica, 0 to 1; the fleet grows above it.
+        up_window: stabilization window for scaling up.
+        down_window: stabilization window for scaling down.
+        max_step: maximum share of the fleet to remove in one step, 0 to 1; at least one replica can be removed.
+        max_sequences: maximum number of sequences that one replica runs.
+        scrape_seconds: scrape interval.
     """
 
     min_replicas: int
@@ -41,9 +41,9 @@ class Policy:
 
     @property
     def down_utilization(self) -> float:
-        """The share of a replica's capacity that the fleet may be filled to by a scale-down."""
+        """Maximum utilization after a scale-down."""
         return self.utilization * HYSTERESIS
 
     def within_bounds(self, replicas: int) -> int:
-        """The nearest number of replicas that is allowed."""
+        """Return `replicas` clamped to the bounds."""
         return min(self.max_replicas, max(self.min_replicas, replicas))

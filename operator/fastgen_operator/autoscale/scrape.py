@@ -1,6 +1,6 @@
-"""Asks replicas for their metrics, and believes nothing that cannot be true.
+"""Scrape the metrics of replicas and validate them.
 
-What is wrong with an answer has a name (see `REASONS`), under which it is counted; it never raises beyond this module.
+An unusable response has one of `REASONS`, by which failures are counted. `Scraper` returns errors, it does not raise.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ REASONS: Final = (
     BAD_VALUE,
 )
 
-# A replica's answer is about 30 KiB.
+# A response is about 30 KiB.
 _LIMIT_BYTES: Final = 1 << 20
-# No count of tokens or requests comes near this.
+# Counters of tokens or requests stay far below this.
 _LARGEST: Final = 1e15
 _PREFIX: Final = "fastgen_"
 
-# The field of a Sample that each metric gives, and the label value that picks one of several.
+# (metric, label value) -> field of Sample.
 _FIELDS: Final[Mapping[tuple[str, str], str]] = {
     ("scheduled_tokens_total", "prefill"): "prefill_tokens",
     ("scheduled_tokens_total", "decode"): "decode_tokens",
@@ -64,7 +64,7 @@ _NAMES: Final = frozenset(_PREFIX + name for name, _ in (*_FIELDS, _REJECTED, *_
 
 
 class UnusableError(Exception):
-    """An answer that says nothing; `reason` is one of `REASONS`."""
+    """A response is unusable; `reason` is one of `REASONS`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class UnusableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One replica to ask: its pod's name, the address of its metrics, and the model that it must say it serves."""
+    """A replica to scrape: its pod name, metrics URL, and the model name that its metrics must have."""
 
     pod: str
     url: str
@@ -81,21 +81,21 @@ class Target:
 
 
 def metrics_url(address: str) -> str:
-    """Where the engine of the pod with that address shows its metrics."""
+    """Return the metrics URL of the engine in the pod with IP `address`."""
     host = f"[{address}]" if ":" in address else address
     return f"http://{host}:{HTTP_PORT}/metrics"
 
 
 def parse_sample(text: str, model_name: str, time: float) -> Sample:
-    """What an answer of Prometheus' text format says.
+    """Parse a response in the Prometheus text format.
 
     Raises:
-        UnusableError: it is not the engine's metrics, not this model's, or no engine could say that.
+        UnusableError: the response is not an engine's metrics, is for another model, or has impossible values.
     """
     values = _values(text, model_name)
     missing = [name for name in (*_FIELDS, *_COEFFICIENTS) if name not in values]
     if missing:
-        raise UnusableError(INCOMPLETE, f"no {_PREFIX}{missing[0][0]} in the answer")
+        raise UnusableError(INCOMPLETE, f"metric {_PREFIX}{missing[0][0]} is missing")
     fields = {field: values[key] for key, field in _FIELDS.items()}
     if fields["kv_used"] > 1 + 1e-6:
         raise UnusableError(BAD_VALUE, f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
@@ -104,22 +104,22 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
 
 
 def _values(text: str, model_name: str) -> dict[tuple[str, str], float]:
-    """By metric and telling label. Only the lines that count are parsed: most are buckets of histograms."""
+    """Return values by (metric, label value). Parses only the required lines: most are histogram buckets."""
     lines = [line for line in text.splitlines() if line.split("{", 1)[0] in _NAMES]
     if not lines:
-        raise UnusableError(NOT_METRICS, "the answer holds no metrics of an engine")
+        raise UnusableError(NOT_METRICS, "the response contains no engine metrics")
     values: dict[tuple[str, str], float] = {}
     try:
         samples = [
             sample for family in text_string_to_metric_families("\n".join(lines) + "\n") for sample in family.samples
         ]
     except (ValueError, KeyError, IndexError) as error:
-        raise UnusableError(NOT_METRICS, f"not Prometheus' text format: {error}") from None
+        raise UnusableError(NOT_METRICS, f"the response is not in the Prometheus text format: {error}") from None
     for sample in samples:
         labels = dict(sample.labels)
         name = labels.pop("model_name", "")
         if name != model_name:
-            raise UnusableError(OTHER_MODEL, f"it serves {name!r}, not {model_name!r}")
+            raise UnusableError(OTHER_MODEL, f"the replica serves model {name!r}, not {model_name!r}")
         if not 0 <= sample.value < _LARGEST or math.isnan(sample.value):
             raise UnusableError(BAD_VALUE, f"{sample.name} is {sample.value}")
         values[sample.name.removeprefix(_PREFIX), "".join(labels.values())] = sample.value
@@ -127,25 +127,25 @@ def _values(text: str, model_name: str) -> dict[tuple[str, str], float]:
 
 
 class Scraper:
-    """Asks many replicas at once, within bounds.
+    """Scrapes many replicas concurrently.
 
     Args:
-        concurrency: replicas asked at the same time.
-        period: seconds from one round to the next: no replica gets longer, or one that hangs makes all others stale.
-        deadline: seconds for one replica at most, connecting included.
+        period: scrape interval in seconds. It caps `deadline`, so that a hanging replica does not make others stale.
+        concurrency: maximum number of concurrent requests.
+        deadline: timeout for one replica in seconds, connecting included.
     """
 
     def __init__(self, period: float, *, concurrency: int = 100, deadline: float = 2.0) -> None:
         self._concurrency, self._deadline = concurrency, min(deadline, period)
 
     async def scrape(self, targets: Iterable[Target]) -> dict[Target, Sample | UnusableError]:
-        """What each says. Takes at most (replicas / concurrency, rounded up) times the deadline."""
+        """Scrape all targets. Takes at most ceil(targets / concurrency) times the deadline."""
         loop = asyncio.get_running_loop()
         waiting = iter(tuple(targets))
         found: dict[Target, Sample | UnusableError] = {}
 
         async def work(session: aiohttp.ClientSession) -> None:
-            # All workers draw on one iterator: no more of them than are allowed to ask at the same time.
+            # All workers share one iterator, so their number limits the concurrency.
             for target in waiting:
                 try:
                     text = await self._fetch(session, target.url)
@@ -153,7 +153,7 @@ class Scraper:
                 except UnusableError as error:
                     found[target] = error
 
-        # Connections are not kept: an address may belong to another pod the next time.
+        # Connections are not reused: the address can belong to another pod at the next scrape.
         connector = aiohttp.TCPConnector(limit=self._concurrency, force_close=True)
         async with aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
@@ -172,7 +172,7 @@ class Scraper:
                     raise UnusableError(BAD_STATUS, f"HTTP {response.status}")
                 body = await _read(response)
         except TimeoutError:
-            raise UnusableError(TIMED_OUT, f"no answer within {self._deadline:g} s") from None
+            raise UnusableError(TIMED_OUT, f"no response within {self._deadline:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise UnusableError(UNREACHABLE, str(error) or type(error).__name__) from None
         return body.decode(errors="replace")
@@ -183,5 +183,5 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for part in response.content.iter_any():
         body += part
         if len(body) > _LIMIT_BYTES:
-            raise UnusableError(TOO_LARGE, f"more than {_LIMIT_BYTES >> 10} KiB")
+            raise UnusableError(TOO_LARGE, f"the response exceeds {_LIMIT_BYTES >> 10} KiB")
     return bytes(body)

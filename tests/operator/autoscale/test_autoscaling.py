@@ -1,4 +1,4 @@
-"""From the engines' metrics to the Deployment's replicas, the status and the Events, against the real API server."""
+"""Engine metrics to Deployment replicas, status and Events, against a real API server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from support.waiting import eventually
 
 pytestmark = pytest.mark.controlplane
 
-# An address for each engine of a test run; others on this machine may use the first ones.
+# One address per engine of a test run; other programs on this machine may use the first addresses.
 ADDRESSES = (f"127.77.{n // 250}.{n % 250 + 1}" for n in count())
 
 Engines = Callable[[Space, int], list[FakeEngine]]
 
 
 def autoscaled(**autoscaling: Any) -> Object:
-    """A FastGenDeployment that a test need not wait minutes for."""
+    """Return a FastGenDeployment with short stabilization windows."""
     fast = {
         "maxReplicas": 4,
         "targets": {"interTokenLatencyMilliseconds": 200},
@@ -35,7 +35,7 @@ def autoscaled(**autoscaling: Any) -> Object:
 
 @pytest.fixture
 def engines() -> Iterator[Engines]:
-    """Makes that many pods of `chat` ready, each with an engine of its own."""
+    """Make pods of `chat` ready, each with a fake engine."""
     made: list[FakeEngine] = []
     behind: dict[str, FakeEngine] = {}
 
@@ -62,25 +62,25 @@ def status(space: Space) -> Object:
 
 
 def desired(space: Space) -> int:
-    """What status and Deployment agree on; 0 while they do not."""
+    """Return the replicas that status and Deployment agree on; 0 while they differ."""
     replicas: int = space.get("deployment", "chat")["spec"]["replicas"]
     return replicas if status(space)["autoscaling"]["desiredReplicas"] == replicas else 0
 
 
 def let_be_asked(engine: FakeEngine, times: int) -> None:
-    """Returns when it has been scraped so many times more."""
+    """Wait until the engine has been scraped `times` more."""
     target = engine.asked + times
     eventually(lambda: engine.asked >= target, within=30, what=f"{times} scrapes")
 
 
-def test_a_backlog_brings_replicas_and_its_end_takes_them_away_and_the_status_tells_the_story(
+def test_a_backlog_scales_up_and_its_end_scales_down_and_the_status_records_it(
     space: Space, operator: OperatorProcess, engines: Engines
 ) -> None:
     space.apply(autoscaled())
     (engine,) = engines(space, 1)
     engine.prompt_rate = 0.3 * PROMPT_RATE
     space.wait_condition("ScalingActive", "True", "Active")
-    # The first look gives no rate: without one nothing is decided.
+    # The first scrape gives no rate, so nothing is decided.
     let_be_asked(engine, 6)
     assert desired(space) == 1
     capacity = eventually(lambda: status(space).get("capacity"), within=20, what="the capacity")
@@ -112,7 +112,7 @@ def test_a_backlog_brings_replicas_and_its_end_takes_them_away_and_the_status_te
     assert ("fastgen_operator_scaling_load_replicas", f"chat/{space.name}") in metrics
 
 
-def test_a_noisy_load_and_a_restart_write_nothing(space: Space, operator: OperatorProcess, engines: Engines) -> None:
+def test_a_noisy_load_and_a_restart_cause_no_writes(space: Space, operator: OperatorProcess, engines: Engines) -> None:
     space.apply(autoscaled(minReplicas=2))
     for engine in engines(space, 2):
         engine.prompt_rate = 0.5 * PROMPT_RATE
@@ -126,14 +126,14 @@ def test_a_noisy_load_and_a_restart_write_nothing(space: Space, operator: Operat
     assert space.versions() == before, "a restart is written down"
 
 
-def test_engines_that_lie_or_hang_hold_the_fleet_and_the_condition_says_so(
+def test_invalid_metrics_and_hanging_engines_hold_the_fleet_and_set_the_condition(
     space: Space, operator: OperatorProcess, engines: Engines
 ) -> None:
     space.apply(autoscaled(minReplicas=2))
     first, second = engines(space, 2)
     space.wait_condition("ScalingActive", "True", "Active")
 
-    # One of two does not speak for itself, and the other's word still counts.
+    # One of two replicas has no metrics; those of the other still count.
     first.manner = "hangs"
     let_be_asked(second, 8)
     assert space.condition("ScalingActive")["status"] == "True"
@@ -155,7 +155,7 @@ def test_engines_that_lie_or_hang_hold_the_fleet_and_the_condition_says_so(
 
 
 @pytest.mark.usefixtures("operator")
-def test_bounds_hold_before_any_metrics_and_a_fixed_number_ends_autoscaling(space: Space) -> None:
+def test_bounds_apply_before_any_metrics_and_a_fixed_number_ends_autoscaling(space: Space) -> None:
     space.apply(autoscaled(minReplicas=2))
     space.wait_pods(2)
     space.make_ready(count=2)
@@ -175,6 +175,6 @@ def test_bounds_hold_before_any_metrics_and_a_fixed_number_ends_autoscaling(spac
         return "autoscaling" not in now and not types & {"ScalingActive", "ScalingLimited"}
 
     eventually(is_plain, within=20, what="a status without autoscaling")
-    # As an autoscaler from outside would.
+    # As an external autoscaler does.
     space.kubectl("scale", "fgd/chat", "--replicas=2")
     space.wait_pods(2)

@@ -1,7 +1,7 @@
-"""Each rule of the autoscaler by itself, with the numbers that it must give. Pure.
+"""Each rule of the autoscaler in isolation, with exact numbers. Pure.
 
-The fleets of `test_recommend.py` follow the decisions and see several rules at once. Here a fleet stays as it is
-described, so that only one rule can explain the decision.
+The fleets of `test_recommend.py` follow the decisions and exercise several rules at once. Here a fleet ignores them, so
+that only one rule can explain the decision.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fastgen_operator.autoscale import decision as words
+from fastgen_operator.autoscale import decision as reasons
 from fastgen_operator.autoscale.averages import Average
 from fastgen_operator.autoscale.capacity import Capacity
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.demand import Demand, Shape, Track, flow_between
-from fastgen_operator.autoscale.needs import assess
+from fastgen_operator.autoscale.demand import Demand, ReplicaLoad, RequestSums, rates_between
+from fastgen_operator.autoscale.needs import required_replicas
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.recommend import State, recommend
@@ -26,11 +26,11 @@ SCRAPE = 5.0
 
 @dataclass
 class SteadyFleet:
-    """Replicas that all report the same, whatever is decided; `watch` lets time pass.
+    """Replicas with constant metrics that ignore the decisions; `watch` advances the time.
 
     Attributes:
         size: replicas of the Deployment; those beyond `ready` are pending, for `pending_age` seconds.
-        load: prompt tokens a second of each ready replica, in units of what it can take.
+        load: prompt tokens per second of each ready replica, relative to its capacity.
         rejected: requests rejected for each request served.
     """
 
@@ -104,32 +104,32 @@ class SteadyFleet:
     ("replicas", "kv_used", "wanted"),
     [(2, 0.79, 2), (2, 0.81, 3), (2, 0.95, 3), (8, 1.0, 10)],
 )
-def test_the_kv_cache_is_filled_to_four_fifths_at_most(replicas: int, kv_used: float, wanted: int) -> None:
+def test_the_kv_cache_is_used_up_to_80_percent(replicas: int, kv_used: float, wanted: int) -> None:
     fleet = SteadyFleet(policy(), replicas, replicas, load=0.1, kv_used=kv_used).watch(60)
     assert fleet.last.replicas == wanted
-    assert fleet.reason == (words.KV_CACHE_FULL if wanted > replicas else None)
+    assert fleet.reason == (reasons.KV_CACHE_FULL if wanted > replicas else None)
 
 
 @pytest.mark.parametrize(("kv_used", "wanted"), [(0.15, 1), (0.35, 2), (0.55, 3), (0.75, 4)])
-def test_a_scale_down_leaves_room_for_the_kv_cache_that_is_in_use(kv_used: float, wanted: int) -> None:
+def test_a_scale_down_leaves_room_for_the_used_kv_cache(kv_used: float, wanted: int) -> None:
     fleet = SteadyFleet(policy(down_window=10.0), 4, 4, load=0.05, kv_used=kv_used).watch(300)
     assert (fleet.last.replicas, min(fleet.sizes)) == (wanted, wanted)
 
 
-def test_replicas_that_say_nothing_have_the_mean_of_the_kv_cache_in_use() -> None:
+def test_replicas_without_metrics_count_with_the_mean_kv_cache_use() -> None:
     capacity = Capacity(RATE, int(BUDGET), "StepModel")
     samples = {name: Sample(time=0.0, kv_used=used) for name, used in (("a", 0.4), ("b", 0.8))}
-    tracks = {name: Track(sample, flow_between(Sample(time=-5.0), sample)) for name, sample in samples.items()}
+    loads = {name: ReplicaLoad(sample, rates_between(Sample(time=-5.0), sample)) for name, sample in samples.items()}
     fleet = Fleet(wanted=3, ready=frozenset("abc"), samples=samples)
-    needs = assess(fleet, Demand(tracks=tracks, first_seen={}), tracks, 3, capacity, policy())
+    needs = required_replicas(fleet, Demand(replicas=loads, first_seen={}), loads, 3, capacity, policy())
     assert needs.kv == pytest.approx(3 * 0.6 / 0.8)
 
 
-# --- stabilisation of scale-up
+# --- scale-up stabilization window
 
 
 @pytest.mark.parametrize("window", [0.0, 30.0, 60.0, 120.0])
-def test_a_scale_up_comes_after_its_stabilization_window_and_not_before(window: float) -> None:
+def test_a_scale_up_waits_for_its_stabilization_window(window: float) -> None:
     fleet = SteadyFleet(policy(up_window=window), 2, 2, load=0.1).watch(300)
     fleet.kv_used = 0.95
     began = fleet.time
@@ -139,7 +139,7 @@ def test_a_scale_up_comes_after_its_stabilization_window_and_not_before(window: 
     assert window + SCRAPE <= (grew + 1) * SCRAPE - began <= window + 2 * SCRAPE
 
 
-def test_a_lull_within_the_stabilization_window_begins_it_anew() -> None:
+def test_a_lull_restarts_the_scale_up_window() -> None:
     fleet = SteadyFleet(policy(up_window=60.0), 2, 2, load=0.1).watch(300)
     for _ in range(5):
         fleet.kv_used = 0.95
@@ -149,7 +149,7 @@ def test_a_lull_within_the_stabilization_window_begins_it_anew() -> None:
     assert set(fleet.sizes) == {2}
 
 
-def test_a_restarted_operator_watches_a_whole_window_before_it_scales_up() -> None:
+def test_a_restarted_operator_observes_a_full_window_before_scaling_up() -> None:
     fleet = SteadyFleet(policy(up_window=60.0), 2, 2, load=0.1, kv_used=0.95).watch(60)
     assert set(fleet.sizes) == {2}
     assert fleet.watch(15).last.replicas == 3
@@ -163,12 +163,12 @@ def test_a_restarted_operator_watches_a_whole_window_before_it_scales_up() -> No
     [(0.0, 1.0), (0.25, 1.25), (1.0, 2.0), (20.0, 2.0)],
     ids=["none", "one in five", "as many as are served", "clients that retry"],
 )
-def test_rejected_requests_are_demand_up_to_what_is_served(rejected: float, times: float) -> None:
+def test_rejected_requests_are_demand_capped_at_the_admitted_rate(rejected: float, times: float) -> None:
     fleet = SteadyFleet(policy(), 2, 2, load=0.5, rejected=rejected).watch(600)
     assert fleet.last.load == pytest.approx(times * 2 * 0.5, rel=1e-3)
 
 
-def test_a_fleet_that_rejects_grows_though_what_it_serves_would_not_need_it() -> None:
+def test_a_fleet_that_rejects_requests_scales_up() -> None:
     assert SteadyFleet(policy(), 4, 4, load=0.8, rejected=0.0).watch(300).last.replicas == 4
     # 4 · 0.8 · 1.2 replicas' worth at 85 %.
     assert SteadyFleet(policy(), 4, 4, load=0.8, rejected=0.2).watch(300).last.replicas == 5
@@ -178,9 +178,9 @@ def test_a_fleet_that_rejects_grows_though_what_it_serves_would_not_need_it() ->
 
 
 def queue_need(*, demand: float, backlog: float = 0.0, pending: tuple[float, ...] = ()) -> float:
-    """Of one ready replica, in replicas: `demand` in replicas, `backlog` in seconds of one, pods of 60 s to start."""
+    """Queue need of one ready replica; `demand` in replicas, `backlog` in seconds of one, 60 s start time."""
     sample = Sample(time=0.0, backlog_tokens=backlog * PROMPT_RATE, token_budget=BUDGET)
-    tracks = {"a": Track(sample, flow_between(Sample(time=-5.0), sample))}
+    loads = {"a": ReplicaLoad(sample, rates_between(Sample(time=-5.0), sample))}
     ended = Sample(
         time=0.0,
         prefill_tokens=1000 * PROMPT,
@@ -190,14 +190,14 @@ def queue_need(*, demand: float, backlog: float = 0.0, pending: tuple[float, ...
         ended_generated_tokens=1000 * GENERATED,
     )
     known = Demand(
-        tracks=tracks,
+        replicas=loads,
         first_seen={},
         slow=Average(30.0, demand * RATE, 1.0),
         fast=Average(10.0, demand * RATE, 1.0),
-        shape=Shape().add([flow_between(Sample(time=-5.0), ended)]),
+        requests=RequestSums().add([rates_between(Sample(time=-5.0), ended)]),
     )
     fleet = Fleet(wanted=1, ready=frozenset("a"), samples={"a": sample}, pending_ages=pending, start_seconds=60.0)
-    return assess(fleet, known, tracks, 1, Capacity(RATE, int(BUDGET), "StepModel"), policy()).queue
+    return required_replicas(fleet, known, loads, 1, Capacity(RATE, int(BUDGET), "StepModel"), policy()).queue
 
 
 @pytest.mark.parametrize(
@@ -212,19 +212,17 @@ def queue_need(*, demand: float, backlog: float = 0.0, pending: tuple[float, ...
         ((60.0, 60.0, 60.0), 2.0),
     ],
 )
-def test_pending_pods_take_their_share_of_the_backlog_by_how_far_they_are(
-    pending: tuple[float, ...], need: float
-) -> None:
-    # Two replicas' worth arrives at one: by the time that a new pod serves, 60 s of one replica's work are left over,
-    # less what the pending pods will have done. It is to be drained within another 60 s.
+def test_pending_pods_reduce_the_need_by_their_age(pending: tuple[float, ...], need: float) -> None:
+    # Demand for two replicas arrives at one. When a new pod becomes ready, 60 s of one replica's work remain, less the
+    # work of the pending pods. It should be drained within another 60 s.
     assert queue_need(demand=2.0, pending=pending) == pytest.approx(need)
 
 
-def test_a_pod_that_should_have_started_long_ago_is_supply_for_one_start_only() -> None:
+def test_an_overdue_pending_pod_counts_for_one_start_time_only() -> None:
     assert queue_need(demand=4.0, pending=(60.0,)) == queue_need(demand=4.0, pending=(3600.0,)) == pytest.approx(6.0)
 
 
-def test_a_backlog_adds_what_is_left_of_it_when_a_new_pod_serves() -> None:
+def test_only_the_backlog_that_remains_when_a_new_pod_is_ready_adds_replicas() -> None:
     assert queue_need(demand=0.5, backlog=30.0) == pytest.approx(0.5)
     assert queue_need(demand=0.5, backlog=90.0) == pytest.approx(0.5 + (90 + 30 - 60) / 60)
     assert queue_need(demand=0.5, backlog=90.0, pending=(60.0,)) == pytest.approx(0.5)
@@ -234,8 +232,8 @@ def test_a_backlog_adds_what_is_left_of_it_when_a_new_pod_serves() -> None:
 
 
 @pytest.mark.parametrize(("ready", "wanted"), [(1, 4), (2, 3), (3, 3), (4, 3)])
-def test_a_fleet_shrinks_only_to_replicas_that_are_ready_now(ready: int, wanted: int) -> None:
-    # The KV cache in use asks for two replicas, whoever is ready.
+def test_a_scale_down_leaves_enough_ready_replicas(ready: int, wanted: int) -> None:
+    # The used KV cache requires two replicas, regardless of how many are ready.
     fleet = SteadyFleet(policy(down_window=10.0), 4, ready, load=0.01, kv_used=min(0.99, 1.2 / ready))
     assert fleet.watch(60).last.replicas == wanted
 
@@ -244,27 +242,27 @@ def test_a_fleet_shrinks_only_to_replicas_that_are_ready_now(ready: int, wanted:
 
 
 @pytest.mark.parametrize(
-    ("load", "wanted", "reason"), [(3.7, 2, None), (4.0, 5, words.DEMAND_JUMPED)], ids=["below twice", "twice"]
+    ("load", "wanted", "reason"), [(3.7, 2, None), (4.0, 5, reasons.DEMAND_JUMPED)], ids=["below twice", "twice"]
 )
-def test_a_jump_to_twice_what_is_ready_is_acted_on_at_the_next_scrape(
+def test_a_jump_to_twice_the_ready_replicas_scales_up_at_the_next_scrape(
     load: float, wanted: int, reason: str | None
 ) -> None:
-    # 30 ms a step leave 10 for tokens: the inter-token target bounds a replica to 100 forward tokens a step. It can do
-    # more, so a jump leaves no backlog, and the slow average is all that there would be to go by.
+    # A step of 30 ms leaves 10 ms for tokens: the inter-token target limits a replica to 100 forward tokens per step.
+    # The replica can process more, so a jump causes no backlog, and only the averages can detect it.
     bounded = (100 / 0.03) / RATE
     fleet = SteadyFleet(policy(inter_token_seconds=0.03, min_replicas=2), 2, 2, load=0.3 * bounded).watch(600)
     fleet.load = load * bounded
     fleet.watch(SCRAPE)
-    # 5 s of a jump from 0.6 to 2 · load count 15 % in the average of 30 s, and 39 % in that of 10.
+    # 5 s of a jump from 0.6 to 2 · load have a weight of 15 % in the 30 s average, and 39 % in the 10 s average.
     assert fleet.last.load == pytest.approx(0.6 + (2 * load - 0.6) * 0.1535, rel=1e-3)
     assert (fleet.last.replicas, fleet.reason) == (wanted, reason)
 
 
 @pytest.mark.parametrize(("first", "sizes"), [(2, [6, 12, 24, 48]), (3, [7, 14, 28, 56]), (10, [20, 40, 80, 160])])
-def test_growth_is_at_most_to_twice_the_size_or_by_four_in_fifteen_seconds(first: int, sizes: list[int]) -> None:
+def test_scaling_up_is_limited_to_twice_the_size_or_four_replicas_in_15_seconds(first: int, sizes: list[int]) -> None:
     fleet = SteadyFleet(policy(max_replicas=1000), first, first, load=0.3).watch(300)
     fleet.backlog = 1e7
     fleet.watch(60)
     assert fleet.sizes[-12:] == [size for size in sizes for _ in range(3)]
     assert fleet.last.limit is not None
-    assert fleet.last.limit.reason == words.RATE_LIMITED
+    assert fleet.last.limit.reason == reasons.RATE_LIMITED

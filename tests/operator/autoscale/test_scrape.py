@@ -1,4 +1,4 @@
-"""What the autoscaler believes of an answer, and what it does with engines that lie, hang or flood."""
+"""Parsing of scraped metrics, and engines that return invalid values, hang or flood."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 def exposed(model: str = "chat") -> str:
-    """What a real engine's server says after some work."""
+    """Return the metrics of a real engine server after some requests."""
     metrics = Metrics(model)
     info = EngineInfo(
         architecture="llama",
@@ -83,7 +83,7 @@ def test_every_field_is_read_from_a_real_engines_exposition() -> None:
 BACKLOG, USAGE = 'backlog_prompt_tokens{model_name="chat"} ', 'usage_ratio{model_name="chat"} '
 
 
-def lie(was: str, becomes: str) -> str:
+def altered(was: str, becomes: str) -> str:
     honest = exposed()
     assert was in honest
     return honest.replace(was, becomes)
@@ -91,13 +91,13 @@ def lie(was: str, becomes: str) -> str:
 
 LIES = [
     ("another model", exposed("other"), "OtherModel"),
-    ("not a number", lie(BACKLOG + "1200.0", BACKLOG + "NaN"), "BadValue"),
-    ("negative", lie(BACKLOG + "1200.0", BACKLOG + "-1200.0"), "BadValue"),
-    ("1e300", lie(BACKLOG + "1200.0", BACKLOG + "1e300"), "BadValue"),
-    ("infinite", lie(BACKLOG + "1200.0", BACKLOG + "+Inf"), "BadValue"),
-    ("more than all of the cache", lie(USAGE + "0.25", USAGE + "7"), "BadValue"),
-    ("no backlog", lie("fastgen_backlog_prompt_tokens{", "fastgen_backlog{"), "Incomplete"),
-    ("half a line", lie(BACKLOG + "1200.0", BACKLOG), "NotMetrics"),
+    ("not a number", altered(BACKLOG + "1200.0", BACKLOG + "NaN"), "BadValue"),
+    ("negative", altered(BACKLOG + "1200.0", BACKLOG + "-1200.0"), "BadValue"),
+    ("1e300", altered(BACKLOG + "1200.0", BACKLOG + "1e300"), "BadValue"),
+    ("infinite", altered(BACKLOG + "1200.0", BACKLOG + "+Inf"), "BadValue"),
+    ("more than all of the cache", altered(USAGE + "0.25", USAGE + "7"), "BadValue"),
+    ("no backlog", altered("fastgen_backlog_prompt_tokens{", "fastgen_backlog{"), "Incomplete"),
+    ("half a line", altered(BACKLOG + "1200.0", BACKLOG), "NotMetrics"),
     ("a web page", "<html><body>welcome</body></html>", "NotMetrics"),
     ("nothing", "", "NotMetrics"),
     ("another program", 'python_info{version="3"} 1.0\n', "NotMetrics"),
@@ -105,7 +105,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("text", "reason"), [case[1:] for case in LIES], ids=[case[0] for case in LIES])
-def test_an_answer_that_cannot_be_true_says_nothing(text: str, reason: str) -> None:
+def test_an_invalid_response_is_unusable(text: str, reason: str) -> None:
     with pytest.raises(UnusableError) as caught:
         parse_sample(text, "chat", 0.0)
     assert caught.value.reason == reason
@@ -113,7 +113,7 @@ def test_an_answer_that_cannot_be_true_says_nothing(text: str, reason: str) -> N
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[str]:
-    """The address of a server of one's own."""
+    """Yield the URL of a test server."""
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
@@ -168,7 +168,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("handler", "reason"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
-async def test_an_engine_that_answers_badly_costs_its_deadline_at_most(handler: Handler, reason: str) -> None:
+async def test_a_misbehaving_engine_costs_at_most_its_deadline(handler: Handler, reason: str) -> None:
     async with serving(handler) as bad, serving(answering("200 OK", exposed().encode())) as good:
         began = time.monotonic()
         found = await Scraper(0.5).scrape([Target("bad", bad, "chat"), Target("good", good, "chat")])
@@ -179,7 +179,7 @@ async def test_an_engine_that_answers_badly_costs_its_deadline_at_most(handler: 
     assert answers["bad"].reason == reason
 
 
-async def test_a_port_that_nobody_listens_on_is_unreachable() -> None:
+async def test_a_closed_port_is_unreachable() -> None:
     async with serving(hang) as address:
         pass
     (answer,) = (await Scraper(0.5).scrape([Target("gone", address, "chat")])).values()
@@ -187,7 +187,7 @@ async def test_a_port_that_nobody_listens_on_is_unreachable() -> None:
     assert answer.reason == "Unreachable"
 
 
-async def test_no_more_engines_are_asked_at_once_than_allowed() -> None:
+async def test_concurrent_scrapes_are_limited() -> None:
     at_once, most = 0, 0
 
     async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of object that the operator reads or writes, and the names it knows them by."""
+"""The kinds that the operator reads or writes, and its labels and annotations."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, Final
 GROUP: Final = "fastgen.dev"
 VERSION: Final = "v1alpha1"
 
-# The label that maps a child to its FastGenDeployment: the selector of pods, and the filter of the watches.
+# Maps a child to its FastGenDeployment: pods are selected and watches filtered by this label.
 OWNER_LABEL: Final = f"{GROUP}/deployment"
-# What the label's value ends with on the pods of the model's download, which no selector of serving pods may match. A
-# resource's name has no underscore.
+# Suffix of the label's value on download pods, so that no selector of serving pods matches them. Resource names contain
+# no underscore.
 FETCH_SUFFIX: Final = "_fetch"
-# Hash of what was last applied to a child, so that the steady state is known without a write.
+# Hash of the manifest last applied to a child and, for a Deployment, of its pod template: see `plan/plan.py`.
 APPLIED_ANNOTATION: Final = f"{GROUP}/applied"
-# The folder of a model in its volume: on pods the one they use, on a Job the one it fills.
+# The model's folder in its volume: the folder that pods read, or that a download Job fills.
 MODEL_ANNOTATION: Final = f"{GROUP}/model"
-# The uid of the volume that a Job fills: another one of the same name is empty.
+# The uid of the claim that a Job fills: a recreated claim of the same name is empty.
 CLAIM_ANNOTATION: Final = f"{GROUP}/claim"
 FIELD_MANAGER: Final = "fastgen-operator"
 
-# An API object as the server gives it.
+# An API object, as decoded JSON.
 Object = dict[str, Any]
 # A FastGenDeployment's namespace and name.
 Key = tuple[str, str]
@@ -29,7 +29,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind: `name` as in `kind:`, `plural` as in its path; `group` is empty for the core group."""
+    """One kind: `name` as in `kind:`, `plural` as in URLs; `group` is empty for the core group."""
 
     group: str
     version: str
@@ -38,11 +38,11 @@ class Kind:
 
     @property
     def api_version(self) -> str:
-        """As in `apiVersion:`, for example `apps/v1`."""
+        """The `apiVersion:` field, for example `apps/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """The path of one object, or of all where `name` is None; of every namespace where `namespace` is None."""
+        """Return the URL path of an object; `name` None: of a collection; `namespace` None: of all namespaces."""
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if namespace is not None:
             parts += ["namespaces", namespace]
@@ -64,7 +64,7 @@ POD: Final = Kind("", "v1", "Pod", "pods")
 EVENT: Final = Kind("", "v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
-# Kinds of other projects, which a cluster may have or not; their CRDs come and go without the operator.
+# Kinds of other projects. Their CRDs may be missing, and installed or removed at any time.
 POD_MONITOR: Final = Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")
 INFERENCE_POOL: Final = Kind("inference.networking.k8s.io", "v1", "InferencePool", "inferencepools")
 OPTIONAL_KINDS: Final = (POD_MONITOR, INFERENCE_POOL)

@@ -1,4 +1,4 @@
-"""The program: puts the parts together, and ends them in order. No decision is made here."""
+"""Entry point: assembles the operator, and stops its parts in order."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the operator until SIGTERM.
+    """Run the operator until SIGTERM.
 
-    Exits with code 2 where the settings or the credentials are wrong, with 1 where it lost the lease or broke.
+    Exits with code 2 if the settings or the credentials are invalid, with 1 if it loses the Lease or fails.
     """
     settings = parse_settings(arguments)
     configure_logging(settings.log_format, verbose=settings.verbose)
@@ -58,14 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         api_client = connect()
     except ConfigException as error:
-        words = str(error).rstrip(".")
-        _refuse(f"no cluster to work on: {words}: set KUBECONFIG or run it in a pod")
+        reason = str(error).rstrip(".")
+        _exit_usage(f"no credentials for a cluster: {reason}: set KUBECONFIG, or run the operator in a pod")
     leadership = _leadership(settings, api_client, metrics)
     cache = InformerCache()
     server = ApiServer(api_client, metrics, settings.request_seconds)
     client = KubeClient(server, cache, metrics, leadership.holds)
     discovery = Discovery(client, settings.platform)
-    # Optional kinds are listed and not watched: a watch of a kind that the cluster lacks fails for ever.
+    # Optional kinds are listed, not watched: kopf retries a watch of an unknown kind forever.
     kinds = kinds_read(settings.platform)
     watches = Watches(time.monotonic, (FASTGEN, *kinds))
     relister = Relister(client, cache, watches, lambda: kinds_read(discovery.platform()), settings.scopes)
@@ -78,12 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         metrics_server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
     except OSError as error:
-        _refuse(f"--metrics-port {settings.metrics_port}: {error.strerror}")
+        _exit_usage(f"--metrics-port {settings.metrics_port}: {error.strerror}")
     checks = {"/healthz": controller.heartbeat.check, "/readyz": controller.check_ready}
     try:
         health = HealthServer(settings.bind_address, settings.health_port, checks)
     except OSError as error:
-        _refuse(f"--health-port {settings.health_port}: {error.strerror}")
+        _exit_usage(f"--health-port {settings.health_port}: {error.strerror}")
     health.start()
     registry = build_registry(controller.queue, cache, watches, kinds)
     try:
@@ -93,8 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metrics_server.shutdown()
 
 
-def _refuse(words: str) -> NoReturn:
-    print(f"fastgen-operator: {words}", file=sys.stderr)
+def _exit_usage(message: str) -> NoReturn:
+    print(f"fastgen-operator: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -106,8 +106,8 @@ def _leadership(settings: Settings, client: ApiClient, metrics: Metrics) -> Lead
     if namespace is None and NAMESPACE_FILE.exists():
         namespace = NAMESPACE_FILE.read_text().strip()
     if not namespace:
-        _refuse("outside of a pod it takes --lease-namespace, or --no-leader-elect where there is no other operator")
-    # Two tries fit into the time in which it has to be renewed.
+        _exit_usage("outside a pod, set --lease-namespace, or --no-leader-elect if no other operator runs")
+    # Two attempts fit into the renewal deadline.
     server = ApiServer(client, metrics, settings.terms.renew / 2)
     identity = f"{socket.gethostname()}_{uuid4().hex[:8]}"
     lease = Lease(server, namespace, settings.lease_name)
@@ -115,7 +115,7 @@ def _leadership(settings: Settings, client: ApiClient, metrics: Metrics) -> Lead
 
 
 def _boot_seconds() -> float:
-    # Unlike monotonic(), it goes on while the machine sleeps: a lease does too.
+    # Unlike monotonic(), this clock counts while the machine is suspended, as a Lease does.
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -129,26 +129,26 @@ async def _run(
 ) -> None:
     stopped, watches_open = asyncio.Event(), asyncio.Event()
     _stop_on_signals(stopped)
-    # All that is to outlive kopf is started before it: it ends every task that came later.
+    # kopf cancels every task that was started after it, so these start before it.
     background = [
         *controller.start(),
         asyncio.create_task(leadership.keep(), name="leadership"),
-        # It sizes only fleets that a visit has seen: an operator that stands by decides nothing.
+        # It sizes only fleets registered by a reconcile: a standby decides nothing.
         asyncio.create_task(autoscaler.run(), name="autoscaler"),
     ]
     stopping = asyncio.create_task(stopped.wait(), name="stop")
-    signals = asyncio.create_task(_take_signals_back(watches_open, stopped), name="signals")
+    signals = asyncio.create_task(_restore_signal_handlers(watches_open, stopped), name="signals")
     watching = asyncio.create_task(_watch(settings, controller, registry, kopf_options, watches_open), name="watches")
     try:
         await asyncio.wait({stopping, watching, *background}, return_when=asyncio.FIRST_COMPLETED)
         for task in background:
             if task.done():
-                _end_at_once(task)
+                _abort(task)
         if watching.done():
             await watching
-        # The watches last: kopf takes seconds to end, in which another operator can be at work already.
+        # The watches stop last: kopf takes seconds, in which another operator can already lead.
         if not await controller.finish(settings.stop_seconds):
-            # A visit that hangs may still write: the lease is left to run out.
+            # A hanging reconcile may still write: let the Lease expire instead of releasing it.
             _exit(1)
         await leadership.release()
     finally:
@@ -163,8 +163,8 @@ def _stop_on_signals(stopped: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
 
 
-async def _take_signals_back(watches_open: asyncio.Event, stopped: asyncio.Event) -> None:
-    """kopf puts handlers of its own in place when it starts."""
+async def _restore_signal_handlers(watches_open: asyncio.Event, stopped: asyncio.Event) -> None:
+    """Restore the signal handlers, which kopf replaces when it starts."""
     await watches_open.wait()
     _stop_on_signals(stopped)
 
@@ -176,8 +176,8 @@ async def _watch(
     kopf_options: kopf.OperatorSettings,
     watches_open: asyncio.Event,
 ) -> None:
-    """Feeds the cache and the queue."""
-    # kopf looks once for what it is to watch: a CRD that came later would be missed for ever.
+    """Run kopf, which feeds the cache and the queue."""
+    # kopf looks up the watched kinds only once: without the CRD it would never watch them.
     await controller.listed.wait()
     await kopf.operator(
         registry=registry,
@@ -189,11 +189,11 @@ async def _watch(
     )
 
 
-def _end_at_once(task: asyncio.Task[Any]) -> NoReturn:
-    """For a loop that may never end and did. An orderly end would wait for visits that hang."""
+def _abort(task: asyncio.Task[Any]) -> NoReturn:
+    """Exit at once after a background task ended: an orderly shutdown could wait for hanging reconciles."""
     error = task.exception()
     if isinstance(error, LeadershipLost):
-        logger.critical("no longer the leader: %s; ending", error)
+        logger.critical("no longer the leader: %s; exiting", error)
     else:
         logger.critical("the task %r ended", task.get_name(), exc_info=error)
     _exit(1)

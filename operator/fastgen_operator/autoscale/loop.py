@@ -1,4 +1,4 @@
-"""The autoscaler's own loop: it scrapes, decides, and wakes those whose visit has something to do."""
+"""The autoscaler's loop: scrape all fleets, decide, and queue the resources whose decision changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastgen_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Shown while nothing has been changed and nothing hinders a decision.
+# Reason of a decision without a change or a hold.
 STEADY: Final = "Steady"
 
 Answers = dict[Target, Sample | UnusableError]
@@ -28,7 +28,7 @@ class Autoscaler:
     """Sizes all fleets of a watchlist.
 
     Args:
-        wake: asks for a visit to a resource.
+        wake: queues a resource for a reconcile.
     """
 
     def __init__(
@@ -41,35 +41,35 @@ class Autoscaler:
         self._watchlist, self._scraper, self._metrics, self._wake = watchlist, scraper, metrics, wake
 
     async def run(self) -> None:
-        """Looks at all fleets, again and again, until cancelled."""
+        """Scrape and decide periodically until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
-                await self.look()
+                await self.run_once()
             except Exception:
-                # One odd answer may not end the sizing of all fleets for ever.
-                logger.exception("looking at the replicas' metrics")
+                # A failure must not stop the autoscaling of all fleets.
+                logger.exception("scraping and sizing the fleets")
             await asyncio.sleep(max(0.0, began + self._watchlist.scrape_seconds - loop.time()))
 
-    async def look(self) -> None:
-        """One look at every fleet."""
+    async def run_once(self) -> None:
+        """Scrape every fleet once, and decide for each."""
         subjects = self._watchlist.subjects()
         targets = {key: _targets(subject) for key, subject in subjects}
         answers = await self._scraper.scrape(target for of_one in targets.values() for target in of_one)
         for key, subject in subjects:
             record = self._watchlist.open_record(key, subject.uid)
             if record is not None:
-                self._take_in(key, record, [(target, answers[target]) for target in targets[key]])
+                self._store_samples(key, record, [(target, answers[target]) for target in targets[key]])
                 self._decide(key, subject, record)
-            # Thousands of decisions are not made in one breath: the probes and watches share this loop.
+            # Yield between fleets: thousands of decisions would block the probes and watches in this loop.
             await asyncio.sleep(0)
 
-    def _take_in(self, key: Key, record: Record, answers: list[tuple[Target, Sample | UnusableError]]) -> None:
+    def _store_samples(self, key: Key, record: Record, answers: list[tuple[Target, Sample | UnusableError]]) -> None:
         usable = {target.pod: answer for target, answer in answers if isinstance(answer, Sample)}
         pods = {target.pod for target, _ in answers}
         kept = {pod: sample for pod, sample in record.samples.items() if pod in pods}
-        # Put in its place whole: a visit may be reading it in another thread.
+        # Replaced as a whole: a reconcile may read it in another thread.
         record.samples = {**kept, **usable}
         if usable:
             self._metrics.mark_scraped(key)
@@ -89,7 +89,7 @@ class Autoscaler:
             self._wake(key)
 
     def _count(self, key: Key, record: Record, before: Decision | None, decision: Decision) -> None:
-        """Counts a decision that differs from the one before: the last reason stands until there is a new one."""
+        """Count and log a decision whose reason or replicas differ from those before."""
         reason = _reason(decision)
         changed = before is not None and before.replicas != decision.replicas
         if reason == record.shown and not changed:

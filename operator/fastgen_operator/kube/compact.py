@@ -1,6 +1,6 @@
-"""Objects as the cache keeps them: without what nobody reads, their words held once. Pure but for interning.
+"""Reduces objects to the fields that the operator reads, for the informer cache, and interns their strings.
 
-A pod as the API server gives it is some 10 KB, most of it a copy of its Deployment's template.
+A pod from the API server is about 10 KB, most of it a copy of its Deployment's template.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from fastgen_operator.objects import TEMPLATE_DIGEST, applied_entry, template_di
 # managedFields are half of many objects. Only the operator's own entry is read: see `plan/drift.py`.
 _METADATA: Final = ("managedFields", "selfLink")
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-# Of a pod's spec and of its containers this is kept; the rest is the template's, which the Deployment holds.
+# Fields kept of a pod's spec and of its containers. The rest is in the Deployment's template.
 _POD_SPEC: Final = ("nodeName", "containers", "initContainers", "terminationGracePeriodSeconds")
 _CONTAINER: Final = ("name", "image", "resources", "ports", "restartPolicy", "startupProbe", "readinessProbe")
 _REPLICA_SET_SPEC: Final = ("replicas",)
 
 
 def compact(kind: Kind, obj: Object) -> Object:
-    """A copy of the object with all that the operator reads of one of that kind."""
+    """Return a copy of the object with the fields that the operator reads of its kind."""
     metadata = {name: value for name, value in obj["metadata"].items() if name not in _METADATA}
     annotations = metadata.get("annotations")
     if annotations and _LAST_APPLIED in annotations:
@@ -37,7 +37,7 @@ def compact(kind: Kind, obj: Object) -> Object:
             if part in spec
         }
     elif kind == REPLICA_SET and spec:
-        # The template itself is asked for one thing only: whether it is the Deployment's.
+        # The template is only compared with the Deployment's.
         kept["spec"] = _only(spec, _REPLICA_SET_SPEC) | {TEMPLATE_DIGEST: template_digest(obj)}
     shared: Object = _intern(kept)
     return shared
@@ -48,7 +48,7 @@ def _only(fields: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _intern(value: Any) -> Any:
-    """The same value, its words shared with all others: a thousand pods say the same ones."""
+    """Return an equal value with interned strings, which a thousand pods have in common."""
     if isinstance(value, dict):
         return {sys.intern(name): _intern(field) for name, field in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The Lease that the operators are elected by, in the API server."""
+"""Reads and writes the leader election's Lease."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fastgen_operator.kube.transport import ApiServer, KubeError
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One Lease by its place; it is created when it is first taken."""
+    """One Lease; created when it is first acquired."""
 
     server: ApiServer
     namespace: str
     name: str
 
     def read(self) -> Object | None:
-        """The Lease, or None where there is none. Raises KubeError."""
+        """Return the Lease, or None. Raises KubeError."""
         try:
             found: Object = self.server.request("GET", LEASE.path(self.namespace, self.name))
         except KubeError as error:
@@ -27,7 +27,7 @@ class Lease:
         return found
 
     def write(self, lease: Object) -> Object:
-        """Creates it, or replaces exactly the version that was read. Raises KubeError, 409 where somebody was first."""
+        """Create the Lease, or replace the version that was read. Raises KubeError, with 409 if it changed."""
         metadata = {**lease.get("metadata", {}), "namespace": self.namespace, "name": self.name}
         body = {"apiVersion": LEASE.api_version, "kind": LEASE.name, **lease, "metadata": metadata}
         method, name = ("PUT", self.name) if "resourceVersion" in metadata else ("POST", None)

@@ -1,4 +1,4 @@
-"""One request to the API server over the official client: plain objects in and out, errors with their status."""
+"""Requests to the API server over the official client: decoded JSON in and out."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.metrics import Metrics
 
 _CONNECT_SECONDS = 5.0
-# The longest that a server is left alone because it asked for it, seconds.
+# Upper bound of Retry-After, seconds.
 _LONGEST_PAUSE = 60.0
-# Answers that the same request gets again until somebody changes the spec or the cluster's rules.
+# Responses that repeat until the spec or the cluster's configuration changes.
 _REFUSALS = (400, 403, 404, 405, 413, 422)
 
 
 class KubeError(Exception):
-    """The API server's answer was an error.
+    """A request to the API server failed.
 
     Attributes:
-        status: HTTP's; 0 where there was no answer.
-        retry_after: seconds that the server asks to be left alone for; 0 where it does not say.
-        causes: why, in the server's words for programs.
+        status: HTTP status; 0 without a response.
+        retry_after: seconds of the Retry-After header; 0 without one.
+        causes: reasons in the response's `details.causes`.
     """
 
     def __init__(self, status: int, message: str, retry_after: float = 0.0, causes: tuple[str, ...] = ()) -> None:
@@ -36,39 +36,40 @@ class KubeError(Exception):
 
     @property
     def is_namespace_leaving(self) -> bool:
-        """Whether nothing can be made any more because the namespace is being deleted, and all in it too."""
+        """Whether the write failed because the namespace is being deleted."""
         return "NamespaceTerminating" in self.causes
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the server understood and refused, rather than failed or was busy.
+        """Whether the server rejected the request, rather than failed or was busy.
 
-        An admission webhook that nobody answers for is a refusal too: it stays until somebody mends or removes it.
+        An unreachable admission webhook counts as a rejection: it lasts until the webhook is repaired or removed.
         """
         return self.status in _REFUSALS or "failed calling webhook" in str(self)
 
 
 def connect() -> ApiClient:
-    """A client with the pod's service account, or else with the kubeconfig.
+    """Return a client with the pod's service account, or else with the kubeconfig.
 
     Raises:
-        ConfigException: where there is neither; its message says which file was looked for.
+        ConfigException: there is neither; the message names the missing file.
     """
     configuration = Configuration()
     try:
         load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except ConfigException:
         load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    # None but the work queue tries again: it knows of every other resource, and of what the server asked for. A worker
-    # that slept in here, as the client does when it is asked to come back later, would be lost to all of them.
+    # Only the work queue retries: it serves other resources meanwhile, and honours Retry-After. A retry in the client
+    # would block a worker.
     configuration.retries = 0
     return ApiClient(configuration)
 
 
 class ApiServer:
-    """Sends requests; safe to use from several threads. Each is counted by method and answer.
+    """Sends requests, and counts them by method and status; safe to use from several threads.
 
-    `timeout`: seconds without a byte after which a request has failed: a dead connection must not hold a worker.
+    Args:
+        timeout: seconds without data after which a request fails, so that a dead connection does not block a worker.
     """
 
     def __init__(self, client: ApiClient, metrics: Metrics, timeout: float) -> None:
@@ -84,10 +85,10 @@ class ApiServer:
         body: Object | None = None,
         content_type: str | None = None,
     ) -> Any:
-        """The answer's JSON.
+        """Send a request and return the decoded response.
 
         Raises:
-            KubeError: any answer but success, or none.
+            KubeError: no response, a status other than 2xx, or a body that is not JSON.
         """
         headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if content_type else {})
         request = self._client.param_serialize(
@@ -101,17 +102,17 @@ class ApiServer:
             raise KubeError(0, f"reaching the API server: {error}") from error
         self._metrics.api_requests.labels(method, str(response.status)).inc()
         if not 200 <= response.status < 300:
-            words, causes = _words(data)
-            words = words or f"{method} {path}: HTTP {response.status}"
-            raise KubeError(response.status, words, _seconds(response.headers.get("Retry-After")), causes)
+            message, causes = _error_of(data)
+            message = message or f"{method} {path}: HTTP {response.status}"
+            raise KubeError(response.status, message, _seconds(response.headers.get("Retry-After")), causes)
         try:
             return json.loads(data)
         except ValueError as error:
-            raise KubeError(0, f"reaching the API server: {method} {path} was answered by no JSON") from error
+            raise KubeError(0, f"reaching the API server: {method} {path} returned a body that is not JSON") from error
 
 
-def _words(data: bytes) -> tuple[str, tuple[str, ...]]:
-    """What an answer says to people, and its causes."""
+def _error_of(data: bytes) -> tuple[str, tuple[str, ...]]:
+    """Return the message and the causes of an error response."""
     try:
         answer = json.loads(data)
     except ValueError:
@@ -123,5 +124,5 @@ def _words(data: bytes) -> tuple[str, tuple[str, ...]]:
 
 
 def _seconds(header: str | None) -> float:
-    """A Retry-After header in seconds; 0 for none, and for a date, which API servers do not send."""
+    """Parse Retry-After; 0 without the header, and for a date, which API servers do not send."""
     return min(float(header), _LONGEST_PAUSE) if header is not None and header.isdecimal() else 0.0

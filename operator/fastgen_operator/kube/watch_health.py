@@ -1,4 +1,4 @@
-"""Whether the watches deliver: what a list shows must have come over the watch before long."""
+"""Checks that the watches deliver events: a watch has to report every change that a list shows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fastgen_operator.kinds import Kind, Object
 
 
 class Watches:
-    """Compares the versions that the watches delivered with those of lists; safe to use from several threads.
+    """Compares the versions delivered by watches with those of lists; safe to use from several threads.
 
-    A watch whose connection is dead without being closed says nothing, as does one of a quiet cluster; only a list
-    tells them apart. Versions are compared as the integers that Kubernetes makes them; objects are known by their uid.
+    A watch with a dead connection is as silent as one of a quiet cluster: only a list tells them apart. Objects are
+    identified by uid, versions compared as integers.
 
     Args:
         clock: monotonic seconds.
-        kinds: what is watched; lists of others say nothing.
+        kinds: the watched kinds; lists of other kinds are ignored.
     """
 
     def __init__(self, clock: Callable[[], float], kinds: Iterable[Kind]) -> None:
@@ -25,7 +25,7 @@ class Watches:
         self._watches = {kind: _Watch() for kind in kinds}
 
     def delivered(self, kind: Kind, obj: Object, event: str | None) -> None:
-        """An event of the watch: its type, None for those of kopf's own first list."""
+        """Record an event of a watch; its type is None in kopf's initial list."""
         uid, version = uid_of(obj), version_of(obj)
         with self._lock:
             watch = self._watches[kind]
@@ -35,21 +35,21 @@ class Watches:
                 watch.see(uid, version)
 
     def listed(self, kind: Kind, versions: Mapping[str, int]) -> None:
-        """The version of every object of that kind, by uid, as the API server has them now."""
+        """Record a list: the version of every object of that kind, by uid."""
         now = self._clock()
         with self._lock:
             if kind in self._watches:
                 self._watches[kind].compare(versions, now)
 
     def behind(self) -> float:
-        """Seconds since a list first showed the oldest change that no watch has told of; 0 where there is none."""
+        """Return the seconds since a list showed the oldest change that no watch has delivered; 0 if there is none."""
         with self._lock:
             missing = [since for watch in self._watches.values() for _, since in watch.missing.values()]
         return self._clock() - min(missing) if missing else 0.0
 
 
 class _Watch:
-    """The watch of one kind: what it has shown, and what it still has to, with the time since when."""
+    """The watch of one kind: versions delivered, and versions missing with the time of the list that showed them."""
 
     def __init__(self) -> None:
         self.missing: dict[str, tuple[int, float]] = {}
@@ -71,7 +71,7 @@ class _Watch:
                 self.missing[uid] = version, self.missing.get(uid, (version, now))[1]
         for uid in self.missing.keys() - versions.keys():
             del self.missing[uid]
-        # Gone twice, though no watch has said so. Once may be an object that was made after the list.
+        # Absent from two lists without a watch event. Absent from one, it may have been created after the list.
         absent = self._seen.keys() - versions.keys()
         for uid in absent & self._absent:
             del self._seen[uid]
@@ -79,10 +79,10 @@ class _Watch:
 
 
 def uid_of(obj: Object) -> str:
-    """The object's uid, which no later one of the same name shares."""
+    """Return the object's uid, which differs from that of a later object of the same name."""
     return str(obj["metadata"]["uid"])
 
 
 def version_of(obj: Object) -> int:
-    """The object's resource version."""
+    """Return the object's resource version."""
     return int(obj["metadata"]["resourceVersion"])

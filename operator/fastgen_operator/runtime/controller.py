@@ -1,4 +1,4 @@
-"""The loops around `reconcile`: workers that empty the queue, and the resync that fills it without any event."""
+"""The loops around `reconcile`: workers that process the queue, and the periodic resync that fills it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 import time
-from typing import Protocol
 
 from fastgen_operator.kinds import Key
 from fastgen_operator.kube.cache import InformerCache
@@ -16,37 +15,26 @@ from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.discovery import Discovery
+from fastgen_operator.runtime.leader_election import Leadership, SoleLeadership
 from fastgen_operator.runtime.liveness import Heartbeat, Sign, Stalled
 from fastgen_operator.runtime.settings import Settings
 from fastgen_operator.runtime.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
-# Missed resyncs after which the process is better started again.
+# Missed resyncs after which the liveness probe fails.
 _MISSES = 3
 
 
-class Leads(Protocol):
-    """Whether this operator may write."""
-
-    def holds(self) -> bool:
-        """At this moment."""
-        ...
-
-    async def wait(self) -> None:
-        """Returns when it may."""
-        ...
-
-
 class Controller:
-    """Visits every resource that is woken, and all of them from time to time, while this operator leads.
+    """Reconciles queued resources, and all resources periodically, while this operator leads.
 
-    One that stands by does all but the visits: its queue is full and its watches are open when it is its turn.
+    A standby does everything else: its queue is filled and its watches are open when it takes over.
 
     Attributes:
-        listed: set once everything has been listed: from then on the CRD is known to be there, and visits may begin.
-        queue: the resources to visit.
-        heartbeat: whether the work gets done.
+        listed: set after the first complete list: the CRD exists, and reconciles may start.
+        queue: the resources to reconcile.
+        heartbeat: progress of the loops, for the liveness probe.
     """
 
     def __init__(
@@ -57,7 +45,7 @@ class Controller:
         reconciler: Reconciler,
         discovery: Discovery,
         metrics: Metrics,
-        leadership: Leads,
+        leadership: Leadership | SoleLeadership,
         watches: Watches,
     ) -> None:
         self._settings = settings
@@ -76,7 +64,7 @@ class Controller:
         self._watches = watches
         self._resynced_at = time.monotonic()
         self._led_since: float | None = None
-        self._visits: dict[Key, float] = {}
+        self._started: dict[Key, float] = {}
         self._workers: list[asyncio.Task[None]] = []
         self._busy: set[asyncio.Task[None]] = set()
         self._is_closing = False
@@ -87,20 +75,20 @@ class Controller:
             (
                 Sign("resyncSeconds", lambda: time.monotonic() - self._resynced_at, resyncs),
                 Sign("queueSeconds", self._queue_age, resyncs),
-                Sign("visitSeconds", self._visit_age, settings.stall_seconds),
+                Sign("visitSeconds", self._reconcile_age, settings.stall_seconds),
                 Sign("watchSeconds", self._watches.behind, resyncs),
             ),
             loop_limit=settings.stall_seconds,
         )
 
     def check_ready(self) -> dict[str, float]:
-        """For the readiness probe: whether it could take over at once, or has. Raises Stalled."""
+        """Return the readiness probe's values; raise Stalled before the first complete list."""
         if not self.listed.is_set():
             raise Stalled("the cluster could not be listed yet; see the log")
         return {"leads": float(self._leadership.holds())}
 
     def start(self) -> list[asyncio.Task[None]]:
-        """Starts the loops; they run until cancelled."""
+        """Start the loops; they run until cancelled."""
         self._workers = [asyncio.create_task(self._work(), name=f"worker {n}") for n in range(self._settings.workers)]
         return [
             *self._workers,
@@ -109,7 +97,7 @@ class Controller:
         ]
 
     async def finish(self, within: float) -> bool:
-        """Begins no more visits; whether those under way came to their end within so many seconds."""
+        """Start no more reconciles; return whether the running ones ended within that many seconds."""
         self._is_closing = True
         busy = set(self._busy)
         for worker in self._workers:
@@ -118,12 +106,12 @@ class Controller:
         if not busy:
             return True
         _, pending = await asyncio.wait(busy, timeout=within)
-        for key in self._visits:
-            logger.warning("%s/%s: the visit did not end within %g s", *key, within)
+        for key in self._started:
+            logger.warning("%s/%s: the reconcile did not end within %g s", *key, within)
         return not pending
 
     async def _work(self) -> None:
-        # A visit before the first list would take an empty memory for an empty cluster.
+        # Before the first list, an empty cache does not mean an empty cluster.
         await self.listed.wait()
         await self._leadership.wait()
         if self._led_since is None:
@@ -131,35 +119,35 @@ class Controller:
         task = asyncio.current_task()
         assert task is not None
         while not self._is_closing:
-            await self._until_allowed()
+            await self._wait_for_backoff()
             key = await self.queue.take()
             self._busy.add(task)
-            error = await self._visit(key)
+            error = await self._reconcile(key)
             self._busy.discard(task)
             if error is None:
                 self.queue.done(key)
             else:
                 self.queue.retry(key, after=error.retry_after)
 
-    async def _visit(self, key: Key) -> KubeError | None:
-        """What stood in the way, which is tried again."""
-        logger.debug("%s/%s: visit", *key)
-        self._visits[key] = time.monotonic()
+    async def _reconcile(self, key: Key) -> KubeError | None:
+        """Reconcile a resource; return an error to retry, or None."""
+        logger.debug("%s/%s: reconcile", *key)
+        self._started[key] = time.monotonic()
         try:
             with self._metrics.reconcile_seconds.time():
                 problem = await asyncio.to_thread(self._reconciler.reconcile, key)
         except KubeError as error:
             self._metrics.errors.inc()
             logger.warning("%s/%s: reconciling: %s", *key, error)
-            self._hold_back(error)
+            self._back_off(error)
             return error
         except Exception as error:
-            # Whatever it is, one resource may not stop the visits to all others.
+            # A failure of one resource must not stop the worker.
             self._metrics.errors.inc()
             logger.exception("%s/%s: reconciling", *key)
             return KubeError(0, str(error))
         finally:
-            del self._visits[key]
+            del self._started[key]
         return None if problem is None else KubeError(0, problem.message)
 
     async def _resync(self) -> None:
@@ -168,10 +156,10 @@ class Controller:
         next_list = time.monotonic()
         while True:
             try:
-                await self._until_allowed()
-                # Before any visit: what the platform offers decides what a visit writes.
-                news = await asyncio.to_thread(self._discovery.refresh)
-                if news or time.monotonic() >= next_list:
+                await self._wait_for_backoff()
+                # Before any reconcile: the platform decides which children are written.
+                changed = await asyncio.to_thread(self._discovery.refresh)
+                if changed or time.monotonic() >= next_list:
                     await self._relist()
                     next_list = time.monotonic() + self._settings.relist_seconds
                 for key in self._cache.resources():
@@ -179,17 +167,17 @@ class Controller:
                 self._resynced_at = time.monotonic()
                 self.listed.set()
                 pause = retry
-                # Spread out, so that several things on one interval do not fall together for ever.
+                # Jitter keeps loops with the same interval from staying in phase.
                 await asyncio.sleep(interval * random.uniform(0.9, 1.1))
             except KubeError as error:
-                # Missing resyncs make the liveness probe fail, which is the remedy if it does not get better.
+                # If this persists, missed resyncs fail the liveness probe.
                 logger.warning("%s", error)
-                self._hold_back(error)
+                self._back_off(error)
                 await asyncio.sleep(pause)
                 pause = min(interval, 2 * pause)
 
     async def _relist(self) -> None:
-        """Corrects the cache, and visits what it was wrong about: also what is gone, which no other list names."""
+        """Correct the cache, and queue the resources for which it was wrong, deleted ones included."""
         for key in await asyncio.to_thread(self._relister.relist):
             self.queue.add(key)
 
@@ -198,19 +186,19 @@ class Controller:
             self.heartbeat.beat()
             await asyncio.sleep(min(1.0, self._settings.stall_seconds / 4))
 
-    def _hold_back(self, error: KubeError) -> None:
-        """The API server asked to be left alone: that goes for every resource, not only for the one it told."""
+    def _back_off(self, error: KubeError) -> None:
+        """Delay all reconciles by Retry-After, not only that of the resource that received it."""
         self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
 
-    async def _until_allowed(self) -> None:
+    async def _wait_for_backoff(self) -> None:
         while (pause := self._not_before - time.monotonic()) > 0:
             await asyncio.sleep(pause)
 
     def _queue_age(self) -> float:
-        """How long the longest waiting resource has waited for a worker; one that stands by has none."""
+        """Return the longest wait for a worker, seconds; 0 on a standby."""
         if self._led_since is None:
             return 0.0
         return min(self.queue.oldest_wait(), time.monotonic() - self._led_since)
 
-    def _visit_age(self) -> float:
-        return time.monotonic() - min(self._visits.values()) if self._visits else 0.0
+    def _reconcile_age(self) -> float:
+        return time.monotonic() - min(self._started.values()) if self._started else 0.0

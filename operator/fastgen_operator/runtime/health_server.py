@@ -1,4 +1,4 @@
-"""The probes' HTTP server. It has its own thread, so that it can say that the event loop hangs."""
+"""HTTP server for the probes, in a thread of its own, so that it answers while the event loop hangs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from fastgen_operator.runtime.liveness import Stalled
 
-# Gives what is shown with 200; raises Stalled, whose words are shown with 500.
+# Returns the body of a 200 response; raises Stalled for a 500 response with its message.
 Check = Callable[[], dict[str, float]]
 
 
 class HealthServer:
-    """Answers each path with what its check says. Raises OSError where the port is taken."""
+    """Serves one check per path. Raises OSError if the port is in use."""
 
     def __init__(self, address: str, port: int, checks: dict[str, Check]) -> None:
         self._server = ThreadingHTTPServer((address, port), partial(_Handler, checks))
@@ -24,15 +24,15 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the server listens on."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Start to serve."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -61,4 +61,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing: probes come every few seconds."""
+        """Log nothing: probes come every few seconds."""

@@ -1,4 +1,4 @@
-"""kopf as a watcher only: every event goes into the cache, and its owner's key into the queue."""
+"""Informers: kopf watches; each event updates the cache and queues the owner's key."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fastgen_operator.runtime.workqueue import WorkQueue
 
 
 class _Backoffs:
-    """Seconds between tries of a request of kopf's, without end: after the last of a list it would end the operator.
+    """Seconds between kopf's retries of a request, without end: kopf stops the operator after the last one.
 
-    Whether that is the remedy is for the liveness probe to say, which also knows of what still works.
+    The liveness probe decides about restarts instead: it also knows what still works.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -28,18 +28,18 @@ class _Backoffs:
 
 
 def kinds_read(platform: Platform) -> tuple[Kind, ...]:
-    """What is read beside the FastGenDeployments: the children, and what the Deployment makes."""
+    """Return the kinds to read besides FastGenDeployments: children, ReplicaSets and pods."""
     return (*platform.kinds, REPLICA_SET, POD)
 
 
 def build_registry(
     queue: WorkQueue, cache: InformerCache, watches: Watches, kinds: Sequence[Kind]
 ) -> kopf.OperatorRegistry:
-    """kopf's handlers: raw events only, which leave no finalizer, annotation or progress on any object."""
+    """Build kopf's handlers: only raw events, which leave no finalizer, annotation or progress on objects."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_via_client)
 
-    async def remember(*, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
+    async def handle(*, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
         obj: Any = event["object"]
         watches.delivered(param, obj, event["type"])
         if event["type"] == "DELETED":
@@ -50,12 +50,12 @@ def build_registry(
             queue.add(owner)
 
     for kind in (FASTGEN, *kinds):
-        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, param=kind)(remember)
+        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, param=kind)(handle)
     return registry
 
 
 def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings:
-    """Our children by label, no Events, no scanning for which it would need more rights."""
+    """Build kopf's settings: children by label, no Events, no scanning, which would need more permissions."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.posting.loggers = False
@@ -69,7 +69,7 @@ def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings
     settings.watching.connect_timeout = 5
     settings.watching.server_timeout = 300
     settings.watching.inactivity_timeout = own.silence_seconds
-    # A task for each object lives this long after its last event: a list of thousands would be thousands of them.
+    # kopf keeps a task per object this long after its last event: a long list would mean thousands of tasks.
     settings.queueing.idle_timeout = 0.1
     settings.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 30)
     settings.process.ultimate_exiting_timeout = 20

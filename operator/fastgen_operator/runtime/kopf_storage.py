@@ -1,6 +1,6 @@
-"""kopf's memory of objects, switched off: it copies each object of each event twice to see what has changed.
+"""Disables kopf's storage of object state, for which it copies each object twice per event.
 
-Only handlers of changes read it. Ours take raw events, and the cache knows better what is new.
+Only change handlers read that state. The operator's handlers take raw events.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import kopf
 
 
 class NoDiffs(kopf.DiffBaseStorage):
-    """No object has an essence, and none was seen before."""
+    """Stores no essence of any object."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
-        """Nothing of the object."""
+        """Return an empty essence."""
         return cast(kopf.BodyEssence, {})
 
     def fetch(self, **_: Any) -> None:
-        """Nothing is known of earlier."""
+        """Return nothing."""
 
     def store(self, **_: Any) -> None:
-        """Nothing is written down."""
+        """Do nothing."""
 
 
 class NoProgress(kopf.ProgressStorage):
-    """No handler leaves a trace: a raw event is handled once."""
+    """Stores no progress of any handler."""
 
     def fetch(self, **_: Any) -> None:
-        """Nothing is known of earlier."""
+        """Return nothing."""
 
     def store(self, **_: Any) -> None:
-        """Nothing is written down."""
+        """Do nothing."""
 
     def purge(self, **_: Any) -> None:
-        """Nothing was written down."""
+        """Do nothing."""
 
     def touch(self, **_: Any) -> None:
-        """Nothing is written down."""
+        """Do nothing."""
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        """The essence as it is: nothing of ours is in it."""
+        """Return the essence unchanged: it contains no progress."""
         return essence

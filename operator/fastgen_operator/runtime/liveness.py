@@ -1,4 +1,4 @@
-"""Whether the operator does its work, for the liveness probe: an answering process alone proves nothing."""
+"""Progress of the operator's loops, for the liveness probe."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 
 class Stalled(Exception):
-    """The operator has not done its work for too long; the message says what and how long."""
+    """A loop has made no progress for too long; the message names it and the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One sign of life.
+    """One measure of progress.
 
     Attributes:
-        name: for people, with its unit.
-        age: seconds since the last progress; asked in the event loop.
-        limit: the age from which the process is better started again.
+        name: as in the probe's response, with the unit.
+        age: returns the seconds since the last progress; called in the event loop.
+        limit: age above which the probe fails.
     """
 
     name: str
@@ -26,9 +26,13 @@ class Sign:
 
 
 class Heartbeat:
-    """The ages of the signs as of the last beat; `clock` gives monotonic seconds.
+    """Ages of all signs as of the last beat.
 
-    The event loop beats about once a second, and any thread may check: the ages of a loop that hangs go on growing.
+    The event loop beats about once a second, and any thread may check. While the loop hangs, the ages keep growing.
+
+    Args:
+        clock: monotonic seconds.
+        loop_limit: seconds without a beat after which the probe fails.
     """
 
     def __init__(self, clock: Callable[[], float], signs: Sequence[Sign], *, loop_limit: float) -> None:
@@ -38,19 +42,19 @@ class Heartbeat:
         self._last = self._taken()
 
     def beat(self) -> None:
-        """The event loop turns; takes the ages."""
+        """Record the ages; called by the event loop."""
         self._last = self._taken()
 
     def check(self) -> dict[str, float]:
-        """Ages in seconds, for the probe's answer.
+        """Return the ages in seconds, for the probe's response.
 
         Raises:
-            Stalled: one is above its limit.
+            Stalled: an age is above its limit.
         """
         beaten, ages = self._last
         since = self._clock() - beaten
         aged = [("loopSeconds", since, self._loop_limit)]
-        # What makes no progress when the loop turns makes none while it hangs; what rests then is no older for it.
+        # A sign with an age keeps ageing while the loop hangs; an idle one (age 0) does not.
         aged += [
             (sign.name, age + since if age else 0.0, sign.limit) for sign, age in zip(self._signs, ages, strict=True)
         ]
@@ -60,5 +64,5 @@ class Heartbeat:
         return {name: round(age, 1) for name, age, _ in aged}
 
     def _taken(self) -> tuple[float, tuple[float, ...]]:
-        # One assignment of a tuple: a thread that checks sees all of one beat.
+        # One tuple: a checking thread sees the values of a single beat.
         return self._clock(), tuple(sign.age() for sign in self._signs)

@@ -1,4 +1,4 @@
-"""Log lines for people or for programs."""
+"""Logging as text or JSON lines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message and, where there is one, the traceback."""
+    """One JSON object per line: time, level, logger, message and, for exceptions, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line without its end."""
+        """Return the line, without a newline."""
         line = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
@@ -25,12 +25,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(log_format: Literal["json", "text"], *, verbose: bool) -> None:
-    """Sends the operator's lines to standard error; kopf's only where something is wrong, unless verbose."""
+    """Log to standard error; from kopf only warnings, unless verbose."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("fastgen_operator").setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("kopf").setLevel(logging.DEBUG if verbose else logging.WARNING)
-    # Serves the health probe only: what a failed probe means has been said by then, in one line.
+    # Serves only the health probe; the cause of a failed probe is logged elsewhere.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)

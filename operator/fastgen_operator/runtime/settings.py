@@ -1,4 +1,4 @@
-"""The operator's own settings, each a flag of `fastgen-operator`."""
+"""The operator's settings: the flags of `fastgen-operator`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from fastgen_operator.runtime.leader_election import DEFAULT_TERMS, Terms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the operator runs.
+    """Settings of the operator.
 
     Attributes:
-        engine_image: image of the engine where a resource names none.
-        namespaces: the namespaces watched; empty for all.
-        bind_address, metrics_port, health_port: where /metrics and /healthz are served.
-        resync_seconds: how often every resource is visited without any event, from memory.
-        relist_seconds: how often everything is read anew, in case that a watch has missed something.
-        retry_seconds, retry_limit_seconds: first and longest wait after a failed visit; it doubles in between.
-        workers: resources visited at the same time.
-        without: kinds of children that are not made, by name.
-        neighbours: who is who in the cluster's network, for the NetworkPolicies.
-        pod_monitor_labels: labels of every PodMonitor, by which a Prometheus finds it.
-        scrape_seconds: how often the replicas of autoscaled resources are asked for their metrics.
-        lease_name, lease_namespace: the Lease by which one of several operators is elected; the namespace is the
-            pod's own where not given.
-        leader_elect: False where there is only one operator, which then needs no Lease.
-        terms: the election's times.
-        request_seconds: a request that the API server does not answer for this long has failed.
-        silence_seconds: a watch that says nothing for this long, where a bookmark comes each minute, is opened again.
-        stall_seconds: work that makes no progress for this long makes the liveness probe fail.
-        stop_seconds: how long visits under way may take to end after SIGTERM.
+        engine_image: engine image of resources that do not set one.
+        namespaces: the watched namespaces; empty for all.
+        bind_address, metrics_port, health_port: address and ports of /metrics, and of /healthz and /readyz.
+        resync_seconds: interval between reconciles of all resources from the cache.
+        relist_seconds: interval between full lists, which find changes that a watch missed.
+        retry_seconds, retry_limit_seconds: first and longest backoff after a failed reconcile; it doubles in between.
+        workers: number of concurrent reconciles.
+        without: names of the kinds of children that are not created.
+        neighbours: peers in the cluster's network, for the NetworkPolicies.
+        pod_monitor_labels: labels of every PodMonitor, by which Prometheus selects it.
+        scrape_seconds: interval between scrapes of the replicas of autoscaled resources.
+        lease_name, lease_namespace: the leader election's Lease; the namespace defaults to the pod's own.
+        leader_elect: False for a single operator, which needs no Lease.
+        terms: times of the leader election.
+        request_seconds: timeout of a request to the API server.
+        silence_seconds: a watch without an event for this long is reopened; a bookmark comes every minute.
+        stall_seconds: the liveness probe fails after this long without progress.
+        stop_seconds: how long running reconciles may take to end after SIGTERM.
     """
 
     engine_image: str
@@ -66,12 +65,12 @@ class Settings:
 
     @property
     def scopes(self) -> tuple[str | None, ...]:
-        """The namespaces to list; (None,) for all of them."""
+        """The namespaces to list; (None,) for all."""
         return self.namespaces or (None,)
 
     @property
     def platform(self) -> Platform:
-        """What is known of the cluster before it is asked."""
+        """The part of the platform that is known without a request."""
         return Platform(
             self.engine_image,
             without=frozenset(self.without),
@@ -81,21 +80,25 @@ class Settings:
 
 
 def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
-    """Settings from a command line. Ends the process with code 2 and one line where it is wrong."""
+    """Parse a command line. Exits with code 2 and a message on an invalid one."""
     parser = argparse.ArgumentParser(
         prog="fastgen-operator", description="Turn FastGenDeployments into pods and keep them healthy."
     )
-    # A list in place of each tuple, for the flags that may be repeated.
+    # argparse appends to lists, so repeatable flags default to a list instead of a tuple.
     defaults = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
     parser.set_defaults(**{name: list(value) if value == () else value for name, value in defaults.items()})
-    parser.add_argument("--namespace", action="append", dest="namespaces", help="watch this namespace; repeatable; all")
-    parser.add_argument("--engine-image", required=True, help="image of the engine where a resource names none")
-    parser.add_argument("--bind-address", help="address of metrics and health")
+    parser.add_argument(
+        "--namespace", action="append", dest="namespaces", help="namespace to watch; repeatable; default: all"
+    )
+    parser.add_argument("--engine-image", required=True, help="engine image of resources that do not set one")
+    parser.add_argument("--bind-address", help="address of the metrics and health servers")
     parser.add_argument("--metrics-port", type=int, help="port of /metrics")
     parser.add_argument("--health-port", type=int, help="port of /healthz and /readyz")
-    parser.add_argument("--workers", type=int, choices=range(1, 65), metavar="N", help="resources visited at once")
+    parser.add_argument(
+        "--workers", type=int, choices=range(1, 65), metavar="N", help="number of concurrent reconciles"
+    )
     parser.add_argument("--log-format", choices=("json", "text"))
-    parser.add_argument("--verbose", action="store_true", help="log every visit, and what kopf does")
+    parser.add_argument("--verbose", action="store_true", help="log every reconcile, and kopf's messages")
     _add_children(parser)
     _add_times(parser)
     _add_election(parser)
@@ -115,13 +118,13 @@ def _add_children(parser: argparse.ArgumentParser) -> None:
         "--without",
         action="append",
         choices=[kind.name for kind in DISPENSABLE_KINDS],
-        help="make no children of this kind, and take away those that are there; repeatable",
+        help="create no children of this kind, and delete existing ones; repeatable",
     )
     parser.add_argument(
         "--neighbours",
         type=_neighbours,
         metavar="JSON",
-        help="for the NetworkPolicies: lists of peers named operator, prometheus and dns, of egress rules modelSources",
+        help="peers of the NetworkPolicies: lists of peers operator, prometheus and dns, of egress rules modelSources",
     )
     parser.add_argument(
         "--pod-monitor-label",
@@ -129,34 +132,51 @@ def _add_children(parser: argparse.ArgumentParser) -> None:
         type=_label,
         dest="pod_monitor_labels",
         metavar="KEY=VALUE",
-        help="a label of every PodMonitor, by which a Prometheus finds it; repeatable",
+        help="label of every PodMonitor, by which Prometheus selects it; repeatable",
     )
 
 
 def _add_times(parser: argparse.ArgumentParser) -> None:
     for flag, text in (
-        ("--resync-seconds", "visit every resource this often without any event"),
-        ("--relist-seconds", "read everything anew this often, in case that a watch has missed something"),
-        ("--retry-seconds", "first wait after a failed visit"),
-        ("--retry-limit-seconds", "longest wait after failed visits"),
-        ("--scrape-seconds", "ask the replicas of autoscaled resources for their metrics this often"),
-        ("--request-seconds", "a request that is not answered for this long has failed"),
-        ("--silence-seconds", "a watch that says nothing for this long is opened again; bookmarks come each minute"),
-        ("--stall-seconds", "no progress for this long makes the liveness probe fail"),
-        ("--stop-seconds", "how long visits under way may take to end after SIGTERM"),
+        ("--resync-seconds", "interval between reconciles of all resources from the cache"),
+        ("--relist-seconds", "interval between full lists, which find changes that a watch missed"),
+        ("--retry-seconds", "first backoff after a failed reconcile"),
+        ("--retry-limit-seconds", "longest backoff after failed reconciles"),
+        ("--scrape-seconds", "interval between scrapes of the replicas of autoscaled resources"),
+        ("--request-seconds", "timeout of a request to the API server"),
+        ("--silence-seconds", "reopen a watch without an event for this long; a bookmark comes every minute"),
+        ("--stall-seconds", "fail the liveness probe after this long without progress"),
+        ("--stop-seconds", "how long running reconciles may take to end after SIGTERM"),
     ):
         parser.add_argument(flag, type=_positive, metavar="S", help=text)
 
 
 def _add_election(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-leader-elect", action="store_false", dest="leader_elect", help="there is only this one")
-    parser.add_argument("--lease-name", help="the Lease by which one of several operators is elected")
-    parser.add_argument("--lease-namespace", help="its namespace; the pod's own where not given")
+    parser.add_argument(
+        "--no-leader-elect",
+        action="store_false",
+        dest="leader_elect",
+        help="run without leader election, as the only operator",
+    )
+    parser.add_argument("--lease-name", help="name of the leader election's Lease")
+    parser.add_argument("--lease-namespace", help="namespace of the Lease; default: the pod's own")
     terms = DEFAULT_TERMS
     for flag, name, kind, value, text in (
-        ("--lease-seconds", "duration", int, terms.duration, "others take the lease this long after its last renewal"),
-        ("--lease-renew-seconds", "renew", _positive, terms.renew, "a leader that cannot renew for this long ends"),
-        ("--lease-retry-seconds", "retry", _positive, terms.retry, "between two tries to take or renew the lease"),
+        ("--lease-seconds", "duration", int, terms.duration, "validity of the Lease after its last renewal"),
+        (
+            "--lease-renew-seconds",
+            "renew",
+            _positive,
+            terms.renew,
+            "a leader that cannot renew the Lease for this long exits",
+        ),
+        (
+            "--lease-retry-seconds",
+            "retry",
+            _positive,
+            terms.retry,
+            "interval between attempts to acquire or renew the Lease",
+        ),
     ):
         parser.add_argument(flag, dest=name, type=kind, default=value, metavar="S", help=text)
 

@@ -1,6 +1,6 @@
-"""Which resources are to be visited: each at most once at a time, wake-ups coalesced, failures backed off.
+"""Work queue: one worker at a time per key, duplicate keys coalesced, failures retried with backoff.
 
-Everything here runs in one event loop; nothing is thread-safe.
+Not thread-safe: everything runs in one event loop.
 """
 
 from __future__ import annotations
@@ -12,51 +12,52 @@ from fastgen_operator.kinds import Key
 
 
 class WorkQueue:
-    """Keys to visit.
+    """Keys of resources to reconcile.
 
     Args:
-        first, limit: seconds before the first retry, and the most before any; it doubles in between.
-        jitter: gives numbers from 0 to 1; a retry waits between half its time and all of it.
+        first, limit: seconds before the first retry, and the maximum; the backoff doubles in between.
+        jitter: returns a number from 0 to 1; a retry waits between 50 and 100 % of its backoff.
         clock: monotonic seconds.
     """
 
     def __init__(self, *, first: float, limit: float, jitter: Callable[[], float], clock: Callable[[], float]) -> None:
         self._first, self._limit, self._jitter, self._clock = first, limit, jitter, clock
-        self._waiting: dict[Key, float] = {}  # when it was asked for, oldest first
-        self._visiting: set[Key] = set()
+        self._waiting: dict[Key, float] = {}  # time of `add`, oldest first
+        self._processing: set[Key] = set()
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
 
     def add(self, key: Key) -> None:
-        """Asks for a visit. One that is going on has perhaps not seen what is new: it is followed by another."""
-        if key in self._visiting:
+        """Queue a key. If it is being processed, it is queued again afterwards: the change may have come too late."""
+        if key in self._processing:
             self._again.add(key)
             return
         self._waiting.setdefault(key, self._clock())
         self._wake.set()
 
     async def take(self) -> Key:
-        """The key that waits longest, as soon as there is one; `done` or `retry` must follow."""
+        """Return the key that has waited longest, waiting for one if needed; `done` or `retry` must follow."""
         while not self._waiting:
             self._wake.clear()
             await self._wake.wait()
         key = next(iter(self._waiting))
         del self._waiting[key]
-        self._visiting.add(key)
+        self._processing.add(key)
         return key
 
     def done(self, key: Key) -> None:
-        """The visit came to its end."""
+        """End the processing of a key, without a retry."""
         self._failures.pop(key, None)
         self._cancel_timer(key)
-        self._leave(key)
+        self._finish(key)
 
     def retry(self, key: Key, *, after: float = 0.0) -> None:
-        """The visit failed: another one follows after a back-off, or at the next event, which may be the remedy.
+        """End the processing of a key, and queue it again after a backoff; an `add` meanwhile is not delayed.
 
-        `after`: seconds that the back-off takes at least.
+        Args:
+            after: minimum of the backoff, seconds.
         """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
@@ -64,14 +65,14 @@ class WorkQueue:
         delay = max(delay, after)
         self._cancel_timer(key)
         self._timers[key] = asyncio.get_running_loop().call_later(delay, self._fire, key)
-        self._leave(key)
+        self._finish(key)
 
     def oldest_wait(self) -> float:
-        """Seconds that the longest waiting key has waited; 0 where none waits."""
+        """Return the longest wait of a key, seconds; 0 if none waits."""
         return self._clock() - min(self._waiting.values()) if self._waiting else 0.0
 
-    def _leave(self, key: Key) -> None:
-        self._visiting.discard(key)
+    def _finish(self, key: Key) -> None:
+        self._processing.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key)

@@ -111,9 +111,9 @@ def test_ends_are_forgotten_so_that_memory_is_bounded() -> None:
         cache.put(POD, pod(f"p{number}", 2 * number + 1))
         cache.remove(POD, pod(f"p{number}", 2 * number + 2))
     cache.replace(POD, None, [], "300")
-    assert cache._shelf(POD)._ends == {}
+    assert cache._store(POD)._deleted == {}
     assert cache.size() == 0
-    assert cache._shelf(POD).by_owner == {}
+    assert cache._store(POD).by_owner == {}
 
 
 class OneDeployment:

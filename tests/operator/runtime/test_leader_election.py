@@ -20,7 +20,15 @@ from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, Terms, claim, may_take, released, sight
+from fastgen_operator.runtime.leader_election import (
+    Leadership,
+    LeadershipLost,
+    Terms,
+    claim,
+    may_take,
+    observe_lease,
+    released,
+)
 from support.waiting import eventually
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -103,22 +111,22 @@ async def running(leadership: Leadership) -> Any:
 
 
 def test_a_lease_is_free_when_nobody_holds_it_when_it_is_ones_own_or_when_it_was_not_seen_to_change() -> None:
-    assert may_take(sight(None, None, 0), "me", 0)
-    assert may_take(sight(None, lease_of(""), 0), "me", 0)
-    assert may_take(sight(None, lease_of("me"), 0), "me", 0)
-    theirs = sight(None, lease_of("they"), 0)
+    assert may_take(observe_lease(None, None, 0), "me", 0)
+    assert may_take(observe_lease(None, lease_of(""), 0), "me", 0)
+    assert may_take(observe_lease(None, lease_of("me"), 0), "me", 0)
+    theirs = observe_lease(None, lease_of("they"), 0)
     assert not may_take(theirs, "me", 14.9)
     assert may_take(theirs, "me", 15)
 
 
 def test_only_ones_own_clock_counts_and_only_a_renewal_starts_it_anew() -> None:
     # The holder's clock is a day behind: its times are in the past from the beginning.
-    first = sight(None, lease_of("they", renewed="2025-12-31T12:00:00.000000Z"), 100)
+    first = observe_lease(None, lease_of("they", renewed="2025-12-31T12:00:00.000000Z"), 100)
     labelled = {**lease_of("they", renewed="2025-12-31T12:00:00.000000Z"), "metadata": {"resourceVersion": "2"}}
-    second = sight(first, labelled, 110)
+    second = observe_lease(first, labelled, 110)
     assert second.since == 100
     assert not may_take(second, "me", 114)
-    assert sight(second, lease_of("they", renewed="2025-12-31T12:00:02.000000Z"), 112).since == 112
+    assert observe_lease(second, lease_of("they", renewed="2025-12-31T12:00:02.000000Z"), 112).since == 112
 
 
 def test_a_takeover_counts_a_transition_and_a_renewal_does_not() -> None:
@@ -135,7 +143,7 @@ def test_a_takeover_counts_a_transition_and_a_renewal_does_not() -> None:
     renewed = claim(taken, "me", 15, NOW.replace(hour=13))
     assert (renewed["spec"]["leaseTransitions"], renewed["spec"]["acquireTime"]) == (5, taken["spec"]["acquireTime"])
     assert renewed["spec"]["renewTime"].startswith("2026-01-01T13")
-    assert may_take(sight(None, released(renewed, NOW), 0), "anybody", 0)
+    assert may_take(observe_lease(None, released(renewed, NOW), 0), "anybody", 0)
 
 
 def test_times_that_cannot_work_are_refused() -> None:

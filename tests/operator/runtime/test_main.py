@@ -46,7 +46,7 @@ def run_operator(kubeconfig: Path, *args: str) -> subprocess.CompletedProcess[st
 def test_no_credentials_end_with_code_2_and_one_line(tmp_path: Path) -> None:
     ended = run_operator(tmp_path / "nothing")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("fastgen-operator: no cluster to work on: ")
+    assert ended.stderr.startswith("fastgen-operator: no credentials for a cluster: ")
     assert len(ended.stderr.splitlines()) == 1
 
 

@@ -19,7 +19,7 @@ environment.prepare()
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 
 from fastgen.core.scheduler import StepPlan  # noqa: E402
-from fastgen.kv_cache.memory import give_back  # noqa: E402
+from fastgen.kv_cache.memory import trim_heap  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402
 from fastgen.model.layers.decoder import Decoder  # noqa: E402
 from fastgen.model.native import load_on_cpu  # noqa: E402
@@ -76,7 +76,7 @@ def main() -> None:
         models.append(
             load_on_cpu(source, quantization=quantization, max_model_length=None, progress=lambda _fraction: None)
         )
-        give_back()  # what loading freed, which the next model would else be loaded into
+        trim_heap()  # what loading freed, which the next model would else be loaded into
         sizes.append(resident_bytes() - before)
     print(f"{arguments.model}: weights take {sizes[1] / sizes[0]:.2f} of float32's memory ({sizes[0] >> 20} MiB)")
     print(f"{'rows':>5} {'float32 tokens/s':>17} {'int8 tokens/s':>14} {'ratio':>6}")

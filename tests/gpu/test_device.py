@@ -22,7 +22,7 @@ from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
-from fastgen.runner.device import choose_device, choose_dtype, gpu_room
+from fastgen.runner.device import choose_device, choose_dtype, measure_gpu_cache_memory
 from fastgen.runner.runner import ModelRunner
 
 NEEDS_GPU = [
@@ -178,10 +178,12 @@ def test_the_cache_takes_its_share_of_a_gpu_and_leaves_room_for_the_fullest_pass
     )
     config = EngineConfig(model="", device="cuda", memory_percent=50)
     free, total = torch.cuda.mem_get_info(device)
-    room = gpu_room(model, config)
-    assert 0 < room.default < room.most < free
-    assert room.default <= total // 2
-    assert gpu_room(model, EngineConfig(model="", device="cuda", token_budget=16384)).most < room.most
+    memory = measure_gpu_cache_memory(model, config)
+    assert 0 < memory.default < memory.limit < free
+    assert memory.default <= total // 2
+    assert (
+        measure_gpu_cache_memory(model, EngineConfig(model="", device="cuda", token_budget=16384)).limit < memory.limit
+    )
 
 
 @pytest.mark.parametrize("device", [ON_GPU], indirect=True)

@@ -1,4 +1,4 @@
-"""How much memory is left: the container's limit where there is one, else the machine's."""
+"""Available host memory: of the container if it has a limit, otherwise of the machine."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
-# cgroup v1 says "no limit" with a number near 2^63.
+# cgroup v1 encodes "no limit" as a number near 2^63.
 _NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class AvailableMemory:
-    """Bytes that can still be taken, and whether a container's limit sets them."""
+    """Bytes that can still be allocated, and whether a container limit bounds them."""
 
     num_bytes: int
     limited: bool
 
 
-def give_back() -> None:
-    """Gives the system what this process has freed. glibc would keep it: 200 MiB after loading a small model."""
-    with contextlib.suppress(AttributeError):  # another C library
+def trim_heap() -> None:
+    """Return freed heap memory to the system. glibc would keep it: 200 MiB after loading a small model."""
+    with contextlib.suppress(AttributeError):  # the C library is not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def available_memory(root: Path = _ROOT, meminfo: Path = _MEMINFO) -> AvailableMemory:
-    """What this process can still take. Page cache counts as free: the kernel gives it back."""
+    """Return the memory that this process can still allocate. Page cache counts as free: the kernel can drop it."""
     machine = _available_on_machine(meminfo)
     left = _left_in_container(root)
     if left is None or left >= machine:
@@ -45,7 +45,7 @@ def _available_on_machine(meminfo: Path) -> int:
 
 
 def _left_in_container(root: Path) -> int | None:
-    """Limit minus use of this process's cgroup (v2, else v1) as a container sees it; None where there is no limit."""
+    """Return limit minus usage of this process's cgroup, v2 or v1, as seen in a container; None without a limit."""
     for limit_path, usage_path, stat_path, cache_key in (
         (root / "memory.max", root / "memory.current", root / "memory.stat", "inactive_file"),
         (

@@ -1,4 +1,4 @@
-"""How large the KV cache is: pure arithmetic over the configuration, the model's shape and the memory there is."""
+"""Size of the KV cache: pure arithmetic over the configuration, the model's shape and the available memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 from fastgen.config import ConfigError, EngineConfig
 
-# The sampler's step: enough rows for vectors to pay, few enough that float64 copies of their logits stay small.
+# Rows that the sampler processes at once: enough to vectorise, few enough for small float64 copies of their logits.
 ROWS_SAMPLED_AT_ONCE = 32
 
-# Without a container's limit, memory belongs to others too: the cpu backend stays modest unless told otherwise.
-_UNLIMITED_MACHINE_MOST = 4 << 30
-# What the allocator keeps, the interpreter and the HTTP process in the same container grow by under load. Measured with
-# SmolLM2-135M: the engine process grew by about 200 MB over its first prompts, the working memory below included.
+# Default cap of the cache without a container limit, because other programs share the machine's memory.
+_CAP_WITHOUT_LIMIT = 4 << 30
+# Growth under load of the allocator, the interpreter and the HTTP process in the same container. Measured with
+# SmolLM2-135M: the engine process grew by about 200 MB over its first prompts, working memory included.
 _GROWTH = 192 << 20
 _MORE_MEMORY = {"cpu": "give the container more memory", "cuda": "use a GPU with more memory"}
 _FLOAT32 = 4
@@ -21,11 +21,11 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token leaves in the cache: keys and values of `num_kv_heads` heads in each layer.
+    """Shape of one token's keys and values: `num_kv_heads` heads in each layer.
 
     Attributes:
-        key_dim, value_dim: numbers of a head's key and value.
-        element_bytes: bytes of a number.
+        key_dim, value_dim: head dimensions of keys and values.
+        element_bytes: bytes per element.
     """
 
     num_layers: int
@@ -35,7 +35,7 @@ class KVShape:
     element_bytes: int = _FLOAT32
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of one block over all layers, keys and values."""
+        """Return the bytes of one block: keys and values of all layers."""
         per_head = (self.key_dim + self.value_dim) * self.element_bytes
         return self.num_layers * self.num_kv_heads * per_head * block_size
 
@@ -81,48 +81,48 @@ class ModelShape(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CacheRoom:
-    """Bytes that the KV cache takes where nothing is asked for, and the most that may be asked for."""
+class CacheMemory:
+    """Bytes for the KV cache: the default, and the upper limit of --kv-cache-memory."""
 
     default: int
-    most: int
+    limit: int
 
 
-def host_room(config: EngineConfig, available_bytes: int, *, limited: bool) -> CacheRoom:
-    """The room for a cache in host memory.
+def host_cache_memory(config: EngineConfig, available_bytes: int, *, limited: bool) -> CacheMemory:
+    """Return the memory for a cache on the CPU.
 
     Args:
-        config: `memory_percent` of what is there is taken.
-        available_bytes: memory that is free once the weights are loaded, less `working_memory_bytes`.
-        limited: whether that is what a container's limit leaves, not the whole machine's.
+        config: its `memory_percent` is the default share of the available memory.
+        available_bytes: memory that is free after loading the weights, minus `working_memory_bytes`.
+        limited: whether a container limit bounds `available_bytes`.
     """
     share = available_bytes * config.memory_percent // 100
-    return CacheRoom(share if limited else min(share, _UNLIMITED_MACHINE_MOST), available_bytes)
+    return CacheMemory(share if limited else min(share, _CAP_WITHOUT_LIMIT), available_bytes)
 
 
-def device_room(config: EngineConfig, *, total_bytes: int, free_bytes: int, pass_bytes: int) -> CacheRoom:
-    """The room for a cache in a GPU's own memory.
+def gpu_cache_memory(config: EngineConfig, *, total_bytes: int, free_bytes: int, step_bytes: int) -> CacheMemory:
+    """Return the memory for a cache on a GPU.
 
     Args:
-        config: `memory_percent` of the whole memory is for everything: weights, cache and passes.
-        total_bytes: the GPU's memory.
-        free_bytes: what is free of it once the weights are loaded.
-        pass_bytes: what the largest pass takes beside them.
+        config: its `memory_percent` of the GPU's memory covers weights, cache and steps.
+        total_bytes: memory of the GPU.
+        free_bytes: memory that is free after loading the weights.
+        step_bytes: peak memory of a step.
     """
-    most = max(0, free_bytes - pass_bytes)
-    kept = total_bytes * (100 - config.memory_percent) // 100
-    return CacheRoom(max(0, most - kept), most)
+    limit = max(0, free_bytes - step_bytes)
+    reserved = total_bytes * (100 - config.memory_percent) // 100
+    return CacheMemory(max(0, limit - reserved), limit)
 
 
 def working_memory_bytes(config: EngineConfig, shape: ModelShape, kv: KVShape) -> int:
-    """Bytes to keep free beside weights and KV cache, so that the fullest pass does not run out of memory.
+    """Return the bytes to keep free, besides weights and KV cache, for the largest step.
 
-    A pass at the token budget, every sequence sampling, and one chunk whose context is as long as can be.
+    That is a step at the token budget in which every sequence samples and one chunk has the longest context.
     """
     heads, kv_heads = shape.num_heads * kv.key_dim, kv.num_kv_heads * kv.key_dim
     row = 4 * shape.hidden_size + 3 * heads + 2 * kv_heads + 3 * shape.intermediate_size
     activations = _FLOAT32 * row * config.most_tokens
-    # Sampling sorts and sums in float64: three copies of the rows that it takes at once.
+    # Sampling needs three float64 copies of the rows that it processes at once.
     logits = shape.vocab_size * (
         _FLOAT32 * config.sequence_limit + 3 * 8 * min(ROWS_SAMPLED_AT_ONCE, config.sequence_limit)
     )
@@ -131,23 +131,23 @@ def working_memory_bytes(config: EngineConfig, shape: ModelShape, kv: KVShape) -
     return activations + logits + 2 * context + _GROWTH
 
 
-def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, room: CacheRoom) -> int:
-    """Blocks of the KV cache.
+def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory: CacheMemory) -> int:
+    """Return the number of KV cache blocks.
 
     Args:
-        config: `kv_cache_memory` where given, else the room's default decides.
-        shape: the model's, for its longest sequence.
-        kv: what a token takes.
-        room: the memory there is.
+        config: its `kv_cache_memory`, if set, overrides the default.
+        shape: the model's longest sequence bounds the useful number of blocks.
+        kv: shape of one token's keys and values.
+        memory: default and limit.
 
     Raises:
-        ConfigError: when not a single block fits.
+        ConfigError: if `kv_cache_memory` exceeds the limit, or not one block fits.
     """
     block_bytes = kv.block_bytes(config.block_size)
     if config.kv_cache_memory is not None:
-        if config.kv_cache_memory > room.most:
+        if config.kv_cache_memory > memory.limit:
             raise ConfigError(
-                f"--kv-cache-memory {_mib(config.kv_cache_memory)}: only {_mib(room.most)} of memory are left "
+                f"--kv-cache-memory {_mib(config.kv_cache_memory)}: only {_mib(memory.limit)} of memory are left "
                 f"beside the weights: lower it or {_MORE_MEMORY[config.device]}"
             )
         blocks = config.kv_cache_memory // block_bytes
@@ -157,27 +157,27 @@ def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, room: C
                 f"{block_bytes} bytes: raise it to {block_bytes} or lower --block-size"
             )
     else:
-        blocks = room.default // block_bytes
+        blocks = memory.default // block_bytes
         if blocks < 1:
             raise ConfigError(
-                f"--memory-percent {config.memory_percent}: of {_mib(room.most)} left beside the weights not one "
-                f"KV cache block of {block_bytes} bytes fits: {_MORE_MEMORY[config.device]}"
+                f"--memory-percent {config.memory_percent}: not one KV cache block of {block_bytes} bytes fits in its "
+                f"share of the {_mib(memory.limit)} left beside the weights: {_MORE_MEMORY[config.device]}"
             )
     most_used = config.sequence_limit * -(-shape.max_position_embeddings // config.block_size)
-    # More than every sequence at the model's full length is of use to the prefix cache only: it has what it is given.
+    # Blocks beyond all sequences at full length serve only the prefix cache: allocate them only if requested.
     return blocks if config.kv_cache_memory is not None and config.prefix_caching else min(blocks, most_used)
 
 
 def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) -> int:
-    """Blocks of the host buffer that preempted sequences are swapped to.
+    """Return the number of blocks in the host buffer for swapped sequences.
 
     Args:
         config: its `swap_space`.
-        kv: what a token takes.
-        available_bytes: host memory that nothing else will take.
+        kv: shape of one token's keys and values.
+        available_bytes: free host memory.
 
     Raises:
-        ConfigError: when that much memory is not there, or not one block fits into it.
+        ConfigError: if `swap_space` exceeds the free memory, or is smaller than one block.
     """
     if not config.swap_space:
         return 0
@@ -196,27 +196,29 @@ def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) ->
 
 
 def resolve_max_model_length(config: EngineConfig, shape: ModelShape, kv: KVShape, num_blocks: int) -> int:
-    """Longest prompt plus generation of one request: what is asked for, else the model's own limit or the cache's.
+    """Return the longest prompt plus generation of one request.
+
+    That is `max_model_length` if set, otherwise the model's default length or the cache's capacity.
 
     Raises:
-        ConfigError: when what is asked for is beyond the model's positions or the whole cache.
+        ConfigError: if `max_model_length` exceeds the model's positions or the cache.
     """
     capacity, longest = num_blocks * config.block_size, shape.max_position_embeddings
-    asked = config.max_model_length
-    if asked is None:
+    requested = config.max_model_length
+    if requested is None:
         return min(shape.default_length, capacity)
-    if asked > longest:
-        raise ConfigError(f"--max-model-length {asked}: the model has {longest} positions: lower it to {longest}")
-    if asked > capacity:
-        needed = -(-asked // config.block_size)
+    if requested > longest:
+        raise ConfigError(f"--max-model-length {requested}: the model has {longest} positions: lower it to {longest}")
+    if requested > capacity:
+        needed = -(-requested // config.block_size)
         raise ConfigError(
-            f"--max-model-length {asked} needs {needed} blocks of {config.block_size} tokens, the KV cache has "
+            f"--max-model-length {requested} needs {needed} blocks of {config.block_size} tokens, the KV cache has "
             f"{num_blocks}: lower it to {capacity} or raise --kv-cache-memory to "
             f"{_mib(needed * kv.block_bytes(config.block_size))}"
         )
-    return asked
+    return requested
 
 
 def _mib(size: int) -> str:
-    """Rounded up, so that it can be given back as a setting."""
+    """Format bytes in MiB, rounded up so that the text is a sufficient setting."""
     return f"{-(-size // (1 << 20))}MiB"

@@ -15,7 +15,7 @@ from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.kv_cache.sizing import KVShape
 
 # Blocks per copy: bounds the temporary that gathers them.
-_BLOCKS_AT_ONCE = 32
+_BLOCKS_PER_COPY = 32
 _BLOCKS_TIMED = 4
 
 BlockPair = tuple[int, int]
@@ -108,7 +108,7 @@ def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> t
 
 def _batches(pairs: abc.Sequence[BlockPair]) -> Iterator[tuple[list[int], list[int]]]:
     rest = iter(pairs)
-    while batch := list(islice(rest, _BLOCKS_AT_ONCE)):
+    while batch := list(islice(rest, _BLOCKS_PER_COPY)):
         yield [block for block, _ in batch], [host_block for _, host_block in batch]
 
 

@@ -1,7 +1,7 @@
-"""A pass as flat arrays, made once and used by every layer, on any device.
+"""The input of one step as flat arrays, built once and used by every layer on any device.
 
-The rows of a pass are its tokens: those of chunks of one token first (one row each), then longer chunks one after
-another. No padding.
+The rows of a step are its tokens: first the chunks of one token (decodes), then the longer chunks one after another,
+without padding.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """A chunk of several tokens: its rows, the tokens of its sequence before it, and its blocks in order.
+    """A chunk of several tokens.
 
-    `table_start` is where they begin in the pass's tables.
+    Attributes:
+        row, num_tokens: its first row and number of rows.
+        context: computed tokens of its sequence before the chunk.
+        table_start: index of its first block in `StepInput.tables`.
+        blocks: blocks of context and chunk, in order.
     """
 
     row: int
@@ -33,18 +37,17 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """The arrays of one pass with T rows, D of them decodes (the first D), S sampled and P scored.
+    """The arrays of one step with T rows: the first D are decodes, S are sampled, P get prompt logprobs.
 
     Attributes:
         token_ids: [T].
-        positions: [T], in its sequence.
-        blocks, slots: [T], where each row's key and value go.
-        logit_rows: [S + P], rows whose logits are wanted: first those that are sampled, in the order of the chunks,
-            then those of prompts whose log-probabilities are asked for.
+        positions: [T], position of each row in its sequence.
+        blocks, slots: [T], cache location of each row's key and value.
+        logit_rows: [S + P], rows that need logits: the sampled rows in chunk order, then the rows with prompt logprobs.
         num_sampled: S.
-        tables: block tables of all sequences, one after another.
-        table_starts: [D], where each decode's block table begins in `tables`.
-        contexts: [D], keys that each decode sees, its own among them.
+        tables: block tables of all sequences, concatenated.
+        table_starts: [D], index of each decode's first block in `tables`.
+        contexts: [D], number of keys that each decode attends to, including its own.
         chunks: chunks of several tokens.
     """
 
@@ -61,17 +64,17 @@ class StepInput:
 
     @property
     def num_rows(self) -> int:
-        """Forward tokens of the pass."""
+        """Tokens of the step."""
         return len(self.token_ids)
 
     @property
     def num_decodes(self) -> int:
-        """Chunks of one token."""
+        """Number of chunks of one token."""
         return len(self.contexts)
 
     @classmethod
     def from_plan(cls, plan: StepPlan, *, block_size: int) -> StepInput:
-        """Flattens a pass."""
+        """Flatten a step plan."""
         chunks = plan.chunks
         counts = np.array([chunk.num_tokens for chunk in chunks], np.int64)
         starts = np.array([chunk.start for chunk in chunks], np.int64)
@@ -81,15 +84,15 @@ class StepInput:
         all_blocks = chain.from_iterable(chunk.sequence.block_table for chunk in chunks)
         tables = np.fromiter(all_blocks, np.int64, int(table_sizes.sum()))
         num_decodes = int(np.searchsorted(counts > 1, True))
-        assert (counts[num_decodes:] > 1).all(), "chunks of one token come first"
-        owner = np.repeat(np.arange(len(chunks)), counts)
-        positions = starts[owner] + np.arange(len(owner)) - first_rows[owner]
+        assert (counts[num_decodes:] > 1).all(), "chunks of one token must come first"
+        chunk_of_row = np.repeat(np.arange(len(chunks)), counts)
+        positions = starts[chunk_of_row] + np.arange(len(chunk_of_row)) - first_rows[chunk_of_row]
         samples = np.array([chunk.samples for chunk in chunks], np.bool_)
         sampled_rows = (first_rows + counts - 1)[samples]
         return cls(
             token_ids=_token_ids(chunks, num_decodes),
             positions=positions,
-            blocks=tables[table_starts[owner] + positions // block_size],
+            blocks=tables[table_starts[chunk_of_row] + positions // block_size],
             slots=positions % block_size,
             logit_rows=np.concatenate([sampled_rows, *_scored_rows(chunks, first_rows)]),
             num_sampled=len(sampled_rows),
@@ -117,7 +120,7 @@ def _token_ids(chunks: tuple[Chunk, ...], num_decodes: int) -> IntArray:
 
 
 def num_scored(chunk: Chunk) -> int:
-    """Tokens of a chunk that have a prompt token after them whose log-probability is asked for: the chunk's first."""
+    """Return how many rows of a chunk, from its first, predict a prompt token whose logprob was requested."""
     sequence = chunk.sequence
     if sequence.sampling.prompt_logprobs is None:
         return 0
@@ -125,6 +128,8 @@ def num_scored(chunk: Chunk) -> int:
 
 
 def _scored_rows(chunks: tuple[Chunk, ...], first_rows: IntArray) -> list[IntArray]:
-    asking = [index for index, chunk in enumerate(chunks) if chunk.sequence.sampling.prompt_logprobs is not None]
-    counts = [(index, num_scored(chunks[index])) for index in asking]
-    return [np.arange(first_rows[index], first_rows[index] + count) for index, count in counts if count]
+    return [
+        np.arange(row, row + count)
+        for row, chunk in zip(first_rows, chunks, strict=True)
+        if (count := num_scored(chunk))
+    ]

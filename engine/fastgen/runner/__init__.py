@@ -1,1 +1,1 @@
-"""Runs steps on a device: step input, model loading, device selection."""
+"""Runs steps on a device: the runner, model loading and device selection."""

@@ -1,6 +1,6 @@
-"""From what lies at MODEL to a runner that is ready for passes.
+"""Load a model and its KV cache into a `ModelRunner`.
 
-This module imports torch only when a model is loaded: OpenMP and numba read their settings once, before that.
+torch is imported only when a model is loaded, because OpenMP and numba read their environment once, on import.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.kernels.cpu import build, environment
-from fastgen.kv_cache.memory import available_memory, give_back
+from fastgen.kv_cache.memory import available_memory, trim_heap
 from fastgen.kv_cache.sizing import (
-    host_room,
+    host_cache_memory,
     plan_host_blocks,
     plan_kv_blocks,
     resolve_max_model_length,
@@ -32,16 +32,16 @@ Progress = Callable[[str, float], None]
 
 
 def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -> ModelRunner:
-    """Loads the model and takes the memory of its KV cache.
+    """Load the model and allocate its KV cache.
 
     Args:
-        source: what to load.
-        config: the limits to serve within.
-        progress: hears the stage and the share of it that is done, 0 to 1.
+        source: model to load.
+        config: engine configuration.
+        progress: called with the stage and the fraction of it that is done, 0 to 1.
 
     Raises:
-        ModelError: when the weights cannot be used.
-        ConfigError: when the device is not there, or the limits do not fit the model or the memory.
+        ModelError: if the weights cannot be used.
+        ConfigError: if the device is not available, or the limits do not fit the model or the memory.
     """
     progress("starting", 0.0)
     environment.prepare()
@@ -51,7 +51,7 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
 
 
 def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
-    """A native model over the project's kernels, which are compiled and brought by another thread meanwhile."""
+    """Load a native model for the CPU kernels, which another thread compiles and imports meanwhile."""
     compiling = build.start(build.MODULES if config.quantization == "int8" else build.ALWAYS)
     import torch
 
@@ -77,7 +77,7 @@ def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) 
 
 
 def _import_backend(compiling: Iterable[Popen[bytes]]) -> type[CPUBackend]:
-    """The backend, when the kernels that it imports are compiled: imported before, they would be compiled twice."""
+    """Import the backend after its kernels are compiled: importing it earlier would compile them twice."""
     for process in compiling:
         process.wait()
     from fastgen.model.layers.cpu_backend import CPUBackend
@@ -86,7 +86,7 @@ def _import_backend(compiling: Iterable[Popen[bytes]]) -> type[CPUBackend]:
 
 
 def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
-    """A model over torch's own operations: native ones by our code, others by transformers'."""
+    """Load a model for torch operations: native models by our code, others by transformers' code."""
     import torch
 
     torch.set_num_threads(environment.usable_cpus())
@@ -103,7 +103,7 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress
         return load_on_torch(source, device, dtype, max_model_length=config.max_model_length, progress=on_weights)
     if config.quantization != "none":
         raise ConfigError(
-            f"--quantization {config.quantization}: not for a model that transformers' code runs: leave it out"
+            f"--quantization {config.quantization} is not available for models run by transformers: remove it"
         )
     from fastgen.model.transformers_backend.load import load_transformers_model
 
@@ -111,27 +111,28 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress
 
 
 def with_cache(model: Model, config: EngineConfig) -> ModelRunner:
-    """A runner over a loaded model: the memory that is left becomes its KV cache.
+    """Allocate the KV cache of a loaded model in the remaining memory, and return a runner over both.
 
     Raises:
-        ConfigError: when the limits do not fit the model or the memory.
+        ConfigError: if the limits do not fit the model or the memory.
     """
     from fastgen.kv_cache.tensors import KVCache
     from fastgen.runner.runner import ModelRunner
 
     shape, kv = model.architecture, model.kv_shape
-    give_back()
+    trim_heap()
     memory = available_memory()
     if model.device.type == "cpu":
         free = max(0, memory.num_bytes - working_memory_bytes(config, shape, kv))
         num_host_blocks = plan_host_blocks(config, kv, free)
-        room = host_room(config, free - num_host_blocks * kv.block_bytes(config.block_size), limited=memory.limited)
+        free -= num_host_blocks * kv.block_bytes(config.block_size)
+        cache_memory = host_cache_memory(config, free, limited=memory.limited)
     else:
-        from fastgen.runner.device import gpu_room
+        from fastgen.runner.device import measure_gpu_cache_memory
 
         num_host_blocks = plan_host_blocks(config, kv, memory.num_bytes)
-        room = gpu_room(model, config)
-    num_blocks = plan_kv_blocks(config, shape, kv, room)
+        cache_memory = measure_gpu_cache_memory(model, config)
+    num_blocks = plan_kv_blocks(config, shape, kv, cache_memory)
     max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
     cache = KVCache(
         kv, num_blocks, config.block_size, num_host_blocks=num_host_blocks, device=model.device, dtype=model.dtype

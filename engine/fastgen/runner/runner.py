@@ -1,4 +1,4 @@
-"""Runs passes: a model, its KV cache and sampling, on whatever device the model is on."""
+"""Runs steps: the forward pass of a model over its KV cache, then sampling."""
 
 from __future__ import annotations
 
@@ -18,50 +18,49 @@ from fastgen.sampling.sampler import Draw, sample
 
 
 class Model(Protocol):
-    """A forward pass over given weights, on one device.
+    """A loaded model on one device.
 
-    Passes are flat: token ids, positions, slots and block tables (`StepInput`), no padding and no phases.
+    Steps are flat arrays of token ids, positions, slots and block tables (`StepInput`): no padding and no phases.
     """
 
     @property
     def architecture(self) -> ModelShape:
-        """The model's shape."""
+        """Dimensions of the model."""
 
     @property
     def kv_shape(self) -> KVShape:
-        """What a token leaves in the cache."""
+        """Shape of one token's keys and values."""
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of weights and cache."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and cache."""
+        """Dtype of activations and cache."""
 
-    def forward(self, batch: StepInput, cache: KVCache) -> torch.Tensor:
-        """Computes a pass and writes its keys and values to the cache.
+    def forward(self, step_input: StepInput, cache: KVCache) -> torch.Tensor:
+        """Compute a step and write its keys and values to the cache.
 
         Returns:
-            [R, hidden], what the head reads, for each of `batch.logit_rows`.
+            [R, hidden], the input of `head` for each of `step_input.logit_rows`.
         """
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> logits [R, vocabulary] in float32."""
+        """Map [R, hidden] to logits [R, vocabulary] in float32."""
 
 
 class ModelRunner:
-    """Passes of one model over its KV cache.
+    """Runs the steps of one model over its KV cache.
 
     Attributes:
-        architecture: the model's shape.
-        vocab_size, eos_token_ids: of the model.
-        num_blocks, block_size: the KV cache.
-        num_host_blocks: of the buffer in host memory that blocks are swapped to; 0 where there is none.
-        seconds_per_block: what copying a block there or back takes.
+        architecture: dimensions of the model.
+        vocab_size, eos_token_ids, num_parameters: of the model.
+        num_blocks, block_size: of the KV cache.
+        num_host_blocks: blocks in the host buffer for swapped sequences; 0 without one.
+        seconds_per_block: seconds to copy one block to or from the host buffer.
         max_model_length: longest prompt plus generation of one request.
-        num_parameters: of the model.
-        device, dtype: where and in what numbers it runs, as the configuration names them.
+        device, dtype: by their names in the configuration.
     """
 
     def __init__(self, model: Model, cache: KVCache, *, max_model_length: int) -> None:
@@ -94,20 +93,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
-        """Copies the blocks that the pass swaps, computes it, samples, and scores the prompts that ask for it."""
+        """Swap blocks, compute the step, sample, and compute the requested prompt logprobs."""
         self._cache.swap(plan.swap_out, plan.swap_in)
         if not plan.chunks:
             return StepOutput([])
-        batch = StepInput.from_plan(plan, block_size=self.block_size)
+        step_input = StepInput.from_plan(plan, block_size=self.block_size)
         if self._prefaulter is not None:
-            self._prefaulter.ensure_ahead_of(int(batch.blocks.max()))
-        hidden = self._model.forward(batch, self._cache)
+            self._prefaulter.ensure_ahead_of(int(step_input.blocks.max()))
+        hidden = self._model.forward(step_input, self._cache)
         draws = [Draw.of(chunk, self.eos_token_ids) for chunk in plan.chunks if chunk.samples]
-        sampled = sample(self._model.head(hidden[: batch.num_sampled]), draws)
-        return StepOutput(sampled, self._prompt_logprobs(plan, hidden[batch.num_sampled :]))
+        sampled = sample(self._model.head(hidden[: step_input.num_sampled]), draws)
+        return StepOutput(sampled, self._prompt_logprobs(plan, hidden[step_input.num_sampled :]))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
-        """By index of the chunk; `hidden` [P, hidden] are the rows that are scored, in the order of the chunks."""
+        """Return prompt logprobs by index of the chunk, for `hidden` [P, hidden] of the scored rows in chunk order."""
         scored = [(index, chunk, num_scored(chunk)) for index, chunk in enumerate(plan.chunks)]
         next_tokens: list[int] = []
         top: list[int] = []
@@ -115,7 +114,7 @@ class ModelRunner:
             next_tokens += chunk.sequence.tokens[chunk.start + 1 : chunk.start + 1 + count]
             top += [chunk.sequence.sampling.prompt_logprobs or 0] * count
         found: list[TokenLogprobs] = []
-        # A few rows at a time: the logits of a whole prompt would be larger than all else in the pass.
+        # A few rows at a time: the logits of a whole prompt would dominate the step's memory.
         for first in range(0, len(next_tokens), ROWS_SAMPLED_AT_ONCE):
             rows = slice(first, first + ROWS_SAMPLED_AT_ONCE)
             found += token_logprobs(self._model.head(hidden[rows]), next_tokens[rows], top[rows])
@@ -124,6 +123,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Computes a pass; returns [S, vocabulary] float32, a row for each chunk that samples."""
-        batch = StepInput.from_plan(plan, block_size=self.block_size)
-        return self._model.head(self._model.forward(batch, self._cache)[: batch.num_sampled])
+        """Compute a step and return logits [S, vocabulary] in float32, one row per chunk that samples."""
+        step_input = StepInput.from_plan(plan, block_size=self.block_size)
+        return self._model.head(self._model.forward(step_input, self._cache)[: step_input.num_sampled])

@@ -1,4 +1,4 @@
-"""The KV cache's size, and how much memory there is for it."""
+"""Size of the KV cache and available memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.kv_cache.memory import AvailableMemory, available_memory
 from fastgen.kv_cache.sizing import (
-    CacheRoom,
+    CacheMemory,
     KVShape,
-    device_room,
-    host_room,
+    gpu_cache_memory,
+    host_cache_memory,
     plan_host_blocks,
     plan_kv_blocks,
     resolve_max_model_length,
@@ -63,18 +63,18 @@ def test_a_block_holds_keys_and_values_of_all_layers() -> None:
             100 * GIB,
             True,
             GIB // BLOCK,
-        ),  # the prefix cache has it
+        ),  # for the prefix cache
         ({"max_sequences": 2, "kv_cache_memory": 2 * GIB, "prefix_caching": False}, 100 * GIB, True, 2 * 128),
     ],
 )
-def test_blocks_follow_from_what_is_asked_for_and_what_there_is(
+def test_the_number_of_blocks_follows_from_settings_and_available_memory(
     settings: dict[str, int], available: int, limited: bool, blocks: int
 ) -> None:
     config = EngineConfig(model="", **settings)
-    assert plan_kv_blocks(config, SMOLLM2, KV, host_room(config, available, limited=limited)) == blocks
+    assert plan_kv_blocks(config, SMOLLM2, KV, host_cache_memory(config, available, limited=limited)) == blocks
 
 
-def test_memory_is_kept_free_for_the_fullest_pass_and_for_sampling_every_row() -> None:
+def test_working_memory_covers_the_largest_step_and_sampling_of_every_row() -> None:
     def kept(**settings: int) -> int:
         return working_memory_bytes(EngineConfig(model="", **settings), SMOLLM2, KV)
 
@@ -97,24 +97,25 @@ def test_memory_is_kept_free_for_the_fullest_pass_and_for_sampling_every_row() -
 def test_an_impossible_cache_is_refused_with_the_remedy(settings: dict[str, int], available: int, words: str) -> None:
     config = EngineConfig(model="", **settings)
     with pytest.raises(ConfigError, match=words):
-        plan_kv_blocks(config, SMOLLM2, KV, host_room(config, available, limited=True))
+        plan_kv_blocks(config, SMOLLM2, KV, host_cache_memory(config, available, limited=True))
 
 
 @pytest.mark.parametrize(
-    ("asked", "num_blocks", "length"), [(None, 40, 2560), (None, 1000, 8192), (2560, 40, 2560), (1, 40, 1)]
+    ("requested", "num_blocks", "length"), [(None, 40, 2560), (None, 1000, 8192), (2560, 40, 2560), (1, 40, 1)]
 )
-def test_the_longest_request_fits_the_model_and_the_cache(asked: int | None, num_blocks: int, length: int) -> None:
-    assert resolve_max_model_length(EngineConfig(model="", max_model_length=asked), SMOLLM2, KV, num_blocks) == length
+def test_the_longest_request_fits_the_model_and_the_cache(requested: int | None, num_blocks: int, length: int) -> None:
+    config = EngineConfig(model="", max_model_length=requested)
+    assert resolve_max_model_length(config, SMOLLM2, KV, num_blocks) == length
 
 
-def test_a_length_larger_than_the_cache_is_refused_with_numbers_that_work() -> None:
+def test_a_length_larger_than_the_cache_is_refused_with_values_that_work() -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_max_model_length(EngineConfig(model="", max_model_length=8192), SMOLLM2, KV, 40)
     assert str(caught.value) == (
         "--max-model-length 8192 needs 128 blocks of 64 tokens, the KV cache has 40: "
         "lower it to 2560 or raise --kv-cache-memory to 360MiB"
     )
-    enough = plan_kv_blocks(EngineConfig(model="", kv_cache_memory=360 << 20), SMOLLM2, KV, CacheRoom(GIB, GIB))
+    enough = plan_kv_blocks(EngineConfig(model="", kv_cache_memory=360 << 20), SMOLLM2, KV, CacheMemory(GIB, GIB))
     assert enough == 128
 
 
@@ -123,12 +124,12 @@ def test_a_length_beyond_the_models_positions_is_refused() -> None:
         resolve_max_model_length(EngineConfig(model="", max_model_length=8193), SMOLLM2, KV, 4000)
 
 
-def test_on_a_gpu_the_memory_percent_is_of_the_whole_memory_and_covers_weights_and_passes() -> None:
+def test_memory_percent_on_a_gpu_covers_weights_cache_and_steps() -> None:
     config = EngineConfig(model="", device="cuda", memory_percent=90)
-    assert device_room(config, total_bytes=1000, free_bytes=700, pass_bytes=150) == CacheRoom(450, 550)
-    assert device_room(config, total_bytes=1000, free_bytes=100, pass_bytes=150) == CacheRoom(0, 0)
+    assert gpu_cache_memory(config, total_bytes=1000, free_bytes=700, step_bytes=150) == CacheMemory(450, 550)
+    assert gpu_cache_memory(config, total_bytes=1000, free_bytes=100, step_bytes=150) == CacheMemory(0, 0)
     with pytest.raises(ConfigError, match="use a GPU with more memory"):
-        plan_kv_blocks(config, SMOLLM2, KV, CacheRoom(0, 0))
+        plan_kv_blocks(config, SMOLLM2, KV, CacheMemory(0, 0))
 
 
 def test_the_swap_space_becomes_host_blocks() -> None:
@@ -149,13 +150,13 @@ def meminfo(tmp_path: Path) -> Path:
     return path
 
 
-def test_memory_without_a_container_limit_is_the_machines(tmp_path: Path, meminfo: Path) -> None:
+def test_memory_without_a_container_limit_is_that_of_the_machine(tmp_path: Path, meminfo: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory(tmp_path, meminfo) == AvailableMemory(8000 * 1024, limited=False)
     assert available_memory(tmp_path / "none", meminfo) == AvailableMemory(8000 * 1024, limited=False)
 
 
-def test_memory_under_a_cgroup_v2_limit_is_what_the_limit_leaves(tmp_path: Path, meminfo: Path) -> None:
+def test_memory_under_a_cgroup_v2_limit_is_the_limit_minus_usage(tmp_path: Path, meminfo: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("600000\n")
     (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 100000\n")

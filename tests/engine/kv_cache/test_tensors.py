@@ -1,4 +1,4 @@
-"""The cache's tensors and the host buffer."""
+"""Tensors of the KV cache and the host buffer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHAPE = KVShape(num_layers=3, num_kv_heads=2, key_dim=8, value_dim=4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_cache_is_zero_and_as_large_as_its_shape_says(dtype: torch.dtype) -> None:
+def test_a_cache_is_zeroed_and_has_the_configured_shape(dtype: torch.dtype) -> None:
     shape = KVShape(3, 2, 8, 4, dtype.itemsize)
     cache = KVCache(shape, 5, 16, num_host_blocks=7, dtype=dtype)
     assert (cache.num_blocks, cache.num_host_blocks, cache.block_size) == (5, 7, 16)
@@ -22,7 +22,7 @@ def test_a_cache_is_zero_and_as_large_as_its_shape_says(dtype: torch.dtype) -> N
     assert cache.host_keys.nbytes + cache.host_values.nbytes == 7 * shape.block_bytes(16)
 
 
-def test_blocks_go_out_to_the_host_buffer_and_come_back_elsewhere() -> None:
+def test_blocks_are_swapped_out_and_in_to_other_blocks() -> None:
     cache = KVCache(SHAPE, 90, 16, num_host_blocks=80)
     cache.keys.normal_()
     cache.values.normal_()
@@ -39,7 +39,7 @@ def test_blocks_go_out_to_the_host_buffer_and_come_back_elsewhere() -> None:
     assert not cache.keys[:, 45:70].any()
 
 
-def test_a_block_may_leave_and_be_filled_again_in_one_pass() -> None:
+def test_a_block_can_be_swapped_out_and_refilled_in_one_step() -> None:
     cache = KVCache(SHAPE, 2, 16, num_host_blocks=2)
     cache.keys[:, 0], cache.host_keys[:, 1] = 1.0, 2.0
     cache.swap([(0, 0)], [(0, 1)])

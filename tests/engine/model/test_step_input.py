@@ -1,4 +1,4 @@
-"""Flattening a pass."""
+"""Flattening of a step plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def chunk(num_tokens: int, *, start: int, size: int, blocks: list[int]) -> Chunk
     return Chunk(made, start, size)
 
 
-def test_rows_are_tokens_with_their_positions_and_their_slots() -> None:
+def test_rows_are_tokens_with_positions_and_slots() -> None:
     plan = StepPlan(
         (
             chunk(18, start=17, size=1, blocks=[4, 2]),
@@ -23,31 +23,33 @@ def test_rows_are_tokens_with_their_positions_and_their_slots() -> None:
             chunk(3, start=0, size=3, blocks=[0]),
         )
     )
-    batch = StepInput.from_plan(plan, block_size=16)
-    assert batch.token_ids.tolist() == [117, 100, 114, 115, 116, 117, 100, 101, 102]
-    assert batch.positions.tolist() == [17, 0, 14, 15, 16, 17, 0, 1, 2]
-    assert batch.blocks.tolist() == [2, 9, 7, 7, 1, 1, 0, 0, 0]
-    assert batch.slots.tolist() == [1, 0, 14, 15, 0, 1, 0, 1, 2]
-    assert (batch.logit_rows.tolist(), batch.num_sampled) == (
+    step_input = StepInput.from_plan(plan, block_size=16)
+    assert step_input.token_ids.tolist() == [117, 100, 114, 115, 116, 117, 100, 101, 102]
+    assert step_input.positions.tolist() == [17, 0, 14, 15, 16, 17, 0, 1, 2]
+    assert step_input.blocks.tolist() == [2, 9, 7, 7, 1, 1, 0, 0, 0]
+    assert step_input.slots.tolist() == [1, 0, 14, 15, 0, 1, 0, 1, 2]
+    assert (step_input.logit_rows.tolist(), step_input.num_sampled) == (
         [0, 1, 8],
         3,
     )  # nothing of the half prompt
-    spans = [(span.row, span.num_tokens, span.context, span.blocks.tolist()) for span in batch.chunks]
+    spans = [(span.row, span.num_tokens, span.context, span.blocks.tolist()) for span in step_input.chunks]
     assert spans == [(2, 4, 14, [7, 1]), (6, 3, 0, [0])]
-    assert batch.tables.tolist() == [4, 2, 9, 7, 1, 0]
-    assert (batch.table_starts.tolist(), batch.contexts.tolist()) == ([0, 2], [18, 1])
+    assert step_input.tables.tolist() == [4, 2, 9, 7, 1, 0]
+    assert (step_input.table_starts.tolist(), step_input.contexts.tolist()) == ([0, 2], [18, 1])
 
 
-def test_a_pass_may_have_no_decodes() -> None:
-    batch = StepInput.from_plan(StepPlan((chunk(5, start=0, size=5, blocks=[3]),)), block_size=16)
-    assert (batch.num_decodes, batch.num_rows) == (0, 5)
+def test_a_step_without_decodes_is_flattened() -> None:
+    step_input = StepInput.from_plan(StepPlan((chunk(5, start=0, size=5, blocks=[3]),)), block_size=16)
+    assert (step_input.num_decodes, step_input.num_rows) == (0, 5)
 
 
-def test_rows_before_prompt_tokens_whose_log_probabilities_are_wanted_come_after_the_sampled_ones() -> None:
+def test_rows_with_prompt_logprobs_follow_the_sampled_rows() -> None:
     scored = SamplingParams(max_tokens=4, prompt_logprobs=0)
     half, whole = (sequence(list(range(9)), [number], sampling=scored) for number in (0, 1))
     silent = sequence(list(range(4)), [2])
-    whole.tokens += [50, 51]  # generated, and computed anew after a preemption: no log-probabilities of those
-    batch = StepInput.from_plan(StepPlan((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), block_size=16)
-    assert batch.num_sampled == 2
-    assert batch.logit_rows.tolist() == [3, 19, *range(4, 9), *range(9, 17)]
+    whole.tokens += [50, 51]  # generated tokens, recomputed after a preemption, get no prompt logprobs
+    step_input = StepInput.from_plan(
+        StepPlan((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), block_size=16
+    )
+    assert step_input.num_sampled == 2
+    assert step_input.logit_rows.tolist() == [3, 19, *range(4, 9), *range(9, 17)]

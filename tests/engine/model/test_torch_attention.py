@@ -139,7 +139,7 @@ def test_windows_softcaps_and_sinks_are_what_their_definitions_say(options: dict
 def test_work_cut_small_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, plan, queries = random_cache(16, 16), make_pass(), random_queries(4, 16)
     whole = attend(plan, cache, 0, queries, scale=0.25, window=30)
-    monkeypatch.setattr(torch_attention, "MOST_AT_ONCE", 700)
+    monkeypatch.setattr(torch_attention, "MAX_SCRATCH_ELEMENTS", 700)
     torch.testing.assert_close(attend(plan, cache, 0, queries, scale=0.25, window=30), whole, atol=1e-5, rtol=1e-5)
 
 

@@ -19,7 +19,7 @@ from fastgen.model import ModelError
 from fastgen.model.source import ModelSource
 from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
-from fastgen.runner.device import run_fullest_step
+from fastgen.runner.device import run_peak_step
 from fastgen.runner.loader import load_runner, with_cache
 from fastgen.runner.runner import ModelRunner
 from support.driving import FewBlocks, generate, run_in_chunks, sequence
@@ -162,7 +162,7 @@ def test_a_model_that_is_not_native_is_adapted_and_returns_prompt_logprobs(tmp_p
 def test_a_missing_gpu_is_an_error_without_fallback(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = EngineConfig(model=str(gpt2), device="cuda")
-    with pytest.raises(ConfigError, match=r"--device cuda: .* GPU|CUDA.*: run where there is one"):
+    with pytest.raises(ConfigError, match=r"--device cuda: .* GPU|CUDA.*: run on a machine with a GPU"):
         load_runner(ModelSource.open(str(gpt2)), config, lambda _stage, _fraction: None)
 
 
@@ -172,9 +172,9 @@ def test_the_peak_step_has_the_token_budget_and_samples_every_sequence(gpt2: Pat
     run, head = model.forward, model.head
     model.forward = lambda batch, cache: rows.append(batch.num_rows) or run(batch, cache)  # type: ignore[func-returns-value,method-assign]
     model.head = lambda hidden: rows.append(len(hidden)) or head(hidden)  # type: ignore[func-returns-value,method-assign]
-    run_fullest_step(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16))
+    run_peak_step(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16))
     assert rows == [128, 40]
-    run_fullest_step(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16))
+    run_peak_step(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16))
     assert rows[2:] == [256, 40]  # limited by the longest sequence
 
 

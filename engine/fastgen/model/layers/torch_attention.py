@@ -19,7 +19,7 @@ from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.step_input import ChunkSpan, StepInput
 
 # Numbers gathered, or scores masked, by one call: bounds the scratch memory, 128 MiB of them in bfloat16.
-MOST_AT_ONCE = 1 << 26
+MAX_SCRATCH_ELEMENTS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class TorchPagedAttention:
         for number in np.unique(classes):
             rows = np.flatnonzero(classes == number)
             width = int(num_pages[rows].max())
-            num_calls = min(len(rows), -(-len(rows) * width * page_numbers // MOST_AT_ONCE))
+            num_calls = min(len(rows), -(-len(rows) * width * page_numbers // MAX_SCRATCH_ELEMENTS))
             for some in np.array_split(rows, num_calls):
                 # Pages beyond a sequence's last repeat that one: any that exists will do, its keys are not visible.
                 index = np.minimum(np.arange(width), (num_pages[some] - 1)[:, None])
@@ -138,7 +138,7 @@ class TorchPagedAttention:
                 rows = slice(span.row, span.row + span.num_tokens)
                 yield _Part(rows, span.num_tokens, self._moved(span.blocks)[None], None)
                 continue
-            step = max(1, MOST_AT_ONCE // (group * (span.context + span.num_tokens)))
+            step = max(1, MAX_SCRATCH_ELEMENTS // (group * (span.context + span.num_tokens)))
             for first in range(0, span.num_tokens, step):
                 yield self._slice(span, first, min(step, span.num_tokens - first), window, group)
 

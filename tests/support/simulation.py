@@ -82,7 +82,7 @@ class SimulatedRunner:
     seconds_per_block: float = 0.001
     vocab_size: int = VOCABULARY
     eos_token_ids: frozenset[int] = frozenset({0})
-    passes: list[StepPlan] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.max_model_length = self.num_blocks * self.block_size
@@ -90,7 +90,7 @@ class SimulatedRunner:
         self._host = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_host_blocks)]
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        self.passes.append(plan)
+        self.plans.append(plan)
         for block, host in plan.swap_out:
             self._host[host] = self._cache[block][:]
         for block, host in plan.swap_in:

@@ -145,7 +145,7 @@ class Outcome:
 class Recorder(Protocol):
     """A runner that keeps the passes it was given."""
 
-    passes: list[StepPlan]
+    plans: list[StepPlan]
 
 
 Observer = Callable[[Engine, Step], None]
@@ -184,13 +184,13 @@ def play(
         decoding = frozenset(s.id for s in scheduler.running if s.is_decoding)
         running = tuple(s.id for s in scheduler.running)
         waiting = tuple(s.id for s in scheduler.waiting)
-        passes_before = len(recorder.passes)
+        num_before = len(recorder.plans)
         report = engine.step()
         outcome.take(report)
-        if len(recorder.passes) > passes_before:
+        if len(recorder.plans) > num_before:
             late = {o.request_id for o in report.outputs if o.finish_reason == FinishReason.DEADLINE}
             step_ = Step(
-                recorder.passes[-1],
+                recorder.plans[-1],
                 decoding - late,
                 tuple(request_id for request_id in running if request_id not in late),
                 tuple(request_id for request_id in waiting if request_id not in late),

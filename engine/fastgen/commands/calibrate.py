@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config
 from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, default_model_name
-from fastgen.core.budget_tuning import StepTime, TunedBudget, repaired
+from fastgen.core.budget_tuning import StepTime, TunedBudget, monotone_curve
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 
@@ -110,7 +110,7 @@ def _measure(config: EngineConfig, most_tokens: int, seconds: float) -> tuple[Ca
             sizes,
             seconds=seconds,
             patience=len(sizes),
-            on_progress=lambda fraction: on_progress("measuring passes", fraction),
+            on_progress=lambda fraction: on_progress("calibrating", fraction),
         )
     return calibration, tuned_budget(calibration, config)
 
@@ -121,7 +121,7 @@ def table(calibration: Calibration, knee: TunedBudget, fit: Fit) -> Table:
     for heading in ("tokens", "ms", "ms by fit", "tokens/s", "of peak"):
         shown.add_column(heading, justify="right")
     shown.add_column("")
-    curve = repaired(calibration.curve)
+    curve = monotone_curve(calibration.curve)
     marked = next((point.tokens for point in curve if point.tokens >= knee.token_budget), curve[-1].tokens)
     for point in curve:
         share = point.throughput / knee.peak

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastgen.core.budget_tuning import ENOUGH, StepTime, TunedBudget, repaired
+from fastgen.core.budget_tuning import PEAK_SHARE, StepTime, TunedBudget, monotone_curve
 
 if TYPE_CHECKING:
     from fastgen.commands.calibrate import Fit
@@ -19,7 +19,7 @@ def draw(path: Path, model_name: str, points: Sequence[StepTime], knee: TunedBud
     # Not pyplot: it keeps state of its own and looks for a display.
     from matplotlib.figure import Figure
 
-    curve = repaired(points)
+    curve = monotone_curve(points)
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     figure.suptitle(f"{model_name}: a token budget of {knee.token_budget}, set by the {knee.bound}", fontsize=12)
     left, right = figure.subplots(1, 2)
@@ -38,9 +38,9 @@ def _throughput(axes: Any, curve: Sequence[StepTime], knee: TunedBudget) -> None
     axes.set_title("throughput", loc="left", fontsize=10)
     axes.set_ylabel("forward tokens per second")
     axes.plot([p.tokens for p in curve], [p.throughput for p in curve], "o-", color=_MEASURED, markersize=4)
-    axes.axhline(ENOUGH * knee.peak, color=_FITTED, linestyle=":", linewidth=1)
+    axes.axhline(PEAK_SHARE * knee.peak, color=_FITTED, linestyle=":", linewidth=1)
     axes.annotate(
-        f"{ENOUGH:.0%} of the peak", (curve[0].tokens, ENOUGH * knee.peak), color=_FITTED, fontsize=8,
+        f"{PEAK_SHARE:.0%} of the peak", (curve[0].tokens, PEAK_SHARE * knee.peak), color=_FITTED, fontsize=8,
         xytext=(0, 4), textcoords="offset points",
     )  # fmt: skip
     axes.set_ylim(bottom=0, top=1.1 * knee.peak)

@@ -1,1 +1,1 @@
-"""Scheduling of tokens and KV blocks: pure Python, deterministic, no torch, no clock of its own."""
+"""Scheduling of tokens and KV blocks. Pure and deterministic Python: no torch, no I/O, no clock."""

@@ -1,8 +1,8 @@
-"""Where a pass stops getting more for its time: the token budget from measured step times.
+"""Chooses the token budget from measured step times.
 
-DeepSpeed-FastGen (Holmes et al., 2024), section 3.1: throughput against the tokens of a pass rises steeply while the
-weights' bandwidth bounds it, then saturates as arithmetic does. Beyond that knee more tokens add latency and nothing
-else.
+DeepSpeed-FastGen (Holmes et al., 2024), section 3.1: throughput rises steeply with the tokens of a step while memory
+bandwidth for the weights is the bottleneck, then saturates when arithmetic is. Beyond that point more tokens only add
+latency.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-# The share of the peak throughput that is enough.
-ENOUGH = 0.95
+# The share of the peak throughput that the budget must reach.
+PEAK_SHARE = 0.95
 _FINE, _COARSE, _COARSE_FROM = 16, 64, 256
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """How long a pass took: `tokens` forward tokens over `kv_tokens` of resident KV."""
+    """A measured step: `seconds` for `tokens` tokens over `kv_tokens` tokens of KV."""
 
     tokens: int
     kv_tokens: int
@@ -26,20 +26,20 @@ class StepTime:
 
     @property
     def throughput(self) -> float:
-        """Forward tokens per second."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class TunedBudget:
-    """A token budget and why it is that.
+    """A token budget and how it was found.
 
     Attributes:
-        token_budget: forward tokens per pass.
-        seconds: how long a pass of them takes, by the curve.
-        throughput: forward tokens per second in passes of them.
-        peak: the most tokens per second of any pass on the curve.
-        bound: what set it: the knee of the curve, the inter-token target, or the fewest tokens allowed.
+        token_budget: tokens per step.
+        seconds: predicted time of a step of that size.
+        throughput: predicted tokens per second in such steps.
+        peak: highest tokens per second on the curve.
+        bound: what determined the budget: "peak throughput", "inter-token target", "fewest tokens" or "most tokens".
     """
 
     token_budget: int
@@ -49,44 +49,42 @@ class TunedBudget:
     bound: str
 
 
-def repaired(points: Iterable[StepTime]) -> list[StepTime]:
-    """The points by size, with noise taken out: noise only ever adds time, and fewer tokens never take longer."""
-    best: list[StepTime] = []
+def monotone_curve(points: Iterable[StepTime]) -> list[StepTime]:
+    """Return the points by size, with noise removed: noise only adds time, and fewer tokens never take longer."""
+    curve: list[StepTime] = []
     for point in sorted(points, key=lambda p: (-p.tokens, p.seconds)):
-        if best and best[-1].tokens == point.tokens:
+        if curve and curve[-1].tokens == point.tokens:
             continue
-        limit = best[-1].seconds if best else point.seconds
-        best.append(replace(point, seconds=min(point.seconds, limit)))
-    best.reverse()
-    return best
+        limit = curve[-1].seconds if curve else point.seconds
+        curve.append(replace(point, seconds=min(point.seconds, limit)))
+    curve.reverse()
+    return curve
 
 
-def tune_budget(
-    points: Sequence[StepTime], *, target_seconds: float | None, at_least: int, at_most: int
-) -> TunedBudget:
-    """The fewest tokens per pass that reach 95 % of the peak throughput, within limits.
+def tune_budget(points: Sequence[StepTime], *, target_seconds: float | None, minimum: int, maximum: int) -> TunedBudget:
+    """Return the smallest token budget that reaches 95 % of peak throughput within the limits.
 
     Args:
-        points: measured passes of several sizes, in any order.
-        target_seconds: a pass takes no longer than this, where given.
-        at_least: fewest tokens, whatever the curve says: every running sequence takes one of each pass.
-        at_most: most tokens.
+        points: measured steps of several sizes, in any order.
+        target_seconds: upper bound for the time of a step, or None.
+        minimum: smallest budget, which overrides the target: every decoding sequence takes one token of each step.
+        maximum: largest budget.
     """
-    curve = repaired(points)
-    assert curve, "a curve has points"
+    curve = monotone_curve(points)
+    assert curve, "no step was measured"
     peak = max(point.throughput for point in curve)
-    budget, bound = _round_up(_fewest_reaching(ENOUGH * peak, curve)), "knee"
+    budget, bound = _round_up(_fewest_reaching(PEAK_SHARE * peak, curve)), "peak throughput"
     if target_seconds is not None and _seconds(budget, curve) > target_seconds:
         budget, bound = _round_down(_most_within(target_seconds, curve)), "inter-token target"
-    limited = min(max(budget, at_least), at_most)
+    limited = min(max(budget, minimum), maximum)
     if limited != budget:
-        bound = "fewest tokens" if limited == at_least else "most tokens"
+        bound = "fewest tokens" if limited == minimum else "most tokens"
     seconds = _seconds(limited, curve)
     return TunedBudget(limited, seconds, limited / seconds, peak, bound)
 
 
 def _seconds(tokens: float, curve: Sequence[StepTime]) -> float:
-    """The curve at any size: straight lines between its points, and on from its ends."""
+    """Interpolate the curve linearly; extrapolate beyond its last point, and stay constant before its first."""
     if len(curve) == 1 or tokens <= curve[0].tokens:
         return curve[0].seconds
     left, right = next((pair for pair in pairwise(curve) if tokens <= pair[1].tokens), (curve[-2], curve[-1]))
@@ -95,12 +93,12 @@ def _seconds(tokens: float, curve: Sequence[StepTime]) -> float:
 
 
 def _fewest_reaching(throughput: float, curve: Sequence[StepTime]) -> float:
-    """The first place along the curve where tokens / seconds reaches `throughput`; some point is known to."""
+    """Return the fewest tokens at which the curve reaches `throughput`, which some point does."""
     first = next(index for index, point in enumerate(curve) if point.throughput >= throughput)
     if first == 0:
         return curve[0].tokens
     # Between two points seconds = s + m (n - l), and n / seconds = T where n = T (s - m l) / (1 - T m). The left point
-    # is below T and the right one is not, so that n lies between them.
+    # is below T and the right one is not, so n lies between them.
     left, right = curve[first - 1], curve[first]
     slope = (right.seconds - left.seconds) / (right.tokens - left.tokens)
     at_zero = left.seconds - slope * left.tokens
@@ -108,7 +106,7 @@ def _fewest_reaching(throughput: float, curve: Sequence[StepTime]) -> float:
 
 
 def _most_within(seconds: float, curve: Sequence[StepTime]) -> float:
-    """The most tokens whose pass takes no longer than this; 0 where none does."""
+    """Return the most tokens whose step takes at most `seconds`; 0 if even the smallest takes longer."""
     within = 0.0
     for left, right in pairwise(curve):
         if left.seconds > seconds:
@@ -128,4 +126,4 @@ def _round_up(tokens: float) -> int:
 
 def _round_down(tokens: float) -> int:
     multiple = _FINE if tokens < _COARSE_FROM else _COARSE
-    return int(tokens + 1e-6) // multiple * multiple  # 79.9999999 out of a division is 80
+    return int(tokens + 1e-6) // multiple * multiple  # 79.9999999 from a division counts as 80

@@ -1,4 +1,4 @@
-"""Which sequences have run out of time."""
+"""Tracks which sequences are past their deadline."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from fastgen.core.sequence import Sequence
 
 
 class Deadlines:
-    """The sequences alive that have a deadline. Asking costs nothing until one of them passes."""
+    """The unfinished sequences with a deadline. `overdue` costs nothing until one of the deadlines passes."""
 
     def __init__(self) -> None:
-        self._alive: dict[int, Sequence] = {}
-        self._next = math.inf  # no deadline is earlier; the sequence that had it may have ended since
+        self._sequences: dict[int, Sequence] = {}
+        self._earliest = math.inf  # a lower bound: the sequence with this deadline may have ended since
 
     def __len__(self) -> int:
-        return len(self._alive)
+        return len(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
-        """Watches a sequence, if it has a deadline."""
+        """Track a sequence, if it has a deadline."""
         if sequence.deadline is not None:
-            self._alive[sequence.ordinal] = sequence
-            self._next = min(self._next, sequence.deadline)
+            self._sequences[sequence.ordinal] = sequence
+            self._earliest = min(self._earliest, sequence.deadline)
 
     def discard(self, sequence: Sequence) -> None:
-        """Stops watching a sequence that has ended."""
-        self._alive.pop(sequence.ordinal, None)
+        """Stop tracking a finished sequence."""
+        self._sequences.pop(sequence.ordinal, None)
 
     def overdue(self, now: float) -> list[Sequence]:
-        """Those whose deadline has come, in order of arrival; they stay watched until they are discarded."""
-        if now < self._next:
+        """Return the sequences whose deadline has passed, by arrival; they are tracked until discarded."""
+        if now < self._earliest:
             return []
-        late, self._next = [], math.inf
-        for sequence in self._alive.values():
+        late, self._earliest = [], math.inf
+        for sequence in self._sequences.values():
             deadline = sequence.deadline
             assert deadline is not None
             if deadline <= now:
                 late.append(sequence)
             else:
-                self._next = min(self._next, deadline)
+                self._earliest = min(self._earliest, deadline)
         return late

@@ -1,6 +1,6 @@
-"""How a sequence makes room: its blocks are dropped and computed again, or copied to the host and back.
+"""How a sequence is preempted: its KV is dropped and recomputed, or swapped to the host and back.
 
-PagedAttention (Kwon et al., 2023), section 4.5, has both. Which is cheaper depends on the model and the machine.
+PagedAttention (Kwon et al., 2023), section 4.5, describes both. Which is cheaper depends on the model and the machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fastgen.core.step_model import StepTimes
 
 
 class HostBuffer:
-    """Blocks of host memory that blocks of the cache are copied to. Each is held by one swapped sequence at most."""
+    """Blocks of host memory for swapped sequences. Each belongs to at most one sequence."""
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 0
@@ -22,47 +22,47 @@ class HostBuffer:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that can be allocated."""
         return len(self._free)
 
-    def take(self, num_blocks: int) -> list[int]:
-        """Blocks for a sequence. The caller has made sure that they are there."""
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Return blocks for a sequence; the caller has checked that there are enough."""
         assert 1 <= num_blocks <= self.num_free
         return [self._free.pop() for _ in range(num_blocks)]
 
     def release(self, blocks: list[int]) -> None:
-        """Takes blocks back and empties `blocks`."""
+        """Take back `blocks` and empty the list."""
         self._free.extend(reversed(blocks))
         blocks.clear()
 
-    def check_integrity(self, held: list[list[int]]) -> None:
-        """Asserts that every block is free or in exactly one of `held`."""
-        everything = sorted([block for blocks in held for block in blocks] + self._free)
-        assert everything == list(range(self.num_blocks)), "a host block is lost or held twice"
+    def check_integrity(self, tables: list[list[int]]) -> None:
+        """Assert that every block is free or in exactly one of `tables`."""
+        accounted = sorted([block for table in tables for block in table] + self._free)
+        assert accounted == list(range(self.num_blocks)), "a host block is lost or held twice"
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Chooses for each victim.
+    """Decides for each preempted sequence between recomputation and swapping.
 
     Attributes:
-        mode: "recompute" or "swap" for always that way ("swap" as far as the host buffer goes), "auto" for the cheaper.
-        times: what recomputing takes.
-        seconds_per_block: what copying a block one way takes; 0 where it is not known.
+        mode: "recompute", "swap" (while the host buffer has room), or "auto" for the cheaper of the two.
+        times: predicts how long recomputation takes.
+        seconds_per_block: time to copy a block one way; 0 if unknown.
     """
 
     mode: Literal["auto", "recompute", "swap"]
     times: StepTimes
     seconds_per_block: float = 0.0
 
-    def swaps(self, victim: Sequence, num_shared: int, block_size: int, host: HostBuffer) -> bool:
-        """Is `victim` swapped out? `num_shared` of its blocks others hold too, so these stay in the cache for now."""
+    def should_swap(self, victim: Sequence, num_shared: int, block_size: int, host: HostBuffer) -> bool:
+        """Return whether to swap `victim` out; other sequences keep `num_shared` of its blocks in the cache."""
         num_blocks = len(victim.block_table)
-        num_again = victim.num_computed_tokens - num_shared * block_size
-        if self.mode == "recompute" or num_blocks > host.num_free or num_again <= 0:
+        num_recomputed = victim.num_computed_tokens - num_shared * block_size
+        if self.mode == "recompute" or num_blocks > host.num_free or num_recomputed <= 0:
             return False
-        # Shared blocks are copied as well, as they may be gone by then; but not back, where the cache has kept them.
+        # Shared blocks are copied out too, because they may be evicted meanwhile, but copied back only if they were.
         swapping = (2 * num_blocks - num_shared) * self.seconds_per_block
-        # What the tokens add to passes that are made anyway. While it is unknown, nothing says that it is little.
-        recomputing = self.times.seconds(num_again, num_again) - self.times.seconds(0, 0)
+        # What the tokens add to steps that run anyway. 0 means unknown, not free.
+        recomputing = self.times.seconds(num_recomputed, num_recomputed) - self.times.seconds(0, 0)
         return self.mode == "swap" or recomputing <= 0 or swapping <= recomputing

@@ -1,4 +1,4 @@
-"""What a client asks of the engine."""
+"""Requests and their sampling parameters."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-# The likeliest tokens that a client may ask to see beside each one: OpenAI's own limit.
+# Most alternatives that a client may request per token; OpenAI has the same limit.
 MOST_LOGPROBS = 20
 
 
 class RequestError(ValueError):
-    """A request that cannot be served; `param` names the field at fault, the message says the remedy."""
+    """A request that cannot be served. `param` names the invalid field, the message tells the remedy."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -19,21 +19,21 @@ class RequestError(ValueError):
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. Clients are told `abort` for `deadline` too: OpenAI has no word for it."""
+    """Why a request ended. Clients see `abort` for `deadline` too, because OpenAI's API has no such reason."""
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
-    LENGTH = "length"  # max_tokens, or the model's longest length
-    ABORT = "abort"  # cancelled by its client, or cut by a drain
+    LENGTH = "length"  # max_tokens, or the maximum model length
+    ABORT = "abort"  # cancelled by the client, or still running at the end of a drain
     DEADLINE = "deadline"  # its own deadline passed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """What a generation must match from its first token to its end.
+    """A grammar that the whole generation must match.
 
     Attributes:
-        kind: what `text` is: a JSON schema, nothing ("json_object": any JSON object), a regular expression, or a
-            grammar in Lark's syntax.
+        kind: how to read `text`: as a JSON schema, a regular expression or a grammar in Lark syntax. "json_object"
+            needs no text and allows any JSON object.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark"]
@@ -42,33 +42,33 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen and when generation ends.
+    """How tokens are sampled and when generation ends.
 
     Attributes:
-        max_tokens: most tokens to generate.
-        min_tokens: tokens before which neither end-of-sequence nor a stop token ends the request.
+        max_tokens: maximum number of generated tokens.
+        min_tokens: neither an end-of-sequence nor a stop token ends the request before this many tokens.
         temperature: 0 is greedy.
-        top_k: keep the k likeliest tokens; 0 keeps all.
-        top_p: keep the likeliest tokens whose probabilities reach this sum.
-        min_p: drop tokens less likely than this share of the likeliest one.
-        typical_p: keep the tokens whose surprise is closest to the expected one until their probabilities reach this
-            sum (Meister et al., 2022); 1 keeps all.
-        repetition_penalty: tokens of prompt and generation become less likely by this factor on their logits (Keskar
-            et al., 2019); 1 is off.
-        presence_penalty: taken from the logit of each token that was generated.
-        frequency_penalty: taken from a token's logit for each time it was generated.
-        logit_bias: (token, what is added to its logit), from -100 to 100.
-        seed: the same seed gives the same tokens, whatever else is in the batch; None draws one.
-        stop_token_ids: tokens that end the request beside the model's own end-of-sequence tokens.
-        bad_words: token sequences that are never generated whole.
-        ignore_eos: go on over the model's own end-of-sequence tokens.
-        logprobs: of each generated token: its own log-probability and those of this many of the likeliest; None for
-            none. Log-probabilities are the model's own, before temperature, penalties and limits.
-        prompt_logprobs: the same of each prompt token but the first.
-        grammar: what the generation must match.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the most likely tokens whose cumulative probability reaches this value.
+        min_p: drop tokens less likely than this fraction of the most likely token.
+        typical_p: keep the tokens whose surprisal is closest to the expected one until their cumulative probability
+            reaches this value (Meister et al., 2022); 1 keeps all.
+        repetition_penalty: divides positive logits of tokens in prompt and generation by this factor and multiplies
+            negative ones (Keskar et al., 2019); 1 is off.
+        presence_penalty: subtracted from the logit of every token that was generated.
+        frequency_penalty: subtracted from a token's logit for each time it was generated.
+        logit_bias: (token, value to add to its logit) pairs, from -100 to 100.
+        seed: the same seed gives the same tokens, whatever else is in the batch; None picks a random one.
+        stop_token_ids: tokens that end the request, besides the model's end-of-sequence tokens.
+        bad_words: token sequences that are never generated in full.
+        ignore_eos: continue after the model's end-of-sequence tokens.
+        logprobs: report the log-probability of each generated token and of this many most likely alternatives; None
+            reports none. Log-probabilities are the model's own, before temperature, penalties and filters.
+        prompt_logprobs: the same for each prompt token but the first.
+        grammar: the grammar that the generation must match.
 
     Raises:
-        RequestError: when built with a value out of range.
+        RequestError: if a value is out of range.
     """
 
     max_tokens: int = 16
@@ -121,13 +121,14 @@ class Request:
     """One prompt to continue.
 
     Attributes:
-        id: unique among the requests alive.
-        priority: lower is served first; requests of equal priority in order of arrival.
-        deadline_seconds: how long after its arrival the request ends, finished or not; None for no deadline.
-        cache_salt: only requests of the same salt share cached prefixes, so that tenants cannot time each other's.
+        id: unique among unfinished requests.
+        priority: lower is served first; equal priorities are served by arrival.
+        deadline_seconds: seconds after arrival at which the request ends, finished or not; None for no deadline.
+        cache_salt: requests share cached prefixes only if their salts are equal, so that a tenant cannot probe the
+            prompts of others by timing.
 
     Raises:
-        RequestError: when built with a value out of range.
+        RequestError: if a value is out of range.
     """
 
     id: str
@@ -147,7 +148,7 @@ class Request:
         )
 
     def check(self, max_model_length: int, vocabulary_size: int) -> None:
-        """Raises RequestError when the model cannot serve this request."""
+        """Raise RequestError if the model cannot serve this request."""
         if not self.prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         for token in self.prompt_token_ids:
@@ -160,14 +161,14 @@ class Request:
         prompt, generation = len(self.prompt_token_ids), self.sampling.max_tokens
         if prompt >= max_model_length:
             raise RequestError(
-                f"the prompt has {prompt} tokens and the longest prompt plus generation served here is "
-                f"{max_model_length} tokens: shorten the prompt",
+                f"the prompt has {prompt} tokens, and prompt plus generation are limited to {max_model_length} tokens: "
+                "shorten the prompt",
                 "prompt",
             )
         if prompt + generation > max_model_length:
             raise RequestError(
-                f"max_tokens is {generation} and the prompt has {prompt} tokens, {prompt + generation} together: "
-                f"at most {max_model_length} are served here, so lower max_tokens to {max_model_length - prompt}",
+                f"max_tokens is {generation} and the prompt has {prompt} tokens, {prompt + generation} together, and "
+                f"the limit is {max_model_length}: lower max_tokens to {max_model_length - prompt}",
                 "max_tokens",
             )
 

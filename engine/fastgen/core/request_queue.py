@@ -1,4 +1,4 @@
-"""The queue: sequences that hold no blocks of the cache, best first."""
+"""The queue of sequences that hold no KV blocks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from fastgen.core.sequence import Rank, Sequence
 
-# Ordinal and number of preemptions: a sequence that comes back is in the heap anew.
-_Arrived = tuple[int, int, Sequence]
-_MOST_GONE = 64
+# Ordinal, number of preemptions, sequence: a preempted sequence gets a new heap entry.
+_HeapEntry = tuple[int, int, Sequence]
+_MAX_STALE = 64
 
 
-def _by_arrival(sequence: Sequence) -> _Arrived:
+def _heap_entry(sequence: Sequence) -> _HeapEntry:
     return (sequence.ordinal, sequence.num_preemptions, sequence)
 
 
@@ -22,55 +22,55 @@ def _rank(sequence: Sequence) -> Rank:
 
 
 class RequestQueue:
-    """Sequences in order of rank: priority, then arrival. New, preempted and swapped ones wait in one line.
+    """New, preempted and swapped sequences in one queue, ordered by rank: priority, then arrival.
 
-    What the statistics ask after every pass is kept, not counted anew.
+    The counts for statistics are maintained incrementally, because they are read after every step.
+
+    Attributes:
+        sequences: highest priority first.
+        num_swapped: sequences with host blocks.
+        num_prompt_tokens: prompt tokens not yet computed.
     """
 
     def __init__(self) -> None:
-        self._line: list[Sequence] = []
-        # A heap by arrival. Those that have left the line stay in here until they are the oldest, or too many.
-        self._oldest: list[_Arrived] = []
+        self.sequences: list[Sequence] = []
+        # A heap by arrival. Sequences that left the queue stay in it until they are the oldest, or too many.
+        self._by_arrival: list[_HeapEntry] = []
         self.num_swapped = 0
         self.num_prompt_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self.sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._line)
+        return iter(self.sequences)
 
     @property
-    def line(self) -> list[Sequence]:
-        """Everyone, best first."""
-        return self._line
-
-    @property
-    def first(self) -> Sequence | None:
-        """The best, or None."""
-        return self._line[0] if self._line else None
+    def head(self) -> Sequence | None:
+        """The sequence to admit next, or None."""
+        return self.sequences[0] if self.sequences else None
 
     def push(self, sequence: Sequence) -> None:
-        """Puts a sequence where its rank belongs."""
-        insort(self._line, sequence, key=_rank)
-        heapq.heappush(self._oldest, _by_arrival(sequence))
-        if len(self._oldest) > 2 * len(self._line) + _MOST_GONE:
-            self._oldest = [_by_arrival(waiting) for waiting in self._line]
-            heapq.heapify(self._oldest)
+        """Insert a sequence by rank."""
+        insort(self.sequences, sequence, key=_rank)
+        heapq.heappush(self._by_arrival, _heap_entry(sequence))
+        if len(self._by_arrival) > 2 * len(self.sequences) + _MAX_STALE:
+            self._by_arrival = [_heap_entry(waiting) for waiting in self.sequences]
+            heapq.heapify(self._by_arrival)
         self._count(sequence, 1)
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out, as it was pushed."""
-        place = bisect_left(self._line, sequence.rank, key=_rank)
-        assert self._line[place] is sequence
-        del self._line[place]
+        """Remove a sequence. Call it before the sequence changes."""
+        index = bisect_left(self.sequences, sequence.rank, key=_rank)
+        assert self.sequences[index] is sequence
+        del self.sequences[index]
         self._count(sequence, -1)
 
     def oldest_arrival(self) -> float | None:
-        """When the one that has been alive longest arrived, in seconds on the engine's clock."""
-        while self._oldest and not self._oldest[0][2].is_waiting:
-            heapq.heappop(self._oldest)
-        return self._oldest[0][2].arrival if self._oldest else None
+        """Return the earliest arrival of all queued sequences, in seconds on the engine's clock."""
+        while self._by_arrival and not self._by_arrival[0][2].is_waiting:
+            heapq.heappop(self._by_arrival)
+        return self._by_arrival[0][2].arrival if self._by_arrival else None
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         self.num_swapped += sign * bool(sequence.host_blocks)

@@ -1,7 +1,7 @@
-"""Dynamic SplitFuse: which tokens go into the next forward pass.
+"""Dynamic SplitFuse: decides which tokens the next step computes.
 
-DeepSpeed-FastGen (Holmes et al., 2024), section 3.2: long prompts are split over several passes, and short prompts and
-all running generations are fused into the same pass, so that every pass carries about the same number of tokens.
+DeepSpeed-FastGen (Holmes et al., 2024), section 3.2: long prompts are split over several steps, and short prompts are
+fused with all running generations into one step, so that every step computes about the same number of tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fastgen.core.step_plan import Chunk, StepPlan, StepPlanBuilder
 
 __all__ = ["Chunk", "Scheduler", "StepPlan"]
 
-# Backlogs beyond this many full passes shape a pass all alike: nobody needs to know how long they are.
-_PASSES_LOOKED_AHEAD = 64
+# The backlog is counted up to this many full steps. A longer one makes no difference to the next step.
+_LOOKAHEAD_STEPS = 64
 
 
 def _rank(sequence: Sequence) -> Rank:
@@ -32,15 +32,16 @@ def _rank(sequence: Sequence) -> Rank:
 
 
 class Scheduler:
-    """Owns the sequences alive and the block pool. Running sequences hold blocks of the cache; waiting ones hold none.
+    """Owns all unfinished sequences and the block pool. Running sequences hold cache blocks; waiting ones hold none.
 
-    Sequences are ranked by priority and then by arrival, and the better goes first everywhere:
-    - the worst running sequence makes room where a better one needs a block, and no sequence is admitted in that pass;
-    - waiting sequences are admitted best first, and nobody overtakes the best, even if it does not fit yet.
+    Sequences are ranked by priority, then by arrival. A higher-ranked sequence always goes first:
+    - If a sequence needs a block and none is free, the lowest-ranked running sequence is preempted. No sequence is
+      admitted in that step.
+    - Waiting sequences are admitted by rank. None overtakes the first, even if that one does not fit yet.
 
-    So the best running sequence gets on in every pass, unless better ones were admitted in it; and the best waiting one
-    waits for running ones to end at most, since none is put before it. Of each priority the oldest is the best: nobody
-    starves but by others of better priority.
+    So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted, and the
+    first waiting sequence waits at most until running ones end. Within a priority the oldest ranks highest, so a
+    sequence can only be starved by sequences of higher priority.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Scheduler:
         host: HostBuffer | None = None,
         preemption: Preemption | None = None,
     ) -> None:
-        assert 1 <= max_sequences <= token_budget, "each running sequence takes a token of every pass"
+        assert 1 <= max_sequences <= token_budget, "each decoding sequence takes one token of every step"
         self.pool = pool
         self.token_budget = token_budget
         self.max_sequences = max_sequences
@@ -67,21 +68,21 @@ class Scheduler:
 
     @property
     def running(self) -> abc.Sequence[Sequence]:
-        """Sequences that hold blocks of the cache, best first."""
+        """Sequences that hold cache blocks, by rank."""
         return self._running
 
     @property
     def waiting(self) -> abc.Sequence[Sequence]:
-        """Sequences that hold none, best first: new ones, and preempted ones, swapped out or not."""
-        return self._waiting.line
+        """New, preempted and swapped sequences, by rank."""
+        return self._waiting.sequences
 
     @property
     def has_work(self) -> bool:
-        """Is any sequence alive?"""
+        """Return whether any sequence is unfinished."""
         return bool(self._running or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a new sequence. All it will ever need must fit in the pool when it is alone."""
+        """Queue a new sequence. The whole pool must be large enough for its longest state."""
         longest = sequence.num_prompt_tokens + sequence.sampling.max_tokens
         assert self.pool.blocks_for(longest) <= self.pool.num_blocks, f"{sequence} can never fit"
         assert sequence.num_computed_tokens == 0
@@ -89,39 +90,39 @@ class Scheduler:
         self._deadlines.add(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Ends a sequence wherever it is and frees all that it holds."""
+        """End a sequence, running or waiting, and free its blocks."""
         self._end(sequence, FinishReason.ABORT)
 
     def end_overdue(self, now: float) -> list[Sequence]:
-        """Ends the sequences whose deadline has come by `now`, wherever they are, and returns them."""
+        """End the sequences whose deadline has passed at `now` and return them."""
         overdue = self._deadlines.overdue(now)
         for sequence in overdue:
             self._end(sequence, FinishReason.DEADLINE)
         return overdue
 
     def schedule(self) -> StepPlan:
-        """Fills the next pass: every running decode first, then prompts, half-prefilled and waiting ones by rank.
+        """Plan the next step: all running decodes first, then mid-prefill and waiting prompts by rank.
 
-        Blocks are taken for what the pass computes, never for what a request may need one day.
+        Blocks are allocated for the tokens of this step only, never for what a request may need later.
         """
         builder = StepPlanBuilder(self.pool, self.token_budget)
-        half_prefilled = self._schedule_decodes(builder)
-        self._schedule_prompts(builder, half_prefilled)
-        self._chunker.note(len(builder.decodes), builder.num_prompt_tokens)
-        plan = builder.finish()
-        assert plan.chunks or not self.has_work, "work is there and nothing was scheduled"
+        prefilling = self._schedule_decodes(builder)
+        self._schedule_prompts(builder, prefilling)
+        self._chunker.observe(len(builder.decodes), builder.num_prompt_tokens)
+        plan = builder.build()
+        assert plan.chunks or not self.has_work, "there is work, but nothing was scheduled"
         return plan
 
     def complete(self, plan: StepPlan, sampled: abc.Sequence[int]) -> list[Sequence]:
-        """Takes note of a finished pass.
+        """Record the results of an executed step.
 
         Args:
-            plan: the pass that `schedule` returned last.
+            plan: the plan that `schedule` returned last.
             sampled: one token for each chunk that samples, in the order of the chunks.
 
         Returns:
-            The sequences that got a token, in the order of the chunks; those that ended have a `finish_reason` and
-            hold no blocks any more.
+            The sequences that got a token, in the order of the chunks. Finished ones have a `finish_reason` and hold
+            no blocks.
         """
         tokens = iter(sampled)
         grown, ended = [], False
@@ -145,7 +146,7 @@ class Scheduler:
         return grown
 
     def stats(self, now: float) -> SchedulerStats:
-        """What the scheduler holds at this moment; `now` is on the clock that sequences' arrivals are on."""
+        """Return the current state; `now` is in seconds on the clock of the sequences' arrivals."""
         kv_tokens, pending = 0, self._waiting.num_prompt_tokens
         for sequence in self._running:
             kv_tokens += sequence.num_computed_tokens
@@ -163,108 +164,109 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between passes."""
+        """Assert the invariants that hold between steps."""
         self._kv_cache.check_integrity(self._running, self._waiting)
-        for line in (self._running, self._waiting.line):
-            ranks = [sequence.rank for sequence in line]
+        for sequences in (self._running, self._waiting.sequences):
+            ranks = [sequence.rank for sequence in sequences]
             assert ranks == sorted(set(ranks)), "sequences are out of order"
         assert len(self._running) <= self.max_sequences
-        watched = sum(s.deadline is not None for line in (self._running, self._waiting) for s in line)
-        assert len(self._deadlines) == watched, "a deadline is watched for nobody"
+        tracked = sum(s.deadline is not None for sequences in (self._running, self._waiting) for s in sequences)
+        assert len(self._deadlines) == tracked, "a finished sequence's deadline is still tracked"
 
     def _schedule_decodes(self, builder: StepPlanBuilder) -> list[Sequence]:
-        """A token for every running sequence that has one pending; returns the half-prefilled ones, best first."""
+        """Schedule one token for every decoding sequence; return the mid-prefill ones by rank."""
         pool, block_size = self.pool, self.pool.block_size
-        chunks, half_prefilled = [], []
-        # The best sequence must get on. Is it half-prefilled, a block is held back for it, as its turn comes last.
-        held_back = 0
+        chunks, prefilling = [], []
+        # Reserve one block for the highest-ranked sequence if it is mid-prefill: its chunk is scheduled after the
+        # decodes, and it must advance in every step.
+        num_reserved = 0
         if self._running and self._running[0].num_pending_tokens > 1:
-            best = self._running[0]
-            if len(best.block_table) * block_size == best.num_computed_tokens:
-                self._make_room(best, builder, 0)
-                held_back = 1
+            first = self._running[0]
+            if len(first.block_table) * block_size == first.num_computed_tokens:
+                self._make_room(first, builder, 0)
+                num_reserved = 1
         for sequence in self._running.copy():
-            if not sequence.block_table:  # it made room for a better one
+            if not sequence.block_table:  # preempted in this loop
                 continue
             computed = sequence.num_computed_tokens
             if len(sequence.tokens) - computed > 1:
-                half_prefilled.append(sequence)
+                prefilling.append(sequence)
                 continue
             if len(sequence.block_table) * block_size == computed:
-                if not self._make_room(sequence, builder, held_back):
+                if not self._make_room(sequence, builder, num_reserved):
                     continue
                 pool.extend(sequence.block_table, computed + 1)
             chunks.append(Chunk(sequence, computed, 1))
         builder.add_decodes(chunks)
-        return [sequence for sequence in half_prefilled if sequence.block_table]
+        return [sequence for sequence in prefilling if sequence.block_table]
 
-    def _schedule_prompts(self, builder: StepPlanBuilder, half_prefilled: list[Sequence]) -> None:
-        """More of the prompts that are half in the cache and first chunks of waiting ones, the better ones first.
-
-        A waiting sequence that cannot come in yet is not overtaken by other waiting ones.
-        """
-        if not builder.budget.left:
+    def _schedule_prompts(self, builder: StepPlanBuilder, prefilling: list[Sequence]) -> None:
+        """Fill the rest of the step with chunks of mid-prefill and waiting prompts, by rank."""
+        if not builder.tokens_left:
             return
         admits = not builder.preempted
-        backlog = self._backlog(half_prefilled, admits, builder.budget.left)
+        backlog = self._backlog(prefilling, admits, builder.tokens_left)
         if not backlog:
             return
         load = StepLoad(len(builder.decodes), sum([chunk.start for chunk in builder.decodes]), backlog)
-        builder.budget.bound(self._chunker.prompt_tokens(builder.budget.left, load))
-        for sequence in half_prefilled:
-            while admits and (first := self._waiting.first) is not None and first.rank < sequence.rank:
-                admits = self._admit(first, builder)
+        builder.tokens_left = min(builder.tokens_left, self._chunker.prompt_tokens(builder.tokens_left, load))
+        for sequence in prefilling:
+            while admits and (head := self._waiting.head) is not None and head.rank < sequence.rank:
+                admits = self._admit(head, builder)
             builder.add_prompt(sequence)
-        while admits and (first := self._waiting.first) is not None:
-            admits = self._admit(first, builder)
+        while admits and (head := self._waiting.head) is not None:
+            admits = self._admit(head, builder)
 
-    def _backlog(self, half_prefilled: list[Sequence], admits: bool, room: int) -> int:
-        """Pending tokens of prompts that can be worked on now, as far as it matters."""
-        backlog = sum(sequence.num_pending_tokens for sequence in half_prefilled)
+    def _backlog(self, prefilling: list[Sequence], admits: bool, room: int) -> int:
+        """Return the prompt tokens that could be computed now, counted up to the lookahead."""
+        backlog = sum(sequence.num_pending_tokens for sequence in prefilling)
         if admits:
-            enough = room * _PASSES_LOOKED_AHEAD
-            for sequence in self._waiting.line[: self.max_sequences - len(self._running)]:
+            enough = room * _LOOKAHEAD_STEPS
+            for sequence in self._waiting.sequences[: self.max_sequences - len(self._running)]:
                 if backlog >= enough:
                     break
                 backlog += sequence.num_pending_tokens
         return backlog
 
     def _admit(self, sequence: Sequence, builder: StepPlanBuilder) -> bool:
-        """Lets the best waiting sequence run, with the blocks that the cache or the host buffer has for it.
+        """Start the first waiting sequence with the blocks it has in the prefix cache or the host buffer.
 
-        Returns False, and changes nothing, where it has to wait: for a place, for room, or for a block that it shares
-        with a sequence that computes it in this very pass. The latter is there in the next pass, so it costs no more
-        than a pass for each block that it saves.
+        Return False and change nothing if it must wait: for token budget, for another sequence to end, for blocks, or
+        for a block that another sequence computes in this step. That block is cached in the next step, so sharing it
+        delays the sequence by at most one step per block saved.
         """
-        if not builder.budget.left or len(self._running) >= self.max_sequences or not self.pool.num_free:
+        if not builder.tokens_left or len(self._running) >= self.max_sequences or not self.pool.num_free:
             return False
-        table = self._kv_cache.cached(sequence)
-        stays = self._would_stay(sequence, table) if sequence.num_preemptions else self.pool.num_free > 0
-        if not stays or self._kv_cache.is_computed(sequence, table, builder):
+        table = self._kv_cache.match_prefix(sequence)
+        fits = self._fits_with_growth(sequence, table) if sequence.num_preemptions else self.pool.num_free > 0
+        if not fits or self._kv_cache.is_next_computed(sequence, table, builder):
             self.pool.release(table)
             return False
         self._waiting.remove(sequence)
-        self._kv_cache.allocate(sequence, table, builder)
+        if sequence.host_blocks:
+            self._kv_cache.swap_in(sequence, table, builder)
+        else:
+            self._kv_cache.allocate(sequence, table)
         insort(self._running, sequence, key=_rank)
         scheduled = builder.add_prompt(sequence)
         assert scheduled, "an admitted sequence has room for a token"
         return True
 
-    def _would_stay(self, sequence: Sequence, table: list[int]) -> bool:
-        """Is there room for all tokens of a preempted sequence and a block of growth for everyone who runs?
+    def _fits_with_growth(self, sequence: Sequence, table: list[int]) -> bool:
+        """Return whether a preempted sequence fits whole, with one block of growth for each running sequence.
 
-        It lost its blocks because they were short. Coming back on the first free one, it would compute its prompt again
-        only to lose it at the next decode that needs a block: passes full of work that is thrown away.
+        It was preempted because blocks were short. Readmitted on the first free block, it would recompute its prompt
+        and lose it again to the next decode that needs a block.
         """
         missing = self.pool.blocks_for(len(sequence.tokens)) - len(table)
         return missing + len(self._running) <= self.pool.num_free
 
-    def _make_room(self, sequence: Sequence, builder: StepPlanBuilder, held_back: int) -> bool:
-        """Preempts the worst running sequences until `sequence` can have one more block and `held_back` are left.
+    def _make_room(self, sequence: Sequence, builder: StepPlanBuilder, num_reserved: int) -> bool:
+        """Preempt the lowest-ranked sequences until there is a block for `sequence` besides the reserved ones.
 
-        Returns False where it was itself the worst.
+        Return False if `sequence` itself was preempted.
         """
-        while self.pool.num_free <= held_back:
+        while self.pool.num_free <= num_reserved:
             victim = self._running.pop()
             self._kv_cache.preempt(victim, builder)
             self._waiting.push(victim)

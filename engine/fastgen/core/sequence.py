@@ -1,8 +1,8 @@
-"""One request under way, as integer arithmetic over its tokens.
+"""The state of one request, as integer arithmetic over its tokens.
 
-There are no phases. `tokens` is the prompt and what was generated so far; `num_computed_tokens` of them have their keys
-and values in the cache; a pass computes some of the rest. A sequence whose one pending token is the one generated last
-is what others call decoding; with more pending it is what they call prefilling, whether it is new or was preempted.
+There are no phases. `tokens` holds the prompt and the generated tokens; the KV of the first `num_computed_tokens` is in
+the cache; a step computes some of the rest. A sequence whose only pending token is the one sampled last is decoding.
+With more pending tokens it is prefilling, whether it is new or was preempted.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from __future__ import annotations
 from fastgen.core.constraint import Constraint
 from fastgen.core.request import FinishReason, Request, SamplingParams
 
-# Priority, then place in the order of arrival: of two sequences the lower one is better and is served first.
+# Priority, then ordinal of arrival. Lower is served first.
 Rank = tuple[int, int]
 
 
 class Sequence:
-    """The state of one request: `0 <= num_computed_tokens < len(tokens)` as long as it is alive.
+    """The state of one request. Invariant until it ends: `0 <= num_computed_tokens < len(tokens)`.
 
     Attributes:
         tokens: prompt token ids, then generated ones.
-        block_table: KV blocks in order; token i lies in block `block_table[i // block_size]`, slot `i % block_size`.
+        block_table: KV blocks in order; token i is in slot `i % block_size` of block `block_table[i // block_size]`.
             Empty while the sequence waits.
-        host_blocks: the same in the host buffer, while it is swapped out; then the cache holds none of it.
-        ordinal: place in the order of arrival, unique.
-        rank: where it stands among all.
+        host_blocks: the same for the host buffer, while the sequence is swapped out.
+        ordinal: unique position in the order of arrival.
+        rank: scheduling order; lower first.
         arrival, deadline: seconds on the engine's clock; None for no deadline.
-        cache_salt: only sequences of the same salt share blocks; None for one that shares with nobody.
-        num_published_blocks: leading blocks that the prefix cache knows.
-        num_cached_tokens: prompt tokens that were found in the prefix cache when it was first scheduled.
-        num_prompt_logprobs: prompt tokens whose log-probabilities were reported.
-        is_reported: was anything reported of it?
-        first_scheduled: when its first token was first put into a pass, or None.
-        seed: what sampling is seeded with.
-        constraint: what may be generated next, where the request has a grammar; it has seen every generated token.
-        history: what the sampler keeps of this sequence from pass to pass, which nobody else looks at.
+        cache_salt: sequences share blocks only if their salts are equal; None disables sharing.
+        num_published_blocks: leading blocks that are in the prefix cache.
+        num_cached_tokens: prompt tokens found in the prefix cache when the sequence was first scheduled.
+        num_prompt_logprobs: prompt tokens whose log-probabilities have been reported.
+        is_reported: whether any output has been reported.
+        first_scheduled: when the sequence was first scheduled, or None.
+        seed: seed of its sampling.
+        constraint: state of its grammar, if any, after all generated tokens.
+        history: the sampler's state for this sequence.
     """
 
     __slots__ = (
@@ -101,26 +101,26 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Is the token sampled last the only one pending?"""
+        """Return whether the token sampled last is the only pending one."""
         return self.num_computed_tokens == len(self.tokens) - 1 and self.num_computed_tokens >= self.num_prompt_tokens
 
     @property
     def is_waiting(self) -> bool:
-        """Is it alive without blocks of the cache?"""
+        """Return whether the sequence is unfinished and holds no blocks of the cache."""
         return not self.block_table and self.finish_reason is None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Are there prompt tokens whose log-probabilities were asked for and not reported yet?"""
+        """Return whether requested prompt log-probabilities are still to be reported."""
         return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
 
     def advance(self, num_tokens: int) -> None:
-        """Notes that `num_tokens` more tokens have their KV in the cache."""
+        """Record that the KV of `num_tokens` more tokens is in the cache."""
         assert 1 <= num_tokens <= self.num_pending_tokens
         self.num_computed_tokens += num_tokens
 
     def append(self, token: int, end_tokens: frozenset[int]) -> None:
-        """Adds the sampled `token`; sets `finish_reason` if the request ends with it."""
+        """Append the sampled `token` and set `finish_reason` if the request ends with it."""
         assert self.num_pending_tokens == 0, f"{self} sampled before its last chunk"
         assert self.finish_reason is None
         self.tokens.append(token)
@@ -135,8 +135,3 @@ class Sequence:
             self.finish_reason = FinishReason.STOP
         elif generated >= sampling.max_tokens:
             self.finish_reason = FinishReason.LENGTH
-
-    def forget(self) -> None:
-        """Drops what was computed (its blocks are the pool's again): all tokens are pending once more."""
-        assert not self.block_table
-        self.num_computed_tokens = 0

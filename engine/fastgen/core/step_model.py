@@ -1,6 +1,6 @@
-"""How long passes take, learnt from passes: step = a + b * tokens + c * kv_tokens seconds.
+"""Predicts step times from observed steps: seconds = a + b * tokens + c * kv_tokens.
 
-a is what every pass costs (the weights are read), b a forward token, c a token whose KV is read.
+a is the fixed cost of a step (reading the weights), b the cost of a token, c the cost of reading a token's KV.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ Vector = tuple[float, float, float]
 
 
 class StepTimes(Protocol):
-    """What is known of the time of passes, in seconds."""
+    """Predictions of step times."""
 
     def seconds(self, tokens: int, kv_tokens: int) -> float:
-        """Of a pass of `tokens` forward tokens whose sequences have `kv_tokens` tokens; 0 where nothing is known."""
+        """Return the time of a step of `tokens` tokens over `kv_tokens` tokens of KV; 0 if unknown."""
 
     def tokens_within(self, seconds: float, kv_tokens: int) -> int:
-        """The most forward tokens of a pass that takes `seconds`; sys.maxsize where nothing is known."""
+        """Return the most tokens that a step can compute in `seconds`; sys.maxsize if unknown."""
 
 
-# Columns are scaled to about 1, so that the ridge below weighs them alike.
+# Scale the columns to about 1, so that the ridge below affects them equally.
 _SCALES: Vector = (1.0, 1 / 256, 1 / 65536)
-# What a bucket remembers: about this many of its latest passes.
+# A bucket's memory, in steps.
 _MEMORY = 64
-# Keeps the equations solvable where passes do not differ: far below what any difference between passes adds.
+# Keeps the equations solvable if all steps are alike; far below what any difference between steps adds.
 _RIDGE = 1e-7
-# A pass that took this many times what was expected was disturbed: it counts as no more than that.
-_DISTURBED = 4.0
-_FEWEST_PASSES = 8
-_PASSES_PER_FIT = 16
+# Outliers are clipped to this multiple of the expected time.
+_OUTLIER = 4.0
+_MIN_STEPS = 8
+_STEPS_PER_FIT = 16
 
 
 class _Moments:
-    """Sums over passes x = (1, tokens, kv_tokens) and times y, relative to y, the older ones fading."""
+    """Exponentially weighted sums over steps x = (1, tokens, kv_tokens) and times y, relative to y."""
 
     __slots__ = ("xx", "xy")
 
@@ -56,13 +56,14 @@ class _Moments:
 
 
 class StepModel:
-    """An online least-squares fit of relative errors, with forgetting and coefficients that are never negative.
+    """Online least squares on relative errors, with forgetting and non-negative coefficients.
 
-    Passes are remembered by size, in buckets of a power of two of tokens, and a bucket forgets only when passes of its
-    size come: an hour of decoding does not wash out what a pass of the full budget takes, as it would with plain
-    recursive least squares and one forgetting factor. Deterministic: the same passes give the same fit.
+    Steps are bucketed by tokens, in powers of two, and a bucket forgets only when it gets new steps. So an hour of
+    decoding does not wash out the times of full steps, as recursive least squares with one forgetting factor would.
+    Deterministic: the same steps give the same fit.
 
-    `coefficients`: (a, b, c) of the latest fit, in seconds; zeros until a few passes were seen.
+    Attributes:
+        coefficients: (a, b, c) of the latest fit, in seconds; zeros before the first fit.
     """
 
     def __init__(self) -> None:
@@ -72,46 +73,46 @@ class StepModel:
 
     @classmethod
     def of(cls, points: Iterable[StepTime]) -> StepModel:
-        """A model that has seen these passes."""
+        """Return a model that has observed `points`."""
         model = cls()
         for point in points:
             model.observe(point.tokens, point.kv_tokens, point.seconds)
         return model
 
     def observe(self, tokens: int, kv_tokens: int, seconds: float) -> None:
-        """Takes in a pass. One that took no time at all is passed over: it was not measured."""
+        """Record a step. A time of 0 is ignored: the step was not measured."""
         if seconds <= 0:
             return
         expected = self.seconds(tokens, kv_tokens)
         if expected > 0:
-            seconds = min(seconds, _DISTURBED * expected)
+            seconds = min(seconds, _OUTLIER * expected)
         x = (_SCALES[0], tokens * _SCALES[1], kv_tokens * _SCALES[2])
         self._buckets.setdefault(tokens.bit_length(), _Moments()).add(x, seconds)
         self._num_observed += 1
-        early = self._num_observed < 4 * _PASSES_PER_FIT
-        if early or self._num_observed % _PASSES_PER_FIT == 0:
+        early = self._num_observed < 4 * _STEPS_PER_FIT
+        if early or self._num_observed % _STEPS_PER_FIT == 0:
             self._fit()
 
     def seconds(self, tokens: int, kv_tokens: int) -> float:
-        """Of a pass of `tokens` forward tokens whose sequences have `kv_tokens` tokens; 0 where nothing is known."""
+        """Return the time of a step of `tokens` tokens over `kv_tokens` tokens of KV; 0 if unknown."""
         a, b, c = self.coefficients
         return a + b * tokens + c * kv_tokens
 
     def tokens_within(self, seconds: float, kv_tokens: int) -> int:
-        """The most forward tokens of a pass that takes `seconds`; sys.maxsize where nothing is known."""
+        """Return the most tokens that a step can compute in `seconds`; sys.maxsize if unknown."""
         a, b, c = self.coefficients
         if b <= 0:
             return sys.maxsize
         return max(0, int((seconds - a - c * kv_tokens) / b + 1e-9))
 
     def _fit(self) -> None:
-        if self._num_observed < _FEWEST_PASSES:
+        if self._num_observed < _MIN_STEPS:
             return
         xx = [sum(moments.xx[i] for moments in self._buckets.values()) for i in range(9)]
         xy = [sum(moments.xy[i] for moments in self._buckets.values()) for i in range(3)]
         if len(self._buckets) == 1:
-            # Passes of one size do not tell a from b. Taking all of it for b overrates large passes and underrates
-            # small ones, so whoever shapes passes by it makes others than these, from which the difference is learnt.
+            # Steps of one size cannot separate a from b. Attributing all to b overestimates larger steps and
+            # underestimates smaller ones, so the chunker produces steps of other sizes, and they separate the two.
             self.coefficients = (0.0, xy[1] / xx[4] * _SCALES[1], 0.0)
             return
         for i in range(3):
@@ -122,9 +123,9 @@ class StepModel:
 
 
 def non_negative_least_squares(xx: list[float], xy: list[float]) -> Vector:
-    """The x >= 0 of three that minimises x' xx x - 2 xy' x, where xx [3 x 3, row by row] is positive definite.
+    """Return the x >= 0 in R^3 that minimises x' xx x - 2 xy' x, for a positive definite xx [3 x 3, row-major].
 
-    Each set of coefficients that may differ from zero is tried: seven small systems, of which one holds the minimum.
+    Solves the system for each of the seven sets of non-zero coefficients; one of them has the minimum.
     """
     best, least = (0.0, 0.0, 0.0), 0.0
     for size in (3, 2, 1):
@@ -140,12 +141,12 @@ def non_negative_least_squares(xx: list[float], xy: list[float]) -> Vector:
             if objective < least:
                 best, least = (x[0], x[1], x[2]), objective
         if size == 3 and min(best) > 0:
-            break  # the minimum without bounds is within them
+            break  # the unconstrained minimum satisfies the constraints
     return best
 
 
 def _solve(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """Gaussian elimination; the matrix is positive definite, so no pivoting is needed."""
+    """Solve by Gaussian elimination. The matrix is positive definite, so no pivoting is needed."""
     size = len(vector)
     rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
     for i in range(size):

@@ -1,4 +1,4 @@
-"""What a pass gives back: tokens, and how likely they were."""
+"""The results of a step: sampled tokens and log-probabilities."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely a token was at its place, by the model itself (natural logarithm).
+    """Log-probability of a token at its position, by the model alone (natural logarithm).
 
     Attributes:
-        rank: 1 for the likeliest token of the vocabulary, 2 for the next.
-        top: the likeliest tokens with their log-probabilities, likeliest first, as many as were asked for.
+        rank: 1 for the most likely token of the vocabulary, 2 for the next.
+        top: the most likely tokens with their log-probabilities, in descending order, as many as requested.
     """
 
     token_id: int
@@ -22,7 +22,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token that was chosen after a chunk; `logprobs` where its request asked for them."""
+    """The token sampled after a chunk, with `logprobs` if requested."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -30,12 +30,12 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What came of a pass.
+    """The results of a step.
 
     Attributes:
-        sampled: one for each chunk that samples, in the order of the chunks.
-        prompt_logprobs: by index of the chunk, for chunks of requests that ask for them: of each of the chunk's tokens
-            that has a prompt token after it, the log-probabilities of that next prompt token.
+        sampled: one token for each chunk that samples, in the order of the chunks.
+        prompt_logprobs: by chunk index, for chunks of requests with `prompt_logprobs`: one entry for each token of the
+            chunk that is followed by a prompt token, about that next token.
     """
 
     sampled: list[SampledToken]

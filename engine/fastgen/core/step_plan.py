@@ -1,4 +1,4 @@
-"""One forward pass: what it computes, and how it comes together."""
+"""The scheduler's decision for one step, and the builder that assembles it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from fastgen.core.block_pool import BlockPool
 from fastgen.core.prefix_cache import Key
 from fastgen.core.sequence import Sequence
-from fastgen.core.token_budget import TokenBudget
 
 
 @dataclass(slots=True, init=False, eq=False)
 class Chunk:
-    """One sequence's share of a pass: `sequence.tokens[start : start + num_tokens]`, at positions from `start`.
+    """One sequence's tokens in a step: `sequence.tokens[start : start + num_tokens]`, at positions from `start`.
 
-    Never changed once made. It is not frozen because a pass makes hundreds, and freezing takes four times as long.
+    Immutable by convention. Not a frozen dataclass: a step creates hundreds, and freezing takes four times as long.
 
-    `samples`: does a token follow this chunk? Only a sequence's last pending token has logits worth sampling. Settled
-    when the chunk is made: the sequence grows once the pass is done, the chunk must not change with it.
+    Attributes:
+        samples: whether a token is sampled after this chunk, which is so if it ends with the sequence's last pending
+            token. Fixed at construction, because the sequence grows when the step completes.
     """
 
     sequence: Sequence
@@ -37,13 +37,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one forward pass computes: chunks of one token first, then longer ones, and who lost its blocks for it.
+    """What one step computes, swaps and preempts.
 
     Attributes:
-        preempted: those that are recomputed later and those that are swapped out: the latter hold host blocks.
-        swap_out: (block of the cache, block of the host buffer): copied before anything else, so that the block may be
-            written in this very pass.
-        swap_in: the same pairs, copied the other way after those, before anything is computed.
+        chunks: chunks of one token first, then longer ones.
+        preempted: sequences that lost their blocks. Swapped ones hold host blocks, the others will be recomputed.
+        swap_out: (cache block, host block) pairs to copy to the host first, so that the step may overwrite the block.
+        swap_in: (cache block, host block) pairs to copy back next, before anything is computed.
     """
 
     chunks: tuple[Chunk, ...]
@@ -53,20 +53,28 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Forward tokens of the pass."""
+        """Tokens that the step computes."""
         return sum([chunk.num_tokens for chunk in self.chunks])
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose KV the pass reads: all that its sequences have after it."""
+        """Tokens whose KV the step reads, including those it computes."""
         return sum([chunk.start + chunk.num_tokens for chunk in self.chunks])
 
 
 class StepPlanBuilder:
-    """A pass while it is being filled: blocks are taken as chunks are added."""
+    """A step plan under construction. Adding a chunk allocates its blocks and spends token budget.
+
+    DeepSpeed-FastGen (Holmes et al., 2024), section 3: the latency of a step depends on its number of tokens, hardly on
+    how they are grouped into sequences. So decodes and prompt chunks draw on one budget.
+
+    Attributes:
+        tokens_left: token budget not yet spent.
+    """
 
     def __init__(self, pool: BlockPool, token_budget: int) -> None:
-        self.budget = TokenBudget(token_budget)
+        assert token_budget >= 1
+        self.tokens_left = token_budget
         self.preempted: list[Sequence] = []
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
@@ -74,36 +82,36 @@ class StepPlanBuilder:
         self.num_prompt_tokens = 0
         self._prompts: list[Chunk] = []
         self._pool = pool
-        self._computes: set[Key] = set()
+        self._keys: set[Key] = set()
 
     def add_decodes(self, chunks: list[Chunk]) -> None:
-        """Chunks of one token, whose blocks have been taken."""
-        if chunks:
-            self.budget.take(len(chunks))
+        """Add chunks of one token whose blocks are allocated already."""
+        assert len(chunks) <= self.tokens_left
+        self.tokens_left -= len(chunks)
         self.decodes = chunks
 
     def add_prompt(self, sequence: Sequence) -> bool:
-        """As many of the sequence's pending tokens as budget and blocks allow; False if that is none."""
-        room = self._pool.room(sequence.block_table, sequence.num_computed_tokens)
-        size = min(sequence.num_pending_tokens, self.budget.left, room)
+        """Add as many pending tokens as budget and blocks allow. Return False if that is none."""
+        capacity = self._pool.token_capacity(sequence.block_table, sequence.num_computed_tokens)
+        size = min(sequence.num_pending_tokens, self.tokens_left, capacity)
         if size < 1:
             return False
-        self.budget.take(size)
+        self.tokens_left -= size
         self.num_prompt_tokens += size
         start = sequence.num_computed_tokens
         self._pool.extend(sequence.block_table, start + size)
         self._prompts.append(Chunk(sequence, start, size))
         block = start // self._pool.block_size
         if sequence.cache_salt is not None and start + size >= (block + 1) * self._pool.block_size:
-            self._computes.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
+            self._keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
         return True
 
     def computes(self, key: Key) -> bool:
-        """Is the block that would be known by `key` computed in this pass? Then it can be had in the next one."""
-        return key in self._computes
+        """Return whether this step computes the block with `key`, so that the prefix cache has it in the next step."""
+        return key in self._keys
 
-    def finish(self) -> StepPlan:
-        """The pass."""
+    def build(self) -> StepPlan:
+        """Return the plan, with chunks of one token first."""
         single = [chunk for chunk in self._prompts if chunk.num_tokens == 1]
         longer = [chunk for chunk in self._prompts if chunk.num_tokens > 1]
         return StepPlan(

@@ -1,7 +1,7 @@
-"""The server's handle on the engine process: starts it, talks to it, notices when it ends.
+"""Client of the engine process: sends it requests, receives its reports, and detects its end.
 
-The two processes share only a ZeroMQ PAIR socket in a private folder; `fastgen.engine.messages` defines the messages.
-Nothing here imports torch.
+The two processes share only a ZeroMQ PAIR socket in a private directory; `fastgen.engine.messages` defines the
+messages. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from fastgen.engine.messages import (
     TokenOutput,
 )
 
-# How long a process that has ended may take to be heard out: its last words are on their way through the socket.
-_LAST_WORDS_SECONDS = 0.05
-# A pass takes far less; an engine that has not followed a Shutdown by then is killed.
+# After the process exited, its socket is drained until no message has arrived for this long.
+_DRAIN_SECONDS = 0.05
+# An engine that does not exit within this time after Shutdown is killed. A step takes far less.
 _STOP_SECONDS = 5.0
 
 
 class EngineStartError(Exception):
-    """The engine could not start; `exit_code` 2 means that what it was asked to serve is at fault."""
+    """The engine could not start. `exit_code` 2 means that its configuration is invalid."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -50,21 +50,23 @@ class EngineStartError(Exception):
 
 
 class EngineDeadError(Exception):
-    """The engine process has ended; the message says how."""
+    """The engine process has exited; the message tells how."""
 
 
 class EngineClient:
-    """An engine in a process of its own. Belongs to the event loop that started it.
+    """Client of one engine process. Use it only in the event loop that started it.
 
     Attributes:
-        info: what the engine serves.
-        in_flight: the requests under way in it.
+        info: the served model and its limits.
+        in_flight: the requests in the engine.
     """
 
     info: EngineInfo
     in_flight: InFlight
 
-    def __init__(self, launch: Launch, socket: zmq.asyncio.Socket, on_report: Callable[[StepReport], None] | None):
+    def __init__(
+        self, launch: Launch, socket: zmq.asyncio.Socket, on_report: Callable[[StepReport], None] | None
+    ) -> None:
         self._launch = launch
         self._process = launch.process
         self._socket = socket
@@ -73,7 +75,7 @@ class EngineClient:
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
         self._failure: Failed | None = None
         self._num_received = 0
-        self._listens = False  # while it loads, the engine does not
+        self._ready = False  # the engine reads no messages before
         self._dead = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -86,20 +88,20 @@ class EngineClient:
         *,
         on_report: Callable[[StepReport], None] | None = None,
     ) -> EngineClient:
-        """Start the engine and return when it is ready for requests.
+        """Send the configuration and wait until the engine is ready for requests.
 
         Args:
-            launch: the engine process.
-            config: what it serves.
-            on_loading: called with the loading stage and its completed fraction, 0 to 1.
-            on_report: called once for each step report, in order; must be quick.
+            launch: the started process.
+            config: the model to serve and its settings.
+            on_loading: called with a stage and its completed fraction, 0 to 1.
+            on_report: called with every report, in order; must return quickly.
 
         Raises:
-            EngineStartError: when it cannot serve what `config` asks for, or fails on the way.
+            EngineStartError: if the engine cannot serve `config` or exits while loading.
         """
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         socket.set(zmq.LINGER, 0)
-        # A report must never be lost, however long the loop is busy: the engine decides how much may be on its way.
+        # Never drop a report while the loop is busy. The engine's send queue bounds how many are on their way.
         socket.set(zmq.RCVHWM, 0)
         socket.bind(launch.address)
         engine = cls(launch, socket, on_report)
@@ -121,19 +123,19 @@ class EngineClient:
             dead.cancel()
         if not ready.done():
             exit_code = self._failure.exit_code if self._failure is not None else 1
-            raise EngineStartError(self.end, exit_code)
+            raise EngineStartError(self.exit_message, exit_code)
         self.info = ready.result()
         self.in_flight = InFlight(self.info.max_sequences)
-        self._listens = True
+        self._ready = True
 
     @property
     def alive(self) -> bool:
-        """Is the engine process running?"""
+        """Return whether the engine process is running."""
         return not self._dead.is_set()
 
     @property
-    def end(self) -> str:
-        """How the engine ended, in words for people; meaningful once it has."""
+    def exit_message(self) -> str:
+        """How the engine exited; meaningful once it has."""
         if self._failure is not None:
             return self._failure.message
         code = self._process.returncode
@@ -143,81 +145,80 @@ class EngineClient:
         return f"the engine process ended with exit code {code}"
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenOutput]:
-        """The tokens of one request as they come; the last output has a finish reason.
+        """Yield the outputs of one request; the last one has a finish reason.
 
-        Closing the iterator before that frees what the request holds in the engine. The request must have passed
-        `Request.check`.
+        Closing the iterator earlier cancels the request. The request must have passed `Request.check`.
 
         Raises:
-            EngineDeadError: when the engine is or becomes dead.
+            EngineDeadError: if the engine has exited or exits meanwhile.
         """
         if not self.alive:
-            raise EngineDeadError(self.end)
+            raise EngineDeadError(self.exit_message)
         outputs = self.in_flight.open(request.id)
         self._send(Add(request))
         try:
             while True:
                 output = await outputs.get()
                 if output is None:
-                    raise EngineDeadError(self.end)
+                    raise EngineDeadError(self.exit_message)
                 yield output
                 if output.finish_reason is not None:
                     return
         finally:
-            # Whether its end has come is seen when it comes, not when it is read: after it there is nothing to cancel.
+            # The request was closed when its last output arrived, not when it is read; then there is nothing to cancel.
             if self.in_flight.close(request.id) and self.alive:
                 self._send(Cancel(request.id))
 
     def abort_all(self) -> None:
-        """Ends every request under way with finish reason `abort`, keeping what it has generated."""
+        """End all requests with finish reason `abort`; their outputs so far remain valid."""
         for request_id in self.in_flight.ids():
-            self.in_flight.give(TokenOutput(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT))
+            self.in_flight.deliver(TokenOutput(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT))
             self._send(Cancel(request_id))
 
     async def wait_dead(self) -> int:
-        """Waits until the engine has ended; returns its exit code (negative: the signal that killed it)."""
+        """Wait until the engine has exited and return its exit code, negative for the signal that killed it."""
         await self._dead.wait()
         code = self._process.returncode
         assert code is not None
         return code
 
     async def stop(self) -> None:
-        """Ends the engine process and waits for its end. Requests under way get EngineDeadError."""
-        if self.alive and self._listens:
+        """Stop the engine process and wait for its exit. Unfinished requests get EngineDeadError."""
+        if self.alive and self._ready:
             self._send(Shutdown())
-            await _first_of(asyncio.create_task(_end_of(self._process)), timeout=_STOP_SECONDS)
+            await _first_of(asyncio.create_task(_wait_exit(self._process)), timeout=_STOP_SECONDS)
         if self._process.poll() is None:
             self._process.kill()
-        await _end_of(self._process)
+        await _wait_exit(self._process)
         if self._watcher is not None:
             await self._watcher
         self._socket.close()
         self._launch.end()
 
     def _send(self, command: Command) -> None:
-        # The future that this gives is done at once but for a full queue, and sends keep their order either way.
+        # Not awaited: the future is done at once unless the queue is full, and messages keep their order either way.
         self._socket.send(self._encoder.encode(command))
 
     async def _watch(self, ready: asyncio.Future[EngineInfo], on_loading: Callable[[str, float], None]) -> None:
-        """Hears the engine until its process has ended and nothing is left to hear."""
-        listener = asyncio.create_task(self._listen(ready, on_loading))
-        end = asyncio.create_task(_end_of(self._process))
-        await _first_of(end, listener)
-        if not end.done():
-            # An engine that cannot be understood is of no use.
-            self._failure = Failed(f"the engine process cannot be understood: {listener.exception()}", exit_code=1)
+        """Receive messages until the process has exited and its socket is drained."""
+        receiver = asyncio.create_task(self._receive(ready, on_loading))
+        exited = asyncio.create_task(_wait_exit(self._process))
+        await _first_of(exited, receiver)
+        if not exited.done():
+            message = f"the engine process sent a message that cannot be decoded: {receiver.exception()}"
+            self._failure = Failed(message, exit_code=1)
             self._process.kill()
-            await end
-        heard = -1
-        while heard != self._num_received:
-            heard = self._num_received
-            await asyncio.sleep(_LAST_WORDS_SECONDS)
-        listener.cancel()
+            await exited
+        num_received = -1
+        while num_received != self._num_received:
+            num_received = self._num_received
+            await asyncio.sleep(_DRAIN_SECONDS)
+        receiver.cancel()
         self._dead.set()
-        if self._listens:
+        if self._ready:
             self.in_flight.end_all()
 
-    async def _listen(self, ready: asyncio.Future[EngineInfo], on_loading: Callable[[str, float], None]) -> None:
+    async def _receive(self, ready: asyncio.Future[EngineInfo], on_loading: Callable[[str, float], None]) -> None:
         while True:
             event = self._decoder.decode(await self._socket.recv())
             self._num_received += 1
@@ -225,7 +226,7 @@ class EngineClient:
                 case StepReport():
                     if self._on_report is not None:
                         self._on_report(event)
-                    self.in_flight.take(event)
+                    self.in_flight.record(event)
                 case Loading(stage, fraction):
                     on_loading(stage, fraction)
                 case Ready(info):
@@ -234,15 +235,15 @@ class EngineClient:
                     self._failure = event
 
 
-async def _end_of(process: subprocess.Popen[bytes]) -> None:
-    """Waits for the end of a process without a thread: a pidfd is readable from then on (pidfd_open(2))."""
+async def _wait_exit(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process to exit, without a thread: its pidfd becomes readable (pidfd_open(2))."""
     if process.poll() is not None:
         return
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop, exited = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(process.pid)
-    loop.add_reader(descriptor, ended.set)
+    loop.add_reader(descriptor, exited.set)
     try:
-        await ended.wait()
+        await exited.wait()
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)

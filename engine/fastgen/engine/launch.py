@@ -1,6 +1,6 @@
-"""Starts the engine process before all else: it imports torch for seconds, and its server does its own part meanwhile.
+"""Starts the engine process early: importing torch takes seconds, and the server does its own start meanwhile.
 
-The process waits for its configuration on standard input. The two talk over a socket in a private folder (`process`).
+The process reads its configuration from standard input. Messages go over a socket in a private directory.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import msgspec
 
 from fastgen.config import EngineConfig
 
-# What starts the engine process; the socket's address and the log format are added.
+# Command of the engine process, without its arguments: socket address and log format.
 WORKER = (sys.executable, "-m", "fastgen.engine.process")
 
 
 class Launch:
-    """An engine process that has been started.
+    """A started engine process.
 
-    To be made in the main thread: the engine is told to end with the thread that started it.
+    Create it in the main thread: the kernel kills the engine when the thread that started it ends.
 
     Attributes:
         process: the engine process.
-        address: of the socket that it connects to, for which its server listens sooner or later.
+        address: socket address that the engine connects to and the server binds.
     """
 
     def __init__(self, log_format: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="fastgen-")
-        self.address = f"ipc://{Path(self._folder.name) / 'engine'}"
+        self._directory = tempfile.TemporaryDirectory(prefix="fastgen-")
+        self.address = f"ipc://{Path(self._directory.name) / 'engine'}"
         self.process = subprocess.Popen([*WORKER, self.address, log_format], stdin=subprocess.PIPE)
 
     def hand_over(self, config: EngineConfig) -> None:
-        """Tells the engine what to serve. One that has ended already is noticed by who waits for it."""
+        """Send the configuration. If the engine has exited already, `EngineClient` detects that."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(msgspec.json.encode(config))
@@ -43,8 +43,8 @@ class Launch:
             pass
 
     def end(self) -> None:
-        """Ends the process if it still runs, and removes the folder. May be called again."""
+        """Kill the process if it still runs, and remove the directory. Idempotent."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self._folder.cleanup()
+        self._directory.cleanup()

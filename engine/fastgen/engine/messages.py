@@ -1,7 +1,7 @@
-"""What the server and the engine process say to each other, as msgspec structs over a ZeroMQ PAIR socket.
+"""Messages between the server and the engine process: msgspec structs over a ZeroMQ PAIR socket.
 
 server  -> engine   Add, Cancel, Shutdown
-engine  -> server   Loading*, then Ready or Failed; then a StepReport after every pass; Failed if it dies talking
+engine  -> server   Loading*, then Ready or Failed; after Ready a StepReport per step; Failed before an exit on error
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from fastgen.core.step_output import TokenLogprobs
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
-    """Generate for this request. The server has checked it with `Request.check`."""
+    """Start a request, which the server has checked with `Request.check`."""
 
     request: Request
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
-    """Nobody wants the rest of this request. Unknown ids are ignored: it may have ended meanwhile."""
+    """Cancel a request. Unknown ids are ignored, because the request may have ended meanwhile."""
 
     request_id: str
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
-    """End now; requests under way are dropped."""
+    """Exit now and drop unfinished requests."""
 
 
 Command = Add | Cancel | Shutdown
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ready engine serves, and within which limits."""
+    """The model that an engine serves, and its limits."""
 
     architecture: str
     device: str
@@ -49,35 +49,35 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):
-    """How far the start is: a stage for people and the share of it that is done, 0 to 1."""
+    """Progress of the start: a human-readable stage and its completed fraction, 0 to 1."""
 
     stage: str
     fraction: float
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The engine takes requests from now on."""
+    """The engine accepts requests."""
 
     info: EngineInfo
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """The engine cannot go on: one line for people. `exit_code` 2 means that its configuration is at fault."""
+    """The engine exits because of an error. `exit_code` 2 means that its configuration is invalid."""
 
     message: str
     exit_code: int
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request got from a pass.
+    """The output of one request in one step.
 
     Attributes:
-        token_ids: newly sampled tokens; the token that ended the request is among them.
-        logprobs: one for each of `token_ids`, where the request asked for them.
-        prompt_logprobs: of the next prompt tokens in order, where the request asked for them: over all outputs one for
-            each prompt token but the first, all of them before the first sampled token or with it.
-        cached_tokens: prompt tokens that came from the prefix cache; set once, on the request's first output.
-        queue_seconds: from the request's arrival in the engine to its first pass; set on the same output.
+        token_ids: newly sampled tokens, including the token that ended the request.
+        logprobs: one for each of `token_ids`, if requested.
+        prompt_logprobs: of the next prompt tokens in order, if requested. Over all outputs there is one for each
+            prompt token but the first, and all of them come before or with the first sampled token.
+        cached_tokens: prompt tokens found in the prefix cache; set on the request's first output only.
+        queue_seconds: from the request's arrival in the engine to its first step; set on the same output.
         finish_reason: set on the request's last output.
     """
 

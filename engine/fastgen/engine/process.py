@@ -1,6 +1,6 @@
-"""The engine process: loads the model, then steps the engine and talks to the server over a local socket.
+"""The engine process: loads the model, then runs the step loop and exchanges messages with the server.
 
-Started by `fastgen.engine.client` as `python -m fastgen.engine.process ADDRESS LOG_FORMAT`, with the `EngineConfig` as
+`fastgen.engine.launch` starts it as `python -m fastgen.engine.process ADDRESS LOG_FORMAT`, with the `EngineConfig` as
 JSON on standard input. It is a separate process so that HTTP work never delays a step.
 """
 
@@ -39,7 +39,7 @@ from fastgen.kernels.cpu import environment
 log = logging.getLogger("fastgen.engine.process")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# A queue that holds this many unsent reports means a server that has stopped reading; waiting for it is right then.
+# A server that leaves this many reports unread has stopped reading. Sending then blocks.
 _SEND_QUEUE = 10_000
 
 
@@ -55,11 +55,11 @@ class Channel:
         self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
     def send(self, event: Event) -> None:
-        """Sends one event."""
+        """Send one event."""
         self._socket.send(self._encoder.encode(event))
 
     def receive(self, *, wait: bool) -> list[Command]:
-        """All commands that have come; where `wait`, blocks until there is one."""
+        """Return all pending commands; if `wait`, block until there is at least one."""
         commands = []
         if wait:
             commands.append(self._decoder.decode(self._socket.recv()))
@@ -69,12 +69,12 @@ class Channel:
 
 
 def serve(channel: Channel, config: EngineConfig, started: float) -> None:
-    """Loads the model and steps until told to shut down.
+    """Load the model and run the step loop until Shutdown.
 
     Raises:
-        ConfigError: when what is asked for cannot be served.
+        ConfigError: if the configuration cannot be served.
     """
-    # Imported here, not above: torch takes seconds, and the channel should report from the start.
+    # Imported here because torch takes seconds to import, and the channel reports progress before.
     from fastgen.engine.build import build_engine
     from fastgen.model.source import ModelSource
     from fastgen.text.tokenizer import Tokenizer
@@ -92,24 +92,24 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     gc.enable()
     channel.send(Ready(loaded.info))
     while True:
-        changed = False
-        refused: list[TokenOutput] = []
+        cancelled = False
+        rejected: list[TokenOutput] = []
         for command in channel.receive(wait=not engine.has_work):
             match command:
                 case Add(request):
                     try:
                         engine.add(request)
                     except RequestError as error:
-                        # The server checks requests by the same rules first. Where they disagree, one request ends,
-                        # not the engine with everybody's.
-                        log.error("request %s refused: %s", request.id, error)
-                        refused.append(_aborted(request.id))
+                        # The server applies the same checks before. If they disagree nevertheless, abort this request
+                        # only.
+                        log.error("request %s rejected: %s", request.id, error)
+                        rejected.append(_aborted(request.id))
                 case Cancel(request_id):
-                    changed |= engine.cancel(request_id)
+                    cancelled |= engine.cancel(request_id)
                 case Shutdown():
                     return
-        if refused or (changed and not engine.has_work):
-            channel.send(engine.report(refused))
+        if rejected or (cancelled and not engine.has_work):
+            channel.send(engine.report(rejected))
         if engine.has_work:
             channel.send(engine.step())
 
@@ -119,18 +119,19 @@ def _aborted(request_id: str) -> TokenOutput:
 
 
 def import_torch() -> None:
-    """What takes longest comes before the configuration, which the server sends when it has read its own part."""
+    """Import torch before the configuration arrives: the server is still reading the model's metadata."""
     environment.prepare()
     importlib.import_module("torch")
 
 
 def main(prepare: Callable[[], None]) -> int:
-    """Runs the process; returns its exit code. `prepare` is called before the configuration is read."""
+    """Run the process and return its exit code. `prepare` is called before the configuration is read."""
     started = time.monotonic()
-    # Hundreds of modules are on their way, and what they make stays: looking for garbage among it takes a tenth of the
-    # time to be ready.
+    # Importing hundreds of modules creates objects that stay. Collecting garbage meanwhile takes a tenth of the start
+    # time.
     gc.disable()
-    # The server decides when to stop: a Ctrl-C in the terminal reaches both processes. If it is gone, so are we.
+    # The server decides when to stop, and Ctrl-C in a terminal reaches both processes. If the server dies, the kernel
+    # kills this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -173,7 +173,7 @@ class Server:
             dead = asyncio.create_task(model.engine.wait_dead())
             await asyncio.wait((dead, stopping), return_when=asyncio.FIRST_COMPLETED)
             if dead.done():
-                log.error("exiting because the engine died: %s", model.engine.end)
+                log.error("exiting because the engine died: %s", model.engine.exit_message)
                 await asyncio.sleep(_DEAD_ENGINE_GRACE_SECONDS)
                 return 1
             return await self._drain(model.engine, dead)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastgen.core.budget_tuning import ENOUGH, StepTime, repaired, tune_budget
+from fastgen.core.budget_tuning import PEAK_SHARE, StepTime, monotone_curve, tune_budget
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
@@ -21,43 +21,43 @@ def saturating(base: float, per_token: float, knee: int) -> list[StepTime]:
 
 
 def test_the_budget_is_the_fewest_tokens_that_reach_95_percent_of_the_peak() -> None:
-    knee = tune_budget(line(0.020, 0.001), target_seconds=None, at_least=1, at_most=1024)
+    tuned = tune_budget(line(0.020, 0.001), target_seconds=None, minimum=1, maximum=1024)
     # n / (0.020 + 0.001 n) = 0.95 of its value at 1024 where n = 263; the next multiple of 64 above 256.
-    assert knee.token_budget == 320
-    assert knee.throughput >= ENOUGH * knee.peak
-    assert knee.bound == "knee"
-    assert knee.seconds == pytest.approx(0.340)
+    assert tuned.token_budget == 320
+    assert tuned.throughput >= PEAK_SHARE * tuned.peak
+    assert tuned.bound == "peak throughput"
+    assert tuned.seconds == pytest.approx(0.340)
 
 
 def test_a_flat_curve_wants_all_the_tokens_it_was_measured_at() -> None:
     flat = [StepTime(size, 0, 0.030) for size in SIZES]
-    assert tune_budget(flat, target_seconds=None, at_least=1, at_most=1024).token_budget == 1024
+    assert tune_budget(flat, target_seconds=None, minimum=1, maximum=1024).token_budget == 1024
 
 
 def test_tokens_beyond_saturation_are_not_taken() -> None:
-    assert tune_budget(saturating(0.02, 1e-6, 128), target_seconds=None, at_least=1, at_most=1024).token_budget == 128
+    assert tune_budget(saturating(0.02, 1e-6, 128), target_seconds=None, minimum=1, maximum=1024).token_budget == 128
 
 
 def test_a_target_below_the_knees_pass_lowers_the_budget() -> None:
     points = line(0.020, 0.001)
-    knee = tune_budget(points, target_seconds=0.100, at_least=1, at_most=1024)
-    assert (knee.token_budget, knee.bound) == (80, "inter-token target")
-    assert tune_budget(points, target_seconds=10.0, at_least=1, at_most=1024).bound == "knee"
+    tuned = tune_budget(points, target_seconds=0.100, minimum=1, maximum=1024)
+    assert (tuned.token_budget, tuned.bound) == (80, "inter-token target")
+    assert tune_budget(points, target_seconds=10.0, minimum=1, maximum=1024).bound == "peak throughput"
 
 
 def test_running_sequences_need_their_token_whatever_the_target() -> None:
-    knee = tune_budget(line(0.020, 0.001), target_seconds=0.001, at_least=96, at_most=1024)
-    assert (knee.token_budget, knee.bound) == (96, "fewest tokens")
-    assert tune_budget(line(0.020, 0.001), target_seconds=None, at_least=1, at_most=100).token_budget == 100
+    tuned = tune_budget(line(0.020, 0.001), target_seconds=0.001, minimum=96, maximum=1024)
+    assert (tuned.token_budget, tuned.bound) == (96, "fewest tokens")
+    assert tune_budget(line(0.020, 0.001), target_seconds=None, minimum=1, maximum=100).token_budget == 100
 
 
 def test_a_slow_outlier_does_not_move_the_knee() -> None:
     clean = line(0.020, 0.001)
     noisy = [*clean, StepTime(256, 0, 3.0)]
     noisy[3] = StepTime(128, 0, 1.5)
-    limits = {"target_seconds": None, "at_least": 1, "at_most": 1024}
+    limits = {"target_seconds": None, "minimum": 1, "maximum": 1024}
     assert tune_budget([*noisy, *clean], **limits) == tune_budget(clean, **limits)  # type: ignore[arg-type]
-    assert repaired(noisy)[3].seconds == clean[4].seconds, "no slower than twice its tokens were"
+    assert monotone_curve(noisy)[3].seconds == clean[4].seconds, "no slower than twice its tokens were"
 
 
 points = st.lists(st.builds(StepTime, st.integers(1, 8192), st.just(0), st.floats(1e-4, 10.0)), min_size=1, max_size=12)
@@ -67,11 +67,11 @@ points = st.lists(st.builds(StepTime, st.integers(1, 8192), st.just(0), st.float
 def test_any_curve_gives_a_budget_within_its_limits(
     measured: list[StepTime], target: float | None, at_least: int, at_most: int
 ) -> None:
-    knee = tune_budget(measured, target_seconds=target, at_least=at_least, at_most=at_most)
-    assert at_least <= knee.token_budget <= at_most
-    curve = repaired(measured)
+    tuned = tune_budget(measured, target_seconds=target, minimum=at_least, maximum=at_most)
+    assert at_least <= tuned.token_budget <= at_most
+    curve = monotone_curve(measured)
     assert [p.seconds for p in curve] == sorted(p.seconds for p in curve)
-    inside = curve[0].tokens <= knee.token_budget <= curve[-1].tokens
-    if knee.bound == "inter-token target" and inside:
+    inside = curve[0].tokens <= tuned.token_budget <= curve[-1].tokens
+    if tuned.bound == "inter-token target" and inside:
         assert target is not None
-        assert knee.seconds <= target * (1 + 1e-9)
+        assert tuned.seconds <= target * (1 + 1e-9)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastgen.core.budget_tuning import StepTime
 from fastgen.core.chunking import (
-    LEAST_PROMPT_TOKENS,
+    MIN_PROMPT_TOKENS,
     AutomaticTarget,
     Chunker,
     FixedTarget,
@@ -63,7 +63,7 @@ def test_a_fixed_target_bounds_passes_with_decodes_and_no_others() -> None:
 
 def test_a_target_that_cannot_be_met_still_lets_prompts_get_on() -> None:
     chunker = Chunker("greedy", FixedTarget(0.001, seen(0.05, 0.001)))
-    assert chunker.prompt_tokens(256, StepLoad(decodes=8, kv_tokens=0, backlog=1000)) == LEAST_PROMPT_TOKENS
+    assert chunker.prompt_tokens(256, StepLoad(decodes=8, kv_tokens=0, backlog=1000)) == MIN_PROMPT_TOKENS
 
 
 def test_the_automatic_target_makes_passes_of_five_times_their_fixed_cost() -> None:
@@ -75,7 +75,7 @@ def test_the_automatic_target_follows_demand_and_gives_way_to_a_backlog() -> Non
     target = AutomaticTarget(seen(0.04, 0.001))
     assert target.prompt_tokens(StepLoad(8, 0, backlog=64 * 200)) == 200
     for _ in range(500):
-        target.note(160)
+        target.observe(160)
     assert target.prompt_tokens(StepLoad(8, 0, backlog=100)) == pytest.approx(240, abs=2)
 
 

@@ -58,7 +58,7 @@ def test_what_the_queue_remembers_of_those_who_left_stays_small() -> None:
         s.add(arrive(prompt=2, generate=1))
         s.add(arrive(prompt=2, generate=1))
         run(s)
-    assert len(s._waiting._oldest) < 200
+    assert len(s._waiting._by_arrival) < 200
     assert s.stats(now=10.0).oldest_waiting_seconds == 9.0
 
 

@@ -51,7 +51,7 @@ def test_every_workload_keeps_the_invariants_and_ends_with_the_right_tokens(
     check_outcome(outcome, arrivals, engine)
     event(f"preempted: {outcome.preemptions > 0}")
     event(f"cancelled: {bool(outcome.cancelled)}")
-    event(f"split: {any(c.num_tokens > 1 and not c.samples for p in runner.passes for c in p.chunks)}")
+    event(f"split: {any(c.num_tokens > 1 and not c.samples for p in runner.plans for c in p.chunks)}")
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -125,6 +125,6 @@ def test_preemption_does_not_turn_into_recomputing_for_ever(token_budget: int) -
     engine = make_engine(runner, token_budget=token_budget, max_sequences=8)
     outcome = play(engine, runner, arrivals, lambda e, step: check_step(e, step, token_budget))
     needed = sum(a.prompt + a.generate - 1 for a in arrivals)
-    computed = sum(p.num_tokens for p in runner.passes)
+    computed = sum(p.num_tokens for p in runner.plans)
     assert outcome.preemptions > 0
     assert computed - needed < needed

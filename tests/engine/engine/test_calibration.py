@@ -41,7 +41,7 @@ def test_what_was_chosen_is_said_at_the_start(caplog: pytest.LogCaptureFixture) 
     device = runner(base=0.020, token=0.0001, kv_token=0.0)
     with caplog.at_level("INFO", "fastgen.engine.calibration"):
         calibrate(device, auto(max_sequences=8), hear_nothing, device.clock)
-    assert "token budget auto: 832, set by the knee: a pass of 832 tokens takes" in caplog.text
+    assert "token budget auto: 832, set by the peak throughput: a step of 832 tokens takes" in caplog.text
 
 
 def test_a_target_that_no_pass_meets_still_lets_prompts_get_on() -> None:
@@ -57,7 +57,7 @@ def test_the_target_bounds_it_and_the_line_says_so() -> None:
     config, _ = calibrate(device, settings, hear_nothing, device.clock)
     assert config.token_budget == 80
     said = describe(tuned_budget(measure(device, ladder(1024), seconds=0.0, clock=device.clock), settings))
-    assert "token budget auto: 80, set by the inter-token target: a pass of 80 tokens takes 100.0 ms" in said
+    assert "token budget auto: 80, set by the inter-token target: a step of 80 tokens takes 100.0 ms" in said
 
 
 def test_every_running_sequence_keeps_its_token() -> None:
@@ -69,7 +69,7 @@ def test_every_running_sequence_keeps_its_token() -> None:
 def test_sizes_past_saturation_are_not_run() -> None:
     device = runner(base=1e-6, token=0.001, kv_token=0.0)
     measure(device, ladder(1024), seconds=0.0, clock=device.clock)
-    assert max(plan.num_tokens for plan in device.passes[1:]) < 1024
+    assert max(plan.num_tokens for plan in device.plans[1:]) < 1024
 
 
 def test_resident_kv_is_told_apart() -> None:
@@ -95,7 +95,7 @@ def test_a_fixed_budget_is_kept_and_costs_no_time() -> None:
     device = runner()
     config = EngineConfig(model="simulated", token_budget=128)
     assert calibrate(device, config, hear_nothing, device.clock) == (config, ())
-    assert not device.passes
+    assert not device.plans
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(1, 16), (2, 16), (3, 64), (40, 16)])
@@ -104,7 +104,7 @@ def test_a_cache_too_small_for_the_ladder_is_measured_as_far_as_it_goes(num_bloc
     config, points = calibrate(device, auto(), hear_nothing, device.clock)
     assert points
     assert isinstance(config.token_budget, int)
-    for plan in device.passes:
+    for plan in device.plans:
         written = [block for chunk in plan.chunks for block in chunk.sequence.block_table]
         assert len(written) == len(set(written)) <= num_blocks
 

@@ -57,7 +57,7 @@ def test_a_recomputed_prompt_does_not_tell_its_log_probabilities_twice() -> None
     others, asked = request("old", prompt=8, max_tokens=16), request("new", prompt=12, max_tokens=10, prompt_logprobs=0)
     runner = SimulatedRunner(6, 4)
     outputs = outputs_of(runner, others, asked)
-    assert any(sequence.id == "new" for plan in runner.passes for sequence in plan.preempted)
+    assert any(sequence.id == "new" for plan in runner.plans for sequence in plan.preempted)
     rows = [row.token_id for o in outputs if o.request_id == "new" for row in o.prompt_logprobs or ()]
     assert rows == asked.prompt_token_ids[1:]
 
@@ -96,7 +96,7 @@ def test_when_all_have_run_out_of_time_no_pass_is_made() -> None:
     runner.clock.now = 1.0
     report = engine.step()
     assert [output.finish_reason for output in report.outputs] == [FinishReason.DEADLINE]
-    assert not runner.passes
+    assert not runner.plans
     assert not engine.cancel("a")
 
 
@@ -107,7 +107,7 @@ def chunks_of(prompt: int, budget: int, **settings: object) -> list[int]:
     engine.add(request(prompt=prompt))
     while engine.has_work:
         engine.step()
-    return [sum(chunk.num_tokens for chunk in plan.chunks) for plan in runner.passes][: -(-prompt // budget)]
+    return [sum(chunk.num_tokens for chunk in plan.chunks) for plan in runner.plans][: -(-prompt // budget)]
 
 
 def test_the_settings_decide_how_prompts_are_cut() -> None:
@@ -128,8 +128,8 @@ def test_the_inter_token_target_bounds_passes_with_decodes(target: object, most:
     sizes = []
     while engine.has_work:
         engine.step()
-        tokens = sum(chunk.num_tokens for chunk in runner.passes[-1].chunks)
-        if any(chunk.sequence.id == "decoding" for chunk in runner.passes[-1].chunks):
+        tokens = sum(chunk.num_tokens for chunk in runner.plans[-1].chunks)
+        if any(chunk.sequence.id == "decoding" for chunk in runner.plans[-1].chunks):
             sizes.append(tokens)
     assert 0.7 * most < max(sizes) <= 1.3 * most
 

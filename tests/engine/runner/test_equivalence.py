@@ -30,10 +30,10 @@ class Recording(FewBlocks):
     """Keeps its passes; each takes a tenth of a second on its own clock."""
 
     clock: Clock = field(default_factory=Clock)
-    passes: list[StepPlan] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        self.passes.append(plan)
+        self.plans.append(plan)
         self.clock.now += 0.1
         return super().execute(plan)
 

@@ -102,10 +102,10 @@ def test_requests_sent_since_the_last_report_fill_its_free_places_first() -> Non
     for name in "abc":
         in_flight.open(name)
     assert in_flight.num_queued == 0
-    in_flight.take(report(running=3, waiting=0))
-    in_flight.promise(["d", "e", "f"])
+    in_flight.record(report(running=3, waiting=0))
+    in_flight.reserve(["d", "e", "f"])
     assert in_flight.num_queued == 2
-    in_flight.withdraw(["f"])
+    in_flight.release(["f"])
     assert in_flight.num_queued == 1
 
 
@@ -113,10 +113,10 @@ def test_an_engine_short_of_memory_has_fewer_places() -> None:
     in_flight = InFlight(max_sequences=4)
     for name in "abcd":
         in_flight.open(name)
-    in_flight.take(report(running=2, waiting=2))
+    in_flight.record(report(running=2, waiting=2))
     assert in_flight.num_queued == 2
     ended = TokenOutput(request_id="a", token_ids=[1], finish_reason=FinishReason.LENGTH)
-    in_flight.take(report(ended, running=1, waiting=2))  # the place of the one that ended is free
+    in_flight.record(report(ended, running=1, waiting=2))  # the place of the one that ended is free
     assert in_flight.num_queued == 1
 
 
@@ -126,7 +126,7 @@ def test_the_rate_is_right_from_the_start_and_follows_a_change() -> None:
     assert rate.per_second() == 0.0
     for _ in range(8):
         now += 0.25
-        rate.note(1)
+        rate.add(1)
     assert rate.per_second() == pytest.approx(4, rel=0.1)
     now += 300
     assert rate.per_second() < 0.01

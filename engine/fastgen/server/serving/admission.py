@@ -18,18 +18,18 @@ def admit(in_flight: InFlight, request_ids: Sequence[str], max_queued_requests: 
     Raises:
         APIError: 429 if they do not all fit in the queue; none is reserved then.
     """
-    in_flight.promise(request_ids)
+    in_flight.reserve(request_ids)
     # The HTTP request may end before its generations are sent: its client disconnects, or another check rejects it.
-    current().at_end(lambda: in_flight.withdraw(request_ids))
+    current().at_end(lambda: in_flight.release(request_ids))
     queued = in_flight.num_queued
     if queued <= max_queued_requests:
         return
-    in_flight.withdraw(request_ids)
+    in_flight.release(request_ids)
     raise APIError(
         429,
         f"the queue is full: {queued - len(request_ids)} requests are waiting; try again later",
         code="queue_full",
-        retry_after=retry_after(max_queued_requests, in_flight.ended_per_second),
+        retry_after=retry_after(max_queued_requests, in_flight.finished_per_second),
     )
 
 

@@ -59,7 +59,7 @@ class Lifecycle:
     def why_not_healthy(self) -> str | None:
         """Return why the process is unhealthy; None while the engine is alive or loading."""
         if self._model is not None and not self._model.engine.alive:
-            return f"the engine is dead: {self._model.engine.end}"
+            return f"the engine is dead: {self._model.engine.exit_message}"
         return None
 
     def why_not_ready(self) -> str | None:

@@ -33,8 +33,8 @@ def admit(in_flight: InFlight, request_ids: Sequence[str], max_queued_requests: 
     )
 
 
-def retry_after(max_queued_requests: int, ended_per_second: float) -> int:
+def retry_after(max_queued_requests: int, finished_per_second: float) -> int:
     """Return the seconds until half of a full queue has drained, when there is room and still work."""
     half = max(1.0, max_queued_requests / 2)
-    seconds = half / ended_per_second if ended_per_second > 0 else _MAX_RETRY_SECONDS
+    seconds = half / finished_per_second if finished_per_second > 0 else _MAX_RETRY_SECONDS
     return max(1, min(_MAX_RETRY_SECONDS, math.ceil(seconds)))

@@ -1,7 +1,7 @@
-"""What the model's volume holds, and what waits for it: a Job's life, and the template that is held back. Pure.
+"""Download Jobs, and the pod template that waits for them. Pure.
 
-A change of the model takes nothing away: the pods keep the template they have until the new model is in the volume.
-Meanwhile everything else of the Deployment follows the spec, its replicas above all.
+When spec.model changes, the pods keep their template until the new model is in the volume. The rest of the Deployment,
+such as its replicas, follows the spec meanwhile.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ Children = Sequence[tuple[Kind, Object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """Children as they can be now.
+class GatedChildren:
+    """The children that can be applied now.
 
     Attributes:
-        children: to be applied where they are not like this.
-        kept_jobs: names of live Jobs that stay as they are: a Job cannot be changed.
+        children: manifests to apply.
+        kept_jobs: names of existing Jobs to keep unchanged: Jobs are immutable.
     """
 
     children: Children
     kept_jobs: frozenset[str] = frozenset()
 
 
-def settle(wanted: Children, spec: Spec, observed: Observed) -> Settled:
-    """What the spec asks for, with a download where one is needed, and with pods only of models that are there."""
+def gate_on_model(wanted: Children, spec: Spec, observed: Observed) -> GatedChildren:
+    """Add a download Job if the model is not in the volume, and hold back the new pod template until it is."""
     if not is_preloaded(spec):
-        return Settled(wanted)
+        return GatedChildren(wanted)
     done = complete_job(spec, observed)
     if done is not None:
-        return Settled(wanted, frozenset({done["metadata"]["name"]}))
+        return GatedChildren(wanted, frozenset({done["metadata"]["name"]}))
     deployment = next(manifest for kind, manifest in wanted if kind == DEPLOYMENT)
     children = [child for child in wanted if child[0] != DEPLOYMENT]
     if (held := _held_back(deployment, observed)) is not None:
         children.append((DEPLOYMENT, held))
     claim = live_claim(observed)
     if claim is None:
-        return Settled(children)
+        return GatedChildren(children)
     engine_pod = deployment["spec"]["template"]["spec"]
     job = build_fetch_job(observed.resource, spec, engine_pod, claim, _in_use(observed))
     if (name := job["metadata"]["name"]) and observed.child(JOB, name) is not None:
-        return Settled(children, frozenset({name}))
-    return Settled([*children, (JOB, job)])
+        return GatedChildren(children, frozenset({name}))
+    return GatedChildren([*children, (JOB, job)])
 
 
 def complete_job(spec: Spec, observed: Observed) -> Object | None:
-    """The Job by which the model of this spec is in the volume that there is now."""
+    """Return the completed Job that downloaded the spec's model into the present volume, or None."""
     claim = live_claim(observed)
     if claim is None:
         return None
@@ -65,7 +65,7 @@ def complete_job(spec: Spec, observed: Observed) -> Object | None:
 
 
 def jobs(observed: Observed) -> list[Object]:
-    """The resource's own download Jobs that are there to stay."""
+    """Return the resource's own download Jobs that are not being deleted."""
     return [
         child
         for (kind, _), child in observed.children.items()
@@ -74,7 +74,7 @@ def jobs(observed: Observed) -> list[Object]:
 
 
 def live_claim(observed: Observed) -> Object | None:
-    """The volume, unless it is somebody else's or on its way out."""
+    """Return the claim, or None if it is missing, being deleted, or owned by another object."""
     claim = observed.child(CLAIM)
     if claim is None or claim["metadata"].get("deletionTimestamp") or not is_controlled_by(claim, observed.resource):
         return None
@@ -82,19 +82,19 @@ def live_claim(observed: Observed) -> Object | None:
 
 
 def is_complete(job: Object) -> bool:
-    """Whether the download ended well."""
+    """Return whether the download succeeded."""
     conditions = job.get("status", {}).get("conditions", ())
     return any(condition["type"] == "Complete" and condition["status"] == "True" for condition in conditions)
 
 
 def annotations_of(obj: Object) -> dict[str, str]:
-    """An object's, or a pod template's, annotations."""
+    """Return the annotations of an object or a pod template."""
     found: dict[str, str] = obj.get("metadata", {}).get("annotations") or {}
     return found
 
 
 def _held_back(deployment: Object, observed: Observed) -> Object | None:
-    """The Deployment with the template that it has; None where there is none yet, and none is made."""
+    """Return the Deployment with its live template; None if it does not exist: it is not created yet."""
     live = observed.deployment
     if live is None:
         return None
@@ -107,14 +107,14 @@ def _held_back(deployment: Object, observed: Observed) -> Object | None:
 
 
 def _model_of(template: Object) -> tuple[Any, ...]:
-    """Which model the pods of a template use, and out of which volume."""
+    """Return the model and the claim that the pods of a template use."""
     volumes = template["spec"].get("volumes", ())
     claims = [each.get("persistentVolumeClaim", {}).get("claimName") for each in volumes if each["name"] == VOLUME]
     return annotations_of(template).get(MODEL_ANNOTATION), *claims
 
 
 def _in_use(observed: Observed) -> set[str]:
-    """Addresses of the models that pods use, or may use again while the new one is not there."""
+    """Return the addresses of the models that pods use, or may use until the new one is downloaded."""
     deployment = observed.deployment
     templates = [] if deployment is None else [deployment["spec"]["template"]]
     found = {annotations_of(obj).get(MODEL_ANNOTATION) for obj in [*templates, *observed.pods]}

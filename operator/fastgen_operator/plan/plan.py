@@ -14,9 +14,9 @@ from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, Kind, Object
 from fastgen_operator.objects import fingerprint, template_digest
 from fastgen_operator.plan.drift import first_lost_field
-from fastgen_operator.plan.model_cache import settle
+from fastgen_operator.plan.model_cache import gate_on_model
 from fastgen_operator.plan.observed import Observed, is_controlled_by
-from fastgen_operator.plan.rollout import deletion_costs, pods_with_deletion_cost, with_room
+from fastgen_operator.plan.rollout import deletion_costs, pods_with_deletion_cost, unblock_rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,15 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
     An object of an optional kind that another owner created under a child's name serves in the child's place.
     """
     try:
-        children = build_children(observed.resource, with_room(spec, observed), platform, observed.desired_replicas)
+        children = build_children(
+            observed.resource, unblock_rollout(spec, observed), platform, observed.desired_replicas
+        )
     except TemplateRefused as refusal:
         return Plan(problem=Problem("PodTemplateRefused", str(refusal)))
-    settled = settle(children, spec, observed)
+    gated = gate_on_model(children, spec, observed)
     wanted = [
         (kind, manifest)
-        for kind, manifest in settled.children
+        for kind, manifest in gated.children
         if not (kind in OPTIONAL_KINDS and _is_foreign(kind, manifest["metadata"]["name"], observed))
     ]
     for kind, manifest in wanted:
@@ -115,7 +117,7 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
     return Plan(
         deletion_costs=costs,
         applies=applies,
-        deletes=_unwanted(wanted, settled.kept_jobs, observed),
+        deletes=_unwanted(wanted, gated.kept_jobs, observed),
         names_to_look_up=unknown,
         loads_to_read=pods_with_deletion_cost(observed) if needs_loads and not observed.in_flight_tokens else (),
     )

@@ -1,4 +1,4 @@
-"""Why a pod does not serve, in its own last words: a reason for programs, a message for people on call. Pure."""
+"""Derive from a pod's status why it does not serve: a condition's reason and message. Pure."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from fastgen_operator.pods import (
     unschedulable_message,
 )
 
-# The engine's exit code for a setting or a model that it cannot serve: starting again cannot help.
+# The engine's exit code for an invalid setting or an unsupported model: a restart cannot help.
 BAD_CONFIGURATION_EXIT: Final = 2
-# From the third restart on, the kubelet's back-off makes a pod look alive and dead by turns.
+# From the third restart on, the kubelet's backoff makes a pod appear running and crashed by turns.
 CRASH_LOOP_RESTARTS: Final = 3
-# The kubelet forgets a container's crashes after it has run for so long; so do we.
+# The kubelet resets its backoff after a container has run this long.
 CRASH_MEMORY: Final = timedelta(minutes=10)
 
 _CREATE_REASONS: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-# How a process ends that somebody else ended: cleanly at SIGTERM, by SIGKILL, by SIGTERM.
-_ENDED_FROM_OUTSIDE: Final = (0, 137, 143)
+# Exit codes of a process that was stopped: clean exit after SIGTERM, SIGKILL, SIGTERM.
+_STOPPED_EXIT_CODES: Final = (0, 137, 143)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a pod does not come up: a reason for programs, a message for people."""
+    """The failure of a pod: a condition's reason and message."""
 
     reason: str
     message: str
@@ -42,7 +42,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Container:
-    """One container of a pod: what was asked for, and what the kubelet says of it. `grace`: the pod's, seconds."""
+    """One container of a pod: its spec and status. `grace` is the pod's termination grace period, seconds."""
 
     role: Literal["engine", "container", "sidecar", "init container"]
     spec: dict[str, Any]
@@ -68,7 +68,7 @@ class _Container:
 
     @property
     def ended(self) -> dict[str, Any] | None:
-        """How it last ended, with the times; None where it never did."""
+        """The last termination, with times; None if there was none."""
         for state in (self.status.get("state", {}), self.status.get("lastState", {})):
             if "terminated" in state:
                 return dict(state["terminated"])
@@ -76,19 +76,20 @@ class _Container:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has nothing more to do: an init container that came to its end."""
+        """Whether the container is an init container that has completed."""
         ended = self.status.get("state", {}).get("terminated", {})
         return self.role == "init container" and ended.get("exitCode") == 0
 
 
 def failure_of(pod: Object, at: datetime | None = None) -> Failure | None:
-    """Why the pod does not come up; None while it starts, runs, or ended for the first times.
+    """Return why the pod does not become ready; None while it starts, runs, or has crashed only a few times.
 
-    `at` is the time of the look, with a zone: a container that kept ending is still failing `CRASH_MEMORY` later, even
-    if it passes its probes in between. None: only what is not ready fails.
+    Args:
+        at: time of the observation, with a time zone. A container with several crashes counts as failing for
+            `CRASH_MEMORY` after the last one, even if it is ready in between. None: ready containers never fail.
     """
     for container in _containers(pod):
-        if _counts(container, at):
+        if _may_fail(container, at):
             failure = _failure(container)
             if failure is not None:
                 return Failure(failure.reason, f"pod {name_of(pod)}: {failure.message}")
@@ -96,7 +97,7 @@ def failure_of(pod: Object, at: datetime | None = None) -> Failure | None:
 
 
 def state_of(pod: Object) -> str:
-    """What a pod that is not ready is at, in words; without anything that changes as time goes by."""
+    """Describe the state of a pod that is not ready; the message does not change over time."""
     failure = failure_of(pod)
     if failure is not None:
         return failure.message
@@ -120,22 +121,22 @@ def _state(pod: Object) -> str:
             return _running(container, container.running.get("startedAt", ""))
     ready = pod_condition(pod, "ContainersReady")
     if ready is not None and ready["status"] == "True" and not is_ready(pod):
-        return f"its node {node_of(pod)} does not answer; the last that it said was that the pod is ready"
+        return f"its node {node_of(pod)} does not respond; it last reported the pod as ready"
     return f"starts on node {node_of(pod)}"
 
 
 def _running(container: _Container, since: str) -> str:
     if container.role == "init container":
-        return f"{container.title} runs since {since}"
+        return f"{container.title} has been running since {since}"
     probe = container.spec.get("readinessProbe", {}).get("httpGet", {}).get("path", "its readiness probe")
     if container.status.get("started"):
-        return f"{container.title} runs since {since}, but {probe} does not pass: it is draining, overloaded or hung"
+        return f"{container.title} has been running since {since}, but {probe} fails: it drains, is overloaded or hangs"
     earlier = f" again, after it {_ending(container)}" if container.ended is not None else ""
-    return f"{container.title} loads since {since}{earlier}; {probe} has not passed yet"
+    return f"{container.title} has been loading since {since}{earlier}; {probe} has not passed yet"
 
 
 def _containers(pod: Object) -> Iterator[_Container]:
-    """Init containers first: while one of them fails, nothing after it has begun."""
+    """Yield the containers, init containers first: while one fails, no later container has started."""
     grace = int(pod.get("spec", {}).get("terminationGracePeriodSeconds", 30))
     for kind in ("initContainer", "container"):
         specs = {spec["name"]: spec for spec in pod.get("spec", {}).get(f"{kind}s", ())}
@@ -150,7 +151,7 @@ def _role(kind: str, name: str, spec: dict[str, Any]) -> Literal["engine", "cont
     return "sidecar" if spec.get("restartPolicy") == "Always" else "init container"
 
 
-def _counts(container: _Container, at: datetime | None) -> bool:
+def _may_fail(container: _Container, at: datetime | None) -> bool:
     if container.is_done:
         return False
     if not container.status.get("ready"):
@@ -179,7 +180,8 @@ def _failure(container: _Container) -> Failure | None:
         return Failure("OutOfMemory", f"{container.title} {_ending(container)}{_times(container)}")
     if container.role == "engine" and ended.get("exitCode") == BAD_CONFIGURATION_EXIT:
         return Failure(
-            "BadConfiguration", last_line(ended) or "the engine refused its configuration (exit code 2) without a word"
+            "BadConfiguration",
+            last_line(ended) or "the engine rejected its configuration (exit code 2) without a message",
         )
     if _exceeded_startup(container, ended):
         return Failure("StartupDeadlineExceeded", f"{container.title} {_ending(container)}{_times(container)}")
@@ -189,19 +191,19 @@ def _failure(container: _Container) -> Failure | None:
 
 
 def _ending(container: _Container) -> str:
-    """How the container last ended."""
+    """Describe the last termination of the container."""
     ended = container.ended or {}
     code, reason = ended.get("exitCode"), ended.get("reason", "Error")
     last = last_line(ended)
-    tail = f"; last words: {last}" if last else ""
+    tail = f"; last log line: {last}" if last else ""
     if reason == "OOMKilled":
         limit = container.spec.get("resources", {}).get("limits", {}).get("memory")
-        had = f"its limit of {limit}" if limit else "its node had left: it has no limit"
+        had = f"its limit of {limit}" if limit else "its node had left, as it has no limit"
         return f"was killed for using more memory than {had}{tail}"
     if _exceeded_startup(container, ended):
-        return f"was ended because it was not ready {_startup_seconds(container)} s after its start{tail}"
-    if code in _ENDED_FROM_OUTSIDE and container.role == "engine":
-        return f"was ended from outside (exit code {code}), as after failed liveness probes{tail}"
+        return f"was stopped because it was not ready {_startup_seconds(container)} s after its start{tail}"
+    if code in _STOPPED_EXIT_CODES and container.role == "engine":
+        return f"was stopped from outside (exit code {code}), for example after failed liveness probes{tail}"
     return f"ended with exit code {code} ({reason}){tail}"
 
 
@@ -210,10 +212,10 @@ def _times(container: _Container) -> str:
 
 
 def _exceeded_startup(container: _Container, ended: dict[str, Any]) -> bool:
-    """Whether it lived as long as its startup probe allows, and no longer than the kubelet then needs to end it."""
+    """Return whether the kubelet stopped the container because its startup probe did not pass in time."""
     allowed = _startup_seconds(container)
     start, finish = ended.get("startedAt"), ended.get("finishedAt")
-    if not allowed or not start or not finish or ended.get("exitCode") not in _ENDED_FROM_OUTSIDE:
+    if not allowed or not start or not finish or ended.get("exitCode") not in _STOPPED_EXIT_CODES:
         return False
     lived = (datetime.fromisoformat(finish) - datetime.fromisoformat(start)).total_seconds()
     return allowed <= lived <= allowed + container.grace

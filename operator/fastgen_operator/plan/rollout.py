@@ -1,4 +1,4 @@
-"""What a rollout and a scale-down need beyond the Deployment controller: room for the new pods, and an order. Pure."""
+"""Additions to the Deployment controller: unblock stuck rollouts, and order pods for a scale-down. Pure."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from fastgen_operator.pods import (
 )
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
-"""The ReplicaSet controller deletes the pod with the lowest of these first, among those that are ready and run."""
+"""Annotation of a pod: the ReplicaSet controller deletes the ready pod with the lowest cost first."""
 
 _HIGHEST_COST: Final = 2**31 - 1
 
 
-def with_room(spec: Spec, observed: Observed) -> Spec:
-    """The spec, with a higher `rollout.maxUnavailable` while the rollout could never go on without it.
+def unblock_rollout(spec: Spec, observed: Observed) -> Spec:
+    """Return the spec, with a higher `rollout.maxUnavailable` if the rollout is deadlocked without it.
 
-    Where a node is short of GPUs, the Deployment controller may delete an old pod that waits for one instead of an old
-    pod that holds one and only crashes: the new pod then waits for that GPU, and the controller for the new pod. Pods
-    that are not ready are no loss, so that number may be unavailable; those that are ready stay as many as they are.
+    If GPUs are scarce, the Deployment controller may keep a crashing old pod that holds a GPU: the new pod waits for
+    that GPU, and the controller for the new pod. The raised number covers only pods that are not ready, so that no
+    ready pod is deleted.
     """
-    asked = spec.rollout.max_unavailable
-    allowed = _max_unavailable(asked, observed.desired_replicas, observed)
-    if allowed == asked:
+    configured = spec.rollout.max_unavailable
+    allowed = _max_unavailable(configured, observed)
+    if allowed == configured:
         return spec
     return spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"max_unavailable": allowed})})
 
 
-def _max_unavailable(asked: int, wanted: int, observed: Observed) -> int:
+def _max_unavailable(configured: int, observed: Observed) -> int:
     deployment = observed.deployment
     if deployment is None or not is_controlled_by(deployment, observed.resource):
-        return asked
+        return configured
     if not is_rollout_observed(deployment):
-        # Whether it is stuck is not known now: what was given is not taken back before it could work.
-        return max(asked, _live_max_unavailable(deployment, asked))
+        # Until the controller has seen the raised number, keep it.
+        return max(configured, _live_max_unavailable(deployment, configured))
     idle = [pod for pod in older_pods(observed) if node_of(pod) and not is_ready(pod) and not has_started(pod)]
     waiting = [pod for pod in current_pods(observed) if unschedulable_message(pod) is not None]
     if not idle or not waiting:
-        return asked
+        return configured
     ready = sum(is_ready(pod) for pod in (*current_pods(observed), *older_pods(observed)))
-    return max(asked, wanted - ready)
+    return max(configured, observed.desired_replicas - ready)
 
 
-def _live_max_unavailable(deployment: Object, asked: int) -> int:
-    live = deployment["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable", asked)
-    return live if isinstance(live, int) else asked
+def _live_max_unavailable(deployment: Object, default: int) -> int:
+    live = deployment["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable", default)
+    return live if isinstance(live, int) else default
 
 
 def pods_with_deletion_cost(observed: Observed) -> tuple[Object, ...]:
-    """The pods among which their load decides who goes first; the others go before them anyway, or have gone."""
+    """Return the pods whose cost decides the order of deletion: several ready ones. Others are deleted before them."""
     pods = [pod for pod in observed.pods if is_ready(pod) and not is_terminating(pod) and not has_ended(pod)]
     return tuple(sorted(pods, key=name_of)) if len(pods) > 1 else ()
 
 
 def deletion_costs(observed: Observed) -> tuple[tuple[Object, str], ...]:
-    """The pods whose deletion cost is to be written, with it: the tokens in flight, so that the fewest are disturbed.
+    """Return the pods whose deletion cost has to be written, with the cost: their tokens in flight.
 
-    A pod that did not say counts as the busiest that did: it may be too busy to answer.
+    A pod whose load is unknown gets the highest cost of the others: it may be too busy to answer.
     """
     loads = observed.in_flight_tokens
     if not loads:

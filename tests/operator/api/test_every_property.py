@@ -18,7 +18,7 @@ from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import CLAIM, Object
-from fastgen_operator.plan.model_cache import settle
+from fastgen_operator.plan.model_cache import gate_on_model
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from harness.edits import Edit, dotted, edits_of, fields, spec_schema
 from harness.everything import AUTOSCALED, EVERYTHING
@@ -43,7 +43,7 @@ def effect(spec: Spec) -> Any:
     if spec.cache is not None:
         claim = build_claim(owner, spec.cache)
         claim["metadata"]["uid"] = "uid-of-claim"
-        downloads = settle(children, spec, Observed(owner, {(CLAIM, "chat"): claim})).children
+        downloads = gate_on_model(children, spec, Observed(owner, {(CLAIM, "chat"): claim})).children
     return children, downloads, policy_of(spec, 5.0)
 
 

@@ -44,7 +44,7 @@ FAILURES: list[tuple[str, Object, str, str]] = [
         "out of memory, with the memory it had",
         pod(**container(state=ended(137, "loading\n", reason="OOMKilled"))),
         "OutOfMemory",
-        "the engine was killed for using more memory than its limit of 2Gi; last words: loading",
+        "the engine was killed for using more memory than its limit of 2Gi; last log line: loading",
     ),
     (
         "out of memory, started again",
@@ -56,13 +56,13 @@ FAILURES: list[tuple[str, Object, str, str]] = [
         "a start that takes too long",
         pod(**container(restarts=1, state={"running": {}}, lastState=ended(137, "layer 3 of 80", finished=LOADED))),
         "StartupDeadlineExceeded",
-        "the engine was ended because it was not ready 1800 s after its start; last words: layer 3 of 80",
+        "the engine was stopped because it was not ready 1800 s after its start; last log line: layer 3 of 80",
     ),
     (
         "a hung engine that the kubelet ends again and again",
         pod(**container(restarts=3, state={"running": {}}, lastState=ended(137))),
         "CrashLoopBackOff",
-        "was ended from outside (exit code 137), as after failed liveness probes; restarted 3 times",
+        "was stopped from outside (exit code 137), for example after failed liveness probes; restarted 3 times",
     ),
     (
         "a refused configuration without a word",
@@ -80,7 +80,7 @@ FAILURES: list[tuple[str, Object, str, str]] = [
         "an init container that fails",
         with_helper("initContainers", {}, state=waiting("CrashLoopBackOff"), lastState=ended(1, "401 Unauthorized")),
         "CrashLoopBackOff",
-        "init container helper ended with exit code 1 (Error); last words: 401 Unauthorized",
+        "init container helper ended with exit code 1 (Error); last log line: 401 Unauthorized",
     ),
     (
         "an init container without an image",
@@ -92,7 +92,7 @@ FAILURES: list[tuple[str, Object, str, str]] = [
         "a sidecar that fails",
         with_helper("initContainers", {"restartPolicy": "Always"}, restartCount=4, state={}, lastState=ended(2, "no")),
         "CrashLoopBackOff",
-        "sidecar helper ended with exit code 2 (Error); last words: no; restarted 4 times",
+        "sidecar helper ended with exit code 2 (Error); last log line: no; restarted 4 times",
     ),
     (
         "another container that fails",
@@ -126,17 +126,17 @@ STATES: list[tuple[str, Object, str]] = [
     (
         "loading",
         pod(**container(state={"running": {"startedAt": START}})),
-        f"the engine loads since {START}; /ready has not passed yet",
+        f"the engine has been loading since {START}; /ready has not passed yet",
     ),
     (
         "a first crash",
         pod(**container(state=ended(1, "CUDA error"))),
-        "the engine ended with exit code 1 (Error); last words: CUDA error",
+        "the engine ended with exit code 1 (Error); last log line: CUDA error",
     ),
     (
         "loading after a crash",
         pod(**container(restarts=1, state={"running": {"startedAt": START}}, lastState=ended(1, "CUDA error"))),
-        f"the engine loads since {START} again, after it ended with exit code 1 (Error); last words: CUDA error",
+        f"the engine has been loading since {START} again, after it ended with exit code 1 (Error); last log line: CUDA error",
     ),
     (
         "probes that pass no more",
@@ -146,7 +146,7 @@ STATES: list[tuple[str, Object, str]] = [
     (
         "an init container at work",
         with_helper("initContainers", {}, state={"running": {"startedAt": START}}),
-        f"init container helper runs since {START}",
+        f"init container helper has been running since {START}",
     ),
     (
         "an init container that has done its work",
@@ -166,7 +166,7 @@ def test_what_is_no_failure_yet_is_still_told(seen: Object, words: str) -> None:
 def test_a_node_that_vanished_is_named() -> None:
     seen = pod(**container(ready=True, started=True, state={"running": {}}))
     seen["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
-    assert "its node n1 does not answer" in state_of(seen)
+    assert "its node n1 does not respond" in state_of(seen)
 
 
 def crashing(*, restarts: int) -> Object:

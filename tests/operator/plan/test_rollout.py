@@ -11,7 +11,7 @@ from fastgen_operator.children import Platform
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, make_plan
-from fastgen_operator.plan.rollout import DELETION_COST, deletion_costs, with_room
+from fastgen_operator.plan.rollout import DELETION_COST, deletion_costs, unblock_rollout
 from harness.objects import applied, container, leaving, observed, pod, spec_of, stored
 
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
@@ -21,7 +21,7 @@ SERVED = container(started=True, state={"running": {}})
 
 
 def room(seen: Observed) -> int:
-    return with_room(spec_of(seen.resource), seen).rollout.max_unavailable
+    return unblock_rollout(spec_of(seen.resource), seen).rollout.max_unavailable
 
 
 ROOM: list[tuple[str, Observed, int]] = [

@@ -54,7 +54,9 @@ def test_a_model_that_crashes_after_loading_is_quoted_and_makes_no_more_pods(
     for restarts in range(1, 8):
         space.set_pod(pod, ready=False, container=crashed(restarts, f"step {restarts}\nCUDA error: illegal access\n"))
     condition = space.wait_condition("Ready", "False", "CrashLoopBackOff")
-    assert "the engine ended with exit code 1 (Error); last words: CUDA error: illegal access" in condition["message"]
+    assert (
+        "the engine ended with exit code 1 (Error); last log line: CUDA error: illegal access" in condition["message"]
+    )
     operator.let_resyncs_pass(2)
     assert pods_made(space) == 2, "one of each resource"
 
@@ -66,7 +68,7 @@ def test_a_model_that_crashes_after_its_first_token_is_not_called_ready_between_
     alive = {"state": {"running": {"startedAt": NOW}}, "started": True}
     space.set_pod(pod, ready=True, container={**crashed(4, "bang", finished=just_now), **alive})
     condition = space.wait_condition("Ready", "False", "CrashLoopBackOff")
-    assert condition["message"].endswith("last words: bang; restarted 4 times")
+    assert condition["message"].endswith("last log line: bang; restarted 4 times")
     assert space.condition("Available")["status"] == "True", "what passes its probe now is counted"
     assert pods_made(space) == 1
 
@@ -82,7 +84,10 @@ def test_a_rollout_without_progress_has_the_pods_own_words_and_is_replaced_by_th
         what="the deadline",
     )
     assert condition
-    assert f"no progress in 10 s; pod {stuck['metadata']['name']}: the engine loads since {NOW}" in condition["message"]
+    assert (
+        f"no progress in 10 s; pod {stuck['metadata']['name']}: the engine has been loading since {NOW}"
+        in condition["message"]
+    )
     space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
     eventually(
         lambda: [pod["metadata"]["name"] for pod in space.pods()] not in ([], [stuck["metadata"]["name"]]),
@@ -141,7 +146,7 @@ def test_a_pod_on_a_vanished_node_is_replaced_once_and_does_not_count(space: Spa
         patch = {"status": {"conditions": [*others, unreachable]}}
         space.patch(f"pod/{lost['metadata']['name']}", patch, "--subresource=status")
         condition = space.wait_condition("Ready", "False", "ReplicasNotReady")
-        assert "its node vanishing does not answer" in condition["message"]
+        assert "its node vanishing does not respond" in condition["message"]
         space.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=false")  # as the eviction would
         space.set_unschedulable(space.wait_pods(1)[0], NO_GPU)
         condition = space.wait_condition("PodsScheduled", "False", "InsufficientGPU")

@@ -129,7 +129,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         PROGRESSING,
         "False",
         "CrashLoopBackOff",
-        "exit code 139 (Error); last words: segfault",
+        "exit code 139 (Error); last log line: segfault",
     ),
     (
         "between two crashes",
@@ -161,7 +161,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         PROGRESSING,
         "False",
         "ProgressDeadlineExceeded",
-        "no progress in 1800 s; pod chat-new-x: the engine loads since T1; /ready has not passed yet",
+        "no progress in 1800 s; pod chat-new-x: the engine has been loading since T1; /ready has not passed yet",
     ),
     (
         "two failing pods",
@@ -233,7 +233,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         AVAILABLE,
         "True",
         "ScalingUp",
-        "1 of 2 replicas ready; pod chat-new-b: the engine loads since x",
+        "1 of 2 replicas ready; pod chat-new-b: the engine has been loading since x",
     ),
     (
         "an added replica without a pod yet",

@@ -1,1 +1,1 @@
-"""The Grafana dashboards, written in Python; the chart holds what comes out."""
+"""The Grafana dashboards as Python code, from which the chart's files are generated."""

@@ -1,4 +1,4 @@
-"""`python -m dashboards` (in the folder charts): writes what the chart holds."""
+"""Generate the chart's dashboards: `cd charts && python -m dashboards`."""
 
 from __future__ import annotations
 

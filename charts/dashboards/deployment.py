@@ -1,4 +1,4 @@
-"""One FastGenDeployment at a glance."""
+"""The dashboard of one FastGenDeployment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dashboards.panels import DATASOURCE, ENGINES, OPERATOR, lines, number, quan
 
 
 def build_dashboard() -> Dashboard:
-    """The dashboard, with a choice of data source, namespace and FastGenDeployment."""
+    """Build the dashboard, with variables for data source, namespace and FastGenDeployment."""
     dashboard = (
         Dashboard("FastGen deployment")
         .uid("fastgen-deployment")
-        .description("One FastGenDeployment: what its engines are filled with, what waits, and how it is scaled.")
+        .description("State, token budget, latency and scaling of one FastGenDeployment.")
         .tags(["fastgen", "llm", "inference"])
         .time("now-1h", "now")
         .refresh("30s")
@@ -30,18 +30,18 @@ def build_dashboard() -> Dashboard:
             )
         )
     )
-    return _scaling(_latency(_budget(_glance(dashboard))))
+    return _scaling(_latency(_budget(_overview(dashboard))))
 
 
-def _glance(dashboard: Dashboard) -> Dashboard:
+def _overview(dashboard: Dashboard) -> Dashboard:
     ready = f'max by (status, reason) (fastgen_operator_condition{{type="Ready",{OPERATOR[1:]})'
     return (
-        dashboard.with_row(Row("At a glance"))
-        .with_panel(word("Ready", "The condition Ready, and its reason.", {"{{status}}: {{reason}}": ready}))
+        dashboard.with_row(Row("Overview"))
+        .with_panel(word("Ready", "Status and reason of the condition Ready.", {"{{status}}: {{reason}}": ready}))
         .with_panel(
             number(
                 "Replicas",
-                "Ready replicas of the current template, and those wanted.",
+                "Ready replicas of the current pod template, and desired replicas.",
                 "none",
                 {
                     "ready": f"max(fastgen_operator_ready_replicas{OPERATOR})",
@@ -52,30 +52,30 @@ def _glance(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             word(
                 "Last scaling decision",
-                "Why the autoscaler last decided as it did. kubectl describe fgd says it in a sentence.",
+                "Reason of the autoscaler's last decision. kubectl describe fgd shows the message.",
                 {"{{reason}}": f"max by (reason) (fastgen_operator_scaling_reason{OPERATOR})"},
             )
         )
         .with_panel(
             number(
                 "Backlog",
-                "Prompt tokens that wait to be computed, on all replicas.",
+                "Prompt tokens not yet computed, over all replicas.",
                 "short",
                 {"tokens": f"sum(fastgen_backlog_prompt_tokens{ENGINES})"},
             )
         )
         .with_panel(
             number(
-                "First token, 95 of 100",
-                "Within this time came 95 of 100 first tokens.",
+                "Time to first token, p95",
+                "95th percentile of the time from a request's arrival to its first token.",
                 "s",
-                {"seconds": quantiles("fastgen_time_to_first_token_seconds")["95 of 100"]},
+                {"seconds": quantiles("fastgen_time_to_first_token_seconds")["p95"]},
             )
         )
         .with_panel(
             number(
                 "Tokens per second",
-                "Prompt and generated tokens that passes computed, on all replicas.",
+                "Prompt and generated tokens computed per second, over all replicas.",
                 "short",
                 {"tokens/s": f"sum({rate('fastgen_scheduled_tokens_total')})"},
             )
@@ -84,15 +84,15 @@ def _glance(dashboard: Dashboard) -> Dashboard:
 
 
 def _budget(dashboard: Dashboard) -> Dashboard:
-    passes = f"sum({rate('fastgen_step_seconds_count')} * fastgen_token_budget{ENGINES})"
-    filled = f"sum by (phase) ({rate('fastgen_scheduled_tokens_total')}) / ignoring(phase) group_left {passes}"
+    full = f"sum({rate('fastgen_step_seconds_count')} * fastgen_token_budget{ENGINES})"
+    filled = f"sum by (phase) ({rate('fastgen_scheduled_tokens_total')}) / ignoring(phase) group_left {full}"
     return (
         dashboard.with_row(Row("Token budget"))
         .with_panel(
             stacked(
                 "Budget fill by phase",
-                "What part of their token budget passes were filled with. Full passes and a growing backlog: the "
-                "replicas are at their limit.",
+                "Share of the token budget that steps used. Full steps and a growing backlog: the replicas are at "
+                "their capacity.",
                 "percentunit",
                 {"{{phase}}": filled},
             ).max(1)
@@ -100,23 +100,23 @@ def _budget(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Backlog",
-                "Prompt tokens not yet computed, of requests that wait and of prompts that are half done.",
+                "Prompt tokens not yet computed, of queued and partially prefilled requests, by pod.",
                 "short",
                 {"{{pod}}": f"sum by (pod) (fastgen_backlog_prompt_tokens{ENGINES})"},
             )
         )
         .with_panel(
             lines(
-                "KV cache in use",
-                "Share of the KV cache's blocks, by pod. Near 1, sequences are preempted.",
+                "KV cache utilization",
+                "Share of the KV cache's blocks in use, by pod. Near 100 %, sequences are preempted.",
                 "percentunit",
                 {"{{pod}}": f"max by (pod) (fastgen_kv_cache_usage_ratio{ENGINES})"},
             ).max(1)
         )
         .with_panel(
             lines(
-                "Requests in the engines",
-                "Running, waiting for a place, and swapped out to host memory.",
+                "Requests",
+                "Running, queued, and swapped out to host memory, over all replicas.",
                 "short",
                 {state: f"sum(fastgen_num_requests_{state}{ENGINES})" for state in ("running", "waiting", "swapped")},
             )
@@ -126,11 +126,11 @@ def _budget(dashboard: Dashboard) -> Dashboard:
 
 def _latency(dashboard: Dashboard) -> Dashboard:
     return (
-        dashboard.with_row(Row("Latency and outcome"))
+        dashboard.with_row(Row("Latency and requests"))
         .with_panel(
             lines(
                 "Time to first token",
-                "From a request's arrival to its first token.",
+                "Time from a request's arrival to its first token, over all replicas.",
                 "s",
                 quantiles("fastgen_time_to_first_token_seconds"),
             )
@@ -138,26 +138,26 @@ def _latency(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Inter-token latency",
-                "Every gap between two tokens of a request.",
+                "Time between consecutive tokens of a response, over all replicas.",
                 "s",
                 quantiles("fastgen_inter_token_latency_seconds"),
             )
         )
         .with_panel(
             stacked(
-                "Requests that ended",
-                "Requests per second, by how they ended.",
+                "Finished requests",
+                "Finished requests per second by finish reason.",
                 "reqps",
                 {"{{finish_reason}}": f"sum by (finish_reason) ({rate('fastgen_request_success_total')})"},
             )
         )
         .with_panel(
             stacked(
-                "Refused and preempted",
-                "Requests per second that were refused, and sequences that lost their KV blocks for a while.",
+                "Rejections and preemptions",
+                "Rejected requests per second by reason, and preempted sequences per second by mode.",
                 "short",
                 {
-                    "refused: {{reason}}": f"sum by (reason) ({rate('fastgen_request_rejected_total')})",
+                    "rejected: {{reason}}": f"sum by (reason) ({rate('fastgen_request_rejected_total')})",
                     "preempted: {{mode}}": f"sum by (mode) ({rate('fastgen_preemptions_total')})",
                 },
             )
@@ -170,27 +170,27 @@ def _scaling(dashboard: Dashboard) -> Dashboard:
         dashboard.with_row(Row("Scaling"))
         .with_panel(
             lines(
-                "Desired against ready replicas",
-                "What is wanted, what of it answers, and how many replicas the demand would keep wholly busy.",
+                "Desired and ready replicas",
+                "Desired replicas, ready replicas, and the demand in fully utilized replicas.",
                 "short",
                 {
                     "desired": f"max(fastgen_operator_desired_replicas{OPERATOR})",
                     "ready": f"max(fastgen_operator_ready_replicas{OPERATOR})",
-                    "busy": f"max(fastgen_operator_scaling_load_replicas{OPERATOR})",
+                    "demand": f"max(fastgen_operator_scaling_load_replicas{OPERATOR})",
                 },
             )
         )
         .with_panel(
             timeline(
                 "Reason of the last decision",
-                "Which reason the autoscaler's last decision had, and when.",
+                "Reason of the autoscaler's last decision over time.",
                 {"{{reason}}": f"max by (reason) (fastgen_operator_scaling_reason{OPERATOR})"},
             )
         )
         .with_panel(
             stacked(
                 "Decisions by reason",
-                "Decisions that were another or had another reason than the one before. Many of them: it flaps.",
+                "Decisions that changed the replicas or the reason. Frequent changes mean that the autoscaler flaps.",
                 "short",
                 {
                     "{{reason}}": "sum by (reason) "
@@ -200,8 +200,8 @@ def _scaling(dashboard: Dashboard) -> Dashboard:
         )
         .with_panel(
             lines(
-                "Age of what scaling is decided on",
-                "Seconds since the operator last read the engines. Where it grows, the autoscaler holds.",
+                "Age of engine metrics",
+                "Seconds since the operator last scraped the engines. If it grows, the autoscaler holds the replicas.",
                 "s",
                 {"age": f"min(fastgen_operator_scrape_age_seconds{OPERATOR})"},
             )

@@ -1,4 +1,4 @@
-"""The dashboards as the chart's files."""
+"""Render the dashboards to the chart's files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ FOLDER: Final = Path(__file__).parents[1] / "fastgen" / "dashboards"
 
 
 def rendered() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file by its name."""
     encode = JSONEncoder(sort_keys=True, indent=2).encode
     return {"fastgen-deployment.json": encode(build_dashboard().build()) + "\n"}

@@ -1,4 +1,4 @@
-"""The kinds of panel that the dashboards are made of, and the queries in them."""
+"""Panel types and queries that the dashboards are built from."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from grafana_foundation_sdk.models.common import (
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
-# The series of one FastGenDeployment: those of its engines, and those of the operator about it.
+# Label selectors for one FastGenDeployment: series of its engines, and of the operator.
 ENGINES: Final = '{namespace="$namespace",fastgen_dev_deployment="$deployment"}'
 OPERATOR: Final = '{namespace="$namespace",name="$deployment"}'
-QUANTILES: Final = {"half": 0.5, "95 of 100": 0.95, "99 of 100": 0.99}
+QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
-# Expressions of PromQL by the legend of what they give.
+# PromQL expressions by legend.
 Queries = Mapping[str, str]
 
 
 def rate(metric: str) -> str:
-    """The engines' counter as a rate per second, one series for each of them."""
+    """Return the per-second rate of an engine counter, one series per engine."""
     return f"rate({metric}{ENGINES}[$__rate_interval])"
 
 
 def quantiles(histogram: str) -> Queries:
-    """Quantiles over all engines of a histogram."""
+    """Return quantiles of a histogram over all engines."""
     buckets = f"sum by (le) ({rate(f'{histogram}_bucket')})"
     return {name: f"histogram_quantile({share}, {buckets})" for name, share in QUANTILES.items()}
 
 
 def lines(title: str, description: str, unit: str, queries: Queries) -> timeseries.Panel:
-    """Lines over time, from 0."""
+    """Return a time series panel with lines, from 0."""
     legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).show_legend(True)
     panel = timeseries.Panel().title(title).description(description).unit(unit).min(0).datasource(DATASOURCE)
     panel = panel.legend(legend).fill_opacity(10).height(8).span(12)
@@ -48,13 +48,13 @@ def lines(title: str, description: str, unit: str, queries: Queries) -> timeseri
 
 
 def stacked(title: str, description: str, unit: str, queries: Queries) -> timeseries.Panel:
-    """Lines over time that add up."""
+    """Return a time series panel with stacked lines."""
     panel = lines(title, description, unit, queries).fill_opacity(40)
     return panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
 
 
 def number(title: str, description: str, unit: str, queries: Queries) -> stat.Panel:
-    """What is so now, as a number."""
+    """Return a stat panel with current values."""
     panel = stat.Panel().title(title).description(description).unit(unit).datasource(DATASOURCE).height(4).span(4)
     panel = panel.graph_mode(BigValueGraphMode.NONE).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     for query in _queries(queries):
@@ -63,12 +63,12 @@ def number(title: str, description: str, unit: str, queries: Queries) -> stat.Pa
 
 
 def word(title: str, description: str, queries: Queries) -> stat.Panel:
-    """What is so now, as the words of the legend."""
+    """Return a stat panel with the legends of the current series."""
     return number(title, description, "none", queries).text_mode(BigValueTextMode.NAME).no_value("none")
 
 
 def timeline(title: str, description: str, queries: Queries) -> statetimeline.Panel:
-    """When each of several things was so."""
+    """Return a state timeline panel."""
     panel = statetimeline.Panel().title(title).description(description).datasource(DATASOURCE).height(8).span(12)
     panel = panel.show_value(VisibilityMode.NEVER)
     for query in _queries(queries):

@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus about itself. Names and labels are the contract with dashboards and alerts."""
+"""Operator metrics. Names and labels are a contract with dashboards and alerts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from prometheus_client.registry import Collector
 
 from fastgen_operator.kinds import Key
 
-# A condition as it is exposed: its type, status and reason.
-Shown = tuple[str, str, str]
+# Type, status and reason of a condition.
+ConditionLabels = tuple[str, str, str]
 
 
 @dataclass(slots=True)
 class _Figures:
-    """What is known of one FastGenDeployment. What is None has not been seen yet, and is not exposed."""
+    """Metrics of one FastGenDeployment. Values that are None are unknown and not exposed."""
 
     desired: int | None = None
     ready: int | None = None
-    conditions: tuple[Shown, ...] = ()
+    conditions: tuple[ConditionLabels, ...] = ()
     decisions: Tally[str] = field(default_factory=Tally)
     last_reason: str | None = None
     scraped_at: float | None = None
@@ -32,47 +32,47 @@ class _Figures:
 
 
 class Metrics:
-    """The operator's metrics, in a registry of their own; safe to use from several threads.
+    """The operator's metrics, in their own registry. Thread-safe.
 
-    What is about one FastGenDeployment bears its namespace and name, and goes with it: see `forget`.
+    Metrics of a FastGenDeployment are labelled with its namespace and name, and removed with it: see `forget`.
 
     Args:
-        clock: monotonic seconds, for the age of scrapes.
+        clock: monotonic time in seconds, for the age of scrapes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
         self.reconcile_seconds = Histogram(
             "fastgen_operator_reconcile_seconds",
-            "Time of one reconcile, seconds.",
+            "Duration of a reconcile, in seconds.",
             registry=self.registry,
             buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
         self.errors = Counter(
             "fastgen_operator_reconcile_errors",
-            "Reconciles that failed and are tried again.",
+            "Failed reconciles. They are retried.",
             registry=self.registry,
         )
         self.writes = Counter(
             "fastgen_operator_writes",
-            "Writes to the API server by kind; none in the steady state.",
+            "Writes to the API server by kind. Constant in the steady state.",
             ["kind"],
             registry=self.registry,
         )
         self.api_requests = Counter(
             "fastgen_operator_api_requests",
-            "Requests to the API server but for the watches, by method and HTTP status; none where no answer came.",
+            "Requests to the API server, except watches, by method and HTTP status code (none: no response).",
             ["method", "code"],
             registry=self.registry,
         )
         self.leader = Gauge(
             "fastgen_operator_leader",
-            "1 where this operator is the one that acts, 0 where it stands by.",
+            "1 if this operator is the leader, 0 if it is on standby.",
             registry=self.registry,
         )
         self.scrape_failures = Counter(
             "fastgen_operator_scrape_failures",
-            "Scrapes of engines that gave nothing usable, by reason.",
+            "Failed scrapes of engine metrics by reason.",
             ["reason"],
             registry=self.registry,
         )
@@ -82,35 +82,35 @@ class Metrics:
         self.registry.register(_PerResource(self._snapshot, clock))
 
     def set_replicas(self, key: Key, desired: int, ready: int) -> None:
-        """Shows a resource's replicas."""
+        """Set a resource's desired and ready replicas."""
         with self._lock:
             figures = self._of(key)
             figures.desired, figures.ready = desired, ready
 
-    def set_conditions(self, key: Key, conditions: Sequence[Shown]) -> None:
-        """Shows a resource's conditions instead of those shown before."""
+    def set_conditions(self, key: Key, conditions: Sequence[ConditionLabels]) -> None:
+        """Replace a resource's conditions."""
         with self._lock:
             self._of(key).conditions = tuple(conditions)
 
     def count_decision(self, key: Key, reason: str) -> None:
-        """Counts a decision of the autoscaler that is news, to hold included; its reason is shown as the last one's."""
+        """Count a new decision of the autoscaler, holds included, and set its reason as the last one."""
         with self._lock:
             figures = self._of(key)
             figures.decisions[reason] += 1
             figures.last_reason = reason
 
     def mark_scraped(self, key: Key) -> None:
-        """A resource's engines have just been read."""
+        """Record a successful scrape of a resource's engines."""
         with self._lock:
             self._of(key).scraped_at = self._clock()
 
     def set_load(self, key: Key, load: float) -> None:
-        """Shows how many replicas a resource's demand would keep wholly busy."""
+        """Set a resource's demand in fully utilized replicas."""
         with self._lock:
             self._of(key).load = load
 
     def forget(self, key: Key) -> None:
-        """Takes a deleted resource out of the exposition; harmless where it is not in it."""
+        """Remove the metrics of a deleted resource, if any."""
         with self._lock:
             self._figures.pop(key, None)
 
@@ -125,25 +125,25 @@ class Metrics:
 
 
 class _PerResource(Collector):
-    """Exposes the figures as they are at the moment of the scrape, so that no label of the past stays behind."""
+    """Collects the metrics per FastGenDeployment at scrape time, so that no stale labels remain."""
 
     def __init__(self, snapshot: Callable[[], list[tuple[Key, _Figures]]], clock: Callable[[], float]) -> None:
         self._snapshot, self._clock = snapshot, clock
 
     def collect(self) -> Iterator[Metric]:
         owner = ["namespace", "name"]
-        desired = GaugeMetricFamily("fastgen_operator_desired_replicas", "Replicas that are wanted.", labels=owner)
+        desired = GaugeMetricFamily("fastgen_operator_desired_replicas", "Desired replicas.", labels=owner)
         ready = GaugeMetricFamily(
-            "fastgen_operator_ready_replicas", "Replicas of the current template that are ready.", labels=owner
+            "fastgen_operator_ready_replicas", "Ready replicas of the current pod template.", labels=owner
         )
         conditions = GaugeMetricFamily(
             "fastgen_operator_condition",
-            "1 for the status and reason that each condition of a FastGenDeployment has now.",
+            "1 for the current status and reason of each condition of a FastGenDeployment.",
             labels=[*owner, "type", "status", "reason"],
         )
         decisions = CounterMetricFamily(
             "fastgen_operator_scaling_decisions",
-            "Decisions of the autoscaler that were another or had another reason than the one before, by reason.",
+            "Autoscaler decisions that changed the replicas or the reason, by reason.",
             labels=[*owner, "reason"],
         )
         last = GaugeMetricFamily(
@@ -152,11 +152,13 @@ class _PerResource(Collector):
             labels=[*owner, "reason"],
         )
         age = GaugeMetricFamily(
-            "fastgen_operator_scrape_age_seconds", "Seconds since the engines were last read.", labels=owner
+            "fastgen_operator_scrape_age_seconds",
+            "Seconds since the last successful scrape of the engines.",
+            labels=owner,
         )
         load = GaugeMetricFamily(
             "fastgen_operator_scaling_load_replicas",
-            "Replicas that the demand would keep wholly busy, smoothed.",
+            "Smoothed demand, in fully utilized replicas.",
             labels=owner,
         )
         now = self._clock()

@@ -1,4 +1,4 @@
-"""The chart, rendered by the real helm."""
+"""Fixtures for the chart, rendered by the real helm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart renders what it says, refuses nonsense, and gives the operator no right that it does not use."""
+"""The chart renders its values, rejects invalid ones, and grants the operator only the rights that it uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Right = tuple[str, str, str]
 
 
 def rights(role: Object) -> set[Right]:
-    """(group, resource, verb) of a Role or ClusterRole."""
+    """Return (group, resource, verb) of the rules of a Role or ClusterRole."""
     return {
         (group, name, verb)
         for rule in role["rules"]
@@ -32,7 +32,7 @@ def rights(role: Object) -> set[Right]:
 
 
 def used_rights() -> set[Right]:
-    """What the code asks of the API server, room by room."""
+    """Return the (group, resource, verb) that the operator's code uses."""
     platform = Platform("engine:test", optional_kinds=frozenset(OPTIONAL_KINDS))
     # mirrored.py, main.py: relist, and what kopf watches
     watched = (FASTGEN, *kinds_read(platform))
@@ -75,7 +75,7 @@ def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("release", ["fastgen", "prod"])
-def test_the_election_needs_rights_on_one_lease_where_the_release_is_and_nowhere_else(helm: Helm, release: str) -> None:
+def test_leader_election_has_rights_on_one_lease_in_the_releases_namespace_only(helm: Helm, release: str) -> None:
     text = helm.run("template", release, str(CHART), "--namespace", SYSTEM, "--set", "watchNamespaces={one}")
     objects = [obj for obj in yaml.safe_load_all(text) if obj]
     (role,) = [obj for obj in objects if obj["kind"] == "Role" and obj["metadata"]["name"].endswith("-election")]
@@ -91,7 +91,7 @@ def test_the_election_needs_rights_on_one_lease_where_the_release_is_and_nowhere
     assert not [right for other in others for right in rights(other) if right[1] == LEASE.plural]
 
 
-def test_several_operators_keep_apart_and_are_not_all_drained_at_once(helm: Helm) -> None:
+def test_several_operators_spread_over_nodes_and_have_a_disruption_budget(helm: Helm) -> None:
     assert not [obj for obj in helm.render() if obj["kind"] == "PodDisruptionBudget"]
     budget = helm.one("PodDisruptionBudget", "--set", "operator.replicas=2")["spec"]
     deployment = helm.one("Deployment", "--set", "operator.replicas=2")["spec"]
@@ -107,7 +107,7 @@ def test_the_operator_has_exactly_the_rights_that_it_uses(helm: Helm) -> None:
     assert rights(helm.one("ClusterRole")) == used_rights()
 
 
-def test_named_namespaces_get_the_same_rights_in_each_and_none_cluster_wide(helm: Helm) -> None:
+def test_watched_namespaces_get_a_role_each_and_no_cluster_role(helm: Helm) -> None:
     objects = helm.render("--set", "watchNamespaces={one,two}")
     assert not [obj for obj in objects if obj["kind"].startswith("ClusterRole")]
     everywhere = [obj for obj in objects if not obj["metadata"]["name"].endswith("-election")]
@@ -123,7 +123,7 @@ def test_named_namespaces_get_the_same_rights_in_each_and_none_cluster_wide(helm
 
 
 @pytest.mark.parametrize("release", ["fastgen", "prod"])
-def test_the_binding_names_the_service_account_of_the_pod(helm: Helm, release: str) -> None:
+def test_the_role_binding_refers_to_the_pods_service_account(helm: Helm, release: str) -> None:
     text = helm.run("template", release, str(CHART), "--namespace", SYSTEM)
     by_kind = {obj["kind"]: obj for obj in yaml.safe_load_all(text) if obj}
     name = by_kind["ServiceAccount"]["metadata"]["name"]
@@ -133,7 +133,7 @@ def test_the_binding_names_the_service_account_of_the_pod(helm: Helm, release: s
     assert by_kind["ClusterRoleBinding"]["roleRef"]["name"] == by_kind["ClusterRole"]["metadata"]["name"]
 
 
-def test_the_operators_command_line_is_one_that_it_takes(helm: Helm) -> None:
+def test_the_operator_accepts_its_rendered_command_line(helm: Helm) -> None:
     container = helm.one(
         *("Deployment", "--set", "engine.image=registry.example/engine@sha256:1", "--set", "operator.verbose=true"),
         *("--set", "operator.resyncSeconds=7", "--set", "operator.relistSeconds=77", "--set", "watchNamespaces={a}"),
@@ -164,7 +164,7 @@ def test_the_operators_pod_is_restricted(helm: Helm) -> None:
     assert container["resources"]["requests"]
 
 
-def test_the_crd_is_the_generated_one_kept_at_uninstall_and_can_be_left_out(helm: Helm) -> None:
+def test_the_crd_is_the_generated_one_kept_at_uninstall_and_optional(helm: Helm) -> None:
     crd = helm.one("CustomResourceDefinition")
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert crd == custom_resource_definition()
@@ -183,7 +183,7 @@ PLACEMENT: dict[str, Any] = {
 }
 
 
-def test_every_value_of_the_operators_pod_reaches_it(helm: Helm) -> None:
+def test_every_value_of_the_operators_pod_is_rendered(helm: Helm) -> None:
     template = helm.one("Deployment", "--set-json", f"operator={json.dumps(PLACEMENT)}")["spec"]["template"]
     pod = template["spec"]
     assert pod["imagePullSecrets"] == [{"name": "mine"}]
@@ -207,13 +207,13 @@ def test_every_value_of_the_operators_pod_reaches_it(helm: Helm) -> None:
         ("crd.install=maybe", "/crd/install"),
     ],
 )
-def test_nonsense_values_are_refused_with_their_name(helm: Helm, value: str, words: str) -> None:
+def test_invalid_values_are_rejected_by_name(helm: Helm, value: str, words: str) -> None:
     with pytest.raises(CommandError) as refused:
         helm.render("--set", value)
     assert words in str(refused.value)
 
 
-def test_every_default_value_is_known_to_the_schema() -> None:
+def test_the_schema_covers_every_default_value() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     known = {f"{part}.{name}" for part, field in schema.items() for name in field.get("properties", ())}
@@ -226,7 +226,7 @@ def test_the_notes_show_the_next_commands(helm: Helm) -> None:
     for words in (
         "kubectl apply -f -",
         "kubectl wait fgd/smollm2",
-        "in every namespace",
+        "watches all namespaces",
         "deployment/fastgen-operator",
         "fastgen-operator-dashboards",
         "spec.network.allowFrom",

@@ -1,4 +1,4 @@
-"""The dashboards in the chart are the generated ones, and speak of metrics that exist."""
+"""The chart's dashboards are up to date and query existing metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def sample_names(registry: CollectorRegistry | Collector) -> set[str]:
-    """Names that a query may use: of the samples, not of the families."""
+    """Return the sample names, as queries use them."""
     names = set()
     for family in registry.collect():
         names.add(family.name)
@@ -29,12 +29,12 @@ def sample_names(registry: CollectorRegistry | Collector) -> set[str]:
     return names
 
 
-def test_the_chart_holds_what_the_generator_writes() -> None:
+def test_the_committed_dashboards_are_up_to_date() -> None:
     held = {path.name: path.read_text() for path in FOLDER.glob("*.json")}
-    assert held == rendered(), "python -m dashboards, in the folder charts, writes them anew"
+    assert held == rendered(), "run: cd charts && python -m dashboards"
 
 
-def test_every_query_names_metrics_that_there_are_and_one_deployment() -> None:
+def test_every_query_uses_existing_metrics_of_one_deployment() -> None:
     known = sample_names(EngineMetrics("model").registry) | sample_names(OperatorMetrics().registry)
     for text in rendered().values():
         for panel in panels(json.loads(text)):
@@ -45,7 +45,7 @@ def test_every_query_names_metrics_that_there_are_and_one_deployment() -> None:
                 assert target["expr"].count("{") == target["expr"].count('namespace="$namespace"'), panel["title"]
 
 
-def test_every_panel_says_what_it_shows_and_has_its_own_place() -> None:
+def test_every_panel_has_a_title_a_description_and_its_own_position() -> None:
     for text in rendered().values():
         places = set()
         for panel in panels(json.loads(text)):
@@ -63,14 +63,14 @@ def config_map(helm: Helm, *args: str) -> dict[str, Any]:
     return helm.one("ConfigMap", *args)
 
 
-def test_grafanas_sidecar_finds_the_dashboards_by_their_label(helm: Helm) -> None:
+def test_the_dashboards_have_the_label_of_grafanas_sidecar(helm: Helm) -> None:
     found = config_map(helm)
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert found["metadata"]["namespace"] == SYSTEM
     assert found["data"] == rendered()
 
 
-def test_label_annotations_and_namespace_of_the_dashboards_can_be_chosen(helm: Helm) -> None:
+def test_labels_annotations_and_namespace_of_the_dashboards_are_configurable(helm: Helm) -> None:
     values = {"namespace": "grafana", "labels": {"mine": "yes"}, "annotations": {"folder": "Models"}}
     found = config_map(helm, "--set-json", f"dashboards={json.dumps(values)}")["metadata"]
     assert (found["namespace"], found["labels"]["mine"], found["annotations"]) == (
@@ -80,6 +80,6 @@ def test_label_annotations_and_namespace_of_the_dashboards_can_be_chosen(helm: H
     )
 
 
-def test_the_dashboards_can_be_left_out(helm: Helm) -> None:
+def test_the_dashboards_are_optional(helm: Helm) -> None:
     text = yaml.safe_dump_all(helm.render("--set", "dashboards.enabled=false"))
     assert "kind: ConfigMap" not in text

@@ -1,4 +1,4 @@
-"""docs/monitoring.md names every metric that there is, in the program's own words, and no other."""
+"""docs/monitoring.md lists exactly the existing metrics with their help texts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ENDINGS = {"counter": "_total", "info": "_info"}
 
 
 def described(registry: CollectorRegistry) -> set[tuple[str, str, str]]:
-    """Name, type and help of each metric, as a query spells it."""
+    """Return name (as in queries), type and help text of each metric."""
     return {
         (f"{family.name}{ENDINGS.get(family.type, '')}", family.type, family.documentation)
         for family in registry.collect()
     }
 
 
-def test_the_page_describes_every_metric_and_no_other() -> None:
+def test_the_page_lists_exactly_the_existing_metrics() -> None:
     rows = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| `fastgen_")]
     on_page = {(name.strip(" `"), kind.strip(), words.strip()) for name, kind, _, words in rows}
     assert on_page == described(EngineMetrics("model").registry) | described(OperatorMetrics().registry)

@@ -1,4 +1,4 @@
-"""What the chart says of the cluster's network and of monitoring reaches the operator, and walls it in where asked."""
+"""Network and monitoring values reach the operator, and create its own NetworkPolicy and PodMonitor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def container(helm: Helm, *args: str) -> dict[str, Any]:
     return found
 
 
-def test_engines_let_in_exactly_the_operators_own_pods(helm: Helm) -> None:
+def test_engines_allow_exactly_the_operators_pods(helm: Helm) -> None:
     (peer,) = settings(helm).neighbours.operator
     assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": SYSTEM}}
     labels = helm.one("Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -30,20 +30,20 @@ def test_engines_let_in_exactly_the_operators_own_pods(helm: Helm) -> None:
     assert peer["podSelector"] == {"matchLabels": helm.one("Deployment")["spec"]["selector"]["matchLabels"]}
 
 
-def test_the_charts_neighbours_are_those_that_the_operator_takes_by_itself(helm: Helm) -> None:
+def test_the_charts_default_peers_equal_the_operators(helm: Helm) -> None:
     neighbours = settings(helm).neighbours
     assert neighbours.dns == CLUSTER_DNS
     assert neighbours.model_sources == HTTPS_ANYWHERE
 
 
-def test_every_kind_of_child_is_made_unless_it_is_switched_off(helm: Helm) -> None:
+def test_dispensable_children_are_created_unless_disabled(helm: Helm) -> None:
     assert settings(helm).without == ()
     off = ("--set", "engine.podMonitor.enabled=false", "--set", "engine.networkPolicy.enabled=false")
     assert set(settings(helm, *off).without) == {"PodMonitor", "NetworkPolicy"}
     assert settings(helm, "--set", "engine.inferencePool.enabled=false").without == ("InferencePool",)
 
 
-def test_prometheus_peers_and_labels_of_monitors_reach_the_operator(helm: Helm) -> None:
+def test_prometheus_peers_and_pod_monitor_labels_reach_the_operator(helm: Helm) -> None:
     peers = [{"namespaceSelector": {"matchLabels": {"team": "sre"}}}]
     chosen = settings(
         helm,
@@ -54,7 +54,7 @@ def test_prometheus_peers_and_labels_of_monitors_reach_the_operator(helm: Helm) 
     assert chosen.platform.pod_monitor_labels == (("release", "kube-prometheus-stack"),)
 
 
-def test_the_operators_own_monitor_and_wall_are_there_only_where_asked_for(helm: Helm) -> None:
+def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm) -> None:
     assert not {obj["kind"] for obj in helm.render()} & {"PodMonitor", "NetworkPolicy"}
     asked = ("--set", "operator.podMonitor.enabled=true", "--set", "operator.networkPolicy.enabled=true")
     selector = helm.one("Deployment")["spec"]["selector"]["matchLabels"]
@@ -79,7 +79,7 @@ def test_the_operators_own_monitor_and_wall_are_there_only_where_asked_for(helm:
         ("dashboards.label=x", "additional properties 'label' not allowed"),
     ],
 )
-def test_nonsense_is_refused_with_its_name(helm: Helm, value: str, words: str) -> None:
+def test_invalid_values_are_rejected_by_name(helm: Helm, value: str, words: str) -> None:
     with pytest.raises(CommandError) as refused:
         helm.render("--set", value)
     assert words in str(refused.value)
@@ -99,7 +99,7 @@ def test_nonsense_is_refused_with_its_name(helm: Helm, value: str, words: str) -
         (("--without", "Deployment"), "--without: invalid choice: 'Deployment'"),
     ],
 )
-def test_a_wrong_flag_ends_with_its_name(
+def test_an_invalid_flag_is_rejected_by_name(
     words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -22,20 +22,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- .Values.serviceAccount.name | default (include "fastgen.name" .) -}}
 {{- end -}}
 
-{{- /* What the operator does, and nothing else; tests/chart runs it with exactly this. */ -}}
+{{- /* RBAC rules of the operator. tests/chart checks that they match the operator's requests exactly. */ -}}
 {{- define "fastgen.rules" -}}
-# Watched and read; written only by people.
+# Only read by the operator.
 - apiGroups: [fastgen.dev]
   resources: [fastgendeployments]
   verbs: [get, list, watch]
 - apiGroups: [fastgen.dev]
   resources: [fastgendeployments/status]
   verbs: [patch]
-# Asked for by clusters that check who may set blockOwnerDeletion (the OwnerReferencesPermissionEnforcement admission).
+# Required for blockOwnerDeletion by the admission plugin OwnerReferencesPermissionEnforcement.
 - apiGroups: [fastgen.dev]
   resources: [fastgendeployments/finalizers]
   verbs: [update]
-# Children: server-side apply is a patch that may create. What a spec does not ask for any more is deleted.
+# Children. Server-side apply needs patch and create. Children that a spec no longer needs are deleted.
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
@@ -48,35 +48,35 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-# Only where the cluster has these kinds; not watched, because they come and go.
+# Optional kinds. They are not watched, because their CRDs can be missing.
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
   verbs: [get, list, create, patch, delete]
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
   verbs: [get, list, create, patch, delete]
-# The model's volume and the Job that downloads into it.
+# The model cache's volume and download Job.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# Which pods are of the current template, and how they are.
+# To find the pods of the current template and their state.
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [pods]
-  # patch: what it costs to delete each of them, before some are.
+  # patch: to set the pod deletion cost before a scale-down.
   verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [events]
-  # patch: what an Event tells has happened again.
+  # patch: to update the count of a repeated Event.
   verbs: [create, patch]
 {{- end -}}
 
-{{- /* Who is who in the cluster's network, for the engines' NetworkPolicies. */ -}}
+{{- /* Peers for the engines' NetworkPolicies. */ -}}
 {{- define "fastgen.neighbours" -}}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
 {{- $pods := dict "matchLabels" (include "fastgen.selector" . | fromYaml) -}}

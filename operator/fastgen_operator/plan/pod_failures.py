@@ -130,7 +130,8 @@ def _running(container: _Container, since: str) -> str:
         return f"{container.title} has been running since {since}"
     probe = container.spec.get("readinessProbe", {}).get("httpGet", {}).get("path", "its readiness probe")
     if container.status.get("started"):
-        return f"{container.title} has been running since {since}, but {probe} fails: it drains, is overloaded or hangs"
+        cause = "it is draining, overloaded or hung"
+        return f"{container.title} has been running since {since}, but {probe} fails: {cause}"
     earlier = f" again, after it {_ending(container)}" if container.ended is not None else ""
     return f"{container.title} has been loading since {since}{earlier}; {probe} has not passed yet"
 

@@ -65,7 +65,7 @@ FAILURES: list[tuple[str, Object, str, str]] = [
         "was stopped from outside (exit code 137), for example after failed liveness probes; restarted 3 times",
     ),
     (
-        "a refused configuration without a word",
+        "a rejected configuration without a message",
         pod(**container(state=ended(2))),
         "BadConfiguration",
         "exit code 2",
@@ -115,7 +115,7 @@ def test_a_failure_is_told_in_the_pods_own_words(seen: Object, reason: str, word
 def test_memory_without_a_limit_is_said_to_be_the_nodes() -> None:
     seen = pod(**container(state=ended(137, reason="OOMKilled")))
     seen["spec"]["containers"][0]["resources"] = {}
-    assert "more memory than its node had left: it has no limit" in state_of(seen)
+    assert "more memory than its node had left, as it has no limit" in state_of(seen)
 
 
 STATES: list[tuple[str, Object, str]] = [
@@ -136,12 +136,13 @@ STATES: list[tuple[str, Object, str]] = [
     (
         "loading after a crash",
         pod(**container(restarts=1, state={"running": {"startedAt": START}}, lastState=ended(1, "CUDA error"))),
-        f"the engine has been loading since {START} again, after it ended with exit code 1 (Error); last log line: CUDA error",
+        f"the engine has been loading since {START} again, "
+        "after it ended with exit code 1 (Error); last log line: CUDA error",
     ),
     (
         "probes that pass no more",
         pod(**container(started=True, state={"running": {"startedAt": START}})),
-        "/ready does not pass: it is draining, overloaded or hung",
+        "/ready fails: it is draining, overloaded or hung",
     ),
     (
         "an init container at work",

@@ -1,10 +1,10 @@
-"""What chunking and the inter-token target do to throughput and latency: `python benchmarks/chunking.py`.
+"""Effect of chunking and the inter-token target on throughput and latency: `python benchmarks/chunking.py`.
 
-The real engine and scheduler under closed-loop clients, over a device that computes nothing and takes the time that a
-table says: passes of SmolLM2-135M in float32 on two cores, as measured for issue 4 (tokens per pass: tokens/s). So the
-figures are simulated, the same on every machine, and differ only by what the scheduler decides.
+Runs the real engine and scheduler under closed-loop clients, over a simulated device that takes the step times of a
+table: SmolLM2-135M in float32 on two cores, measured for issue 4 (tokens per step: tokens/s). So the figures are the
+same on every machine and depend only on the scheduler's decisions.
 
-`--base`, `--token` in milliseconds put a straight line in place of the table, for example a GPU's.
+`--base` and `--token`, in milliseconds, replace the table by a straight line, for example that of a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastgen.core.scheduler import StepPlan
 from fastgen.core.step_output import SampledToken, StepOutput
 from fastgen.engine.core import Engine
 
-# Tokens of a pass, tokens per second in such passes.
+# Tokens per step, tokens per second in such steps.
 RATES = ((8, 156), (16, 292), (32, 450), (64, 594), (128, 720), (256, 849), (512, 881))
 SETTINGS = tuple(itertools.product(("greedy", "even"), ("off", "auto")))
 
@@ -29,7 +29,7 @@ StepSeconds = Callable[[int], float]
 
 
 def measured(tokens: int) -> float:
-    """Seconds of a pass by the table, along straight lines between its points."""
+    """Return the seconds of a step, interpolated linearly in the table."""
     points = [(size, size / rate) for size, rate in RATES]
     (left, at_left), (right, at_right) = next(
         (pair for pair in itertools.pairwise(points) if tokens <= pair[1][0]), (points[-2], points[-1])
@@ -37,21 +37,14 @@ def measured(tokens: int) -> float:
     return at_left + (at_right - at_left) * (tokens - left) / (right - left)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What the engine asks of a model."""
-
-    vocab_size: int = 1000
-    eos_token_ids: frozenset[int] = frozenset()
-
-
 @dataclass
 class Device:
-    """Passes that take the time they should and give the same token always."""
+    """A runner whose steps take the given time and always sample the same token."""
 
     step_seconds: StepSeconds
     now: float = 0.0
-    architecture: Shape = field(default_factory=Shape)
+    vocab_size: int = 1000
+    eos_token_ids: frozenset[int] = frozenset()
     num_blocks: int = 4096
     block_size: int = 64
     num_host_blocks: int = 0
@@ -63,14 +56,14 @@ class Device:
         return self.now
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        """Lets time go by."""
+        """Advance the clock."""
         self.now += self.step_seconds(plan.num_tokens)
         return StepOutput([SampledToken(1) for chunk in plan.chunks if chunk.samples])
 
 
 @dataclass(frozen=True)
 class Load:
-    """Closed-loop clients: each sends its next request when its last one has ended."""
+    """Closed-loop clients: each sends its next request when its previous one has finished."""
 
     name: str
     clients: int
@@ -78,11 +71,11 @@ class Load:
     prompt: int = 512
     generate: int = 64
     deviation: float = 0.3
-    every: int = 0  # every so many requests, one of `long` prompt tokens
+    every: int = 0  # one request in this many has `long` prompt tokens
     long: int = 0
 
     def requests_to_send(self) -> Iterator[Request]:
-        """All requests, the same in every run."""
+        """Return all requests; they are the same in every run."""
         rng = random.Random(7)
 
         def about(mean: int) -> int:
@@ -110,7 +103,7 @@ LOADS = (
 
 @dataclass
 class Figures:
-    """What clients saw: tokens are those of prompts and generations; times to first tokens and gaps in seconds."""
+    """Client-side results: prompt and generated tokens, times to first token and inter-token gaps in seconds."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -119,7 +112,7 @@ class Figures:
 
 
 def run(load: Load, step_seconds: StepSeconds, budget: int, chunking: str, target: int | str) -> Figures:
-    """Plays a load to its end."""
+    """Run a load to its end."""
     device = Device(step_seconds)
     config = EngineConfig(
         model="simulated", token_budget=budget, max_sequences=min(256, budget), chunking=chunking,
@@ -154,17 +147,17 @@ def run(load: Load, step_seconds: StepSeconds, budget: int, chunking: str, targe
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that `share` of the values are below."""
+    """Return the value below which `share` of the values lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def main() -> None:
-    """Prints a table for each load."""
+    """Print a table for each load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=int, default=256, help="forward tokens per pass")
-    parser.add_argument("--base", type=float, help="milliseconds of a pass without tokens")
-    parser.add_argument("--token", type=float, help="milliseconds of a forward token")
+    parser.add_argument("--budget", type=int, default=256, help="token budget per step")
+    parser.add_argument("--base", type=float, help="milliseconds of a step without tokens")
+    parser.add_argument("--token", type=float, help="milliseconds per token")
     parser.add_argument("--target", type=int, action="append", default=[], help="further inter-token targets, in ms")
     given = parser.parse_args()
     step_seconds: StepSeconds = measured

@@ -1,10 +1,9 @@
-"""What the prefix cache gives and costs: `python benchmarks/prefix_cache.py MODEL`.
+"""Benefit and cost of the prefix cache: `python benchmarks/prefix_cache.py MODEL`.
 
-Gives: time to first token of a second identical prompt, as a ratio to the first. Costs: the same load of prompts that
-share nothing, with and without the cache, taking turns at going first; the ratio of their wall times is what the cache
-takes in all. What its hashing and bookkeeping take of that is far below the noise of such runs, so it is measured once
-more over a runner that computes nothing: the difference there, as a part of the real run's time. Everything in one
-process, so that all see the same machine.
+Benefit: time to first token of a second identical prompt, relative to the first. Cost: wall time of prompts that share
+nothing, with the cache relative to without, alternating which goes first. The cost of hashing and bookkeeping is far
+below the noise of these runs, so it is also measured over a runner that computes nothing, and given as a fraction of
+the real run's time. Everything runs in one process, under the same conditions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TOKEN_IDS = range(1000, 40000)
 
 
 class Idle:
-    """A runner that computes nothing, with another one's shape."""
+    """A runner that computes nothing, with the dimensions of another runner."""
 
     def __init__(self, real: Runner) -> None:
         self.vocab_size, self.eos_token_ids = real.vocab_size, real.eos_token_ids
@@ -35,12 +34,12 @@ class Idle:
         self.max_model_length = real.max_model_length
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        """One token for every sequence that samples."""
+        """Return one token for every chunk that samples."""
         return StepOutput([SampledToken(7, None) for chunk in plan.chunks if chunk.samples], {})
 
 
 def first_token_seconds(engine: Engine, number: str, prompt: list[int]) -> float:
-    """From adding the prompt to its first token."""
+    """Return the time from adding the prompt to its first token."""
     started = time.perf_counter()
     engine.add(Request(id=number, prompt_token_ids=prompt, sampling=SamplingParams(temperature=0, max_tokens=2)))
     while not engine.step().outputs:
@@ -52,7 +51,7 @@ def first_token_seconds(engine: Engine, number: str, prompt: list[int]) -> float
 
 
 def wall_seconds(engine: Engine, prompt: list[int]) -> float:
-    """The prompt and 8 tokens after it."""
+    """Return the time for the prompt and 8 generated tokens."""
     started = time.perf_counter()
     sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     engine.add(Request(id="only", prompt_token_ids=prompt, sampling=sampling))
@@ -62,15 +61,15 @@ def wall_seconds(engine: Engine, prompt: list[int]) -> float:
 
 
 def main() -> None:
-    """Measures both and prints them."""
+    """Measure and print benefit and cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--pairs", type=int, default=240, help="short runs with and without the cache")
+    parser.add_argument("--pairs", type=int, default=240, help="number of short runs with and without the cache")
     options = parser.parse_args()
-    # So little memory that all of it is taken before anything is measured: without the cache the same few blocks are
-    # used again and again, with it always others, and their first use would be part of its costs.
+    # So little memory that all of it is prefaulted before the measurement. Without the prefix cache the same few blocks
+    # are reused; with it new ones are, and their page faults would count as its cost.
     config = EngineConfig(model=options.model, token_budget=256, kv_cache_memory=1 << 30)
     runner = load_runner(ModelSource.open(config.model), config, lambda _stage, _fraction: None)
     runner.start_prefault()
@@ -99,7 +98,7 @@ def main() -> None:
     for number in range(options.pairs):
         order = (True, False) if number % 2 else (False, True)
         fresh = prompt(256)
-        # The second engine does not find what the first one left: it has a cache of its own, and no prompt comes twice.
+        # Each engine has its own cache, and no prompt occurs twice, so nothing is found.
         seconds = {caching: wall_seconds(engines[caching], fresh) for caching in order}
         costs.append(seconds[True] / seconds[False])
         alone = {caching: wall_seconds(idle[caching], fresh) for caching in order}

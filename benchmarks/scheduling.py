@@ -1,8 +1,8 @@
-"""What scheduling and batch preparation cost a pass, by part: `python benchmarks/scheduling.py`.
+"""Overhead of scheduling and input preparation per step, by part: `python benchmarks/scheduling.py`.
 
-All sequences decode, over contexts of random length; blocks are taken and become full as they do when serving. Each
-figure is the median of many passes; other load on the machine makes it larger, never smaller. The last line is what the
-prefix cache adds to a pass when it never hits.
+All sequences decode, over contexts of random length; blocks are allocated and become full as in serving. Each figure is
+the median of many steps; other load on the machine only makes it larger. The last line is what the prefix cache adds to
+a step if it never hits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fastgen.core.step_model import StepModel
 from fastgen.model.step_input import StepInput
 
 BLOCK_SIZE = 64
-PARTS = ("schedule", "batch", "complete", "stats")
+PARTS = ("schedule", "input", "complete", "stats")
 
 
 def filled(sequences: int, context: int, *, salt: str | None) -> Scheduler:
-    """A scheduler whose sequences all decode, after about `context` tokens each."""
+    """Return a scheduler whose sequences all decode, over about `context` tokens each."""
     rng = random.Random(0)
     times = StepModel()
     scheduler = Scheduler(
@@ -48,10 +48,10 @@ def filled(sequences: int, context: int, *, salt: str | None) -> Scheduler:
     return scheduler
 
 
-def measure(scheduler: Scheduler, passes: int) -> dict[str, float]:
-    """Median milliseconds of each part."""
+def measure(scheduler: Scheduler, steps: int) -> dict[str, float]:
+    """Return the median milliseconds of each part."""
     taken: dict[str, list[float]] = defaultdict(list)
-    for _ in range(passes):
+    for _ in range(steps):
         marks = [time.perf_counter()]
         plan = scheduler.schedule()
         marks.append(time.perf_counter())
@@ -67,21 +67,21 @@ def measure(scheduler: Scheduler, passes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--passes", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=300)
     given = parser.parse_args()
-    print("sequences  schedule     batch  complete     stats  schedule + batch + complete  (ms a pass, median)")
+    print("sequences  schedule     input  complete     stats  schedule + input + complete  (ms per step, median)")
     for sequences in given.sequences:
-        parts = measure(filled(sequences, given.context, salt=""), given.passes)
-        whole = parts["schedule"] + parts["batch"] + parts["complete"]
+        parts = measure(filled(sequences, given.context, salt=""), given.steps)
+        whole = parts["schedule"] + parts["input"] + parts["complete"]
         print(f"{sequences:9}" + "".join(f"{parts[part]:10.3f}" for part in PARTS) + f"{whole:29.3f}")
-    with_cache = measure(filled(given.sequences[-1], given.context, salt=""), given.passes)
-    without = measure(filled(given.sequences[-1], given.context, salt=None), given.passes)
+    with_cache = measure(filled(given.sequences[-1], given.context, salt=""), given.steps)
+    without = measure(filled(given.sequences[-1], given.context, salt=None), given.steps)
     added = sum(with_cache.values()) - sum(without.values())
-    print(f"the prefix cache without hits adds {added:.3f} ms a pass at {given.sequences[-1]} sequences")
+    print(f"the prefix cache without hits adds {added:.3f} ms per step at {given.sequences[-1]} sequences")
 
 
 if __name__ == "__main__":

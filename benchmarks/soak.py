@@ -1,14 +1,14 @@
-"""Memory over many requests of random shapes, half of them cancelled: it must stay flat, within 2 %.
+"""Memory of server and engine over many random requests, half of them cancelled: it must stay flat within 2 %.
 
-Prompts, generations, endpoints, streaming and sampling are drawn at random; a cancelled request's client vanishes at a
-random moment. The resident memory of both processes is printed as it goes, and compared with what it was after the
-first fifth, by when buffers and allocators have taken what they need. Ends with exit code 1 where one has grown.
+Prompts, generations, endpoints, streaming and sampling are random; the client of a cancelled request disconnects at a
+random moment. The resident memory of both processes is printed and compared with its value after the first fifth of the
+requests, when buffers and allocators are warm. Exits with code 1 if a process has grown.
 
     python benchmarks/soak.py [--engine tiny|demo|scripted] [--requests 20000] [--clients 32] [--seed 0] \
         [-- options of fastgen serve]
 
-`tiny` is a random model of two small layers, under the real engine with its kernels; `demo` the real small model, which
-takes hours for as many requests; `scripted` the tests' own: the real step loop and scheduler without a model.
+`tiny` is a random model of two small layers on the real engine with its kernels; `demo` is the real small model, which
+takes hours for as many requests; `scripted` is the tests' engine: the real step loop and scheduler without a model.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ ALLOWED_GROWTH = 0.02
 
 
 def resident_mib(pid: int) -> float:
-    """Memory that a process holds, in MiB."""
+    """Return the resident memory of a process in MiB."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) / 1024
 
 
 def random_body(choose: random.Random, longest: int) -> tuple[str, dict[str, object]]:
-    """An endpoint and a body that it takes."""
+    """Return a random endpoint and a request body for it."""
     words = " ".join(f"word{choose.randrange(1000)}" for _ in range(int(choose.expovariate(1 / 40)) % longest + 1))
     body: dict[str, object] = {
         "max_tokens": int(choose.expovariate(1 / 30)) % 200 + 1,
@@ -57,7 +57,7 @@ def random_body(choose: random.Random, longest: int) -> tuple[str, dict[str, obj
 
 @dataclass
 class Soak:
-    """The requests that are still to be sent, and what became of those that were."""
+    """Requests left to send, and the results so far."""
 
     server: Serving
     choose: random.Random
@@ -66,11 +66,11 @@ class Soak:
     began: float = field(default_factory=time.monotonic)
     num_done: int = 0
     num_cancelled: int = 0
-    num_refused: int = 0
+    num_rejected: int = 0
     curve: list[tuple[float, float]] = field(default_factory=list)
 
     async def client(self) -> None:
-        """Sends one request after the other."""
+        """Send one request after the other."""
         while self.left > 0:
             self.left -= 1
             cancels = self.choose.random() < 0.5
@@ -82,10 +82,10 @@ class Soak:
                 self.num_cancelled += 1
             self.num_done += 1
             if self.num_done % self.every == 0:
-                self.note()
+                self.sample_memory()
 
     async def send(self, path: str, body: dict[str, object]) -> None:
-        """One request on a connection of its own, which is reset if this is cancelled."""
+        """Send one request on its own connection, which is reset on cancellation."""
         content = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         try:
@@ -94,12 +94,12 @@ class Soak:
             answer = await reader.read(-1)
             status = int(answer.split(b" ", 2)[1])
             assert status in (200, 429), answer[:1000]
-            self.num_refused += status == 429
+            self.num_rejected += status == 429
         finally:
             writer.transport.abort()
 
-    def note(self) -> None:
-        """Takes a point of the curve and prints it."""
+    def sample_memory(self) -> None:
+        """Append a point to the curve and print it."""
         http, engine = resident_mib(self.server.process.pid), resident_mib(self.server.engine_pid())
         self.curve.append((http, engine))
         seconds = time.monotonic() - self.began
@@ -107,7 +107,7 @@ class Soak:
 
 
 def save_tiny_model(folder: Path) -> str:
-    """A random model and a tokenizer that knows the words of the requests; returns the folder."""
+    """Save a random model and a tokenizer for the words of the requests; return the folder."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -134,16 +134,16 @@ def save_tiny_model(folder: Path) -> str:
 
 
 async def run(soak: Soak, clients: int) -> None:
-    """Sends all requests."""
+    """Send all requests."""
     print(f"{'requests':>9}{'cancelled':>11}{'seconds':>9}{'HTTP MiB':>11}{'engine MiB':>13}")
-    soak.note()
+    soak.sample_memory()
     await asyncio.gather(*(soak.client() for _ in range(clients)))
 
 
 def verdict(curve: list[tuple[float, float]]) -> bool:
-    """Prints by how much each process has grown since the first fifth; True where both are flat."""
-    settled, flat = curve[len(curve) // 5], True
-    for name, before, after in zip(("HTTP", "engine"), settled, curve[-1], strict=True):
+    """Print the growth of each process since the first fifth; return whether both are flat."""
+    baseline, flat = curve[len(curve) // 5], True
+    for name, before, after in zip(("HTTP", "engine"), baseline, curve[-1], strict=True):
         growth = after / before - 1
         flat &= growth <= ALLOWED_GROWTH
         print(f"{name}: {before:.1f} -> {after:.1f} MiB, {growth:+.2%}")
@@ -151,7 +151,7 @@ def verdict(curve: list[tuple[float, float]]) -> bool:
 
 
 def main() -> int:
-    """Runs the soak; returns the exit code."""
+    """Run the soak test and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=32)
@@ -166,7 +166,7 @@ def main() -> int:
         server.wait_status("/ready", 200, seconds=300)
         soak = Soak(server, random.Random(options.seed), options.requests, max(1, options.requests // POINTS))
         asyncio.run(run(soak, options.clients))
-        print(f"refused because the queue was full: {soak.num_refused}")
+        print(f"rejected because the queue was full: {soak.num_rejected}")
         flat = verdict(soak.curve)
         assert "Traceback" not in server.log, server.log[-5000:]
     return 0 if flat else 1

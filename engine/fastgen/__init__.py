@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Grammar", "SamplingParams", "__version__", "client", "pipeline", "serve"]
 
-# None of these names may also name a submodule: importing the submodule would replace the attribute.
-_WHERE = {
+# No name here may also be a submodule: importing the submodule would replace the attribute.
+_MODULES = {
     "LLM": "fastgen.llm.llm",
     "Grammar": "fastgen.core.request",
     "SamplingParams": "fastgen.core.request",
@@ -29,6 +29,6 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     """Import public names on first use: `import fastgen` alone must not load torch."""
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'fastgen' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m fastgen` is the command `fastgen`."""
+"""Runs the command `fastgen` for `python -m fastgen`."""
 
 import sys
 

@@ -1,7 +1,6 @@
-"""Log lines for people or for programs. Both processes of an engine write theirs to standard error.
+"""Logging as text or JSON. The server and the engine process both log to standard error.
 
-A line is a message and, where there is something to say about it, fields: `request id=... status=200` as text, members
-of their own as JSON.
+A line has a message and optional fields: `request id=... status=200` as text, separate members as JSON.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from contextvars import ContextVar
 
 FORMATS = ("text", "json")
 
-# The HTTP request that a task works on: it goes on every line that is logged meanwhile.
+# Id of the HTTP request that the current task handles. It is added to every line.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
-def say(log: logging.Logger, message: str, **fields: object) -> None:
-    """Logs `message` with `fields` at level info; those that are None are left out."""
+def log_event(log: logging.Logger, message: str, **fields: object) -> None:
+    """Log `message` at level info with those `fields` that are not None."""
     log.info(message, extra={"fields": {name: value for name, value in fields.items() if value is not None}})
 
 
 def configure(log_format: str) -> None:
-    """Sends this process's lines to standard error in one of `FORMATS`."""
+    """Log to standard error, in one of `FORMATS`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -38,22 +37,22 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, message and fields, as a line to read."""
+    """Formats a record as time, level, message and fields."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
-        """The line, without a traceback."""
+        """Return the line without a traceback."""
         line = super().formatMessage(record)
         return " ".join((line, *(f"{name}={_text(value)}" for name, value in _fields(record).items())))
 
 
 class JSONFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, fields and, where there is one, the traceback."""
+    """Formats a record as a JSON object: time, level, logger, message, fields and any traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line without its end."""
+        """Return the JSON object."""
         line = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),

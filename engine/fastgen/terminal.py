@@ -1,4 +1,4 @@
-"""A bar on standard error, which shows nothing where that is no terminal."""
+"""A progress bar on standard error, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None]]:
-    """A bar that is moved by a stage and the share of it that is done, 0 to 1; gone when it is left."""
+    """Yield a function that updates the bar with a stage and its completed fraction, 0 to 1."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
         task = progress.add_task("starting", total=1.0)

@@ -4,5 +4,5 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     VERSION = version("fastgen")
-except PackageNotFoundError:  # run from a source tree that is not installed
+except PackageNotFoundError:  # running from a source tree that is not installed
     VERSION = "0+source"

@@ -1,1 +1,1 @@
-"""The engine process: step loop, messages, calibration, and the server's handle on it."""
+"""The engine and its process: step loop, messages, calibration, and the server's client."""

@@ -89,7 +89,7 @@ def _endpoints(service: Service) -> FastAPI:
 def _record_rejection(service: Service, error: APIError) -> None:
     """Count and log a rejected request."""
     service.metrics.count_rejected(error.code)
-    logs.say(log, "rejected", status=error.status, code=error.code, param=error.param or "none")
+    logs.log_event(log, "rejected", status=error.status, code=error.code, param=error.param or "none")
 
 
 class OpenRequests:

@@ -79,7 +79,7 @@ class RequestHandler:
             first_token_seconds=first_token,
             total_seconds=time.monotonic() - self._arrival,
         )
-        logs.say(
+        logs.log_event(
             log,
             "request",
             id=self.id,

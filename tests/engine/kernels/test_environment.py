@@ -15,7 +15,7 @@ from fastgen.kernels.cpu import build, environment
 
 PROBE = """
 import json, os, sys
-from fastgen.kernels import environment
+from fastgen.kernels.cpu import environment
 environment.prepare()
 print(json.dumps({name: os.environ.get(name) for name in
     ("NUMBA_CACHE_DIR", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "GOMP_SPINCOUNT")}))
@@ -31,7 +31,7 @@ print(out.tolist())
 """
 
 PRODUCTS = """
-from fastgen.kernels import environment
+from fastgen.kernels.cpu import environment
 environment.prepare()
 import torch
 from fastgen.model.layers.linear import OneDNNLinear
@@ -76,12 +76,12 @@ def test_compiled_kernels_are_kept_apart_by_the_code_of_all_of_them(
 ) -> None:
     """numba looks at the file of a kernel alone: a change of what it uses would leave the old machine code in place."""
     kernels, settings = Path(environment.__file__).parent, {"XDG_CACHE_HOME": str(tmp_path)}
-    changed = tmp_path / "code" / "fastgen" / "kernels"
-    shutil.copytree(kernels.parent, changed.parent)
+    changed = tmp_path / "code" / "fastgen" / "kernels" / "cpu"
+    shutil.copytree(kernels.parents[1], changed.parents[1])
     folders = [json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"]]
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
     folders.append(json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"])
-    (changed / "tile.py").write_text((changed / "tile.py").read_text() + "\n")
+    (changed / "matmul_tile.py").write_text((changed / "matmul_tile.py").read_text() + "\n")
     folders.append(json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"])
     assert folders[0] == folders[1] != folders[2]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from fastgen.kernels.cpu import environment
 
-ALWAYS = ("chunk", "decode", "elementwise", "product")  # importing one compiles its kernels
-MODULES = (*ALWAYS, "int8")  # with those that only some models need
+ALWAYS = ("decode_attention", "elementwise", "matmul", "prefill_attention")  # importing one compiles its kernels
+MODULES = (*ALWAYS, "int8_matmul")  # with those that only some models need
 
 
 def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
@@ -54,7 +54,7 @@ def build(folder: Path, modules: Iterable[str] = MODULES) -> None:
     os.environ.pop(environment.PREBUILT, None)
     environment.prepare()
     for module in modules:
-        importlib.import_module(f"fastgen.kernels.{module}")
+        importlib.import_module(f"{__package__}.{module}")
         (folder / _marker(module)).touch()
 
 

@@ -5,62 +5,15 @@ Tolerance: float32 sums of another order; where scores reach 20, the last place 
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from fastgen.kernels import reference
-from fastgen.kernels.cpu import prefill_work_items
-from fastgen.kernels.cpu.decode_attention import attend_decodes
-from fastgen.kernels.cpu.decode_work_items import DecodeItems
-from fastgen.kernels.cpu.prefill_attention import TILE, attend_chunks
-from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.kernels.cpu.prefill_attention import TILE
+from support.paged_attention import Paged, chunks, decode
 
 TOLERANCE, TOLERANCE_OF_LARGE = 5e-6, 1e-5
 SHAPES = [(64, 3, 3), (64, 2, 4), (128, 1, 8), (128, 2, 1), (32, 2, 4), (16, 1, 3)]  # head size, kv heads, group
-
-
-class Paged:
-    """Random keys and values in a cache, and block tables in random order over it."""
-
-    def __init__(self, head_dim: int, kv_heads: int, block_size: int, contexts: list[int]) -> None:
-        torch.manual_seed(len(contexts) + head_dim)
-        sizes = [-(-context // block_size) for context in contexts]
-        blocks = torch.randperm(sum(sizes) + 2)[: sum(sizes)]
-        self.tables = list(blocks.split(sizes))
-        self.starts = np.cumsum([0, *sizes[:-1]]).astype(np.int64)
-        shape = (sum(sizes) + 2, kv_heads, block_size, head_dim)
-        self.keys, self.values = torch.randn(shape), torch.randn(shape)
-
-
-def decode(
-    paged: Paged,
-    queries: torch.Tensor,
-    contexts: list[int],
-    *,
-    num_threads: int,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> torch.Tensor:
-    kv_heads, head_dim = paged.keys.shape[1], paged.keys.shape[3]
-    work = DecodeItems.cut(
-        np.array(contexts), paged.starts, num_kv_heads=kv_heads, num_threads=num_threads, window=window
-    )
-    parts = np.full((work.num_parts, queries.shape[1] // kv_heads, head_dim + 2), np.nan, np.float32)
-    out = torch.full_like(queries, torch.nan)
-    attend_decodes(
-        queries.numpy(),
-        paged.keys.numpy(),
-        paged.values.numpy(),
-        torch.cat(paged.tables).numpy(),
-        work.items,
-        work.merges,
-        parts,
-        out.numpy(),
-        np.float32(head_dim**-0.5),
-        np.float32(softcap or 0),
-    )
-    return out
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
@@ -206,28 +159,3 @@ def test_what_lies_behind_a_chunk_in_its_last_block_does_not_count_whatever_it_h
     paged.values[paged.tables[0][1], :, 36:] = torch.nan
     chunks(paged, queries, [(0, 30, 70)], after)
     assert torch.equal(before, after)
-
-
-def chunks(
-    paged: Paged,
-    queries: torch.Tensor,
-    spans: list[tuple[int, int, int]],
-    out: torch.Tensor,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> None:
-    """Attends spans (first row, tokens, context), one for each sequence of `paged`, as a pass does."""
-    starts = np.cumsum([0, *(len(table) for table in paged.tables)])[:-1]
-    kv_heads = paged.keys.shape[1]
-    items = prefill_work_items.cut(
-        np.array([(*span, start) for span, start in zip(spans, starts, strict=True)]),
-        lanes=LANES,
-        num_kv_heads=kv_heads,
-        group=queries.shape[1] // kv_heads,
-        num_threads=2,
-        window=window,
-    )
-    tables = np.concatenate([table.numpy() for table in paged.tables])
-    scale, cap = np.float32(queries.shape[2] ** -0.5), np.float32(softcap or 0)
-    attend_chunks(queries.numpy(), paged.keys.numpy(), paged.values.numpy(), tables, items, out.numpy(), scale, cap)

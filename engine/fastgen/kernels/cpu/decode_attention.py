@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,11 @@ from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-assert TILE % 16 == 0  # and block sizes divide it or are multiples of it: keys are taken four and eight at a time
+assert TILE % 16 == 0  # and block sizes divide it or are multiples of it: keys are taken four at a time
 
 _f32 = np.float32
 _LANES = 16
-_MASKED = np.float32(-1e30)
+_MASKED = np.finfo(np.float32).min  # below every score, and finite: less itself, it is 0
 
 
 @serial
@@ -80,6 +81,14 @@ def _restrict_tile(scores: FloatArray, num_keys: int, num_hidden: int, softcap: 
             scores[g, j] = _MASKED
 
 
+def _emit_highest(builder: Any, arguments: Sequence[Any]) -> Any:
+    """The highest of scores [TILE]; their address."""
+    (scores,) = arguments
+    emit = Emitter(builder, _LANES)
+    vectors = [emit.load(emit.offset(scores, I64(step), _LANES * 4)) for step in range(TILE // _LANES)]
+    return emit.largest(reduce(emit.larger, vectors))
+
+
 def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
     """scores [TILE] <- exp(scores - highest); the address of the scores."""
     scores, highest = arguments
@@ -87,7 +96,12 @@ def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
     top = emit.spread(highest)
     for step in range(TILE // _LANES):
         place = emit.offset(scores, I64(step), _LANES * 4)
-        emit.store(emit.exp(builder.fsub(emit.load(place), top)), place)
+        emit.store(emit.exp(emit.subtract(emit.load(place), top)), place)
+
+
+@intrinsic
+def _highest(_typing: Any, scores: Any) -> Any:
+    return types.float32(scores), lowered(_emit_highest)
 
 
 @intrinsic
@@ -110,9 +124,7 @@ def _softmax_tile(
     state [group, 2] holds the highest score and the sum of exponentials.
     """
     for g in range(scores.shape[0]):
-        highest = state[g, 0]
-        for j in range(TILE):
-            highest = max(highest, scores[g, j])
+        highest = max(state[g, 0], _highest(scores.ctypes.data + g * TILE * 4))
         if highest > state[g, 0]:
             correction = _f32(math.exp(state[g, 0] - highest))
             state[g, 0] = highest
@@ -138,17 +150,23 @@ def _add_values(
     table: int,
     head: int,
     tile: int,
+    num_hidden: int,
     num_keys: int,
     acc: FloatArray,
 ) -> None:
-    """acc [group, head_dim] += scores · values of a tile. Weights beyond `num_keys` are 0."""
+    """acc [group, head_dim] += scores · values of a tile's keys from `num_hidden` to `num_keys`.
+
+    The other slots are left out: a weight of 0 does not hide infinity or NaN.
+    """
     group, head_dim = acc.shape
     block_size = values.shape[2]
     run = min(TILE, block_size)
-    for first in range(0, num_keys, run):
+    for first in range(num_hidden // run * run, num_keys, run):
         block = tables[table + (tile + first) // block_size]
         offset = (tile + first) % block_size
-        for j in range(0, run, 8):
+        begin, end = max(num_hidden - first, 0), min(run, num_keys - first)
+        eights = begin + (end - begin) // 8 * 8
+        for j in range(begin, eights, 8):
             o, s = offset + j, first + j
             for g in range(group):
                 p0, p1, p2, p3 = scores[g, s], scores[g, s + 1], scores[g, s + 2], scores[g, s + 3]
@@ -164,6 +182,11 @@ def _add_values(
                         + p6 * values[block, head, o + 6, d]
                         + p7 * values[block, head, o + 7, d]
                     )
+        for j in range(eights, end):
+            for g in range(group):
+                weight = scores[g, first + j]
+                for d in range(head_dim):
+                    acc[g, d] += weight * values[block, head, offset + j, d]
 
 
 @serial
@@ -199,7 +222,7 @@ def _attend_item(
         if num_hidden > 0 or softcap > _f32(0):
             _restrict_tile(scores, num_keys, num_hidden, softcap)
         _softmax_tile(scores, num_keys, num_hidden, state, acc)
-        _add_values(scores, values, tables, table, head, tile, num_keys, acc)
+        _add_values(scores, values, tables, table, head, tile, num_hidden, num_keys, acc)
     for g in range(group):
         if part < 0:
             inverse = _f32(1) / state[g, 1]
@@ -229,8 +252,9 @@ def _merge_parts(merges: IntArray, parts: FloatArray, out: FloatArray) -> None:
                 total += weight * parts[p, g, head_dim + 1]
                 for d in range(head_dim):
                     out[row, head * group + g, d] += weight * parts[p, g, d]
+            inverse = _f32(1) / total
             for d in range(head_dim):
-                out[row, head * group + g, d] /= total
+                out[row, head * group + g, d] *= inverse
 
 
 @kernel(

@@ -6,7 +6,6 @@ Twins in plain torch: `reference.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -126,15 +125,15 @@ def _emit_gated(is_gelu: bool, builder: Any, arguments: Sequence[Any]) -> None:
     with lowering.for_range(builder, builder.udiv(count, I64(LANES))) as step:
         gate, up = (emit.load(emit.offset(first, step.index, LANES * 4)) for first in (gates, ups))
         slope = _emit_gelu_slope(emit, gate) if is_gelu else gate
-        divisor = builder.fadd(emit.constant(1.0), emit.exp(builder.fneg(slope)))
-        emit.store(builder.fdiv(builder.fmul(gate, up), divisor), emit.offset(out, step.index, LANES * 4))
+        divisor = emit.add(emit.constant(1.0), emit.exp(builder.fneg(slope)))
+        # Divided first: the product of gate and up may overflow where the result does not.
+        emit.store(emit.multiply(emit.divide(gate, divisor), up), emit.offset(out, step.index, LANES * 4))
 
 
 def _emit_gelu_slope(emit: Emitter, x: Any) -> Any:
     """2u of gelu's tanh form (Hendrycks and Gimpel, 2016): x * (1 + tanh(u)) / 2 is x * sigmoid(2u)."""
-    builder = emit.builder
-    square = builder.fmul(x, x)
-    return builder.fmul(x, emit.fused(square, emit.constant(_TWICE_ROOT * 0.044715), emit.constant(_TWICE_ROOT)))
+    cubic, linear = emit.constant(_TWICE_ROOT * 0.044715), emit.constant(_TWICE_ROOT)
+    return emit.multiply(x, emit.fused(emit.multiply(x, x), cubic, linear))
 
 
 @intrinsic
@@ -147,6 +146,16 @@ def _gate_gelu(_typing: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
     return types.void(gates, ups, count, out), lowered(partial(_emit_gated, True))
 
 
+@serial
+def _padded_rest(gate_up: FloatArray, row: int, whole: int) -> FloatArray:
+    """[3, LANES]: gates and ups of the columns from `whole` on, and space for their results."""
+    width = gate_up.shape[1] // 2
+    rest = np.zeros((3, LANES), np.float32)
+    for i in range(whole, width):
+        rest[0, i - whole], rest[1, i - whole] = gate_up[row, i], gate_up[row, width + i]
+    return rest
+
+
 @kernel("void(f4[:,::1], f4[:,::1])")
 def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
     """out [T, width] = silu(gate) * up for gate_up [T, 2 * width] with the gate first."""
@@ -155,9 +164,10 @@ def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
     for t in prange(out.shape[0]):
         gates, results = gate_up.ctypes.data + t * width * 8, out.ctypes.data + t * width * 4
         _gate_silu(gates, gates + width * 4, whole, results)
-        for i in range(whole, width):
-            x = gate_up[t, i]
-            out[t, i] = x * gate_up[t, width + i] / (_f32(1) + _f32(math.exp(-x)))
+        if whole < width:
+            rest = _padded_rest(gate_up, t, whole)
+            _gate_silu(rest.ctypes.data, rest[1].ctypes.data, LANES, rest[2].ctypes.data)
+            out[t, whole:] = rest[2, : width - whole]
 
 
 @kernel("void(f4[:,::1], f4[:,::1])")
@@ -168,7 +178,7 @@ def gelu_tanh_multiply(gate_up: FloatArray, out: FloatArray) -> None:
     for t in prange(out.shape[0]):
         gates, results = gate_up.ctypes.data + t * width * 8, out.ctypes.data + t * width * 4
         _gate_gelu(gates, gates + width * 4, whole, results)
-        for i in range(whole, width):
-            x = gate_up[t, i]
-            slope = _f32(_TWICE_ROOT) * (x + _f32(0.044715) * x * x * x)
-            out[t, i] = x * gate_up[t, width + i] / (_f32(1) + _f32(math.exp(-slope)))
+        if whole < width:
+            rest = _padded_rest(gate_up, t, whole)
+            _gate_gelu(rest.ctypes.data, rest[1].ctypes.data, LANES, rest[2].ctypes.data)
+            out[t, whole:] = rest[2, : width - whole]

@@ -42,7 +42,7 @@ def _sums_of_a_row(rows: int) -> int:
 def _total(emit: Emitter, places: Sequence[Any]) -> Any:
     parts = [emit.builder.load(place) for place in places]
     while len(parts) > 1:
-        parts = [emit.builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        parts = [emit.add(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
 
 

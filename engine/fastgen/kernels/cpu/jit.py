@@ -22,8 +22,10 @@ lowering: Any = numba.core.cgutils
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Sums may be reordered, which is what lets LLVM vectorise them; no kernel relies on NaN or infinity.
-_OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
+# Products and sums may fuse, and sums may be reordered so that LLVM vectorises them. Nothing else is relaxed: kernels
+# meet infinities (overflowed exponentials, scores of 1e38). With `arcp`, `ninf` and `nnan` LLVM divides by an estimate
+# of the reciprocal and a Newton step, which makes NaN of a division by infinity.
+_OPTIONS: dict[str, Any] = {"fastmath": {"contract", "reassoc"}, "error_model": "numpy"}
 
 
 def kernel(signature: str) -> Callable[[Function], Function]:

@@ -16,16 +16,19 @@ from fastgen.kernels.cpu.jit import lowering
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 _LOG2E = 1.4426950408889634
+# numba adds a kernel's own flags to every instruction that has none. These keep `reassoc` out: what is emitted here is
+# computed in the order in which it is written.
+_FLAGS = ("contract",)
 # 2^f for f from -1/2 to 1/2, the highest power first.
 _POLYNOMIAL = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
 
 
-def lowered(emit: Callable[[Any, Sequence[Any]], None]) -> Callable[..., Any]:
-    """What numba calls for an intrinsic without a result: `emit(builder, arguments)` writes its code."""
+def lowered(emit: Callable[[Any, Sequence[Any]], Any]) -> Callable[..., Any]:
+    """What numba calls for an intrinsic: `emit(builder, arguments)` writes its code and returns its result, if any."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        emit(builder, arguments)
-        return context.get_dummy_value()
+        result = emit(builder, arguments)
+        return context.get_dummy_value() if result is None else result
 
     return generate
 
@@ -59,6 +62,22 @@ class Emitter:
         lane = self.builder.insert_element(ir.Constant(self.floats, ir.Undefined), scalar, I32(0))
         return self.builder.shuffle_vector(lane, lane, self._first_lane)
 
+    def add(self, a: Any, b: Any) -> Any:
+        """a + b."""
+        return self.builder.fadd(a, b, flags=_FLAGS)
+
+    def subtract(self, a: Any, b: Any) -> Any:
+        """a - b."""
+        return self.builder.fsub(a, b, flags=_FLAGS)
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        """a * b."""
+        return self.builder.fmul(a, b, flags=_FLAGS)
+
+    def divide(self, a: Any, b: Any) -> Any:
+        """a / b."""
+        return self.builder.fdiv(a, b, flags=_FLAGS)
+
     def fused(self, a: Any, b: Any, c: Any) -> Any:
         """a * b + c."""
         return self.builder.call(self._fused, [a, b, c])
@@ -75,21 +94,35 @@ class Emitter:
         """The larger one, in each lane."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
+    def largest(self, values: Any) -> Any:
+        """The largest lane of `values`, as a scalar."""
+        count = self.floats.count
+        while count > 1:
+            count //= 2
+            lanes = ir.Constant(ir.VectorType(I32, count), list(range(count)))
+            others = ir.Constant(ir.VectorType(I32, count), list(range(count, 2 * count)))
+            halves = (self.builder.shuffle_vector(values, values, half) for half in (lanes, others))
+            values = self.larger(*halves)
+        return self.builder.extract_element(values, I32(0))
+
     def exp(self, x: Any) -> Any:
-        """e^x as 2^i * 2^f, with a polynomial for 2^f (error 2e-7); at most 1e38, at least 1e-38."""
+        """e^x as 2^i * 2^f, with a polynomial for 2^f (error 2e-7); 0 below e^-87.6, infinity from e^88.4 on.
+
+        The bounds of i make its float by themselves: an exponent of all zeros is 0, one of all ones is infinity.
+        """
         builder = self.builder
-        scaled = self.larger(builder.fmul(x, self.constant(_LOG2E)), self.constant(-126.0))
-        highest = self.constant(126.0)
+        scaled = self.larger(self.multiply(x, self.constant(_LOG2E)), self.constant(-127.0))
+        highest = self.constant(128.0)
         scaled = builder.select(builder.fcmp_ordered("<", scaled, highest), scaled, highest)
-        whole = builder.call(self._floor, [builder.fadd(scaled, self.constant(0.5))])
-        f = builder.fsub(scaled, whole)
+        whole = builder.call(self._floor, [self.add(scaled, self.constant(0.5))])
+        f = self.subtract(scaled, whole)
         power = self.constant(_POLYNOMIAL[0])
         for coefficient in _POLYNOMIAL[1:]:
             power = self.fused(power, f, self.constant(coefficient))
         bits = ir.VectorType(I32, self.floats.count)
         biased = builder.add(builder.fptosi(whole, bits), ir.Constant(bits, [127] * self.floats.count))
         exponent = builder.shl(biased, ir.Constant(bits, [23] * self.floats.count))
-        return builder.fmul(power, builder.bitcast(exponent, self.floats))
+        return self.multiply(power, builder.bitcast(exponent, self.floats))
 
     @property
     def zero(self) -> Any:

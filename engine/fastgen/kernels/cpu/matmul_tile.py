@@ -64,6 +64,6 @@ def _emit(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
     # What was there is added last: long sums are then sums of short ones, whose rounding is smaller.
     with builder.if_then(builder.icmp_signed("!=", adds, I64(0))):
         for total, result in pairs:
-            builder.store(builder.fadd(emit.load(result), builder.load(total)), total)
+            builder.store(emit.add(emit.load(result), builder.load(total)), total)
     for total, result in pairs:
         emit.store(builder.load(total), result)

@@ -29,7 +29,7 @@ TILE = 64  # keys of a softmax step
 _product = product_tile(ROWS)  # head sizes and block sizes are multiples of its rows
 
 _f32 = np.float32
-_MASKED = np.float32(-1e30)
+_MASKED = np.finfo(np.float32).min  # below every score, and finite: less itself, it is 0
 _STRIDE = LANES * 4  # bytes from one row of scratch to the next
 
 
@@ -59,9 +59,9 @@ def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
         line = emit.offset(scores, key.index, _STRIDE)
         for vector in range(VECTORS):
             place = emit.offset(line, I64(vector), WIDTH * 4)
-            power = emit.exp(builder.fsub(emit.load(place), tops[vector]))
+            power = emit.exp(emit.subtract(emit.load(place), tops[vector]))
             emit.store(power, place)
-            builder.store(builder.fadd(power, builder.load(totals[vector])), totals[vector])
+            builder.store(emit.add(power, builder.load(totals[vector])), totals[vector])
     for place, sum_ in zip(places, totals, strict=True):
         emit.store(builder.load(sum_), place)
 
@@ -164,18 +164,22 @@ def _attend_item(
         if tile + num_keys - 1 > last[0] or tile < first[LANES - 1]:
             _mask(scores, tile, num_keys, first, last)
         _softmax(scores, num_keys, highest, total, sums, tops)
-        for offset in range(0, num_keys, run):
-            at = tile + offset
+        # Slots before the first visible key are left out: a weight of 0 does not hide infinity or NaN.
+        begin = max(first[0] - tile, 0)
+        for offset in range(begin // run * run, num_keys, run):
+            skipped = max(begin - offset, 0)
+            at = tile + offset + skipped
             page = (tables[table + at // block_size] * kv_heads + head) * block_size + at % block_size
-            weights = scores.ctypes.data + offset * _STRIDE
-            depth = min(run, num_keys - offset)
+            weights = scores.ctypes.data + (offset + skipped) * _STRIDE
+            depth = min(run, num_keys - offset) - skipped
             for d in range(0, head_dim, ROWS):
                 value = values.ctypes.data + page * line + d * 4
                 _product(value, 4, line, weights, depth, sums.ctypes.data + d * _STRIDE, _STRIDE, 1)
     for lane in range(num_lanes):
         token, g = divmod(first_lane + lane, group)
+        inverse = _f32(1) / total[lane]
         for d in range(head_dim):
-            out[row + token, head * group + g, d] = sums[d, lane] / total[lane]
+            out[row + token, head * group + g, d] = sums[d, lane] * inverse
 
 
 @kernel("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[:,::1], f4[:,:,::1], f4, f4)")

@@ -1,0 +1,63 @@
+"""The kernels compiled for each instruction set that this processor can execute, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from llvmlite import binding
+
+V2 = ("cx16", "popcnt", "sse3", "ssse3", "sse4.1", "sse4.2")
+V3 = (*V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+SETS = {"x86-64-v2": V2, "x86-64-v3": V3, "x86-64-v4": V4}
+HERE = Path(__file__).parent
+# Plugins that take seconds to import and that these tests do not use.
+UNUSED = ("cacheprovider", "schemathesis", "hypothesispytest")
+PROBE = """
+from fastgen.kernels.cpu import environment, vector_width
+environment.prepare()
+from numba.core.registry import cpu_target
+print(cpu_target.target_context.codegen().magic_tuple()[1], vector_width.WIDTH)
+"""
+
+
+def compiled_for(name: str) -> dict[str, str]:
+    """The environment of a process whose kernels are compiled for this instruction set; skips where it cannot run."""
+    has = binding.get_host_cpu_features()
+    lacking = [feature for feature in SETS[name] if not has.get(feature)]
+    if lacking:
+        pytest.skip(f"this processor ({binding.get_host_cpu_name()}) cannot execute {name}: no {', '.join(lacking)}")
+    # The last one is what `environment.prepare` asks for where there are vectors of 512 bits.
+    features = ",".join([*(f"+{feature}" for feature in SETS[name]), "-prefer-256-bit"])
+    settings = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
+    return kept | settings
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_kernels_are_right_for_the_instruction_set(name: str) -> None:
+    plugins = [argument for plugin in UNUSED for argument in ("-p", f"no:{plugin}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, str(HERE / "test_extremes.py")],
+        env=compiled_for(name),
+        cwd=HERE.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+    assert " skipped" not in done.stdout
+
+
+@pytest.mark.parametrize(("name", "width"), [("x86-64-v2", 8), ("x86-64-v3", 8), ("x86-64-v4", 16)])
+def test_kernels_are_laid_out_and_compiled_for_the_instruction_set_that_is_asked_for(name: str, width: int) -> None:
+    """Otherwise the tests above would all run the code of this processor."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], env=compiled_for(name), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [name, str(width)]

@@ -1,4 +1,4 @@
-"""The command `fastgen` without prefaulting: the KV cache's memory comes as it is first written. See `prefault.toml`."""
+"""The command `fastgen` without prefaulting, for `prefault.toml`: cache memory comes as it is first written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds after every pass and at the end of every workload, whatever the settings."""
+"""Invariants after every step and at the end of every workload, for any settings."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ def check_step(engine: Engine, step: Step, token_budget: int) -> None:
     preempted = {sequence.id for sequence in plan.preempted}
     rank = {sequence.id: sequence.rank for sequence in (*(c.sequence for c in plan.chunks), *plan.preempted)}
     rank |= {sequence.id: sequence.rank for sequence in (*scheduler.running, *scheduler.waiting)}
-    scheduler.check_integrity()  # blocks are conserved and their holders counted, among other things
+    scheduler.check_integrity()  # among others, blocks are conserved and their references counted
     assert plan.num_tokens <= token_budget, "the budget was exceeded"
-    assert len(scheduled) == len(plan.chunks), "a sequence is in the pass twice"
+    assert len(scheduled) == len(plan.chunks), "a sequence is scheduled twice"
     for request_id in step.decoding:
         assert request_id in scheduled or request_id in preempted, "a decode was left out"
         if request_id in scheduled:
             assert scheduled[request_id].num_tokens == 1
     admitted = [request_id for request_id in step.waiting if request_id in scheduled]
-    assert not (preempted and admitted), "somebody was admitted in a pass in which a sequence lost its blocks"
+    assert not (preempted and admitted), "a sequence was admitted in a step that preempted another"
     assert admitted == list(step.waiting[: len(admitted)]), "the queue was overtaken"
     if step.running:
-        best = step.running[0]
-        better = [request_id for request_id in admitted if rank[request_id] < rank[best]]
-        assert best in scheduled or better, "the best running request did not get on"
+        first = step.running[0]
+        higher = [request_id for request_id in admitted if rank[request_id] < rank[first]]
+        assert first in scheduled or higher, "the highest-ranked running request did not advance"
     else:
-        assert step.waiting[0] in scheduled, "the best request did not get on"
+        assert step.waiting[0] in scheduled, "the first waiting request was not admitted"
     if preempted:
-        assert set(step.running[-len(preempted) :]) == preempted, "somebody other than the worst was preempted"
+        assert set(step.running[-len(preempted) :]) == preempted, (
+            "not the lowest-ranked were preempted"
+        )
     multi = [chunk.num_tokens > 1 for chunk in plan.chunks]
     assert multi == sorted(multi), "single tokens come first"
     assert not (plan.swap_in and plan.swap_out)
 
 
 def expected_output(arrival: Arrival, number: int) -> list[int]:
-    """What the request gives when it is alone on an endless device."""
+    """Return the request's output when it runs alone with unlimited memory."""
     generated: list[int] = []
     for token in solo(arrival.request(number)):
         generated.append(token)

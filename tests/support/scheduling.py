@@ -1,4 +1,4 @@
-"""A bare scheduler over sequences made by hand: one decision at a time."""
+"""A scheduler without an engine, over hand-made sequences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastgen.core.sequence import Sequence
 def scheduler(
     *, blocks: int = 1000, block_size: int = 4, budget: int = 16, sequences: int = 8, **parts: Any
 ) -> Scheduler:
-    """Plain Dynamic SplitFuse, but for `parts`."""
+    """Return a scheduler of plain Dynamic SplitFuse, except for `parts`."""
     pool = BlockPool(blocks, block_size)
     return Scheduler(pool, token_budget=budget, max_sequences=sequences, end_tokens=frozenset({0}), **parts)
 
 
 class Arrivals:
-    """Makes sequences in order of arrival; without a salt they share no blocks. A prompt is its tokens or a length."""
+    """Creates sequences by arrival. `prompt`: tokens or a length. Without a salt, sequences share no blocks."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -49,7 +49,7 @@ class Arrivals:
 
 
 def run(s: Scheduler, token: int = 7) -> StepPlan:
-    """One pass in which every sampled token is `token`."""
+    """Run one step in which every sampled token is `token`."""
     plan = s.schedule()
     s.complete(plan, [token for chunk in plan.chunks if chunk.samples])
     s.check_integrity()
@@ -57,11 +57,11 @@ def run(s: Scheduler, token: int = 7) -> StepPlan:
 
 
 def run_to_end(s: Scheduler, token: int = 7) -> None:
-    """Passes until nothing is alive."""
+    """Run steps until all sequences have finished."""
     while s.has_work:
         run(s, token)
 
 
 def sizes(plan: StepPlan) -> dict[str, int]:
-    """Tokens of the pass by request."""
+    """Return the tokens of the step by request id."""
     return {chunk.sequence.id: chunk.num_tokens for chunk in plan.chunks}

@@ -1,9 +1,8 @@
-"""A device that computes nothing and remembers everything, under the real engine and scheduler.
+"""A simulated device for the real engine and scheduler.
 
-`SimulatedRunner` keeps a KV cache of checksums: what a pass writes into a token's slot depends on the token, on the
-slot before it as read back through the block table, and on the cache salt; a sampled token depends on all slots read
-back. So a block that is shared wrongly, lost, evicted too early, swapped wrongly or written out of order changes the
-output.
+`SimulatedRunner` keeps a KV cache of checksums. The value written to a token's slot depends on the token, on the
+previous slot as read through the block table, and on the cache salt; a sampled token depends on all slots. So a block
+that is wrongly shared, lost, evicted too early, swapped wrongly or written out of order changes the output.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _logprob(slot: int) -> float:
 
 
 def solo(request: Request) -> Iterator[int]:
-    """The tokens that follow a request's prompt, without end: any function of all tokens before will do."""
+    """Yield the tokens that follow a request's prompt when it runs alone, endlessly."""
     slots, before = array("L"), _before_all(request.cache_salt)
     for token in request.prompt_token_ids:
         before = _written(token, before)
@@ -60,7 +59,7 @@ def solo(request: Request) -> Iterator[int]:
 
 
 def solo_prompt_logprobs(request: Request) -> list[float]:
-    """The log-probabilities that a request's prompt tokens get, the first one left out."""
+    """Return the log-probabilities of a request's prompt tokens but the first."""
     found, before = [], _before_all(request.cache_salt)
     for token in request.prompt_token_ids[:-1]:
         before = _written(token, before)
@@ -70,7 +69,7 @@ def solo_prompt_logprobs(request: Request) -> list[float]:
 
 @dataclass
 class SimulatedRunner:
-    """A device whose pass takes base + token · tokens + kv_token · resident tokens seconds, and copies of blocks."""
+    """A device whose steps take base + token * tokens + kv_token * kv_tokens seconds, plus the block copies."""
 
     num_blocks: int
     block_size: int
@@ -136,13 +135,13 @@ def _rows(chunk: Chunk, written: list[int]) -> list[TokenLogprobs]:
 
 
 def make_engine(runner: SimulatedRunner, *, token_budget: int, max_sequences: int, **settings: object) -> Engine:
-    """The engine of plain SplitFuse, but for `settings`: greedy chunks, no target, preemption by recomputing."""
+    """Return an engine with greedy chunks, no target and preemption by recomputation, except for `settings`."""
     plain = {"chunking": "greedy", "inter_token_target": "off", "preemption": "recompute"}
     config = EngineConfig(
         model="simulated",
         token_budget=token_budget,
         max_sequences=max_sequences,
-        swap_space=runner.num_host_blocks,  # whatever a block's bytes are: the runner has made blocks of it
+        swap_space=runner.num_host_blocks,  # any non-zero size: the runner already has its host blocks
         **{**plain, **settings},  # type: ignore[arg-type]
     )
     return Engine(runner, config, runner.clock)

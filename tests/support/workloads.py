@@ -1,4 +1,4 @@
-"""Workloads of every kind: requests that come, share prefixes, are cancelled or run out of time, over any settings."""
+"""Workloads of requests that share prefixes, are cancelled or pass their deadline, over any settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fastgen.engine.messages import StepReport
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes before step `step`, and is cancelled `cancel_after` steps later unless it has ended.
+    """A request that arrives before step `step` and is cancelled `cancel_after` steps later unless it has finished.
 
-    The first `shared` tokens of its prompt are those of its `family`, the rest is its own.
+    The first `shared` tokens of its prompt are common to its `family`; the others are its own.
     """
 
     step: int
@@ -53,7 +53,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Workload:
-    """Arrivals, and the engine they come to; `settings` are those of EngineConfig beside budget and sequences."""
+    """Arrivals and the engine for them; `settings` are fields of EngineConfig besides budget and max sequences."""
 
     arrivals: tuple[Arrival, ...]
     token_budget: int
@@ -64,7 +64,7 @@ class Workload:
 
 
 def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int = 100, most: int = 20) -> Workload:
-    """A mixed workload over a cache that barely holds its longest request, or is ample, or anything between."""
+    """Return a mixed workload, over a cache that at least holds its longest request."""
     families, prefix_caching = rng.randint(1, 3), rng.random() < 0.8
     arrivals = []
     for _ in range(rng.randint(1, most)):
@@ -104,7 +104,7 @@ def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int 
 
 @dataclass(frozen=True)
 class Step:
-    """One pass, and what was running, decoding and waiting when it was scheduled, best first."""
+    """One step, and the requests that ran, decoded and waited when it was scheduled, by rank."""
 
     plan: StepPlan
     decoding: frozenset[str]
@@ -114,7 +114,7 @@ class Step:
 
 @dataclass
 class Outcome:
-    """What came of the requests, by id."""
+    """Results by request id."""
 
     outputs: dict[str, list[int]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[float]] = field(default_factory=dict)
@@ -125,25 +125,25 @@ class Outcome:
     preemptions: int = 0
     swapped_out: int = 0
 
-    def take(self, report: StepReport) -> None:
+    def record(self, report: StepReport) -> None:
         self.reports.append(report)
         self.preemptions += report.step.preemptions
         self.swapped_out += report.step.swapped_out
         for output in report.outputs:
-            assert output.request_id not in self.finished, "something came after the end"
+            assert output.request_id not in self.finished, "an output came after the last one"
             self.outputs[output.request_id] += output.token_ids
             if output.prompt_logprobs is not None:
-                assert len(self.outputs[output.request_id]) <= 1, "prompt log-probabilities came late"
+                assert len(self.outputs[output.request_id]) <= 1, "prompt logprobs came after the first token"
                 self.prompt_logprobs[output.request_id] += [row.logprob for row in output.prompt_logprobs]
             if output.cached_tokens is not None:
-                assert output.request_id not in self.cached_tokens, "cached tokens were told twice"
+                assert output.request_id not in self.cached_tokens, "cached tokens were reported twice"
                 self.cached_tokens[output.request_id] = output.cached_tokens
             if output.finish_reason is not None:
                 self.finished[output.request_id] = output.finish_reason
 
 
-class Recorder(Protocol):
-    """A runner that keeps the passes it was given."""
+class RecordingRunner(Protocol):
+    """A runner that keeps the plans it executed."""
 
     plans: list[StepPlan]
 
@@ -153,14 +153,14 @@ Observer = Callable[[Engine, Step], None]
 
 def play(
     engine: Engine,
-    recorder: Recorder,
+    runner: RecordingRunner,
     arrivals: tuple[Arrival, ...] | list[Arrival],
     observe: Observer,
     *,
     vocabulary: int = 1000,
     max_steps: int = 100_000,
 ) -> Outcome:
-    """Plays `arrivals` to their end, calling `observe` after every pass."""
+    """Run `arrivals` to their end and call `observe` after every step."""
     scheduler = engine._scheduler
     outcome = Outcome()
     todo = sorted(enumerate(arrivals), key=lambda pair: pair[1].step)
@@ -184,13 +184,13 @@ def play(
         decoding = frozenset(s.id for s in scheduler.running if s.is_decoding)
         running = tuple(s.id for s in scheduler.running)
         waiting = tuple(s.id for s in scheduler.waiting)
-        num_before = len(recorder.plans)
+        num_before = len(runner.plans)
         report = engine.step()
-        outcome.take(report)
-        if len(recorder.plans) > num_before:
+        outcome.record(report)
+        if len(runner.plans) > num_before:
             late = {o.request_id for o in report.outputs if o.finish_reason == FinishReason.DEADLINE}
             step_ = Step(
-                recorder.plans[-1],
+                runner.plans[-1],
                 decoding - late,
                 tuple(request_id for request_id in running if request_id not in late),
                 tuple(request_id for request_id in waiting if request_id not in late),

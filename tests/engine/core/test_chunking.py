@@ -1,4 +1,4 @@
-"""How many prompt tokens a pass takes, and the step times that decide it."""
+"""Prompt tokens per step, and the step model that bounds them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fastgen.core.step_model import StepModel, non_negative_least_squares
 from support.scheduling import Arrivals, run, scheduler, sizes
 
 
-def seen(base: float, token: float, kv_token: float = 0.0, passes: int = 400, noise: float = 0.0) -> StepModel:
-    """A model of passes of all sizes that take base + token * tokens + kv_token * kv_tokens, more or less."""
+def observed(base: float, token: float, kv_token: float = 0.0, steps: int = 400, noise: float = 0.0) -> StepModel:
+    """A model of steps of all sizes that take base + token * tokens + kv_token * kv_tokens, plus noise."""
     rng, model = random.Random(3), StepModel()
-    for _ in range(passes):
+    for _ in range(steps):
         tokens, kv_tokens = rng.choice((8, 60, 128, 256)), rng.randrange(20_000)
         seconds = base + token * tokens + kv_token * kv_tokens
         model.observe(tokens, kv_tokens, seconds * (1 + noise * rng.random()))
@@ -34,7 +34,7 @@ def seen(base: float, token: float, kv_token: float = 0.0, passes: int = 400, no
 
 
 @given(st.integers(1, 10_000), st.integers(1, 600))
-def test_even_passes_are_as_few_as_full_ones_and_differ_by_less_than_their_number(backlog: int, room: int) -> None:
+def test_even_steps_are_as_few_as_full_ones_and_differ_by_at_most_one_token(backlog: int, room: int) -> None:
     sizes_, left = [], backlog
     while left:
         sizes_.append(min(left, even_share(left, room)))
@@ -44,15 +44,15 @@ def test_even_passes_are_as_few_as_full_ones_and_differ_by_less_than_their_numbe
     assert max(sizes_) <= room
 
 
-def test_even_chunking_halves_a_prompt_that_greedy_would_cut_unevenly() -> None:
+def test_even_chunking_halves_a_prompt_that_greedy_splits_unevenly() -> None:
     for chunking, expected in (("greedy", [16, 4]), ("even", [10, 10])):
         s = scheduler(budget=16, chunker=Chunker(chunking, NoTarget()))  # type: ignore[arg-type]
         s.add(Arrivals()(prompt=20))
         assert [run(s).num_tokens for _ in range(2)] == expected
 
 
-def test_a_fixed_target_bounds_passes_with_decodes_and_no_others() -> None:
-    target = FixedTarget(0.1, seen(0.05, 0.001))
+def test_a_fixed_target_bounds_only_steps_with_decodes() -> None:
+    target = FixedTarget(0.1, observed(0.05, 0.001))
     s, arrive = scheduler(budget=256, chunker=Chunker("greedy", target)), Arrivals()
     s.add(arrive(prompt=300))
     assert sizes(run(s)) == {"0": 256}
@@ -61,51 +61,51 @@ def test_a_fixed_target_bounds_passes_with_decodes_and_no_others() -> None:
     assert 48 <= run(s).num_tokens <= 50
 
 
-def test_a_target_that_cannot_be_met_still_lets_prompts_get_on() -> None:
-    chunker = Chunker("greedy", FixedTarget(0.001, seen(0.05, 0.001)))
+def test_prompts_advance_even_if_the_target_cannot_be_met() -> None:
+    chunker = Chunker("greedy", FixedTarget(0.001, observed(0.05, 0.001)))
     assert chunker.prompt_tokens(256, StepLoad(decodes=8, kv_tokens=0, backlog=1000)) == MIN_PROMPT_TOKENS
 
 
-def test_the_automatic_target_makes_passes_of_five_times_their_fixed_cost() -> None:
-    target = AutomaticTarget(seen(0.04, 0.001))
+def test_the_automatic_target_is_five_times_the_fixed_cost_of_a_step() -> None:
+    target = AutomaticTarget(observed(0.04, 0.001))
     assert target.prompt_tokens(StepLoad(decodes=8, kv_tokens=0, backlog=100)) == pytest.approx(4 * 40 - 8, abs=3)
 
 
-def test_the_automatic_target_follows_demand_and_gives_way_to_a_backlog() -> None:
-    target = AutomaticTarget(seen(0.04, 0.001))
+def test_the_automatic_target_follows_demand_and_yields_to_a_backlog() -> None:
+    target = AutomaticTarget(observed(0.04, 0.001))
     assert target.prompt_tokens(StepLoad(8, 0, backlog=64 * 200)) == 200
     for _ in range(500):
         target.observe(160)
     assert target.prompt_tokens(StepLoad(8, 0, backlog=100)) == pytest.approx(240, abs=2)
 
 
-def test_without_decodes_nothing_but_the_budget_bounds_a_pass() -> None:
-    chunker = Chunker("greedy", FixedTarget(0.001, seen(0.05, 0.001)))
+def test_without_decodes_only_the_token_budget_bounds_a_step() -> None:
+    chunker = Chunker("greedy", FixedTarget(0.001, observed(0.05, 0.001)))
     assert chunker.prompt_tokens(256, StepLoad(decodes=0, kv_tokens=0, backlog=1000)) == 256
 
 
-def test_the_step_model_finds_the_coefficients() -> None:
-    a, b, c = seen(0.04, 0.001, 2e-6).coefficients
+def test_the_step_model_recovers_the_coefficients() -> None:
+    a, b, c = observed(0.04, 0.001, 2e-6).coefficients
     assert (a, b, c) == pytest.approx((0.04, 0.001, 2e-6), rel=0.01)
 
 
-def test_the_step_model_withstands_noise_and_disturbed_passes() -> None:
-    model = seen(0.04, 0.001, 2e-6, passes=800, noise=0.1)
+def test_the_step_model_is_robust_to_noise_and_outliers() -> None:
+    model = observed(0.04, 0.001, 2e-6, steps=800, noise=0.1)
     for _ in range(3):
         model.observe(128, 1000, 30.0)
     assert model.seconds(256, 10_000) == pytest.approx(0.04 + 0.256 + 0.02, rel=0.15)
     assert model.seconds(8, 0) == pytest.approx(0.048, rel=0.15)
 
 
-def test_long_decoding_does_not_wash_out_what_large_passes_take() -> None:
-    model = seen(0.04, 0.001)
+def test_long_decoding_does_not_wash_out_the_times_of_large_steps() -> None:
+    model = observed(0.04, 0.001)
     for _ in range(5000):
         model.observe(8, 4000, 0.048)
     assert model.seconds(256, 4000) == pytest.approx(0.296, rel=0.02)
 
 
-def test_the_step_model_follows_a_machine_that_becomes_slower() -> None:
-    model = seen(0.04, 0.001)
+def test_the_step_model_adapts_to_a_slower_machine() -> None:
+    model = observed(0.04, 0.001)
     rng = random.Random(5)
     for _ in range(1500):
         tokens = rng.choice((8, 60, 128, 256))
@@ -114,25 +114,23 @@ def test_the_step_model_follows_a_machine_that_becomes_slower() -> None:
 
 
 def test_coefficients_are_never_negative() -> None:
-    model = StepModel.of(StepTime(size, 0, 0.1 / size) for size in (8, 16, 32, 64) * 5)  # faster, the larger
+    model = StepModel.of(StepTime(size, 0, 0.1 / size) for size in (8, 16, 32, 64) * 5)  # the larger, the faster
     assert min(model.coefficients) >= 0
     assert model.tokens_within(0.0, 10**9) == 0 or model.coefficients[1] == 0
 
 
-def test_nothing_is_bounded_before_anything_is_known() -> None:
+def test_an_unfitted_step_model_bounds_nothing() -> None:
     assert StepModel().tokens_within(0.1, 0) == sys.maxsize
     assert StepModel().seconds(100, 100) == 0
 
 
-def test_passes_of_one_size_bound_others_in_proportion() -> None:
+def test_steps_of_one_size_predict_other_sizes_in_proportion() -> None:
     model = StepModel.of(StepTime(256, 0, 0.3) for _ in range(20))
     assert model.tokens_within(0.1, 0) == pytest.approx(85, abs=1)
 
 
 @given(st.lists(st.tuples(*[st.floats(-3, 3)] * 3), min_size=3, max_size=6), st.lists(st.floats(-3, 3), min_size=6))
-def test_the_non_negative_minimum_is_no_worse_than_any_other_point(
-    rows: list[tuple[float, float, float]], ys: list[float]
-) -> None:
+def test_non_negative_least_squares_finds_the_minimum(rows: list[tuple[float, float, float]], ys: list[float]) -> None:
     xx = [sum(r[i] * r[j] for r in rows) + (i == j) * 0.1 for i in range(3) for j in range(3)]
     xy = [sum(r[i] * y for r, y in zip(rows, ys, strict=False)) for i in range(3)]
 

@@ -1,4 +1,4 @@
-"""Hundreds of mixed workloads: whatever else happens, a request's tokens are those of its solo run."""
+"""Hundreds of mixed workloads: the tokens of every request equal those of its solo run."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def test_every_completed_request_equals_its_solo_run(group: int) -> None:
         seen["found in the cache"] += sum(outcome.cached_tokens.values()) > 0
         seen["cancelled"] += bool(outcome.cancelled)
         seen["late"] += "deadline" in outcome.finished.values()
-    # Without these the workloads would claim more than they try.
+    # The workloads must cover these cases.
     for what in ("swapped", "recomputed", "found in the cache", "cancelled", "late"):
         assert seen[what] >= WORKLOADS_PER_GROUP // 20, f"only {seen[what]} of the workloads: {what}"

@@ -1,4 +1,4 @@
-"""Who makes room, how, and how they come back."""
+"""Preemption by recomputation and swapping."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fastgen.core.step_model import StepModel
 from support.scheduling import Arrivals, run, run_to_end, scheduler, sizes
 
 
-def line(base: float, token: float) -> StepModel:
-    """A model that knows step = base + token * tokens."""
+def model(base: float, token: float) -> StepModel:
+    """A step model of base + token * tokens seconds."""
     return StepModel.of(StepTime(size, 0, base + token * size) for size in (8, 16, 32, 64, 128, 256) * 3)
 
 
 def swapping(mode: str, *, host: int = 100, copy: float = 0.001, blocks: int = 4) -> Scheduler:
-    preemption = Preemption(mode, line(0.01, 0.001), copy)  # type: ignore[arg-type]
+    preemption = Preemption(mode, model(0.01, 0.001), copy)  # type: ignore[arg-type]
     return scheduler(blocks=blocks, host=HostBuffer(host), preemption=preemption)
 
 
-def test_a_swapped_sequence_is_copied_out_whole_and_back_without_computing_again() -> None:
+def test_a_swapped_sequence_is_copied_out_and_back_without_recomputation() -> None:
     s, arrive = swapping("swap"), Arrivals()
     old, new = arrive(prompt=8, generate=2), arrive(prompt=8, generate=4)
     s.add(old)
@@ -37,7 +37,7 @@ def test_a_swapped_sequence_is_copied_out_whole_and_back_without_computing_again
     run_to_end(s)
 
 
-def test_blocks_that_the_cache_kept_are_not_copied_back() -> None:
+def test_blocks_still_in_the_prefix_cache_are_not_copied_back() -> None:
     s, arrive = swapping("swap"), Arrivals()
     s.add(arrive(prompt=[1] * 8, generate=2, salt=""))
     s.add(arrive(prompt=[2] * 8, generate=4, salt=""))
@@ -48,7 +48,7 @@ def test_blocks_that_the_cache_kept_are_not_copied_back() -> None:
     assert len(back) < 2
 
 
-def test_the_better_of_two_ways_is_taken_for_each_victim() -> None:
+def test_auto_picks_the_cheaper_of_swapping_and_recomputation() -> None:
     # Recomputing 8 tokens takes 8 ms. Two blocks out and back are four copies.
     for copy, swaps in ((0.001, True), (0.004, False)):
         s, arrive = swapping("auto", copy=copy), Arrivals()
@@ -59,7 +59,7 @@ def test_the_better_of_two_ways_is_taken_for_each_victim() -> None:
         run_to_end(s)
 
 
-def test_a_full_host_buffer_means_recomputing() -> None:
+def test_a_full_host_buffer_falls_back_to_recomputation() -> None:
     s, arrive = swapping("swap", host=1), Arrivals()
     s.add(arrive(prompt=8, generate=2))
     s.add(arrive(prompt=8, generate=4))
@@ -70,7 +70,7 @@ def test_a_full_host_buffer_means_recomputing() -> None:
     assert sizes(run(s)) == {"1": 9}
 
 
-def test_recompute_never_swaps() -> None:
+def test_mode_recompute_never_swaps() -> None:
     s, arrive = swapping("recompute", copy=0.0), Arrivals()
     s.add(arrive(prompt=8, generate=2))
     s.add(arrive(prompt=8, generate=4))
@@ -78,7 +78,7 @@ def test_recompute_never_swaps() -> None:
     assert not run(s).swap_out
 
 
-def test_a_swapped_sequence_that_is_cancelled_frees_the_host() -> None:
+def test_cancelling_a_swapped_sequence_frees_its_host_blocks() -> None:
     s, arrive = swapping("swap"), Arrivals()
     old, new = arrive(prompt=8, generate=8), arrive(prompt=8, generate=4)
     s.add(old)
@@ -92,7 +92,7 @@ def test_a_swapped_sequence_that_is_cancelled_frees_the_host() -> None:
     assert s.stats(0.0).num_swapped == 0
 
 
-def test_swapped_sequences_come_back_before_new_ones() -> None:
+def test_swapped_sequences_are_readmitted_before_new_ones() -> None:
     s, arrive = swapping("swap"), Arrivals()
     s.add(arrive(prompt=8, generate=2))
     s.add(arrive(prompt=8, generate=4))
@@ -103,25 +103,25 @@ def test_swapped_sequences_come_back_before_new_ones() -> None:
     assert s.running[0].id == "1"
 
 
-def test_the_worst_priority_makes_room_even_if_it_came_first() -> None:
+def test_the_lowest_priority_is_preempted_even_if_it_arrived_first() -> None:
     s, arrive = scheduler(blocks=4), Arrivals()
-    worse, better = arrive(prompt=8, generate=4, priority=5), arrive(prompt=8, generate=4, priority=1)
-    s.add(worse)
-    s.add(better)
+    low, high = arrive(prompt=8, generate=4, priority=5), arrive(prompt=8, generate=4, priority=1)
+    s.add(low)
+    s.add(high)
     run(s)
-    assert run(s).preempted == (worse,)
+    assert run(s).preempted == (low,)
 
 
-def test_a_half_prefilled_prompt_of_the_best_priority_takes_blocks_from_decodes() -> None:
+def test_a_half_prefilled_prompt_of_higher_priority_preempts_decodes() -> None:
     s, arrive = scheduler(blocks=6, budget=8), Arrivals()
-    worse = arrive(prompt=7, generate=16, priority=1)
-    s.add(worse)
+    low = arrive(prompt=7, generate=16, priority=1)
+    s.add(low)
     run(s)
-    best = arrive(prompt=20, generate=2)
-    s.add(best)
-    while best.num_generated_tokens == 0:
-        before = best.num_computed_tokens
+    high = arrive(prompt=20, generate=2)
+    s.add(high)
+    while high.num_generated_tokens == 0:
+        before = high.num_computed_tokens
         run(s)
-        assert best.num_computed_tokens > before, "the best did not get on"
-    assert worse.num_preemptions == 1
+        assert high.num_computed_tokens > before, "the higher-priority sequence did not advance"
+    assert low.num_preemptions == 1
     run_to_end(s)

@@ -1,4 +1,4 @@
-"""What requests that begin the same save each other."""
+"""Sharing of cached prefixes between requests."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ TEN = list(range(1, 11))
 
 
 def serve(s: Scheduler, arrive: Arrivals, prompt: list[int], generate: int = 1, salt: str = "") -> int:
-    """Serves one request alone; returns how many of its prompt tokens were computed first."""
+    """Serve one request alone and return how many of its prompt tokens the first step computed."""
     s.add(arrive(prompt, generate, salt=salt))
     (chunk,) = run(s).chunks
     run_to_end(s)
     return chunk.num_tokens
 
 
-def test_a_prompt_seen_before_is_computed_from_its_last_full_block_on() -> None:
+def test_a_repeated_prompt_is_computed_only_after_its_cached_full_blocks() -> None:
     s, arrive = scheduler(), Arrivals()
     assert serve(s, arrive, TEN) == 10
     assert serve(s, arrive, TEN) == 2
     assert serve(s, arrive, [*TEN[:6], 99, 98, 97, 96]) == 6
 
 
-def test_at_least_one_token_of_a_prompt_is_computed() -> None:
+def test_at_least_one_prompt_token_is_computed() -> None:
     s, arrive = scheduler(), Arrivals()
     serve(s, arrive, TEN[:8])
     assert serve(s, arrive, TEN[:8]) == 4
 
 
-def test_equal_blocks_after_different_ones_are_not_shared() -> None:
+def test_equal_blocks_with_different_prefixes_are_not_shared() -> None:
     s, arrive = scheduler(), Arrivals()
     serve(s, arrive, [1, 1, 1, 1, 5, 5, 5, 5, 9])
     assert serve(s, arrive, [2, 2, 2, 2, 5, 5, 5, 5, 9]) == 9
 
 
-def test_requests_of_another_salt_find_nothing() -> None:
+def test_requests_with_another_salt_share_nothing() -> None:
     s, arrive = scheduler(), Arrivals()
     serve(s, arrive, TEN, salt="a")
     assert serve(s, arrive, TEN, salt="b") == 10
     assert serve(s, arrive, TEN, salt="a") == 2
 
 
-def test_generated_tokens_are_found_by_the_next_turn_of_a_conversation() -> None:
+def test_the_next_turn_of_a_conversation_reuses_generated_tokens() -> None:
     s, arrive = scheduler(), Arrivals()
     serve(s, arrive, TEN[:4], generate=9)  # 7s; the last one has no KV
     assert serve(s, arrive, [*TEN[:4], *[7] * 8, 1]) == 1
@@ -62,7 +62,7 @@ def test_running_requests_share_blocks_and_each_block_is_counted_once() -> None:
     run_to_end(s)
 
 
-def test_a_sibling_waits_a_pass_for_a_block_that_is_being_computed() -> None:
+def test_a_sequence_waits_one_step_for_a_block_that_another_computes() -> None:
     s, arrive = scheduler(budget=64), Arrivals()
     s.add(arrive(TEN, salt=""))
     s.add(arrive(TEN, salt=""))
@@ -70,11 +70,11 @@ def test_a_sibling_waits_a_pass_for_a_block_that_is_being_computed() -> None:
     assert sizes(run(s)) == {"0": 1, "1": 2}
 
 
-def test_sequences_that_computed_the_same_block_keep_one_of_them() -> None:
+def test_equal_blocks_computed_twice_are_merged() -> None:
     s, arrive = scheduler(budget=64), Arrivals()
     s.add(arrive(TEN[:3], 20, salt=""))
     s.add(arrive(TEN[:3], 20, salt=""))
-    run(s)  # no block is full: both compute their own
+    run(s)  # no block is full, so both compute their own
     first, second = s.running
     assert first.block_table != second.block_table
     run(s)
@@ -82,26 +82,26 @@ def test_sequences_that_computed_the_same_block_keep_one_of_them() -> None:
     assert first.block_table[0] == second.block_table[0]
 
 
-def test_free_blocks_are_used_first_and_then_those_used_least_recently() -> None:
+def test_free_blocks_are_used_before_the_least_recently_used_are_evicted() -> None:
     s, arrive = scheduler(blocks=8), Arrivals()
     old, new = [10] * 9, [20] * 9  # two full blocks each, and one that is freed
     serve(s, arrive, old)
     serve(s, arrive, new)
-    serve(s, arrive, [30] * 15)  # takes the four free ones, keeps three
+    serve(s, arrive, [30] * 15)  # takes the four free blocks and leaves three cached
     assert serve(s, arrive, old) == 1
-    serve(s, arrive, [40] * 15)  # one is free, three are evicted: those of `new`, and the end of [30]
+    serve(s, arrive, [40] * 15)  # one is free, three are evicted: the two of `new` and the last of [30]
     assert serve(s, arrive, old) == 1
     assert serve(s, arrive, new) == 9
 
 
-def test_the_beginning_of_a_prefix_outlives_its_end() -> None:
+def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     s, arrive = scheduler(blocks=4), Arrivals()
     serve(s, arrive, list(range(1, 14)))  # three full blocks
     serve(s, arrive, [50] * 7)  # needs two, one is free
     assert serve(s, arrive, list(range(1, 14))) == 13 - 8
 
 
-def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
+def test_a_preempted_sequence_reuses_its_own_cached_blocks() -> None:
     s, arrive = scheduler(blocks=6, budget=32), Arrivals()
     s.add(arrive([1] * 8, 8, salt="old"))
     s.add(arrive([2] * 12, 2, salt="new"))

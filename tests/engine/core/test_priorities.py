@@ -1,4 +1,4 @@
-"""Whose turn it is, and when time is up."""
+"""Priorities and deadlines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_lower_priorities_are_admitted_first_and_ties_by_arrival() -> None:
     assert [sequence.id for sequence in s.waiting] == ["2", "0"]
 
 
-def test_a_better_prompt_goes_before_a_half_prefilled_one() -> None:
+def test_a_higher_priority_prompt_goes_before_a_half_prefilled_one() -> None:
     s, arrive = scheduler(budget=16), Arrivals()
     s.add(arrive(prompt=40, priority=1))
     run(s)
@@ -23,7 +23,7 @@ def test_a_better_prompt_goes_before_a_half_prefilled_one() -> None:
     assert sizes(run(s)) == {"1": 10, "0": 6}
 
 
-def test_a_worse_prompt_goes_after_a_half_prefilled_one() -> None:
+def test_a_lower_priority_prompt_goes_after_a_half_prefilled_one() -> None:
     s, arrive = scheduler(budget=16), Arrivals()
     s.add(arrive(prompt=24))
     run(s)
@@ -31,7 +31,7 @@ def test_a_worse_prompt_goes_after_a_half_prefilled_one() -> None:
     assert sizes(run(s)) == {"0": 8, "1": 8}
 
 
-def test_a_better_request_that_does_not_fit_yet_is_not_overtaken_by_a_worse_one() -> None:
+def test_a_higher_priority_request_that_does_not_fit_yet_is_not_overtaken() -> None:
     s, arrive = scheduler(sequences=1), Arrivals()
     s.add(arrive(prompt=2, generate=3))
     run(s)
@@ -42,7 +42,7 @@ def test_a_better_request_that_does_not_fit_yet_is_not_overtaken_by_a_worse_one(
     assert sizes(run(s)) == {"2": 2}
 
 
-def test_the_oldest_waiting_is_told_whatever_its_priority() -> None:
+def test_the_oldest_waiting_request_is_reported_whatever_its_priority() -> None:
     s, arrive = scheduler(sequences=1), Arrivals()
     s.add(arrive(prompt=2, generate=9))
     run(s)
@@ -51,9 +51,9 @@ def test_the_oldest_waiting_is_told_whatever_its_priority() -> None:
     assert s.stats(now=10.0).oldest_waiting_seconds == 8.0
 
 
-def test_what_the_queue_remembers_of_those_who_left_stays_small() -> None:
+def test_the_queues_stale_heap_entries_stay_few() -> None:
     s, arrive = scheduler(sequences=2, budget=16), Arrivals()
-    s.add(arrive(prompt=2, generate=2, priority=9))  # never its turn
+    s.add(arrive(prompt=2, generate=2, priority=9))  # never admitted
     for _ in range(1000):
         s.add(arrive(prompt=2, generate=1))
         s.add(arrive(prompt=2, generate=1))
@@ -63,7 +63,7 @@ def test_what_the_queue_remembers_of_those_who_left_stays_small() -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting", "half-prefilled", "decoding", "preempted"])
-def test_a_deadline_ends_a_request_wherever_it_is(state: str) -> None:
+def test_a_deadline_ends_a_request_in_any_state(state: str) -> None:
     s, arrive = scheduler(blocks=4, block_size=4, budget=8, sequences=2), Arrivals()
     s.add(arrive(prompt=8, generate=8))
     run(s)
@@ -82,7 +82,7 @@ def test_a_deadline_ends_a_request_wherever_it_is(state: str) -> None:
     assert s.pool.num_free == 4
 
 
-def test_a_request_that_ended_in_time_is_not_watched_any_more() -> None:
+def test_the_deadline_of_a_finished_request_is_not_tracked() -> None:
     s, arrive = scheduler(), Arrivals()
     s.add(arrive(prompt=2, generate=1, deadline=5.0))
     run_to_end(s)

@@ -1,4 +1,4 @@
-"""The scheduler's decisions, one claim a test."""
+"""Decisions of the scheduler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastgen.core.scheduler import Chunk
 from support.scheduling import Arrivals, run, scheduler, sizes
 
 
-def test_a_long_prompt_is_split_over_passes_and_only_its_last_chunk_samples() -> None:
+def test_a_long_prompt_is_split_over_steps_and_only_its_last_chunk_samples() -> None:
     s, arrive = scheduler(budget=16), Arrivals()
     s.add(arrive(prompt=40))
     chunks = [run(s).chunks[0] for _ in range(3)]
@@ -16,14 +16,14 @@ def test_a_long_prompt_is_split_over_passes_and_only_its_last_chunk_samples() ->
     assert s.running[0].num_generated_tokens == 1
 
 
-def test_short_prompts_are_fused_into_one_pass_in_order_of_arrival() -> None:
+def test_short_prompts_are_fused_into_one_step_in_order_of_arrival() -> None:
     s, arrive = scheduler(budget=16), Arrivals()
     for _ in range(4):
         s.add(arrive(prompt=6))
     assert sizes(run(s)) == {"0": 6, "1": 6, "2": 4}
 
 
-def test_every_decode_gets_its_token_before_prompts_share_the_rest() -> None:
+def test_all_decodes_are_scheduled_before_prompts_share_the_rest() -> None:
     s, arrive = scheduler(budget=16), Arrivals()
     s.add(arrive(prompt=3))
     s.add(arrive(prompt=3))
@@ -32,7 +32,7 @@ def test_every_decode_gets_its_token_before_prompts_share_the_rest() -> None:
     assert sizes(run(s)) == {"0": 1, "1": 1, "2": 14}
 
 
-def test_a_half_prefilled_prompt_goes_before_waiting_ones() -> None:
+def test_a_half_prefilled_prompt_is_scheduled_before_waiting_ones() -> None:
     s, arrive = scheduler(budget=16), Arrivals()
     s.add(arrive(prompt=20))
     s.add(arrive(prompt=4))
@@ -40,14 +40,14 @@ def test_a_half_prefilled_prompt_goes_before_waiting_ones() -> None:
     assert sizes(run(s)) == {"0": 4, "1": 4}
 
 
-def test_blocks_are_taken_for_what_is_scheduled_now() -> None:
+def test_blocks_are_allocated_only_for_the_tokens_of_the_step() -> None:
     s, arrive = scheduler(budget=16, block_size=4), Arrivals()
     s.add(arrive(prompt=100, generate=100))
     run(s)
     assert s.pool.num_blocks - s.pool.num_free == 4
 
 
-def test_a_decode_without_a_block_preempts_the_newest_and_nobody_is_admitted_in_that_pass() -> None:
+def test_a_decode_without_a_block_preempts_the_newest_sequence_and_blocks_admission() -> None:
     s, arrive = scheduler(blocks=4, block_size=4, budget=16), Arrivals()
     old, new, third = arrive(prompt=8, generate=8), arrive(prompt=8, generate=2), arrive(prompt=1, generate=1)
     s.add(old)
@@ -61,7 +61,7 @@ def test_a_decode_without_a_block_preempts_the_newest_and_nobody_is_admitted_in_
     assert new.num_computed_tokens == 0
 
 
-def test_a_preempted_sequence_keeps_its_tokens_and_computes_them_again() -> None:
+def test_a_preempted_sequence_keeps_its_tokens_and_recomputes_them() -> None:
     s, arrive = scheduler(blocks=4, block_size=4, budget=16), Arrivals()
     old, new = arrive(prompt=8, generate=2), arrive(prompt=8, generate=4)
     s.add(old)
@@ -89,7 +89,7 @@ def test_a_half_prefilled_prompt_can_be_preempted() -> None:
     assert s.pool.num_free == 6
 
 
-def test_a_preempted_sequence_comes_back_only_where_it_can_stay() -> None:
+def test_a_preempted_sequence_is_readmitted_only_when_it_fits_with_growth() -> None:
     s, arrive = scheduler(blocks=6, block_size=4, budget=16), Arrivals()
     s.add(arrive(prompt=12, generate=8))
     s.add(arrive(prompt=8, generate=8))
@@ -110,14 +110,14 @@ def test_a_waiting_prompt_that_does_not_fit_is_not_overtaken() -> None:
     assert "3" not in sizes(run(s))
 
 
-def test_no_more_sequences_run_than_allowed() -> None:
+def test_at_most_max_sequences_run() -> None:
     s, arrive = scheduler(budget=16, sequences=2), Arrivals()
     for _ in range(3):
         s.add(arrive(prompt=2))
     assert sizes(run(s)) == {"0": 2, "1": 2}
 
 
-def test_an_end_token_stops_and_frees_blocks_in_the_same_pass() -> None:
+def test_an_end_token_frees_the_blocks_in_the_same_step() -> None:
     s, arrive = scheduler(), Arrivals()
     s.add(arrive(prompt=3))
     plan = s.schedule()
@@ -126,7 +126,7 @@ def test_an_end_token_stops_and_frees_blocks_in_the_same_pass() -> None:
     assert s.pool.num_free == s.pool.num_blocks
 
 
-def test_ignore_eos_goes_on_to_the_length() -> None:
+def test_ignore_eos_continues_to_max_tokens() -> None:
     s, arrive = scheduler(), Arrivals()
     sequence = arrive(prompt=3, generate=4, ignore_eos=True)
     s.add(sequence)
@@ -135,7 +135,7 @@ def test_ignore_eos_goes_on_to_the_length() -> None:
     assert (sequence.finish_reason, sequence.num_generated_tokens) == ("length", 4)
 
 
-def test_min_tokens_holds_back_an_early_end() -> None:
+def test_min_tokens_delays_the_end() -> None:
     s, arrive = scheduler(), Arrivals()
     sequence = arrive(prompt=3, generate=9, min_tokens=3)
     s.add(sequence)
@@ -145,15 +145,15 @@ def test_min_tokens_holds_back_an_early_end() -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting", "half-prefilled", "decoding", "preempted"])
-def test_a_cancelled_sequence_frees_its_blocks_wherever_it_is(state: str) -> None:
+def test_cancelling_frees_the_blocks_in_any_state(state: str) -> None:
     s, arrive = scheduler(blocks=4, block_size=4, budget=8, sequences=2), Arrivals()
     old = arrive(prompt=8, generate=8)
     victim = arrive(prompt={"waiting": 3, "half-prefilled": 12, "decoding": 3, "preempted": 7}[state], generate=4)
     s.add(old)
     run(s)
     s.add(victim)
-    passes = {"waiting": 0, "half-prefilled": 1, "decoding": 1, "preempted": 6}[state]
-    seen = [run(s) for _ in range(passes)]
+    steps = {"waiting": 0, "half-prefilled": 1, "decoding": 1, "preempted": 6}[state]
+    seen = [run(s) for _ in range(steps)]
     if state == "half-prefilled":
         assert 0 < victim.num_computed_tokens < victim.num_prompt_tokens
     if state == "decoding":
@@ -184,7 +184,7 @@ def test_the_backlog_counts_prompt_tokens_not_yet_computed() -> None:
     assert stats.oldest_waiting_seconds == 7.0
 
 
-def test_a_chunk_that_does_not_continue_its_sequence_is_a_defect() -> None:
+def test_a_chunk_must_continue_its_sequence() -> None:
     sequence = Arrivals()(prompt=5)
     with pytest.raises(AssertionError):
         Chunk(sequence, start=2, num_tokens=1)

@@ -1,4 +1,4 @@
-"""Whatever arrives and whenever it is cancelled, on whatever cache and budget: these hold after every pass."""
+"""Properties that hold after every step, for any arrivals, cancellations, cache sizes and budgets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ arrival_lists = st.lists(
 
 @st.composite
 def workloads(draw: st.DrawFn) -> tuple[list[Arrival], int, int, int]:
-    """Arrivals, token budget, most sequences, blocks: from a cache that barely holds the longest to an ample one."""
+    """Arrivals, token budget, max sequences, blocks; the cache at least holds the longest request."""
     arrivals = draw(arrival_lists)
     longest = max(a.prompt + a.generate for a in arrivals)
     least_blocks = -(-longest // BLOCK)
@@ -41,7 +41,7 @@ def workloads(draw: st.DrawFn) -> tuple[list[Arrival], int, int, int]:
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(workloads())
-def test_every_workload_keeps_the_invariants_and_ends_with_the_right_tokens(
+def test_every_workload_keeps_the_invariants_and_generates_the_right_tokens(
     workload: tuple[list[Arrival], int, int, int],
 ) -> None:
     arrivals, token_budget, max_sequences, num_blocks = workload
@@ -56,7 +56,7 @@ def test_every_workload_keeps_the_invariants_and_ends_with_the_right_tokens(
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(arrival_lists, st.integers(1, 16), st.integers(0, 80))
-def test_with_memory_to_spare_no_pass_leaves_budget_unused_while_prompts_wait(
+def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
     arrivals: list[Arrival], max_sequences: int, spare_budget: int
 ) -> None:
     token_budget = max_sequences + spare_budget
@@ -69,7 +69,7 @@ def test_with_memory_to_spare_no_pass_leaves_budget_unused_while_prompts_wait(
         slots_left = max_sequences - len(step.running) - len(set(step.waiting) - not_admitted)
         if left_behind or (not_admitted and slots_left):
             assert step.plan.num_tokens == token_budget
-        assert len(left_behind) <= 1, "two prompts are half in the cache at once"
+        assert len(left_behind) <= 1, "two prompts are half-prefilled at once"
 
     outcome = play(engine, runner, arrivals, full)
     assert outcome.preemptions == 0
@@ -83,18 +83,18 @@ def test_with_memory_to_spare_no_pass_leaves_budget_unused_while_prompts_wait(
     st.integers(12, 64),
     st.integers(0, 12),
 )
-def test_a_long_prompt_never_delays_running_decodes_beyond_one_pass(
+def test_a_long_prompt_delays_running_decodes_by_at_most_one_step(
     decoders: int, long_prompt: int, token_budget: int, arrives_at: int
 ) -> None:
     arrivals = [Arrival(step=0, prompt=2, generate=40) for _ in range(decoders)]
     arrivals.append(Arrival(step=arrives_at, prompt=long_prompt, generate=3))
     runner = SimulatedRunner(1000, BLOCK)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=12)
-    worst_pass = runner.base + runner.token * token_budget + runner.kv_token * 1000 * BLOCK
+    longest_step = runner.base + runner.token * token_budget + runner.kv_token * 1000 * BLOCK
     gaps: list[float] = []
     last: dict[str, float] = {}
 
-    def note(_: Engine, step: Step) -> None:
+    def record(_: Engine, step: Step) -> None:
         for chunk in step.plan.chunks:
             if chunk.samples:
                 now, request_id = runner.clock.now, chunk.sequence.id
@@ -102,13 +102,13 @@ def test_a_long_prompt_never_delays_running_decodes_beyond_one_pass(
                     gaps.append(now - last[request_id])
                 last[request_id] = now
 
-    outcome = play(engine, runner, arrivals, note)
+    outcome = play(engine, runner, arrivals, record)
     assert len(outcome.finished) == len(arrivals)
     assert gaps
-    assert max(gaps) <= worst_pass + 1e-9, "a decode waited for a prompt"
+    assert max(gaps) <= longest_step + 1e-9, "a decode waited for a prompt"
 
 
-def test_memory_pressure_really_preempts() -> None:
+def test_memory_pressure_preempts() -> None:
     arrivals = [Arrival(step=0, prompt=20, generate=40) for _ in range(6)]
     runner = SimulatedRunner(num_blocks=24, block_size=BLOCK)
     engine = make_engine(runner, token_budget=32, max_sequences=6)
@@ -118,8 +118,8 @@ def test_memory_pressure_really_preempts() -> None:
 
 
 @pytest.mark.parametrize("token_budget", [8, 32, 128])
-def test_preemption_does_not_turn_into_recomputing_for_ever(token_budget: int) -> None:
-    """Recomputed tokens stay below the tokens that had to be computed anyway."""
+def test_preemption_does_not_cause_endless_recomputation(token_budget: int) -> None:
+    """Fewer tokens are recomputed than have to be computed anyway."""
     arrivals = [Arrival(step=0, prompt=40, generate=60) for _ in range(8)]
     runner = SimulatedRunner(num_blocks=100, block_size=BLOCK)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=8)

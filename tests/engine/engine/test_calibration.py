@@ -1,4 +1,4 @@
-"""What is measured before the first request, over a device whose step times are known."""
+"""Calibration over a simulated device with known step times."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastgen.engine.core import Engine
 from support.simulation import SimulatedRunner
 
 
-def hear_nothing(_stage: str, _fraction: float) -> None:
-    """Progress is of no interest here."""
+def ignore_progress(_stage: str, _fraction: float) -> None:
+    """Ignore progress."""
 
 
 def auto(**settings: object) -> EngineConfig:
@@ -22,86 +22,86 @@ def runner(**options: float) -> SimulatedRunner:
     return SimulatedRunner(num_blocks=256, block_size=16, **options)  # type: ignore[arg-type]
 
 
-def test_the_ladder_ends_at_the_most_tokens() -> None:
+def test_the_ladder_ends_at_the_largest_size() -> None:
     assert ladder(256) == [16, 32, 48, 64, 96, 128, 192, 256]
     assert ladder(1000)[-2:] == [768, 1000]
     assert ladder(10) == [10]
 
 
-def test_auto_becomes_the_knee_of_what_the_device_takes() -> None:
+def test_auto_becomes_the_fewest_tokens_near_peak_throughput() -> None:
     device = runner(base=0.020, token=0.0001, kv_token=0.0)
-    config, points = calibrate(device, auto(max_sequences=8), hear_nothing, device.clock)
+    config, points = calibrate(device, auto(max_sequences=8), ignore_progress, device.clock)
     # 0.95 of the peak at 1024 tokens is reached by 801, and 832 is the next multiple of 64.
     assert config.token_budget == 832
     for point in points:
         assert point.seconds == pytest.approx(0.020 + 0.0001 * point.tokens)
 
 
-def test_what_was_chosen_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_chosen_budget_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     device = runner(base=0.020, token=0.0001, kv_token=0.0)
     with caplog.at_level("INFO", "fastgen.engine.calibration"):
-        calibrate(device, auto(max_sequences=8), hear_nothing, device.clock)
+        calibrate(device, auto(max_sequences=8), ignore_progress, device.clock)
     assert "token budget auto: 832, set by the peak throughput: a step of 832 tokens takes" in caplog.text
 
 
-def test_a_target_that_no_pass_meets_still_lets_prompts_get_on() -> None:
+def test_prompts_advance_even_if_no_step_meets_the_target() -> None:
     device = runner(base=0.300, token=0.002, kv_token=0.0)
-    config, _ = calibrate(device, auto(inter_token_target=100), hear_nothing, device.clock)
+    config, _ = calibrate(device, auto(inter_token_target=100), ignore_progress, device.clock)
     assert config.token_budget == 16
     assert config.sequence_limit == 16
 
 
-def test_the_target_bounds_it_and_the_line_says_so() -> None:
+def test_the_target_bounds_the_budget_and_the_log_line_tells() -> None:
     device = runner(base=0.020, token=0.001, kv_token=0.0)
     settings = auto(max_sequences=8, inter_token_target=100)
-    config, _ = calibrate(device, settings, hear_nothing, device.clock)
+    config, _ = calibrate(device, settings, ignore_progress, device.clock)
     assert config.token_budget == 80
-    said = describe(tuned_budget(measure(device, ladder(1024), seconds=0.0, clock=device.clock), settings))
-    assert "token budget auto: 80, set by the inter-token target: a step of 80 tokens takes 100.0 ms" in said
+    line = describe(tuned_budget(measure(device, ladder(1024), seconds=0.0, clock=device.clock), settings))
+    assert "token budget auto: 80, set by the inter-token target: a step of 80 tokens takes 100.0 ms" in line
 
 
-def test_every_running_sequence_keeps_its_token() -> None:
+def test_the_budget_has_a_token_for_each_of_max_sequences() -> None:
     device = runner(base=0.0, token=0.001)
-    config, _ = calibrate(device, auto(max_sequences=200), hear_nothing, device.clock)
+    config, _ = calibrate(device, auto(max_sequences=200), ignore_progress, device.clock)
     assert config.token_budget == 200
 
 
-def test_sizes_past_saturation_are_not_run() -> None:
+def test_sizes_beyond_saturation_are_skipped() -> None:
     device = runner(base=1e-6, token=0.001, kv_token=0.0)
     measure(device, ladder(1024), seconds=0.0, clock=device.clock)
     assert max(plan.num_tokens for plan in device.plans[1:]) < 1024
 
 
-def test_resident_kv_is_told_apart() -> None:
+def test_the_cost_of_reading_kv_is_measured_separately() -> None:
     device = runner(kv_token=1e-5)
     less, more = measure(device, [16, 64], seconds=0.0, clock=device.clock).contexts
     assert more.tokens == less.tokens
     assert more.seconds - less.seconds == pytest.approx(1e-5 * (more.kv_tokens - less.kv_tokens))
 
 
-def test_repeating_ends_when_the_time_is_up() -> None:
+def test_rounds_end_when_the_time_is_up() -> None:
     device = runner(base=0.1, token=0.0)
     measure(device, [16, 32], seconds=1.0, context=8, clock=device.clock)
-    took = device.clock.now
-    assert 1.0 <= took <= 1.5
-    heard: list[float] = []
-    measure(device, [16, 32], seconds=100.0, context=8, on_progress=heard.append, clock=device.clock)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
-    assert device.clock.now - took < 100.0, "five rounds are enough"
+    seconds = device.clock.now
+    assert 1.0 <= seconds <= 1.5
+    progress: list[float] = []
+    measure(device, [16, 32], seconds=100.0, context=8, on_progress=progress.append, clock=device.clock)
+    assert progress == sorted(progress)
+    assert progress[-1] == 1.0
+    assert device.clock.now - seconds < 100.0, "five rounds are enough"
 
 
-def test_a_fixed_budget_is_kept_and_costs_no_time() -> None:
+def test_a_fixed_budget_is_not_calibrated() -> None:
     device = runner()
     config = EngineConfig(model="simulated", token_budget=128)
-    assert calibrate(device, config, hear_nothing, device.clock) == (config, ())
+    assert calibrate(device, config, ignore_progress, device.clock) == (config, ())
     assert not device.plans
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(1, 16), (2, 16), (3, 64), (40, 16)])
-def test_a_cache_too_small_for_the_ladder_is_measured_as_far_as_it_goes(num_blocks: int, block_size: int) -> None:
+def test_a_small_cache_is_measured_with_the_sizes_that_fit(num_blocks: int, block_size: int) -> None:
     device = SimulatedRunner(num_blocks=num_blocks, block_size=block_size)
-    config, points = calibrate(device, auto(), hear_nothing, device.clock)
+    config, points = calibrate(device, auto(), ignore_progress, device.clock)
     assert points
     assert isinstance(config.token_budget, int)
     for plan in device.plans:
@@ -109,9 +109,9 @@ def test_a_cache_too_small_for_the_ladder_is_measured_as_far_as_it_goes(num_bloc
         assert len(written) == len(set(written)) <= num_blocks
 
 
-def test_the_engine_has_the_whole_cache_afterwards() -> None:
+def test_calibration_leaves_the_whole_cache_to_the_engine() -> None:
     device = runner()
-    config, _ = calibrate(device, auto(), hear_nothing, device.clock)
+    config, _ = calibrate(device, auto(), ignore_progress, device.clock)
     engine = Engine(device, config, device.clock)
     assert engine._scheduler.pool.num_free == device.num_blocks
     engine._scheduler.check_integrity()

@@ -1,4 +1,4 @@
-"""What the engine tells of its passes."""
+"""Reports of the engine's step loop."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def request(name: str = "a", *, prompt: int = 10, deadline: float | None = None,
 
 
 @dataclass
-class Telling(SimulatedRunner):
-    """A device that gives the log-probability of each sampled token."""
+class WithLogprobs(SimulatedRunner):
+    """A device that returns a log-probability for each sampled token."""
 
     def execute(self, plan: StepPlan) -> StepOutput:
         result = super().execute(plan)
-        told = [SampledToken(s.token_id, TokenLogprobs(s.token_id, -1.5, 2)) for s in result.sampled]
-        return StepOutput(told, result.prompt_logprobs)
+        sampled = [SampledToken(s.token_id, TokenLogprobs(s.token_id, -1.5, 2)) for s in result.sampled]
+        return StepOutput(sampled, result.prompt_logprobs)
 
 
 def outputs_of(runner: SimulatedRunner, *requests: Request, **settings: object) -> list[TokenOutput]:
@@ -39,12 +39,12 @@ def outputs_of(runner: SimulatedRunner, *requests: Request, **settings: object) 
     return outputs
 
 
-def test_log_probabilities_come_with_their_tokens() -> None:
-    for output in outputs_of(Telling(16, 4), request(logprobs=0)):
+def test_logprobs_are_reported_with_their_tokens() -> None:
+    for output in outputs_of(WithLogprobs(16, 4), request(logprobs=0)):
         assert output.logprobs == [TokenLogprobs(output.token_ids[0], -1.5, 2)]
 
 
-def test_prompt_log_probabilities_come_once_before_the_first_token() -> None:
+def test_prompt_logprobs_are_reported_once_before_the_first_token() -> None:
     asked = request(prompt=20, prompt_logprobs=0)
     outputs = outputs_of(SimulatedRunner(16, 4), asked)
     rows = [row for output in outputs for row in output.prompt_logprobs or ()]
@@ -53,7 +53,7 @@ def test_prompt_log_probabilities_come_once_before_the_first_token() -> None:
     assert [len(output.token_ids) for output in outputs] == [0, 0, 1, 1, 1]
 
 
-def test_a_recomputed_prompt_does_not_tell_its_log_probabilities_twice() -> None:
+def test_a_recomputed_prompt_does_not_report_its_logprobs_twice() -> None:
     others, asked = request("old", prompt=8, max_tokens=16), request("new", prompt=12, max_tokens=10, prompt_logprobs=0)
     runner = SimulatedRunner(6, 4)
     outputs = outputs_of(runner, others, asked)
@@ -62,26 +62,26 @@ def test_a_recomputed_prompt_does_not_tell_its_log_probabilities_twice() -> None
     assert rows == asked.prompt_token_ids[1:]
 
 
-def test_cached_tokens_are_told_with_the_first_output_and_counted() -> None:
+def test_cached_tokens_are_reported_with_the_first_output_and_counted() -> None:
     engine = make_engine(SimulatedRunner(16, 4), token_budget=16, max_sequences=4)
-    told, hits, queries = [], 0, 0
+    cached, hits, queries = [], 0, 0
     for name in ("a", "b"):
         engine.add(request(name))
         while engine.has_work:
             report = engine.step()
-            told += [output.cached_tokens for output in report.outputs]
+            cached += [output.cached_tokens for output in report.outputs]
             hits += report.step.prefix_cache_hit_tokens
             queries += report.step.prefix_cache_query_tokens
-    assert told == [0, None, None, 8, None, None]
+    assert cached == [0, None, None, 8, None, None]
     assert (hits, queries) == (8, 20)
 
 
-def test_without_prefix_caching_nothing_is_found() -> None:
+def test_without_prefix_caching_no_tokens_are_cached() -> None:
     outputs = outputs_of(SimulatedRunner(64, 4), request("a"), request("b"), prefix_caching=False)
     assert [output.cached_tokens for output in outputs if output.cached_tokens is not None] == [0, 0]
 
 
-def test_a_deadline_ends_a_request_between_passes_with_what_there_is() -> None:
+def test_a_deadline_ends_a_request_between_steps_and_keeps_its_tokens() -> None:
     runner = SimulatedRunner(16, 4, base=1.0)
     outputs = outputs_of(runner, request(deadline=3.5, max_tokens=20))
     assert outputs[-1].finish_reason == FinishReason.DEADLINE
@@ -89,7 +89,7 @@ def test_a_deadline_ends_a_request_between_passes_with_what_there_is() -> None:
     assert 1 <= sum(len(output.token_ids) for output in outputs) < 20
 
 
-def test_when_all_have_run_out_of_time_no_pass_is_made() -> None:
+def test_no_step_runs_when_all_requests_are_overdue() -> None:
     runner = SimulatedRunner(16, 4)
     engine = make_engine(runner, token_budget=8, max_sequences=4)
     engine.add(request(deadline=0.5))
@@ -101,7 +101,7 @@ def test_when_all_have_run_out_of_time_no_pass_is_made() -> None:
 
 
 def chunks_of(prompt: int, budget: int, **settings: object) -> list[int]:
-    """Prompt tokens of each pass."""
+    """Tokens of each step that computes the prompt."""
     runner = SimulatedRunner(200, 4)
     engine = make_engine(runner, token_budget=budget, max_sequences=4, **settings)
     engine.add(request(prompt=prompt))
@@ -110,15 +110,15 @@ def chunks_of(prompt: int, budget: int, **settings: object) -> list[int]:
     return [sum(chunk.num_tokens for chunk in plan.chunks) for plan in runner.plans][: -(-prompt // budget)]
 
 
-def test_the_settings_decide_how_prompts_are_cut() -> None:
+def test_chunking_even_and_greedy_split_prompts_differently() -> None:
     assert EngineConfig(model="").chunking == "even"
     assert chunks_of(300, 200, chunking="even") == [150, 150]
     assert chunks_of(300, 200, chunking="greedy") == [200, 100]
 
 
 @pytest.mark.parametrize(("target", "most"), [("off", 200), (40, 40)])
-def test_the_inter_token_target_bounds_passes_with_decodes(target: object, most: int) -> None:
-    """A pass of the simulated device takes a millisecond for each token here."""
+def test_the_inter_token_target_bounds_steps_with_decodes(target: object, most: int) -> None:
+    """A step of the simulated device takes one millisecond per token here."""
     runner = SimulatedRunner(400, 4, base=0.0, token=0.001, kv_token=0.0)
     engine = make_engine(runner, token_budget=200, max_sequences=4, inter_token_target=target)
     engine.add(request("decoding", max_tokens=60))
@@ -135,10 +135,10 @@ def test_the_inter_token_target_bounds_passes_with_decodes(target: object, most:
 
 
 @pytest.mark.parametrize(("seconds_per_block", "swaps"), [(0.0, True), (1e6, False)])
-def test_what_copying_a_block_takes_decides_how_victims_are_preempted(seconds_per_block: float, swaps: bool) -> None:
+def test_the_cost_of_copying_a_block_decides_how_sequences_are_preempted(seconds_per_block: float, swaps: bool) -> None:
     runner = SimulatedRunner(6, 4, num_host_blocks=6, seconds_per_block=seconds_per_block)
     engine = make_engine(runner, token_budget=8, max_sequences=4, preemption="auto")
-    for prompt in (1, 3, 8, 16, 5, 12):  # so that it is known what computing tokens takes
+    for prompt in (1, 3, 8, 16, 5, 12):  # fits the step model
         engine.add(request("before", prompt=prompt))
         while engine.has_work:
             engine.step()
@@ -152,7 +152,7 @@ def test_what_copying_a_block_takes_decides_how_victims_are_preempted(seconds_pe
     assert (swapped > 0) == swaps
 
 
-def test_the_fit_of_step_times_is_told() -> None:
+def test_reports_carry_the_fit_of_step_times() -> None:
     runner = SimulatedRunner(64, 4)
     engine = make_engine(runner, token_budget=64, max_sequences=4)
     for number in range(12):
@@ -166,13 +166,13 @@ def test_the_fit_of_step_times_is_told() -> None:
 
 @dataclass
 class Anything:
-    """A grammar that allows all and ends nothing."""
+    """A grammar that allows every token and never ends."""
 
     accepted: list[int] = field(default_factory=list)
     end: FinishReason | None = None
 
     def fill_mask(self, mask: memoryview) -> None:
-        """Leaves the mask as it is."""
+        """Leave the mask unchanged."""
 
     def accept(self, token: int) -> None:
         self.accepted.append(token)
@@ -190,9 +190,9 @@ def test_a_grammar_sees_each_generated_token_once() -> None:
     assert constraint.accepted == tokens
 
 
-def test_an_engine_without_grammars_refuses_them() -> None:
+def test_an_engine_without_grammars_rejects_them() -> None:
     engine = make_engine(SimulatedRunner(16, 4), token_budget=8, max_sequences=4)
-    with pytest.raises(RequestError, match="no grammars") as refused:
+    with pytest.raises(RequestError, match="no grammars") as error:
         engine.add(request(grammar=Grammar(kind="json_object")))
-    assert refused.value.param == "grammar"
+    assert error.value.param == "grammar"
     assert not engine.has_work

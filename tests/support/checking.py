@@ -31,9 +31,7 @@ def check_step(engine: Engine, step: Step, token_budget: int) -> None:
     else:
         assert step.waiting[0] in scheduled, "the first waiting request was not admitted"
     if preempted:
-        assert set(step.running[-len(preempted) :]) == preempted, (
-            "not the lowest-ranked were preempted"
-        )
+        assert set(step.running[-len(preempted) :]) == preempted, "not the lowest-ranked were preempted"
     multi = [chunk.num_tokens > 1 for chunk in plan.chunks]
     assert multi == sorted(multi), "single tokens come first"
     assert not (plan.swap_in and plan.swap_out)

@@ -1,4 +1,4 @@
-"""Where API keys come from, for those who check them and those who send them: a file, and the environment."""
+"""API keys from a file or the environment, for servers and clients."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ ENVIRONMENT_VARIABLE = "FASTGEN_API_KEY"
 
 
 def keys_of_environment(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The keys of `FASTGEN_API_KEY`, parted by commas or line ends."""
+    """Return the keys of FASTGEN_API_KEY, separated by commas or newlines."""
     return _present(re.split(r"[,\n]", environment.get(ENVIRONMENT_VARIABLE, "")))
 
 
 def keys_of_file(path: Path) -> list[str]:
-    """The keys of a file, one a line; lines that begin with # are none.
+    """Return the keys of a file, one per line; lines that start with # are comments.
 
     Raises:
-        OSError, ValueError: when it cannot be read, or is no text.
+        OSError, ValueError: the file cannot be read or is not text.
     """
     return _present(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
 
 
 def own_key() -> str | None:
-    """The key that a program sends: the environment's first one."""
+    """Return the key that a client sends: the first of the environment."""
     return next(iter(keys_of_environment()), None)
 
 

@@ -1,4 +1,4 @@
-"""A small client of a FastGen server, on the standard library: JSON in, JSON, text or a stream of events out."""
+"""A small HTTP client of a FastGen server: JSON requests; JSON, text or event-stream responses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 
 class RemoteError(Exception):
-    """A server that cannot be reached or refuses; the message is one line.
+    """The server cannot be reached or returned an error; the message is one line.
 
-    `status` is that of its answer, or None where there was none.
+    `status` is the HTTP status, or None without a response.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -22,18 +22,18 @@ class RemoteError(Exception):
 
 
 class Remote:
-    """A server at `url`. For any number of threads: each call has a connection of its own.
+    """A server at `url`. Thread-safe: each call opens its own connection.
 
     Args:
-        url: for example `http://127.0.0.1:8000`; a trailing `/v1` is the same.
-        api_key: sent where given.
-        timeout: seconds between two signs of life.
+        url: for example `http://127.0.0.1:8000`; a trailing `/v1` is ignored.
+        api_key: sent as a bearer token, if given.
+        timeout: seconds without any data before a request fails.
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RemoteError(f"{url}: is no address of a server: write it like http://127.0.0.1:8000")
+            raise RemoteError(f"{url}: not a server URL: write it like http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._parts = urlsplit(self.url)
         self._headers = {"Content-Type": "application/json"} | (
@@ -42,29 +42,29 @@ class Remote:
         self._timeout = timeout
 
     def get(self, path: str) -> str:
-        """What the server answers, as text.
+        """Return the response body as text.
 
         Raises:
-            RemoteError: when it cannot be reached or answers with an error.
+            RemoteError: the server cannot be reached or returns an error.
         """
         with self._answer("GET", path, None) as answer:
             return answer.read().decode()
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object that the server answers with.
+        """Return the JSON object of the response.
 
         Raises:
-            RemoteError: when it cannot be reached or answers with an error.
+            RemoteError: the server cannot be reached or returns an error.
         """
         with self._answer("POST", path, body) as answer:
             value: dict[str, Any] = json.loads(answer.read())
             return value
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of a stream, as they come; closing the iterator closes the connection.
+        """Yield the events of a stream; closing the iterator closes the connection.
 
         Raises:
-            RemoteError: when the server cannot be reached, answers with an error, or breaks off.
+            RemoteError: the server cannot be reached, returns an error, or ends the stream early.
         """
         with self._answer("POST", path, {**body, "stream": True}) as answer:
             for line in answer:
@@ -80,10 +80,10 @@ class Remote:
         raise RemoteError(f"{self.url}: the stream broke off")
 
     def model_names(self) -> list[str]:
-        """The names that requests may call the model.
+        """Return the names under which the server serves its model.
 
         Raises:
-            RemoteError: when the server cannot be reached or serves nothing yet.
+            RemoteError: the server cannot be reached or has not loaded its model.
         """
         return [model["id"] for model in json.loads(self.get("/v1/models"))["data"]]
 
@@ -107,7 +107,7 @@ class Remote:
 
 
 def _reason(answer: http.client.HTTPResponse) -> str:
-    """The server's own words where it has any."""
+    """Return the status and the server's error message, if any."""
     body = answer.read().decode(errors="replace")
     try:
         said = json.loads(body)

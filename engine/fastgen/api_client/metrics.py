@@ -1,4 +1,4 @@
-"""What a server's /metrics say, and what happened between two looks at them."""
+"""A server's /metrics, parsed, and the difference between two scrapes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _PREFIX = "fastgen_"
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One look: samples by name without the prefix `fastgen_`, summed over their labels.
+    """One scrape: samples by name without the prefix `fastgen_`, summed over their labels.
 
     Attributes:
-        seconds: when it was, on the caller's clock.
-        model_name: what the server calls its model.
+        seconds: time of the scrape on the caller's clock.
+        model_name: the served model name.
         values: by the sample's name.
         by_label: by the sample's name and its label other than the model's and a bucket's bound.
         buckets: of each histogram, (upper bound, count at or below it), ascending.
@@ -31,7 +31,7 @@ class Scrape:
 
     @classmethod
     def parse(cls, text: str, seconds: float) -> Scrape:
-        """Reads Prometheus' text format."""
+        """Parse Prometheus' text format."""
         values: dict[str, float] = {}
         by_label: dict[tuple[str, str], float] = {}
         buckets: dict[str, dict[float, float]] = {}
@@ -56,43 +56,43 @@ class Scrape:
         )
 
     def value(self, name: str) -> float:
-        """A gauge's or counter's value; 0 where the server has none of that name."""
+        """Return the value of a gauge or counter; 0 if the server has none of that name."""
         return self.values.get(name, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What happened between two looks."""
+    """The difference between two scrapes."""
 
     before: Scrape
     after: Scrape
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """Length in seconds."""
         return self.after.seconds - self.before.seconds
 
     def rate(self, name: str, label: str | None = None) -> float:
-        """How much a counter grew per second. A counter that fell began anew: the server was started again."""
+        """Return a counter's growth per second. A counter that fell was reset by a restart."""
         return self.growth(name, label) / self.seconds if self.seconds > 0 else 0.0
 
     def growth(self, name: str, label: str | None = None) -> float:
-        """How much a counter grew."""
+        """Return a counter's growth."""
         if label is None:
             before, after = self.before.value(name), self.after.value(name)
         else:
-            before, after = (look.by_label.get((name, label), 0.0) for look in (self.before, self.after))
+            before, after = (scrape.by_label.get((name, label), 0.0) for scrape in (self.before, self.after))
         return after - before if after >= before else after
 
     def mean(self, histogram: str) -> float:
-        """The mean of what a histogram saw; NaN where it saw nothing."""
+        """Return the mean of a histogram's observations; NaN without any."""
         count = self.growth(f"{histogram}_count")
         return self.growth(f"{histogram}_sum") / count if count else math.nan
 
     def quantile(self, histogram: str, share: float) -> float:
-        """About the value that `share` of what a histogram saw is at or below; NaN where it saw nothing.
+        """Estimate a quantile (0 to 1) of a histogram's observations; NaN without any.
 
-        Within a bucket values are taken to lie evenly, as PromQL's histogram_quantile does.
+        Interpolates linearly within a bucket, as PromQL's histogram_quantile does.
         """
         counts = self._bucket_growth(histogram)
         if not counts or counts[-1][1] <= 0:

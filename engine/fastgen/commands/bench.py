@@ -1,4 +1,4 @@
-"""`fastgen bench`: a closed loop of clients over a model in this process or over a server."""
+"""`fastgen bench`: closed-loop load on a model in this process or on a server."""
 
 from __future__ import annotations
 
@@ -21,26 +21,31 @@ from fastgen.config import ENGINE_SETTINGS, ConfigError
 
 
 def add(commands: Subcommands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = add_command(commands, "bench", "measure throughput and latency under a closed loop of clients", run)
     parser.add_argument(
-        "model", metavar="MODEL|URL", help="a model to load here, or the address of a server: http://..."
+        "model", metavar="MODEL|URL", help="model to load into this process, or the URL of a server: http://..."
     )
-    parser.add_argument("--requests", type=int, default=64, help="requests in all (default: 64)")
-    parser.add_argument("--clients", type=int, default=8, help="requests at the same time (default: 8)")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="mean length of prompts (default: 512)")
-    parser.add_argument("--generation-tokens", type=int, default=64, help="mean length of generations (default: 64)")
+    parser.add_argument("--requests", type=int, default=64, help="total number of requests (default: 64)")
+    parser.add_argument("--clients", type=int, default=8, help="concurrent requests (default: 8)")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="mean prompt length (default: 512)")
+    parser.add_argument("--generation-tokens", type=int, default=64, help="mean generation length (default: 64)")
     parser.add_argument(
-        "--deviation", type=float, default=0.3, help="standard deviation of both, as a share of the mean (default: 0.3)"
+        "--deviation",
+        type=float,
+        default=0.3,
+        help="standard deviation of the lengths over their mean (default: 0.3)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same (default: 0)")
-    parser.add_argument("--served-model-name", metavar="NAME", help="of a server: what to ask for (default: its first)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and lengths (default: 0)")
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="model name to request (default: the server's first)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     add_settings(parser, ENGINE_SETTINGS)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, and says what was found; exit code 1 where no request was answered."""
+    """Measure and print the results; return 1 if every request failed."""
     workload = _workload(options)
     results = _over_server(options, workload) if "://" in options.model else _in_process(options, workload)
     if options.json:

@@ -1,4 +1,4 @@
-"""`fastgen calibrate`: what passes of each size take here, as a table and a picture, and the budget that follows."""
+"""`fastgen calibrate`: measure step times by token count and derive the token budget."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ _BAR = 20
 
 
 def add(commands: Subcommands) -> None:
-    """Adds the command."""
-    parser = add_command(commands, "calibrate", "measure what passes take, and the token budget that follows", run)
+    """Add the command."""
+    parser = add_command(commands, "calibrate", "measure step times and derive the token budget", run)
     add_model(parser)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="draw the curve into this PNG or SVG file")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="plot the curve into this PNG or SVG file")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long to repeat the measurements (default: 20)")
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="how long to measure sizes again and again (default: 20)"
-    )
-    parser.add_argument(
-        "--most-tokens", type=int, metavar="N", help="the largest pass to try (default: 1024 on cpu, 8192 on cuda)"
+        "--most-tokens",
+        type=int,
+        metavar="N",
+        help="tokens of the largest step (default: 1024 on cpu, 8192 on cuda)",
     )
     add_settings(parser, ENGINE_SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The step model of what was measured: seconds = base + token * tokens + kv_token * resident KV tokens.
+    """Step model fitted to the measurements: seconds = base + token * tokens + kv_token * resident KV tokens.
 
-    `error` is the mean relative distance of the points from it.
+    `error` is the mean relative error of the points.
     """
 
     base: float
@@ -51,7 +52,7 @@ class Fit:
 
     @classmethod
     def of(cls, calibration: Calibration) -> Fit:
-        """Least squares of relative errors; a coefficient that would be negative is left out."""
+        """Fit by least squares of relative errors, dropping negative coefficients."""
         import numpy as np
 
         points = calibration.points
@@ -67,12 +68,12 @@ class Fit:
         return cls(base, token, kv_token, float(np.abs(rows @ coefficients - 1).mean()))
 
     def seconds(self, point: StepTime) -> float:
-        """What the model says of a pass like this one."""
+        """Return the modelled time of a step of this size."""
         return self.base + self.token * point.tokens + self.kv_token * point.kv_tokens
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, and says what was found."""
+    """Measure, and print the curve and the budget."""
     config = replace(engine_config(options), token_budget="auto")
     if options.seconds <= 0:
         raise ConfigError(f"--seconds {options.seconds}: must be above 0")
@@ -83,16 +84,16 @@ def run(options: argparse.Namespace) -> int:
     most_tokens = config.most_tokens if options.most_tokens is None else options.most_tokens
     if not 1 <= most_tokens <= config.most_tokens:
         raise ConfigError(f"--most-tokens {most_tokens}: must be from 1 to {config.most_tokens}")
-    calibration, knee = _measure(config, most_tokens, options.seconds)
+    calibration, budget = _measure(config, most_tokens, options.seconds)
     fit = Fit.of(calibration)
     console = Console(file=sys.stdout)
-    console.print(table(calibration, knee, fit))
-    for line in conclusion(knee, fit):
+    console.print(table(calibration, budget, fit))
+    for line in conclusion(budget, fit):
         console.print(line, highlight=False, soft_wrap=True)
     if options.output is not None:
         from fastgen.commands.curve import draw
 
-        draw(options.output, default_model_name(config.model), calibration.curve, knee, fit)
+        draw(options.output, default_model_name(config.model), calibration.curve, budget, fit)
         console.print(f"drawn into {options.output}", highlight=False, soft_wrap=True)
     return 0
 
@@ -115,37 +116,37 @@ def _measure(config: EngineConfig, most_tokens: int, seconds: float) -> tuple[Ca
     return calibration, tuned_budget(calibration, config)
 
 
-def table(calibration: Calibration, knee: TunedBudget, fit: Fit) -> Table:
-    """A row for each size, with a bar for its share of the peak; the first size at or beyond the budget is marked."""
+def table(calibration: Calibration, budget: TunedBudget, fit: Fit) -> Table:
+    """Return a row per size with a bar of its share of the peak; mark the first size at or above the budget."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("tokens", "ms", "ms by fit", "tokens/s", "of peak"):
         shown.add_column(heading, justify="right")
     shown.add_column("")
     curve = monotone_curve(calibration.curve)
-    marked = next((point.tokens for point in curve if point.tokens >= knee.token_budget), curve[-1].tokens)
+    marked = next((point.tokens for point in curve if point.tokens >= budget.token_budget), curve[-1].tokens)
     for point in curve:
-        share = point.throughput / knee.peak
-        at_knee = point.tokens == marked
+        share = point.throughput / budget.peak
+        at_budget = point.tokens == marked
         shown.add_row(
             str(point.tokens),
             f"{point.seconds * 1000:.1f}",
             f"{fit.seconds(point) * 1000:.1f}",
             f"{point.throughput:.0f}",
             f"{share:.0%}",
-            "█" * round(_BAR * share) + (" <- budget" if at_knee else ""),
-            style="bold" if at_knee else None,
+            "█" * round(_BAR * share) + (" <- budget" if at_budget else ""),
+            style="bold" if at_budget else None,
         )
     return shown
 
 
-def conclusion(knee: TunedBudget, fit: Fit) -> list[str]:
-    """What follows from the curve, in words."""
+def conclusion(budget: TunedBudget, fit: Fit) -> list[str]:
+    """Return the lines printed below the table."""
     from fastgen.engine.calibration import describe
 
-    per_kv = f" + {fit.kv_token * 1e6:.3f} µs a resident KV token" if fit.kv_token > 0 else ""
+    per_kv = f" + {fit.kv_token * 1e6:.3f} µs per resident KV token" if fit.kv_token > 0 else ""
     return [
         "",
-        describe(knee),
-        f"a pass takes about {fit.base * 1000:.2f} ms + {fit.token * 1e6:.1f} µs a token{per_kv} "
-        f"(off by {fit.error:.0%} on average)",
+        describe(budget),
+        f"a step takes about {fit.base * 1000:.2f} ms + {fit.token * 1e6:.1f} µs per token{per_kv} "
+        f"(mean error {fit.error:.0%})",
     ]

@@ -1,4 +1,4 @@
-"""The curve of `fastgen calibrate` as a picture: throughput, and what a pass takes, against its tokens."""
+"""Plot of `fastgen calibrate`: throughput and step time against tokens per step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 _MEASURED, _FITTED, _CHOSEN, _QUIET = "#1f5fa8", "#8a8f98", "#c8501e", "#e3e5e8"
 
 
-def draw(path: Path, model_name: str, points: Sequence[StepTime], knee: TunedBudget, fit: Fit) -> None:
-    """Writes the picture; its kind follows the file's ending."""
-    # Not pyplot: it keeps state of its own and looks for a display.
+def draw(path: Path, model_name: str, points: Sequence[StepTime], budget: TunedBudget, fit: Fit) -> None:
+    """Write the plot; the file's suffix chooses the format."""
+    # Not pyplot, which keeps global state and looks for a display.
     from matplotlib.figure import Figure
 
     curve = monotone_curve(points)
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    figure.suptitle(f"{model_name}: a token budget of {knee.token_budget}, set by the {knee.bound}", fontsize=12)
+    figure.suptitle(f"{model_name}: a token budget of {budget.token_budget}, set by the {budget.bound}", fontsize=12)
     left, right = figure.subplots(1, 2)
-    _throughput(left, curve, knee)
-    _seconds(right, curve, knee, fit)
+    _throughput(left, curve, budget)
+    _seconds(right, curve, budget, fit)
     for axes in (left, right):
-        axes.set_xlabel("forward tokens in the pass")
+        axes.set_xlabel("forward tokens in the step")
         axes.grid(color=_QUIET, linewidth=0.8)
         axes.set_axisbelow(True)
         for side in ("top", "right"):
@@ -34,47 +34,47 @@ def draw(path: Path, model_name: str, points: Sequence[StepTime], knee: TunedBud
     figure.savefig(path, dpi=150)
 
 
-def _throughput(axes: Any, curve: Sequence[StepTime], knee: TunedBudget) -> None:
+def _throughput(axes: Any, curve: Sequence[StepTime], budget: TunedBudget) -> None:
     axes.set_title("throughput", loc="left", fontsize=10)
     axes.set_ylabel("forward tokens per second")
     axes.plot([p.tokens for p in curve], [p.throughput for p in curve], "o-", color=_MEASURED, markersize=4)
-    axes.axhline(PEAK_SHARE * knee.peak, color=_FITTED, linestyle=":", linewidth=1)
+    axes.axhline(PEAK_SHARE * budget.peak, color=_FITTED, linestyle=":", linewidth=1)
     axes.annotate(
-        f"{PEAK_SHARE:.0%} of the peak", (curve[0].tokens, PEAK_SHARE * knee.peak), color=_FITTED, fontsize=8,
+        f"{PEAK_SHARE:.0%} of the peak", (curve[0].tokens, PEAK_SHARE * budget.peak), color=_FITTED, fontsize=8,
         xytext=(0, 4), textcoords="offset points",
     )  # fmt: skip
-    axes.set_ylim(bottom=0, top=1.1 * knee.peak)
-    # A step to the right is twice the tokens: that is how the curve saturates.
+    axes.set_ylim(bottom=0, top=1.1 * budget.peak)
+    # Logarithmic, base 2: the curve saturates over doublings of the tokens.
     axes.set_xscale("log", base=2)
     sizes = [p.tokens for p in curve if p.tokens & (p.tokens - 1) == 0] or [p.tokens for p in curve]
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
-    _mark(axes, knee, knee.throughput, f"{knee.token_budget} tokens, {knee.throughput:.0f} tokens/s")
+    _mark(axes, budget, budget.throughput, f"{budget.token_budget} tokens, {budget.throughput:.0f} tokens/s")
 
 
-def _seconds(axes: Any, curve: Sequence[StepTime], knee: TunedBudget, fit: Fit) -> None:
-    axes.set_title("time of a pass", loc="left", fontsize=10)
+def _seconds(axes: Any, curve: Sequence[StepTime], budget: TunedBudget, fit: Fit) -> None:
+    axes.set_title("step time", loc="left", fontsize=10)
     axes.set_ylabel("milliseconds")
     tokens = [p.tokens for p in curve]
     axes.plot(tokens, [p.seconds * 1000 for p in curve], "o-", color=_MEASURED, markersize=4, label="measured")
     axes.plot(
         tokens, [fit.seconds(p) * 1000 for p in curve], "--", color=_FITTED, linewidth=1.2,
-        label=f"fit: {fit.base * 1000:.1f} ms + {fit.token * 1e6:.0f} µs a token",
+        label=f"fit: {fit.base * 1000:.1f} ms + {fit.token * 1e6:.0f} µs per token",
     )  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    _mark(axes, knee, knee.seconds * 1000, f"{knee.token_budget} tokens, {knee.seconds * 1000:.0f} ms")
+    _mark(axes, budget, budget.seconds * 1000, f"{budget.token_budget} tokens, {budget.seconds * 1000:.0f} ms")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
 
 
-def _mark(axes: Any, knee: TunedBudget, height: float, text: str) -> None:
-    """The budget: a line up to the curve, a diamond on it, and its figures at the foot where the curve is not."""
-    axes.vlines(knee.token_budget, 0, height, color=_CHOSEN, linewidth=1, linestyle="--")
-    axes.plot([knee.token_budget], [height], "D", color=_CHOSEN, markersize=8, zorder=3)
+def _mark(axes: Any, budget: TunedBudget, height: float, text: str) -> None:
+    """Mark the budget: a line up to the curve, a diamond on it, figures at the foot."""
+    axes.vlines(budget.token_budget, 0, height, color=_CHOSEN, linewidth=1, linestyle="--")
+    axes.plot([budget.token_budget], [height], "D", color=_CHOSEN, markersize=8, zorder=3)
     low, high = axes.get_xlim()
-    beyond_half = knee.token_budget > (low * high) ** 0.5 if low > 0 else knee.token_budget > (low + high) / 2
+    beyond_half = budget.token_budget > (low * high) ** 0.5 if low > 0 else budget.token_budget > (low + high) / 2
     axes.annotate(
-        text, (knee.token_budget, 0), color=_CHOSEN, fontsize=9, ha="right" if beyond_half else "left",
+        text, (budget.token_budget, 0), color=_CHOSEN, fontsize=9, ha="right" if beyond_half else "left",
         xytext=(-6 if beyond_half else 6, 6), textcoords="offset points",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`fastgen fetch`: a model's files from a hub or an object store into a folder, whole or not at all."""
+"""`fastgen fetch`: download a model from a hub or an object store into a folder, atomically."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from fastgen.fetch.source import DEFAULT_REVISION, Source
 
 
 def add(commands: Subcommands) -> None:
-    """Adds the command."""
-    parser = add_command(commands, "fetch", "download a model into a folder, going on where it was cut off", run)
+    """Add the command."""
+    parser = add_command(commands, "fetch", "download a model into a folder, resuming an interrupted download", run)
     parser.add_argument(
         "source",
         metavar="SOURCE",
         help="hf://owner/name, hf://owner/name/file.gguf, s3://bucket/prefix or s3://bucket/file.gguf",
     )
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where the files go")
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="target folder")
     parser.add_argument(
         "--revision",
         default=DEFAULT_REVISION,
-        help="branch, tag or commit of a repository on a hub (default: %(default)s)",
+        help="branch, tag or commit of a hub repository (default: %(default)s)",
     )
     parser.add_argument(
         "--keep",
         action="append",
         metavar="NAME",
-        help="remove the models beside FOLDER, but those in folders of these names; repeatable",
+        help="remove all models next to FOLDER except those in folders of these names; repeatable",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fetches it; returns 0, or the exit code of what went wrong (see `fastgen.fetch.errors`)."""
-    # The first process of a container gets no signal that it does not handle.
+    """Download the model; return 0 or an exit code of `fastgen.fetch.errors`."""
+    # PID 1 of a container only receives the signals that it handles.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         fetch(Source(options.source, options.revision), options.to, keep=options.keep)

@@ -1,4 +1,4 @@
-"""Command-line flags out of the settings, and settings out of the flags."""
+"""Command-line flags from settings, and settings from parsed flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Subcommands = Any  # argparse's own type for them is private
 def add_command(
     commands: Subcommands, name: str, summary: str, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    """A subcommand: `summary` is a sentence without capital and full stop."""
+    """Add a subcommand; `summary` is a sentence without capital and full stop."""
     description = f"{summary[0].upper()}{summary[1:]}."
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=description, allow_abbrev=False
@@ -24,12 +24,14 @@ def add_command(
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The argument MODEL."""
-    parser.add_argument("model", metavar="MODEL", help="a GGUF file or a Hugging Face directory")
+    """Add the argument MODEL."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a GGUF file, a Hugging Face directory, or a hub name such as org/name@revision"
+    )
 
 
 def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
-    """A flag for each setting."""
+    """Add a flag for each setting."""
     for setting in settings:
         default = "" if setting.default is None else f" (default: {setting.default})"
         if setting.kind == "switch":
@@ -53,15 +55,15 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
 
 
 def given(options: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, Any]:
-    """What the flags of these settings were set to."""
+    """Return the parsed values of these settings."""
     return {setting.name: getattr(options, setting.name) for setting in settings}
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
-    """The engine's settings.
+    """Return the engine's configuration.
 
     Raises:
-        ConfigError: when they are out of bounds or contradict each other.
+        ConfigError: a value is out of bounds, or two contradict each other.
     """
     return EngineConfig(model=options.model, **given(options, ENGINE_SETTINGS))
 
@@ -70,7 +72,7 @@ def _number_or(words: tuple[str, ...]) -> Callable[[str], Any]:
     def number(text: str) -> int | str:
         return text if text in words else int(text)
 
-    # What argparse calls it when the text is neither.
+    # argparse names the type by this in its error message.
     number.__name__ = " or ".join((*words, "int"))
     return number
 

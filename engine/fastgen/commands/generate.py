@@ -1,4 +1,4 @@
-"""`fastgen generate`: loads a model here, and writes what it says as it says it, or a file of answers."""
+"""`fastgen generate`: generate text in this process, streamed to the terminal or into a file."""
 
 from __future__ import annotations
 
@@ -19,41 +19,46 @@ if TYPE_CHECKING:
 
 
 def add(commands: Subcommands) -> None:
-    """Adds the command."""
-    parser = add_command(commands, "generate", "continue prompts on the terminal, or a file of them", run)
+    """Add the command."""
+    parser = add_command(commands, "generate", "generate text for prompts from the command line or a file", run)
     add_model(parser)
-    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to continue or to answer")
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="text to answer or to continue")
     parser.add_argument(
         "--prompts-file",
         type=Path,
         metavar="FILE",
-        help="more prompts: one a line, as plain text, or as JSON objects with the field prompt (FILE.jsonl)",
+        help="file with one prompt per line: plain text, or JSON objects with the field prompt (FILE.jsonl)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="write one JSON object a prompt to this file, all prompts at once, with a progress bar on a terminal",
+        help="write one JSON object per prompt to this file; prompts run as a batch, with a progress bar",
     )
-    parser.add_argument("--max-tokens", type=int, default=256, help="most tokens to generate (default: 256)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="maximum tokens to generate (default: 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 is greedy (default: 0)")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this sum (default: 1)"
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample from the most likely tokens up to this mass (default: 1)",
     )
-    parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0 keeps all (default: 0)")
-    parser.add_argument("--seed", type=int, help="the same seed gives the same text (default: a new one each time)")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    parser.add_argument(
+        "--top-k", type=int, default=0, help="sample from the k most likely tokens; 0: all (default: 0)"
+    )
+    parser.add_argument("--seed", type=int, help="the same seed gives the same text (default: random)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
-        help="answer by the model's chat template; --no-chat continues the text (default: where there is one)",
+        help="apply the model's chat template; --no-chat continues the text (default: if the model has one)",
     )
-    parser.add_argument("--raw", dest="chat", action="store_false", help="the same as --no-chat")
+    parser.add_argument("--raw", dest="chat", action="store_false", help="alias of --no-chat")
     add_settings(parser, ENGINE_SETTINGS)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answers each prompt."""
+    """Generate text for each prompt."""
     config = engine_config(options)
     sampling = SamplingParams(
         max_tokens=options.max_tokens,
@@ -64,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     )
     texts = [*options.prompt, *(_read(options.prompts_file) if options.prompts_file else ())]
     if not texts:
-        raise ConfigError("PROMPT: give at least one prompt, or a --prompts-file with one in it")
+        raise ConfigError("PROMPT: give at least one prompt, or a --prompts-file that contains one")
     if options.output is not None and not options.output.absolute().parent.is_dir():
         raise ConfigError(f"--output {options.output}: there is no such folder: make it first")
     model = load_model(config)
@@ -82,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _stream(model: LLM, prompts: Sequence[Prompt], sampling: SamplingParams, stop: Sequence[str]) -> None:
-    """One answer after another, each as it comes."""
+    """Write one answer after another, streamed."""
     for prompt in prompts:
         for delta in model.stream(prompt, sampling, stop=stop):
             sys.stdout.write(delta.text)
@@ -98,7 +103,7 @@ def _write(
     sampling: SamplingParams,
     stop: Sequence[str],
 ) -> None:
-    """All prompts at once; a JSON object a line, in their order."""
+    """Run all prompts as a batch; write one JSON object per line, in order."""
     for text, done in zip(texts, model.generate(prompts, sampling, stop=stop), strict=True):
         answer = {
             "prompt": text,
@@ -111,10 +116,10 @@ def _write(
 
 
 def _read(path: Path) -> Iterator[str]:
-    """The prompts of a file; empty lines are none.
+    """Yield the prompts of a file, without empty lines.
 
     Raises:
-        ConfigError: when it cannot be read, naming the line.
+        ConfigError: the file or a line cannot be read; names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""A model in the command's own process."""
+"""Load a model into the command's own process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def load_model(config: EngineConfig) -> LLM:
-    """Loads it; a bar shows how far it is, from before torch is imported on.
+    """Load the model, with a progress bar that starts before torch is imported.
 
     Raises:
-        ConfigError: when it cannot be served.
+        ConfigError: the model cannot be served.
     """
-    source = ModelSource.open(config.model)  # what is wrong with it shows before torch is imported
+    source = ModelSource.open(config.model)  # errors show before torch is imported
     with progress_bar() as on_loading:
         from fastgen.llm.llm import LLM
 

@@ -1,4 +1,4 @@
-"""The command `fastgen`. What is wrong with what a user asked for is one line on standard error and exit code 2."""
+"""The command `fastgen`. A user error is one line on standard error and exit code 2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMMANDS = ("serve", "generate", "fetch", "calibrate", "bench", "top")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command; return the exit code."""
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
         options = _parser(given).parse_args(given)
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), _FAILURE)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `fastgen generate ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail too
+    except BrokenPipeError:  # the reader has closed the pipe, as in `fastgen generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail too
         return _FAILURE
 
 
@@ -42,18 +42,18 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors in one line, without the usage that --help prints."""
+    """Report errors in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(_MISUSE, f"fastgen: error: {message}\n")
 
 
 def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Knows the command that is asked for, or all of them: what one imports takes time that others need not spend."""
+    """Build the parser of the given command, or of all: each command's imports take time."""
     parser = _Parser(prog="fastgen", description="Serve language models with Dynamic SplitFuse.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"fastgen {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    asked = [name for name in _COMMANDS if name in arguments[:1]]
-    for name in asked or _COMMANDS:
+    chosen = [name for name in _COMMANDS if name in arguments[:1]]
+    for name in chosen or _COMMANDS:
         importlib.import_module(f"fastgen.commands.{name}").add(commands)
     return parser

@@ -1,4 +1,4 @@
-"""The reference of every setting, written out of the settings: `python -m fastgen.commands.reference --write`."""
+"""Generate docs/reference/engine-flags.md: `python -m fastgen.commands.reference --write`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ argument, with underscores (`fastgen.LLM(model, token_budget=512)`). Sizes are w
 
 
 def flags_page() -> str:
-    """The text of `docs/reference/engine-flags.md`."""
+    """Return the text of docs/reference/engine-flags.md."""
     return "\n".join(
         [
             _HEADER,
             "## The engine",
             "",
-            "Of `fastgen serve`, `generate`, `calibrate` and `bench`, and of `fastgen.LLM`, `pipeline` and `serve`.",
+            "For `fastgen serve`, `generate`, `calibrate` and `bench`, and for `fastgen.LLM`, `pipeline` and `serve`.",
             "",
             *_table(ENGINE_SETTINGS),
             "",
             "## The server",
             "",
-            "Of `fastgen serve` and, in Python, of `fastgen.serve`.",
+            "For `fastgen serve` and, in Python, `fastgen.serve`.",
             "",
             *_table(SERVER_SETTINGS),
             "",
@@ -47,7 +47,7 @@ def _table(settings: Sequence[Setting]) -> list[str]:
         f"| `{setting.flag}` | {_values(setting)} | {_default(setting)} | {_cell(setting.help)} |"
         for setting in settings
     ]
-    return ["| flag | value | default | what it does |", "|---|---|---|---|", *rows]
+    return ["| flag | value | default | description |", "|---|---|---|---|", *rows]
 
 
 def _values(setting: Setting) -> str:
@@ -68,7 +68,7 @@ def _values(setting: Setting) -> str:
 
 def _default(setting: Setting) -> str:
     if setting.default is None:
-        return "none" if setting.kind == "text" else "see there"
+        return "none" if setting.kind == "text" else "see description"
     if setting.kind == "switch":
         return "on" if setting.default else "off"
     return f"`{_size(setting.default)}`" if setting.kind == "bytes" else f"`{setting.default}`"
@@ -86,7 +86,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    """Prints the page, or rewrites it with `--write`."""
+    """Print the page, or rewrite it with `--write`."""
     parser = argparse.ArgumentParser(description="Generate the reference of the engine's settings.")
     parser.add_argument("--write", action="store_true", help=f"rewrite {FLAGS_PATH}")
     if not parser.parse_args().write:

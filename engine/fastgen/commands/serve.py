@@ -1,4 +1,4 @@
-"""`fastgen serve`: a model over HTTP."""
+"""`fastgen serve`: serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fastgen.engine.launch import Launch
 
 
 def add(commands: Subcommands) -> None:
-    """Adds the command."""
-    serve = add_command(commands, "serve", "serve a model over HTTP, as OpenAI does", run)
+    """Add the command."""
+    serve = add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API", run)
     add_model(serve)
     serve.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
+    serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0 chooses a free one (default: 8000)")
     serve.add_argument(
         "--served-model-name",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="what requests may call the model; the first is its name in metrics (default: the model's file name)",
+        help="names of the model in requests; the first is also its name in metrics (default: the file name)",
     )
     add_settings(serve, [*SERVER_SETTINGS, *ENGINE_SETTINGS])
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves until told to stop."""
+    """Serve until SIGTERM."""
     config = engine_config(options)
     server_config = ServerConfig(
         host=options.host,
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     logs.configure(server_config.log_format)
     launch = Launch(server_config.log_format)
     try:
-        # Imported only now, so that the engine process is on its way.
+        # Imported after the launch, while the engine process already imports torch.
         from fastgen.engine.client import EngineStartError
         from fastgen.server.main import run as serve
 

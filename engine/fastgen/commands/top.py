@@ -1,4 +1,4 @@
-"""`fastgen top`: what a server does at this moment, out of its metrics."""
+"""`fastgen top`: a live view of a server's metrics."""
 
 from __future__ import annotations
 
@@ -23,41 +23,45 @@ _BAR = 30
 
 
 def add(commands: Subcommands) -> None:
-    """Adds the command."""
-    parser = add_command(commands, "top", "show what a server does, live", run)
+    """Add the command."""
+    parser = add_command(commands, "top", "show a server's load and latency, live", run)
     parser.add_argument(
-        "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
+        "url",
+        nargs="?",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="server URL (default: %(default)s)",
     )
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: 1)")
-    parser.add_argument("--once", action="store_true", help="look twice, print what was between, and end")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two scrapes (default: 1)")
+    parser.add_argument("--once", action="store_true", help="print one interval and exit")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows it until interrupted."""
+    """Show the view until interrupted."""
     if not 0.05 <= options.interval <= 3600:
         raise ConfigError(f"--interval {options.interval}: must be from 0.05 to 3600 seconds")
     remote = Remote(options.url, own_key(), timeout=10.0)
 
-    def look() -> Scrape:
+    def scrape() -> Scrape:
         return Scrape.parse(remote.get("/metrics"), time.monotonic())
 
     console = Console(file=sys.stdout)
     if options.once:
-        before = look()
+        before = scrape()
         time.sleep(options.interval)
-        console.print(view(options.url, Interval(before, look())))
+        console.print(view(options.url, Interval(before, scrape())))
         return 0
-    return _watch(options.url, options.interval, look, console)
+    return _watch(options.url, options.interval, scrape, console)
 
 
-def _watch(url: str, interval: float, look: Callable[[], Scrape], console: Console) -> int:
-    before = look()
+def _watch(url: str, interval: float, scrape: Callable[[], Scrape], console: Console) -> int:
+    before = scrape()
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
             try:
-                after = look()
-            except RemoteError as error:  # it may be on its way back
+                after = scrape()
+            except RemoteError as error:  # the server may be restarting
                 live.update(Text(str(error), style="red"), refresh=True)
                 continue
             live.update(view(url, Interval(before, after)), refresh=True)
@@ -65,7 +69,7 @@ def _watch(url: str, interval: float, look: Callable[[], Scrape], console: Conso
 
 
 def view(url: str, interval: Interval) -> RenderableType:
-    """What happened, as a page."""
+    """Render what happened in the interval."""
     now = interval.after
     title = Text.assemble((now.model_name or "?", "bold"), f"  {url}", style="")
     return Group(title, "", _load(interval), "", _speed(interval))
@@ -73,13 +77,13 @@ def view(url: str, interval: Interval) -> RenderableType:
 
 def _load(interval: Interval) -> Table:
     now = interval.after
-    passes = interval.growth("step_tokens_count")
+    steps = interval.growth("step_tokens_count")
     budget = now.value("token_budget")
-    fill = interval.growth("step_tokens_sum") / (passes * budget) if passes and budget else 0.0
+    fill = interval.growth("step_tokens_sum") / (steps * budget) if steps and budget else 0.0
     hits, queries = (interval.growth(f"prefix_cache_{kind}_tokens_total") for kind in ("hit", "query"))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row(
-        "budget fill", _bar(fill), f"{fill:.0%} of {budget:.0f} tokens, {passes / interval.seconds:.1f} passes/s"
+        "budget fill", _bar(fill), f"{fill:.0%} of {budget:.0f} tokens, {steps / interval.seconds:.1f} steps/s"
     )
     used = now.value("kv_cache_usage_ratio")
     table.add_row(
@@ -108,7 +112,7 @@ def _speed(interval: Interval) -> Table:
     for name, metric in (
         ("between tokens", "inter_token_latency_seconds"),
         ("first token", "time_to_first_token_seconds"),
-        ("pass", "step_seconds"),
+        ("step", "step_seconds"),
     ):
         p50, p99 = (interval.quantile(metric, share) for share in (0.5, 0.99))
         table.add_row(name, f"{_milliseconds(p50)} median", f"{_milliseconds(p99)} p99")

@@ -87,7 +87,7 @@ def test_a_refusal_is_told_in_the_servers_words(scripted: Serving) -> None:
     with pytest.raises(RemoteError, match=r"404.*is not served here") as refused:
         remote.post("/v1/completions", {"model": "nothing", "prompt": "a"})
     assert refused.value.status == 404
-    with pytest.raises(RemoteError, match="is no address"):
+    with pytest.raises(RemoteError, match="not a server URL"):
         Remote("ftp://somewhere")
 
 

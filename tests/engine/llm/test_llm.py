@@ -245,7 +245,7 @@ def test_calibrate_prints_the_curve_and_draws_it(tmp_path: Path, capsys: pytest.
     assert [row[0] for row in rows[1:3]] == ["16", "32"]
     assert sum("<- budget" in line for line in said.out.splitlines()) == 1
     assert "token budget auto: " in said.out
-    assert "a pass takes about" in said.out
+    assert "a step takes about" in said.out
     assert said.err == ""
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -139,7 +139,7 @@ def transformers_twin(source: ModelSource) -> LlamaForCausalLM:
         head_dim=a.head_dim,
         max_position_embeddings=a.max_position_embeddings,
         rms_norm_eps=a.rms_norm_eps,
-        rope_theta=a.rotaries[0].theta,
+        rope_theta=a.rope_configs[0].theta,
         tie_word_embeddings=a.tie_word_embeddings,
         bos_token_id=a.bos_token_id,
         eos_token_id=sorted(a.eos_token_ids),

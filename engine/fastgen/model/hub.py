@@ -1,7 +1,7 @@
-"""MODEL as a name on a hub: `organisation/name`, or `organisation/name@revision`.
+"""Download a model from a hub by name: `organisation/name` or `organisation/name@revision`.
 
-Files go to huggingface_hub's own cache, and its own environment decides: HF_ENDPOINT, HF_TOKEN, HF_HOME,
-HF_HUB_OFFLINE. What is in the cache is used where the hub cannot be reached.
+Files are stored in huggingface_hub's cache, which is configured by HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE.
+If the hub cannot be reached, a cached model is used.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _IN_FOLDERS = ["*/*"]
 
 
 def hub_repository(model: str) -> str | None:
-    """`organisation/name` of a MODEL that names nothing on disk and may be on a hub; else None."""
+    """Return `organisation/name` if MODEL does not exist on disk and may be on a hub, otherwise None."""
     match = _NAME.fullmatch(model)
     return None if match is None or Path(model).exists() else match["repository"]
 
 
 def download(model: str) -> Path:
-    """The directory of a hub's model, downloaded where it is not in the cache yet; progress goes to a terminal.
+    """Return the directory of a model on the hub, downloading what is not cached, with progress bars on a terminal.
 
     Raises:
-        ModelError: in one line, what is wrong and what to do.
+        ModelError: one line with the reason and the remedy.
     """
-    # Imported here: a model on disk needs no hub.
+    # Imported here, because models on disk do not need it.
     import huggingface_hub
     from huggingface_hub import constants, errors
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -52,13 +52,13 @@ def download(model: str) -> Path:
         raise ModelError(f"model {model}: {constants.ENDPOINT} has no such revision of {repository}") from None
     except errors.RepositoryNotFoundError:
         raise ModelError(
-            f"model {model}: neither a file or directory here nor a model at {constants.ENDPOINT} that "
-            f"{'this HF_TOKEN' if huggingface_hub.get_token() else 'everybody'} may read: check the name, or set "
-            "HF_TOKEN to a token that may"
+            f"model {model}: no such file or directory, and no model at {constants.ENDPOINT} that "
+            f"{'this HF_TOKEN can read' if huggingface_hub.get_token() else 'is public'}: check the name, or set "
+            "HF_TOKEN to a token with access"
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
-        raise ModelError(f"model {model}: not here, and {reason}: give a path, or download it first") from None
+        raise ModelError(f"model {model}: not cached, and {reason}: give a path, or download it first") from None
     except OSError as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(f"model {model}: cannot be downloaded from {constants.ENDPOINT}: {reason}") from None

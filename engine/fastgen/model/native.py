@@ -1,4 +1,4 @@
-"""Native models: from what lies on disk to a decoder on a device."""
+"""Load native models from disk onto a device."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def load_on_cpu(
     quantization: str = "none",
     make_backend: Callable[[ModelArchitecture, Sequence[Rope]], Backend] | None = None,
 ) -> Decoder:
-    """The model at `source` in float32 on the CPUs, by the project's kernels.
+    """Load the model at `source` in float32 for the CPU kernels.
 
     Args:
-        source: what to load.
-        max_model_length: the longest request asked for; None for as many tokens as are exact.
-        progress: hears the share done, 0 to 1.
-        quantization: how matrices are kept in memory, as in `EngineConfig`.
-        make_backend: called when the weights are there, so that the kernels may be brought meanwhile.
+        source: model to load.
+        max_model_length: the configured longest request; None for the model's default length.
+        progress: called with the fraction loaded, 0 to 1.
+        quantization: storage of matrices in memory, as in `EngineConfig`.
+        make_backend: called after the weights are loaded, so that kernels can be imported meanwhile.
 
     Raises:
-        ModelError: when a tensor cannot be used.
+        ModelError: if a tensor cannot be used.
     """
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
@@ -62,10 +62,10 @@ def load_on_torch(
     max_model_length: int | None,
     progress: Callable[[float], None],
 ) -> Decoder:
-    """The model at `source` on any device, by torch's own operations; other arguments as in `load_on_cpu`.
+    """Load the model at `source` on any device for torch operations; other arguments as in `load_on_cpu`.
 
     Raises:
-        ModelError: when a tensor cannot be used.
+        ModelError: if a tensor cannot be used.
     """
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
@@ -75,10 +75,10 @@ def load_on_torch(
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
-    """The tensors of `source`.
+    """Open the checkpoint of `source`.
 
     Raises:
-        ModelError: naming the tensor that is missing, unknown or of another shape.
+        ModelError: naming a tensor that is missing, unknown or has another shape.
     """
     if source.gguf is not None:
         return open_gguf(source.gguf, source.architecture)
@@ -88,15 +88,15 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
 def make_ropes(
     architecture: ModelArchitecture, max_model_length: int | None, factors: torch.Tensor | None
 ) -> tuple[Rope, ...]:
-    """The rotary angles of each of the architecture's rotaries; `factors` as in `Rope`."""
+    """Return a `Rope` for each of the architecture's configurations; `factors` as in `Rope`."""
     exact = architecture.default_length
     longest = max_model_length or exact
     if longest > exact:
         log.warning(
-            "--max-model-length %d is beyond %d tokens: the model's long rotary factors serve all requests, and for "
-            "those of fewer tokens it was trained with the short ones; leave it at %d if those matter",
+            "--max-model-length %d exceeds %d tokens: all requests use the model's long rotary factors, although it "
+            "was trained with the short ones for shorter sequences; set it to %d for exact results on those",
             longest,
             exact,
             exact,
         )
-    return tuple(Rope(rotary, longest=longest, factors=factors) for rotary in architecture.rotaries)
+    return tuple(Rope(rope, longest=longest, factors=factors) for rope in architecture.rope_configs)

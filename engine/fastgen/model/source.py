@@ -1,4 +1,4 @@
-"""What lies at MODEL: a GGUF file, or a Hugging Face directory, here or on a hub. Reading it needs no torch."""
+"""Open MODEL: a GGUF file, or a Hugging Face directory on disk or on a hub. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["ModelError", "ModelSource"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model on disk, understood but not loaded.
+    """A model on disk whose configuration is read but whose weights are not loaded.
 
     Attributes:
-        path: the GGUF file, or the directory.
-        kind: which of the two.
-        native: the description of a model that this engine computes itself; None for one that transformers' code runs.
-        tokenizer: what the tokenizer is built from.
-        gguf: the open file where `kind` is "gguf".
+        path: the GGUF file or the directory.
+        kind: format of the model.
+        native: architecture of a native model; None for a model run by transformers.
+        tokenizer: source of the tokenizer.
+        gguf: the open file if `kind` is "gguf".
     """
 
     path: Path
@@ -39,16 +39,16 @@ class ModelSource:
 
     @property
     def architecture(self) -> ModelArchitecture:
-        """The description of a native model."""
+        """Architecture of a native model."""
         assert self.native is not None, f"{self.path} is not a native model"
         return self.native
 
     @classmethod
     def open(cls, model: str) -> ModelSource:
-        """Looks at what `model`, a path or else a hub's name, names; downloads it from the hub where need be.
+        """Open `model`, a path or the name of a model on a hub, which is downloaded if it is not cached.
 
         Raises:
-            ModelError: when there is nothing, or nothing that can be served.
+            ModelError: if it does not exist or cannot be served.
         """
         path = Path(model).expanduser()
         if path.is_dir():
@@ -58,7 +58,8 @@ class ModelSource:
         if hub_repository(model) is not None:
             return cls._open_directory(download(model))
         raise ModelError(
-            f"model {model}: no such file or directory: give a GGUF file, a Hugging Face directory or a hub's name"
+            f"model {model}: no such file or directory: give a GGUF file, a Hugging Face directory or the name of a "
+            "model on the hub"
         )
 
     @classmethod
@@ -94,21 +95,21 @@ class ModelSource:
 
 
 def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) -> ModelArchitecture | None:
-    """The description of a native model, or None where it is left to transformers' code, which may still refuse it.
+    """Return the architecture of a native model, or None if transformers' code may run it.
 
     Raises:
-        ModelError: naming the field of what nobody here can serve.
+        ModelError: naming the field of a model that neither can serve.
     """
     if is_native(config):
         return architecture_from_huggingface(config, generation_config)
     kind, classes = config.get("model_type"), config.get("architectures")
     if not isinstance(kind, str):
-        raise ModelError(f"config.json: model_type is {kind!r}: the name of a decoder was expected")
+        raise ModelError(f"config.json: model_type is {kind!r}: expected the name of a decoder")
     if config.get("is_encoder_decoder"):
-        raise ModelError(f"config.json: model_type is {kind!r}: models with an encoder are not served")
+        raise ModelError(f"config.json: model_type is {kind!r}: encoder-decoder models are not served")
     for name in ("vision_config", "audio_config"):
         if name in config:
-            raise ModelError(f"config.json: model_type is {kind!r} with {name}: only models of text alone are served")
+            raise ModelError(f"config.json: model_type is {kind!r} with {name}: only text models are served")
     if config.get("quantization_config"):
         raise ModelError("config.json: quantization_config is set: quantised checkpoints are not served, use GGUF")
     if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
@@ -122,5 +123,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(values, dict):
-        raise ModelError(f"{path}: holds no JSON object")
+        raise ModelError(f"{path}: expected a JSON object")
     return values

@@ -20,7 +20,7 @@ from fastgen.kv_cache.sizing import (
     working_memory_bytes,
 )
 from fastgen.model.config.architecture import LayerKind, ModelArchitecture
-from fastgen.model.config.rope import Rotary
+from fastgen.model.config.rope import RopeConfig
 
 SMOLLM2 = ModelArchitecture(
     name="llama",
@@ -33,7 +33,7 @@ SMOLLM2 = ModelArchitecture(
     head_dim=64,
     max_position_embeddings=8192,
     rms_norm_eps=1e-5,
-    rotaries=(Rotary(1e5, 64),),
+    rope_configs=(RopeConfig(1e5, 64),),
     attention_scale=64**-0.5,
     tie_word_embeddings=True,
     eos_token_ids=frozenset({2}),

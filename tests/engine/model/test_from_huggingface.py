@@ -38,13 +38,13 @@ def architecture(name: str, **changes: Any) -> ModelArchitecture:
     [
         ("mistral-window", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types mixes windows"),
         ("qwen2-windows", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}, "no sliding_window"),
-        ("qwen3", {"layer_types": ["full_attention"] * 2}, "names 2 layers, num_hidden_layers is 3"),
+        ("qwen3", {"layer_types": ["full_attention"] * 2}, "lists 2 layers, but num_hidden_layers is 3"),
         ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer_types has 'chunked_attention'"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation is 'relu'"),
         ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping is -1"),
         ("gemma3", {"use_bidirectional_attention": True}, "only causal attention"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set"),
-        ("qwen2-moe", {"num_experts_per_tok": 5}, "5 experts for each token, but the layers have only 4"),
+        ("qwen2-moe", {"num_experts_per_tok": 5}, "5 experts per token, but the layers have only 4"),
         ("qwen2-moe", {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes'"),
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("phi3-longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "8 numbers"),
@@ -88,7 +88,7 @@ def test_a_window_as_long_as_the_model_is_none() -> None:
 
 def test_layers_alternate_as_the_family_has_them() -> None:
     assert [layer.window for layer in architecture("gemma2").layers] == [8, None, 8]
-    assert [(layer.window, layer.rotary) for layer in architecture("gemma3", num_hidden_layers=4).layers] == [
+    assert [(layer.window, layer.rope) for layer in architecture("gemma3", num_hidden_layers=4).layers] == [
         (8, 1),
         (None, 0),
         (8, 1),

@@ -15,7 +15,7 @@ import torch
 
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
-from fastgen.model.checkpoint.gguf_tensor_names import places
+from fastgen.model.checkpoint.gguf_tensor_names import locate_tensors
 from fastgen.model.config.from_gguf import architecture_from_gguf
 from fastgen.model.layers.rope import Rope
 from fastgen.model.native import open_checkpoint
@@ -122,7 +122,7 @@ class Described:
 
 def test_metadata_defaults_and_both_end_tokens() -> None:
     a = architecture_from_gguf(Described(METADATA))
-    assert (a.num_kv_heads, a.head_dim, a.rotaries[0].theta) == (2, 32, 10000.0)
+    assert (a.num_kv_heads, a.head_dim, a.rope_configs[0].theta) == (2, 32, 10000.0)
     assert a.eos_token_ids == {3, 4}
 
 
@@ -139,7 +139,7 @@ def test_tokens_that_end_a_turn_by_their_text_end_a_generation() -> None:
     [
         ({"general.architecture": "mamba"}, "general.architecture is 'mamba': this engine serves llama, qwen2, "),
         ({"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 2.0}, "rope.scaling.type is 'su'"),
-        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "9 experts for each token"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "9 experts per token"),
         ({"llama.rope.dimension_count": 16}, "rope.dimension_count is 16"),
         ({"llama.attention.value_length": 16}, "attention.value_length is 16"),
         ({"llama.block_count": None}, "block_count is missing"),
@@ -164,7 +164,7 @@ def test_gemma_knows_which_of_its_layers_see_all_and_how_its_largest_model_scale
     metadata |= {"gemma3.attention.key_length": 16, "gemma3.attention.value_length": 16}
     a = architecture_from_gguf(Described(metadata | {"gemma3.block_count": 8}))
     assert [layer.window for layer in a.layers] == [16, 16, 16, 16, 16, None, 16, 16]
-    assert [layer.rotary for layer in a.layers] == [1, 1, 1, 1, 1, 0, 1, 1]
+    assert [layer.rope for layer in a.layers] == [1, 1, 1, 1, 1, 0, 1, 1]
     assert a.attention_scale == 16**-0.5
     largest = architecture_from_gguf(Described(metadata | {"gemma3.block_count": 62}))
     assert largest.attention_scale == 32**-0.5  # hidden size by heads
@@ -173,7 +173,7 @@ def test_gemma_knows_which_of_its_layers_see_all_and_how_its_largest_model_scale
 def tiny(tmp_path: Path, **extra: np.ndarray) -> ModelSource:
     a = architecture_from_gguf(Described(METADATA))
     rng = np.random.default_rng(0)
-    names = {name: place.name for name, place in places(a, ()).items()}
+    names = {name: place.name for name, place in locate_tensors(a, ()).items()}
     shapes = {names[name]: shape for name, shape in a.tensor_shapes().items()}
     tensors = {name: (rng.standard_normal(shape, dtype=np.float32), "F32") for name, shape in shapes.items()}
     tensors |= {name: (values, "F32") for name, values in extra.items()}
@@ -186,9 +186,9 @@ def test_stretched_rotary_frequencies_come_from_their_tensor(tmp_path: Path) -> 
     source = tiny(tmp_path, **{"rope_freqs.weight": factors})
     loaded = open_checkpoint(source).rope_factors
     assert loaded is not None
-    positions, (rotary,) = torch.tensor([5]), source.architecture.rotaries
-    plain, _ = Rope(rotary, longest=128)(positions)
-    stretched, _ = Rope(rotary, longest=128, factors=loaded)(positions)
+    positions, (rope,) = torch.tensor([5]), source.architecture.rope_configs
+    plain, _ = Rope(rope, longest=128)(positions)
+    stretched, _ = Rope(rope, longest=128, factors=loaded)(positions)
     torch.testing.assert_close(stretched.arccos()[0, 15], plain.arccos()[0, 15] / 8, atol=1e-3, rtol=0)
     assert torch.equal(stretched[0, 0], plain[0, 0])
 

@@ -77,14 +77,14 @@ def test_a_name_is_downloaded_once_without_code_and_served_from_the_cache_when_t
 
 def test_what_is_wrong_is_one_line_with_the_remedy(hub: Hub, tmp_path: Path) -> None:
     nothing, gated, revision = open_models(hub.url, tmp_path, "tests/nothing", "tests/gated", "tests/tiny@gone")
-    assert "neither a file or directory here nor a model at" in nothing
+    assert "no such file or directory, and no model at" in nothing
     assert "set HF_TOKEN" in nothing
     assert f"gated: accept its terms at {hub.url}/tests/gated and set HF_TOKEN" in gated
     assert "has no such revision of tests/tiny" in revision
     (offline,) = open_models(hub.url, tmp_path, "tests/tiny", HF_HUB_OFFLINE="1")
-    assert "not here, and HF_HUB_OFFLINE is set" in offline
+    assert "not cached, and HF_HUB_OFFLINE is set" in offline
     (unreachable,) = open_models("http://127.0.0.1:9", tmp_path, "tests/tiny")
-    assert "not here, and http://127.0.0.1:9 cannot be reached" in unreachable
+    assert "not cached, and http://127.0.0.1:9 cannot be reached" in unreachable
 
 
 def test_a_token_opens_what_is_gated(hub: Hub, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Blocks of GGUF tensor data to float32, vectorised over many blocks at a time.
+"""Dequantise blocks of GGUF tensor data to float32, vectorised over many blocks.
 
-The layouts are those of ggml's `block_q*` structs (ggml-common.h). The order of the float operations is the one of
-package `gguf`, so that results are equal bit for bit; here they run over parts of a tensor that fit a processor's
-cache, which is several times faster.
+Layouts are those of ggml's `block_q*` structs (ggml-common.h). The order of float operations is that of the package
+`gguf`, so results are equal bit for bit. They run over parts of a tensor that fit the processor's cache, which is
+several times faster.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ BLOCK = 32  # values in a block of the Q4, Q5 and Q8 families
 _SUPER = 256  # values in a block of the K family
 _VALUES_AT_A_TIME = 1 << 18
 
-# IQ4's sixteen levels (ggml's kvalues_iq4nl).
+# The sixteen levels of IQ4 (ggml's kvalues_iq4nl).
 _IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How a ggml type stores values.
+    """Storage format of a ggml type.
 
     Attributes:
-        name: ggml's name of it.
-        layout: one block.
-        block: values in a block.
+        name: ggml's name.
+        layout: structure of one block.
+        block: values per block.
         expand: writes the values of blocks [n] to float32 [n, block].
     """
 
@@ -43,12 +43,12 @@ class TensorType:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block."""
+        """Bytes per block."""
         return self.layout.itemsize
 
 
 def dequantise(data: Bytes, kind: TensorType) -> FloatArray:
-    """The values of raw tensor bytes as a flat float32 array; for F32 it is a view of `data`."""
+    """Return the values of raw tensor bytes as a flat float32 array; for F32 a view of `data`."""
     blocks = data.view(kind.layout)
     if kind.name == "F32":
         view: FloatArray = blocks["values"].reshape(-1)
@@ -61,7 +61,7 @@ def dequantise(data: Bytes, kind: TensorType) -> FloatArray:
 
 
 def _column(values: npt.NDArray[np.generic]) -> FloatArray:
-    """[n] of any number format -> float32 [n, 1]."""
+    """Convert [n] of any number format to float32 [n, 1]."""
     return values.astype(np.float32)[:, None]
 
 
@@ -83,7 +83,7 @@ def _q8_0(blocks: Structured, out: FloatArray) -> None:
 
 
 def _nibbles(packed: Bytes, out: npt.NDArray[np.generic]) -> None:
-    """[..., k] bytes -> [..., 2, k]: the low halves first."""
+    """Split bytes [..., k] into nibbles [..., 2, k], the low ones first."""
     np.bitwise_and(packed, 15, out=out[..., 0, :], casting="unsafe")
     np.right_shift(packed, 4, out=out[..., 1, :], casting="unsafe")
 
@@ -101,14 +101,14 @@ def _q4_1(blocks: Structured, out: FloatArray) -> None:
 
 
 def four_bits(blocks: Structured) -> Bytes:
-    """The unsigned values [n, 32] of the Q4_0, Q4_1 and IQ4_NL layouts."""
+    """Return the unsigned values [n, 32] of the Q4_0, Q4_1 and IQ4_NL layouts."""
     values = np.empty((len(blocks), BLOCK), np.uint8)
     _nibbles(blocks["nibbles"], values.reshape(-1, 2, BLOCK // 2))
     return values
 
 
 def five_bits(blocks: Structured) -> Bytes:
-    """The unsigned values [n, 32] of the Q5_0 and Q5_1 layouts: four bits in nibbles, the fifth in a mask."""
+    """Return the unsigned values [n, 32] of the Q5_0 and Q5_1 layouts: four bits in nibbles, the fifth in a mask."""
     values = four_bits(blocks)
     values |= np.unpackbits(blocks["fifth"], axis=1, bitorder="little") << np.uint8(4)
     return values
@@ -141,7 +141,7 @@ def _iq4_xs(blocks: Structured, out: FloatArray) -> None:
 
 
 def _crumbs(packed: Bytes) -> Bytes:
-    """[n, k] bytes of four two-bit values -> [n, k / 32, 4, 32]: of 32 bytes all lowest pairs first, then the next."""
+    """Split bytes [n, k] into two-bit values [n, k / 32, 4, 32]: the lowest pairs of 32 bytes first, then the next."""
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     found: Bytes = packed.reshape(len(packed), -1, 1, 32) >> shifts & np.uint8(3)
     return found
@@ -164,13 +164,13 @@ def _q3_k(blocks: Structured, out: FloatArray) -> None:
     third = blocks["third"][:, None, :] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)  # [n, 8, 32]
     values = _crumbs(blocks["crumbs"]).reshape(-1, 8, 32) | third << np.uint8(2)
     parts = out.reshape(-1, 16, 16)
-    # The bit is set where nothing is taken off: values 0 .. 7 stand for -4 .. 3.
+    # ggml subtracts 4 where the third bit is clear: values 0 to 7 represent -4 to 3.
     np.subtract(values.reshape(-1, 16, 16), np.float32(4), out=parts)
     parts *= scales[:, :, None]
 
 
 def _scales_and_minimums(packed: Bytes) -> tuple[FloatArray, FloatArray]:
-    """[n, 12] -> scales and minimums [n, 8], six bits each: four of both lie whole, four have two bits elsewhere."""
+    """Unpack [n, 12] bytes into six-bit scales and minimums [n, 8]; the last four of each have two bits elsewhere."""
     first, second, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, rest & 15 | first >> 2 & 48], axis=1)
     minimums = np.concatenate([second & 63, rest >> 4 | second >> 2 & 48], axis=1)
@@ -178,7 +178,7 @@ def _scales_and_minimums(packed: Bytes) -> tuple[FloatArray, FloatArray]:
 
 
 def _scale_parts(values: npt.NDArray[np.generic], blocks: Structured, out: FloatArray) -> None:
-    """out = values * scale - minimum, both of each of a block's eight parts, for values [n, 8, 32]."""
+    """Set out = values * scale - minimum for values [n, 8, 32], with scale and minimum per eighth of a block."""
     scales, minimums = _scales_and_minimums(blocks["scales"])
     scales *= _column(blocks["scale"])
     minimums *= _column(blocks["minimum"])
@@ -218,7 +218,7 @@ def _type(name: str, block: int, expand: Callable[[Structured, FloatArray], None
 
 _SCALE, _MINIMUM = ("scale", "<f2"), ("minimum", "<f2")
 
-# By the number of the ggml type.
+# By ggml type number.
 TYPES: dict[int, TensorType] = {
     0: _type("F32", 1, _f32, ("values", "<f4", 1)),
     1: _type("F16", 1, _f16, ("values", "<f2", 1)),

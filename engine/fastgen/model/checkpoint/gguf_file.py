@@ -1,4 +1,4 @@
-"""Reading GGUF files: metadata at once, tensors when asked for.
+"""Reader of GGUF files: metadata eagerly, tensors on demand.
 
 Format: the GGUF specification of ggml, versions 2 and 3, little-endian.
 """
@@ -22,20 +22,20 @@ from fastgen.model.checkpoint.dequantise import TYPES, TensorType, dequantise
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
-_MOST_DIMENSIONS = 8  # ggml has 4; a larger number means garbage
+_MAX_DIMENSIONS = 8  # ggml has 4; a larger number means a damaged file
 
-# GGUF value types 0 .. 12 but for string and array: the struct code of each.
+# struct codes of GGUF value types 0 to 12, without string and array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 
 class _Truncated(Exception):
-    """The file ends inside what is being read."""
+    """The file ends in the middle of a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is in NumPy's order, rows first (the file has the reverse)."""
+    """Location of a tensor in the file. `shape` has rows first, as in NumPy; the file stores the reverse."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class TensorInfo:
 
 
 class _Cursor:
-    """Reads GGUF's primitive values one after another."""
+    """Reads consecutive GGUF values."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -96,14 +96,14 @@ class _Cursor:
 
 
 class GGUFFile:
-    """A GGUF file, mapped into memory.
+    """A memory-mapped GGUF file.
 
     Attributes:
         path: the file.
-        metadata: the key-value pairs as plain Python values (str, int, float, bool, list).
+        metadata: key-value pairs as Python values (str, int, float, bool, list).
 
     Raises:
-        ModelError: when the file is no GGUF, of another version, or truncated.
+        ModelError: if the file is not GGUF, has another version, or is truncated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -126,24 +126,24 @@ class GGUFFile:
             raise ModelError(f"{path}: the GGUF file is damaged ({error}): download it again") from None
 
     def tensor_names(self) -> Sequence[str]:
-        """All tensors, in the file's order."""
+        """Return the names of all tensors in file order."""
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, rows first. KeyError if there is no such tensor."""
+        """Return a tensor's shape, rows first. Raises KeyError if there is no such tensor."""
         return self._tensors[name].shape
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor dequantised to float32, in NumPy's order of dimensions; read-only where it is a view of the file.
+        """Return a tensor dequantised to float32, rows first; F32 tensors are read-only views of the file.
 
         Raises:
-            KeyError: when there is no such tensor.
+            KeyError: if there is no such tensor.
         """
         kind, raw = self.raw(name)
         return dequantise(raw, kind).reshape(self._tensors[name].shape)
 
     def raw(self, name: str) -> tuple[TensorType, npt.NDArray[np.uint8]]:
-        """How a tensor's values are stored, and the stored bytes. KeyError if there is no such tensor."""
+        """Return a tensor's type and its stored bytes. Raises KeyError if there is no such tensor."""
         info = self._tensors[name]
         return info.type, np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
 
@@ -162,7 +162,7 @@ class GGUFFile:
         entries = []
         for _ in range(count):
             name, num_dimensions = cursor.string(), cursor.scalar("I")
-            if num_dimensions > _MOST_DIMENSIONS:
+            if num_dimensions > _MAX_DIMENSIONS:
                 raise ValueError(f"tensor {name} with {num_dimensions} dimensions")
             shape = tuple(cursor.scalar("Q") for _ in range(num_dimensions))[::-1]
             entries.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
@@ -182,8 +182,8 @@ class GGUFFile:
         found = TYPES.get(kind)
         if found is None:
             raise ModelError(
-                f"{self.path}: tensor {name} has {_name_of(kind)}, which is not served: "
-                f"convert the model to Q8_0, Q4_K_M or F16 ({', '.join(each.name for each in TYPES.values())} are read)"
+                f"{self.path}: tensor {name} has {_name_of(kind)}, which is not supported: convert the model to Q8_0, "
+                f"Q4_K_M or F16 (supported: {', '.join(each.name for each in TYPES.values())})"
             )
         if shape and shape[-1] % found.block:
             raise ValueError(f"tensor {name}: rows of {shape[-1]} values in blocks of {found.block}")
@@ -191,8 +191,8 @@ class GGUFFile:
 
 
 def _name_of(kind: int) -> str:
-    """What a type that is not served is called: package gguf, slow to import, knows them all."""
-    import gguf
+    """Return the name of an unsupported type, from the package gguf, which knows all types."""
+    import gguf  # slow
 
     try:
         return f"type {gguf.GGMLQuantizationType(kind).name}"

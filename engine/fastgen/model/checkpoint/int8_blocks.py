@@ -1,4 +1,4 @@
-"""Matrices as int8 with a scale for every 32 values of a row. No torch here."""
+"""Int8 matrices with one scale per 32 values of a row. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from fastgen.model.checkpoint.dequantise import BLOCK, TensorType, dequantise, five_bits, four_bits
 
-_ROWS_AT_A_TIME = 64  # of a conversion, so that what lies between stays in a processor's cache
+_ROWS_AT_A_TIME = 64  # keeps the temporaries of a conversion in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Blocks:
-    """A matrix [rows, columns]: value = values * scale of its block of `BLOCK` columns.
+    """A matrix [rows, columns] as values times the scale of each block of `BLOCK` columns.
 
     Attributes:
         values: int8 [rows, columns].
@@ -31,7 +31,7 @@ class Int8Blocks:
 
     @classmethod
     def quantise(cls, matrix: npt.NDArray[np.float32]) -> Int8Blocks:
-        """The nearest blocks to a matrix [rows, columns]: the largest value of a block becomes ± 127, as in Q8_0.
+        """Quantise a matrix [rows, columns]: the largest value of a block becomes ± 127, as in Q8_0.
 
         Unlike Q8_0, scales are float32.
         """
@@ -52,12 +52,12 @@ class Int8Blocks:
 
     @classmethod
     def of_tensor(cls, raw: npt.NDArray[np.uint8], kind: TensorType, columns: int) -> Int8Blocks:
-        """A GGUF tensor's rows: exactly as stored where the type is blocks of whole numbers, else quantised.
+        """Convert rows of a GGUF tensor: exactly for types with integer blocks, otherwise by quantising.
 
         Args:
             raw: bytes of whole rows.
             kind: the tensor's type.
-            columns: values in a row.
+            columns: values per row.
         """
         blocks = raw.view(kind.layout)
         match kind.name:
@@ -74,12 +74,12 @@ class Int8Blocks:
 
     @classmethod
     def stacked(cls, parts: Sequence[Int8Blocks]) -> Int8Blocks:
-        """Matrices of as many columns, one below the other."""
+        """Concatenate the rows of matrices of equal width."""
         if len(parts) == 1:
             return parts[0]
         return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.scales for part in parts]))
 
     def dequantised(self) -> npt.NDArray[np.float32]:
-        """The matrix as float32, exactly."""
+        """Return the exact matrix in float32."""
         columns = self.values.shape[1]
         return self.values * np.repeat(self.scales, BLOCK, axis=1)[:, :columns]

@@ -1,7 +1,7 @@
-"""A model's tensors under one set of names, whatever file they come from.
+"""The checkpoint interface, and checkpoints of safetensors files.
 
-Both kinds of checkpoint are checked against the shapes that the architecture asks for: a tensor that is missing, has
-another shape, or is not known here is an error that names it.
+Both formats are checked against the architecture's shapes: a tensor that is missing, unknown or has another shape is an
+error that names it.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ import torch
 
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
-from fastgen.model.checkpoint.tensor_names import pieces, stored_shapes
+from fastgen.model.checkpoint.safetensors_tensor_names import locate_tensors, stored_shapes
 from fastgen.model.config.architecture import HEAD, ModelArchitecture
 
 
 class Table(Protocol):
-    """A matrix whose rows are looked up."""
+    """An embedding table."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows [n] int64, each [columns]: a new [n, columns]."""
+        """Look up rows [n] int64 and return a new [n, columns]."""
 
 
 class Stored(Protocol):
-    """A tensor where it lies; it is read when its values are asked for."""
+    """A tensor in a checkpoint, read on demand."""
 
     def float32(self) -> torch.Tensor:
-        """The values."""
+        """Read the values as float32."""
 
     def int8(self) -> Int8Blocks:
-        """A matrix as int8 blocks."""
+        """Read a matrix as int8 blocks."""
 
     def table(self) -> Table:
-        """A matrix whose rows are looked up in float32: held as it is stored, which takes less memory."""
+        """Read a matrix as a table of float32 rows, kept in the stored format to save memory."""
 
 
 class Checkpoint:
     """Tensors by the names of `ModelArchitecture.tensor_shapes`.
 
     Attributes:
-        rope_factors: [head_dim / 2], what rotary frequencies are divided by, or None (GGUF's way of llama3 scaling).
+        rope_factors: [head_dim / 2] divisors of the rotary frequencies (llama3 scaling in GGUF files), or None.
     """
 
     def __init__(self, find: Callable[[str], Stored], rope_factors: torch.Tensor | None = None) -> None:
@@ -52,16 +52,16 @@ class Checkpoint:
         self.rope_factors = rope_factors
 
     def stored(self, name: str) -> Stored:
-        """One tensor, not read yet."""
+        """Return a tensor without reading it."""
         return self._find(name)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor, float32."""
+        """Read a tensor as float32."""
         return self._find(name).float32()
 
 
 def check(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ModelError unless `found` is exactly what is expected. Names are those of the file."""
+    """Compare the file's tensor shapes with the expected ones; raise ModelError at the first difference."""
     for name, shape in expected.items():
         if name not in found:
             raise ModelError(f"{path}: tensor {name} is missing: the checkpoint is incomplete")
@@ -71,62 +71,60 @@ def check(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[st
     if unknown:
         raise ModelError(
             f"{path}: tensor {unknown[0]} is not part of the model that its configuration describes: "
-            "it cannot be left out"
+            "ignoring it would change the results"
         )
 
 
 def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkpoint:
-    """The checkpoint of a Hugging Face directory.
+    """Open the checkpoint of a Hugging Face directory.
 
     Raises:
-        ModelError: naming the file or the tensor at fault.
+        ModelError: naming the faulty file or tensor.
     """
     files: dict[Path, Any] = {path: safetensors.safe_open(path, "pt") for path in _safetensors_files(directory)}
     holder = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 (not a dict)
     found = {name: tuple(file.get_slice(name).get_shape()) for name, file in holder.items() if not _is_derived(name)}
     if architecture.tie_word_embeddings:
         found.pop(HEAD, None)
-    places = pieces(architecture)
-    check(directory, stored_shapes(architecture.tensor_shapes(), places), found)
+    shapes, locations = architecture.tensor_shapes(), locate_tensors(architecture)
+    check(directory, stored_shapes(shapes, locations), found)
 
     def read(name: str) -> torch.Tensor:
-        piece = places[name]
-        file = holder[piece.name]
+        stored, first = locations[name].name, locations[name].first_row
+        file, rows = holder[stored], shapes[name][0]
         values: torch.Tensor = (
-            file.get_tensor(piece.name) if piece.rows is None else file.get_slice(piece.name)[piece.rows]
+            file.get_tensor(stored) if found[stored][0] == rows else file.get_slice(stored)[first : first + rows]
         )
         if not values.dtype.is_floating_point or values.dtype.itemsize < 2:
-            raise ModelError(
-                f"{directory}: tensor {piece.name} is {values.dtype}: float32, bfloat16 and float16 are served"
-            )
+            raise ModelError(f"{directory}: tensor {stored} is {values.dtype}: convert it to float32 or bfloat16")
         return values
 
     return Checkpoint(lambda name: FloatTensor(lambda: read(name)))
 
 
 class FloatTensor:
-    """A tensor stored as numbers of some floating-point format."""
+    """A tensor stored in a floating-point format."""
 
     def __init__(self, read: Callable[[], torch.Tensor]) -> None:
         self._read = read
 
     def float32(self) -> torch.Tensor:
-        """The values."""
+        """Read the values as float32."""
         return self._read().to(torch.float32)
 
     def int8(self) -> Int8Blocks:
-        """The nearest int8 blocks."""
+        """Quantise the matrix to int8 blocks."""
         return Int8Blocks.quantise(self.float32().numpy())
 
     def table(self) -> Table:
-        """The matrix in its own format."""
-        # A copy: a file that is mapped may be put out of memory, and a pass must not wait for a disk.
+        """Read the matrix in its stored format."""
+        # Copy: pages of a mapped file may be evicted, and a step must not wait for the disk.
         values = self._read().clone()
         return lambda rows: values.index_select(0, rows).to(torch.float32)
 
 
 def _is_derived(name: str) -> bool:
-    """Old checkpoints carry the rotary frequencies, which follow from the configuration."""
+    """Return whether a tensor holds rotary frequencies, which old checkpoints store although they can be derived."""
     return name.endswith("rotary_emb.inv_freq")
 
 

@@ -1,6 +1,6 @@
-"""A decoder described by its features, whatever family it is of: what the forward pass and the loader go by.
+"""Family-independent description of a decoder, used by the forward pass and the weight loader.
 
-`huggingface_architecture` and `gguf_architecture` make descriptions from a model's configuration.
+`from_huggingface` and `from_gguf` build it from a model's configuration.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fastgen.model import ModelError
-from fastgen.model.config.rope import LongScaling, Rotary
+from fastgen.model.config.rope import LongScaling, RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -22,10 +22,10 @@ class Experts:
     """A mixture of experts in place of a layer's MLP.
 
     Attributes:
-        count, top_k: experts of the layer, and how many of them each token goes to.
-        intermediate_size: of one expert.
-        normalised: whether the weights of a token's experts are made to sum to 1.
-        shared_intermediate_size: of the expert that every token goes to, through a sigmoid gate; 0 where there is none.
+        count, top_k: number of experts, and how many of them process each token.
+        intermediate_size: width of one expert.
+        normalised: whether the weights of a token's experts are normalised to sum to 1.
+        shared_intermediate_size: width of the shared expert, which has a sigmoid gate; 0 without one.
     """
 
     count: int
@@ -36,21 +36,21 @@ class Experts:
 
     def __post_init__(self) -> None:
         if self.top_k > self.count:
-            raise ModelError(f"{self.top_k} experts for each token, but the layers have only {self.count}")
+            raise ModelError(f"{self.top_k} experts per token, but the layers have only {self.count}")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What may differ from layer to layer.
+    """The features that may differ between layers.
 
     Attributes:
-        window: each token sees this many, itself the last of them; None where it sees all.
-        rotary: index of its rotary positions.
-        experts: its mixture of experts; None where it has one MLP.
+        window: sliding window in tokens, including the token itself; None for full attention.
+        rope: index in `ModelArchitecture.rope_configs`.
+        experts: mixture of experts; None for a plain MLP.
     """
 
     window: int | None = None
-    rotary: int = 0
+    rope: int = 0
     experts: Experts | None = None
 
 
@@ -59,18 +59,18 @@ class ModelArchitecture:
     """A decoder with RMS norms, rotary positions, grouped-query attention and gated MLPs.
 
     Attributes:
-        name: the family, as Hugging Face's model_type says it.
-        mlp_size: of the MLP of layers without experts.
-        max_position_embeddings: positions that can be served.
-        norm_offset: added to the weight of every norm.
-        sandwich_norms: whether attention and MLP are normalised behind, too, before they join the stream.
-        qk_norm: whether each head's queries and keys are normalised before they turn.
-        qkv_bias, output_bias, mlp_bias: which products have a bias.
-        attention_scale: on the scores.
-        attention_softcap, logit_softcap: scores and logits are squeezed between ± this by tanh; None where not.
-        embedding_scale: on the embeddings.
-        eos_token_ids: every token that ends a generation.
-        bos_token_id: the token that begins a text, or None.
+        name: the family, as Hugging Face's model_type.
+        mlp_size: width of the MLP in layers without experts.
+        max_position_embeddings: longest sequence that can be served.
+        norm_offset: added to the weights of all norms.
+        sandwich_norms: whether the outputs of attention and MLP are normalised too.
+        qk_norm: whether queries and keys are normalised per head before the rotary embedding.
+        qkv_bias, output_bias, mlp_bias: which projections have a bias.
+        attention_scale: factor of the attention scores.
+        attention_softcap, logit_softcap: bound of scores and logits, applied by tanh; None for no bound.
+        embedding_scale: factor of the embeddings.
+        eos_token_ids: all tokens that end a generation.
+        bos_token_id: token that begins a text, or None.
     """
 
     name: str
@@ -83,7 +83,7 @@ class ModelArchitecture:
     head_dim: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rotaries: tuple[Rotary, ...]
+    rope_configs: tuple[RopeConfig, ...]
     attention_scale: float
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
@@ -104,14 +104,14 @@ class ModelArchitecture:
             raise ModelError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads evenly"
             )
-        for rotary in self.rotaries:
-            if rotary.dimensions % 2:
-                raise ModelError(f"head_dim {rotary.dimensions} is odd: rotary positions need pairs")
-        assert all(layer.rotary < len(self.rotaries) for layer in self.layers)
+        for rope in self.rope_configs:
+            if rope.dimensions % 2:
+                raise ModelError(f"head_dim {rope.dimensions} is odd: rotary positions need pairs")
+        assert all(layer.rope < len(self.rope_configs) for layer in self.layers)
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Number of decoder layers."""
         return len(self.layers)
 
     @property
@@ -121,17 +121,17 @@ class ModelArchitecture:
 
     @property
     def default_length(self) -> int:
-        """The longest prompt plus generation served unless more is asked for: up to it every result is exact."""
+        """Default of --max-model-length: the longest sequence for which results equal transformers'."""
         originals = [
-            rotary.scaling.original_max_position_embeddings
-            for rotary in self.rotaries
-            if isinstance(rotary.scaling, LongScaling)
+            rope.scaling.original_max_position_embeddings
+            for rope in self.rope_configs
+            if isinstance(rope.scaling, LongScaling)
         ]
         return min([self.max_position_embeddings, *originals])
 
     @property
     def intermediate_size(self) -> int:
-        """Activations that one token has in the widest MLP, all its experts together."""
+        """Activations per token in the widest MLP, summed over a token's experts."""
         widths = [self.mlp_size]
         for layer in self.layers:
             if layer.experts is not None:
@@ -141,11 +141,11 @@ class ModelArchitecture:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the model; a tied head counts once."""
+        """Number of weights; a tied head counts once."""
         return sum(math.prod(shape) for shape in self.tensor_shapes().values())
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the model and its shape, by Hugging Face's names for Llama, Qwen2-MoE and Gemma 2."""
+        """Return the shape of every tensor by Hugging Face's names for Llama, Qwen2-MoE and Gemma 2."""
         shapes: dict[str, tuple[int, ...]] = {
             EMBEDDING: (self.vocab_size, self.hidden_size),
             FINAL_NORM: (self.hidden_size,),
@@ -200,5 +200,5 @@ class ModelArchitecture:
 
 
 def layer_tensor(layer: int, part: str) -> str:
-    """The name of one of a layer's weights, for example `self_attn.q_proj`."""
+    """Return the full name of a layer's weight, for example of `self_attn.q_proj`."""
     return f"model.layers.{layer}.{part}.weight"

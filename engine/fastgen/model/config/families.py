@@ -1,6 +1,6 @@
-"""The families of models that this engine computes natively: what sets each apart from Llama.
+"""Families of native models: how each differs from Llama.
 
-Defaults are those of transformers' configuration classes, for configurations that leave a field out.
+Defaults are those of transformers' configuration classes.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One model_type.
+    """One model_type of Hugging Face.
 
     Attributes:
-        model_class: whose computation this engine does.
-        describe: layers and whatever else is not as in Llama, from config.json.
-        theta: rope_theta where the configuration has none.
-        head_dim: where the configuration has none; None means hidden size by heads.
-        tied: whether the head is the embedding where the configuration does not say.
-        activation: the only one that models of the family have.
-        activation_field: its name in config.json.
+        model_class: the class of transformers that the engine reimplements.
+        describe: returns the layers and other differences from Llama, given config.json.
+        theta: default of rope_theta.
+        partial_rotary: whether partial_rotary_factor may differ from 1.
+        head_dim: default of head_dim; None means hidden size / heads.
+        tied: default of tie_word_embeddings.
+        activation: the only supported activation.
+        activation_field: field of config.json that names the activation.
     """
 
     model_class: str
     describe: Describe
     theta: float = 10_000.0
+    partial_rotary: bool = False
     head_dim: int | None = None
     tied: bool = False
     activation: str = "silu"
@@ -44,9 +46,9 @@ class Family:
 
 
 def is_native(config: Config) -> bool:
-    """Is the model's type, and its class where one is named, one that this engine computes itself?
+    """Return whether the model's type, and its class if named, is a native family.
 
-    `architecture_from_huggingface` may still refuse it for what else is in its configuration.
+    `architecture_from_huggingface` may still refuse other fields of the configuration.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
@@ -73,7 +75,7 @@ def _windowed(config: Config, fields: Fields) -> Features:
     window = fields.optional_integer("sliding_window")
     types = config.get("layer_types")
     if types is not None and set(types) != {_SLIDING if window else _FULL}:
-        raise ModelError(f"layer_types mixes windows, which models of type {config['model_type']} do not")
+        raise ModelError(f"layer_types mixes windows: not supported for models of type {config['model_type']}")
     return {"layers": _same_layers(fields, window)}
 
 
@@ -124,18 +126,18 @@ def _gemma2(config: Config, fields: Fields) -> Features:
 
 def _gemma3(config: Config, fields: Fields) -> Features:
     if config.get("attn_logit_softcapping") is not None:
-        raise ModelError("attn_logit_softcapping is set: models of type gemma3_text have none")
+        raise ModelError("attn_logit_softcapping is set: not supported for models of type gemma3_text")
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     count = fields.integer("num_hidden_layers")
     types = [_SLIDING if (index + 1) % pattern else _FULL for index in range(count)]
     layers = _layers(config, types, fields.integer("sliding_window", 4096))
-    # Two sets of rotary positions: the first for layers that see all, the second for those with a window.
-    layers = tuple(LayerKind(layer.window, rotary=int(layer.window is not None)) for layer in layers)
+    # The first RopeConfig is for layers with full attention, the second for layers with a window.
+    layers = tuple(LayerKind(layer.window, rope=int(layer.window is not None)) for layer in layers)
     return {"layers": layers, "qk_norm": True, **_gemma(config, fields)}
 
 
 def _gemma(config: Config, fields: Fields) -> Features:
-    """What Gemma 2 and 3 share."""
+    """Return the features that Gemma 2 and 3 share."""
     if config.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention is true: only causal attention is served")
     bias = fields.flag("attention_bias", False)
@@ -160,7 +162,7 @@ def _same_layers(fields: Fields, window: int | None, experts: Experts | None = N
 
 
 def _qwen_layers(config: Config, fields: Fields) -> tuple[LayerKind, ...]:
-    """Windows, where switched on, from layer `max_window_layers` on."""
+    """Return layers with windows, if enabled, from layer `max_window_layers` on."""
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
     first = fields.integer("max_window_layers", 28) if config.get("max_window_layers") != 0 else 0
     count = fields.integer("num_hidden_layers")
@@ -169,7 +171,7 @@ def _qwen_layers(config: Config, fields: Fields) -> tuple[LayerKind, ...]:
 
 
 def _qwen_experts(config: Config, fields: Fields, shared: int) -> list[Experts | None]:
-    """Each layer's experts: every `decoder_sparse_step`-th layer that is not in `mlp_only_layers` has them."""
+    """Return each layer's experts: every `decoder_sparse_step`-th layer not in `mlp_only_layers` has them."""
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     experts = Experts(
         count=fields.integer(name),
@@ -188,17 +190,17 @@ def _qwen_experts(config: Config, fields: Fields, shared: int) -> list[Experts |
 def _layers(
     config: Config, types: Sequence[str], window: int | None, experts: Sequence[Experts | None] | None = None
 ) -> tuple[LayerKind, ...]:
-    """Layers of the types that config.json lists, else of `types`."""
+    """Return layers of the types listed in config.json, otherwise of `types`."""
     listed = config.get("layer_types")
     if listed is not None:
         if len(listed) != len(types):
-            raise ModelError(f"layer_types names {len(listed)} layers, num_hidden_layers is {len(types)}")
+            raise ModelError(f"layer_types lists {len(listed)} layers, but num_hidden_layers is {len(types)}")
         types = listed
     for kind in types:
         if kind not in (_FULL, _SLIDING):
             raise ModelError(f"layer_types has {kind!r}: only {_FULL} and {_SLIDING} are served")
         if kind == _SLIDING and window is None:
-            raise ModelError(f"layer_types has {_SLIDING}, but no sliding_window is set or switched on")
+            raise ModelError(f"layer_types has {_SLIDING}, but no sliding_window is set or enabled")
     return tuple(
         LayerKind(window if kind == _SLIDING else None, experts=experts[index] if experts else None)
         for index, kind in enumerate(types)
@@ -215,7 +217,7 @@ _GEMMA: dict[str, Any] = {
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("LlamaForCausalLM", _llama),
     "mistral": Family("MistralForCausalLM", _windowed),
-    "phi3": Family("Phi3ForCausalLM", _windowed),
+    "phi3": Family("Phi3ForCausalLM", _windowed, partial_rotary=True),
     "qwen2": Family("Qwen2ForCausalLM", _qwen2),
     "qwen3": Family("Qwen3ForCausalLM", _qwen3, head_dim=128),
     "gemma2": Family("Gemma2ForCausalLM", _gemma2, **_GEMMA),

@@ -1,7 +1,7 @@
-"""A model's description from a GGUF file. Whatever would be served wrong is refused by name.
+"""Build a model's architecture from a GGUF file, or refuse the file by the key that is not supported.
 
-Keys and tensors are those that llama.cpp's converter writes (its folder `conversion`), and what they do not say is what
-its model loaders take for granted (`src/models`): patterns of windows, Gemma's scale of scores, renormalised experts.
+Keys and tensors are those of llama.cpp's converter (its folder `conversion`). What files leave out follows its model
+loaders (`src/models`): window patterns, Gemma's attention scale, normalised experts.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from fastgen.model import ModelError
 from fastgen.model.config.architecture import Experts, LayerKind, ModelArchitecture
 from fastgen.model.config.fields import Fields
 from fastgen.model.config.from_huggingface import without_idle_window
-from fastgen.model.config.rope_from_gguf import Contents, rotaries
+from fastgen.model.config.rope_from_gguf import Contents, rope_configs
 from fastgen.model.config.rope_from_huggingface import longest
 
 Features = dict[str, Any]  # fields of ModelArchitecture
 
 
 def architecture_from_gguf(file: Contents) -> ModelArchitecture:
-    """The description that a GGUF file holds.
+    """Return the architecture that a GGUF file describes.
 
     Raises:
-        ModelError: naming the key at fault.
+        ModelError: naming the unsupported key.
     """
     metadata, names = file.metadata, frozenset(file.tensor_names())
     kind = metadata.get("general.architecture")
@@ -39,8 +39,8 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
             f"{kind}.attention.value_length is {fields.integer('attention.value_length')}, not the head size "
             f"{head_dim}: not served"
         )
-    rotary = rotaries(file, fields, head_dim)
-    length = longest(fields.integer("context_length"), rotary)
+    ropes = rope_configs(file, fields, head_dim)
+    length = longest(fields.integer("context_length"), ropes)
     features: Features = {
         "attention_scale": head_dim**-0.5,
         "qkv_bias": bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & names),
@@ -59,7 +59,7 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
         head_dim=head_dim,
         max_position_embeddings=length,
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        rotaries=rotary,
+        rope_configs=ropes,
         tie_word_embeddings="output.weight" not in names,
         eos_token_ids=_ends(metadata),
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
@@ -68,7 +68,7 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
 
 
 def _llama(fields: Fields) -> Features:
-    """Llama, and what shares its name there: SmolLM, Mistral, and with experts Mixtral."""
+    """Describe Llama and the families stored under its name: SmolLM, Mistral, and Mixtral if it has experts."""
     if not fields.count("expert_count"):
         return {"name": "llama", "layers": _layers(fields, _window(fields))}
     experts = _experts(fields, intermediate_size=fields.integer("feed_forward_length"), normalised=True)
@@ -80,7 +80,7 @@ def _phi3(fields: Fields) -> Features:
 
 
 def _plain(name: str, **features: Any) -> Callable[[Fields], Features]:
-    """Families without windows and experts."""
+    """Describe a family without windows and experts."""
     return lambda fields: {"name": name, "layers": _unwindowed(fields), **features}
 
 
@@ -114,8 +114,8 @@ def _gemma2(fields: Fields) -> Features:
 
 
 def _gemma3(fields: Fields) -> Features:
-    # Two sets of rotary positions: the first for layers that see all, the second for those with a window.
-    layers = _alternating(fields, window=fields.optional_integer("attention.sliding_window"), period=6, rotary=1)
+    # The first RopeConfig is for layers with full attention, the second for layers with a window.
+    layers = _alternating(fields, window=fields.optional_integer("attention.sliding_window"), period=6, rope=1)
     return {
         "name": "gemma3_text",
         "layers": layers,
@@ -126,7 +126,7 @@ def _gemma3(fields: Fields) -> Features:
 
 
 def _gemma(fields: Fields, *, is_27b: bool) -> Features:
-    """What Gemma 2 and 3 share. The converter has added norms' 1 to their weights, so there is no offset."""
+    """Return the features that Gemma 2 and 3 share. The converter adds 1 to norm weights, so there is no offset."""
     heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
     per_head = hidden // heads if is_27b else fields.integer("attention.key_length", hidden // heads)
     return {
@@ -151,34 +151,34 @@ def _layers(fields: Fields, window: int | None, experts: Experts | None = None) 
     return (LayerKind(window, experts=experts),) * fields.integer("block_count")
 
 
-def _alternating(fields: Fields, *, window: int | None, period: int, rotary: int = 0) -> tuple[LayerKind, ...]:
-    """Of `period` layers all but the last have the window, and rotary positions of number `rotary`."""
+def _alternating(fields: Fields, *, window: int | None, period: int, rope: int = 0) -> tuple[LayerKind, ...]:
+    """Return layers of which every `period`-th has full attention; the others have the window and `rope`."""
     count = fields.integer("block_count")
     if window is None:
         return (LayerKind(),) * count
     period = fields.integer("attention.sliding_window_pattern", period)
-    windowed = LayerKind(window, rotary=rotary)
+    windowed = LayerKind(window, rope=rope)
     return tuple(windowed if (index + 1) % period else LayerKind() for index in range(count))
 
 
 def _window(fields: Fields) -> int | None:
-    """The window of every layer; 0 stands for none."""
+    """Return the window of every layer; the file stores 0 for none."""
     return fields.count("attention.sliding_window") or None
 
 
 def _unwindowed(fields: Fields, experts: Experts | None = None) -> tuple[LayerKind, ...]:
-    """Layers of a family whose files say nothing of which layers would have a window."""
+    """Return layers of a family whose files do not say which layers have a window."""
     window = _window(fields)
     if window is not None and window < fields.integer("context_length"):
         name = fields.name_of("attention.sliding_window")
-        raise ModelError(f"{name} is {window}: windows of this family are not served from GGUF files")
+        raise ModelError(f"{name} is {window}: windows of this family are not supported in GGUF files")
     return _layers(fields, None, experts)
 
 
 def _ends(metadata: Mapping[str, Any]) -> frozenset[int]:
-    """The tokens named as ends, and those that end a turn by their text, as llama.cpp finds them.
+    """Return the end tokens in the metadata, and end-of-turn tokens by their text, as llama.cpp does.
 
-    A GGUF file has no generation_config.json, where Hugging Face lists them.
+    Hugging Face lists the latter in generation_config.json, which GGUF files lack.
     """
     named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens, types = metadata.get("tokenizer.ggml.tokens", ()), metadata.get("tokenizer.ggml.token_type", ())

@@ -1,7 +1,4 @@
-"""A model's description from a Hugging Face config.json.
-
-Whatever would be served wrong is refused by name: a wrong answer is worse than none.
-"""
+"""Build a model's architecture from a Hugging Face config.json, or refuse it by the unsupported field."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from fastgen.model import ModelError
 from fastgen.model.config.architecture import Activation, LayerKind, ModelArchitecture
 from fastgen.model.config.families import FAMILIES, Family
 from fastgen.model.config.fields import Fields
-from fastgen.model.config.rope_from_huggingface import longest, rotaries
+from fastgen.model.config.rope_from_huggingface import longest, rope_configs
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -21,10 +18,10 @@ _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "
 def architecture_from_huggingface(
     config: Mapping[str, Any], generation_config: Mapping[str, Any] | None
 ) -> ModelArchitecture:
-    """The description that config.json holds; generation_config.json may add end tokens.
+    """Return the architecture that config.json describes; generation_config.json may add end tokens.
 
     Raises:
-        ModelError: naming the field at fault.
+        ModelError: naming the unsupported field.
     """
     family = _family(config)
     try:
@@ -37,8 +34,8 @@ def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapp
     fields = Fields(config)
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     head_dim = fields.integer("head_dim", family.head_dim or hidden // heads)
-    rotary = rotaries(config, head_dim, family.theta)
-    length = longest(fields.integer("max_position_embeddings", 2048), rotary)
+    ropes = rope_configs(config, head_dim, family.theta, partial=family.partial_rotary)
+    length = longest(fields.integer("max_position_embeddings", 2048), ropes)
     features = {"attention_scale": head_dim**-0.5, **family.describe(config, fields)}
     features["layers"] = tuple(without_idle_window(layer, length) for layer in features["layers"])
     return ModelArchitecture(
@@ -51,7 +48,7 @@ def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapp
         head_dim=head_dim,
         max_position_embeddings=length,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rotaries=rotary,
+        rope_configs=ropes,
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
         eos_token_ids=_token_ids(config.get("eos_token_id")) | _token_ids(generation_config.get("eos_token_id")),
         bos_token_id=config.get("bos_token_id"),
@@ -61,10 +58,10 @@ def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapp
 
 
 def _family(config: Mapping[str, Any]) -> Family:
-    """The model's family, once nothing speaks against computing it here.
+    """Return the model's family.
 
     Raises:
-        ModelError: naming the field that does.
+        ModelError: naming the unsupported field.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -84,12 +81,12 @@ def _family(config: Mapping[str, Any]) -> Family:
 
 
 def without_idle_window(layer: LayerKind, length: int) -> LayerKind:
-    """A window that no sequence outgrows is none."""
+    """Drop a window that is no shorter than the longest sequence."""
     return layer if layer.window is None or layer.window < length else replace(layer, window=None)
 
 
 def _token_ids(value: Any) -> frozenset[int]:
-    """`eos_token_id` may be missing, a number or a list."""
+    """Return the tokens of an `eos_token_id`, which may be missing, a number or a list."""
     if value is None:
         return frozenset()
     return frozenset(value if isinstance(value, list) else [value])

@@ -1,4 +1,4 @@
-"""Rotary positions as a model's configuration describes them; `rope` computes them. No torch here."""
+"""Rotary position embeddings (RoPE) as described by a model's configuration; `layers.rope` computes them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Positions squeezed: frequencies are divided by `factor`."""
+    """Linear scaling: frequencies are divided by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """NTK scaling by the length of the sequence, which has no effect up to the model's own length.
+    """Dynamic NTK scaling, which has no effect up to the model's original length.
 
-    Beyond it every new token would change the frequencies of all keys before it, which a cache of rotated keys cannot
-    follow: the model is served up to its own length, where nothing is scaled.
+    Beyond it, each new token changes the frequencies of all earlier keys, but the cache holds rotated keys. So the
+    model is served up to its original length only, without scaling.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3.1's stretched frequencies; names as in Hugging Face's `rope_parameters`."""
+    """Llama 3.1's scaling; names as in Hugging Face's `rope_parameters`."""
 
     factor: float
     low_freq_factor: float
@@ -35,7 +35,7 @@ class Llama3Scaling:
 class YarnScaling:
     """YaRN (Peng et al., 2023); names as in Hugging Face's `rope_parameters`.
 
-    `attention_factor` is on cosines and sines; `rounded` is their `truncate`.
+    `attention_factor` multiplies cosines and sines; `rounded` is Hugging Face's `truncate`.
     """
 
     factor: float
@@ -48,11 +48,11 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """LongRoPE (Ding et al., 2024): frequencies divided one by one, by other numbers for long sequences.
+    """LongRoPE (Ding et al., 2024): each frequency has a divisor, with a second set of divisors for long sequences.
 
-    transformers changes from the short numbers to the long ones when a sequence outgrows the original length, and then
-    computes all its keys again. Here one set serves all sequences: the short one, exact up to the original length, or,
-    where the engine is told to serve more, the long one, exact beyond it.
+    transformers switches to the long divisors, and recomputes all keys, when a sequence exceeds the original length.
+    Here one set serves all sequences: the short one, exact up to the original length, or, if --max-model-length is
+    beyond it, the long one, exact for longer sequences.
     """
 
     short_factors: tuple[float, ...]
@@ -65,13 +65,13 @@ Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongSca
 
 
 @dataclass(frozen=True, slots=True)
-class Rotary:
-    """Rotary positions of some layers (Su et al., 2021).
+class RopeConfig:
+    """Rotary embedding (Su et al., 2021) of one or more layers.
 
     Attributes:
         theta: base of the wavelengths.
-        dimensions: the first ones of a head that turn; the rest stay as they are.
-        scaling: how frequencies are stretched beyond the length the model was first trained with.
+        dimensions: number of leading head dimensions that are rotated.
+        scaling: extension beyond the length of pre-training.
     """
 
     theta: float

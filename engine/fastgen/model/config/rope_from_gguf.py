@@ -1,6 +1,6 @@
-"""Rotary positions from a GGUF file's `rope.*` keys.
+"""RoPE configuration from a GGUF file's `rope.*` keys.
 
-Llama 3's stretched frequencies are no key but a tensor, rope_freqs.weight, which goes with the checkpoint.
+Llama 3's scaling is not a key but the tensor rope_freqs.weight, which is read with the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,53 +14,53 @@ import numpy.typing as npt
 
 from fastgen.model import ModelError
 from fastgen.model.config.fields import Fields
-from fastgen.model.config.rope import LinearScaling, LongScaling, Rotary, Scaling, YarnScaling
+from fastgen.model.config.rope import LinearScaling, LongScaling, RopeConfig, Scaling, YarnScaling
 
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 _GEMMA3_LOCAL_THETA = 10_000.0
 
 
 class Contents(Protocol):
-    """What a GGUF file holds, as `GGUFFile` gives it."""
+    """The contents of a GGUF file; `GGUFFile`, or a dictionary in tests."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The key-value pairs."""
+        """Key-value pairs."""
 
     def tensor_names(self) -> Sequence[str]:
-        """All tensors."""
+        """Return the names of all tensors."""
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        """One tensor's values."""
+        """Return one tensor's values."""
 
 
-def rotaries(file: Contents, fields: Fields, head_dim: int) -> tuple[Rotary, ...]:
-    """One set of rotary positions, or Gemma 3's two: those of layers that see all, then those of layers with a window.
+def rope_configs(file: Contents, fields: Fields, head_dim: int) -> tuple[RopeConfig, ...]:
+    """Return one configuration, or two for Gemma 3: for full attention, then for sliding-window attention.
 
     Args:
-        file: with the factors of LongRoPE as tensors.
-        fields: the architecture's own keys.
-        head_dim: size of a head.
+        file: contains LongRoPE's factors as tensors.
+        fields: keys of the architecture.
+        head_dim: head dimension.
 
     Raises:
-        ModelError: naming the key at fault.
+        ModelError: naming the unsupported key.
     """
     kind = file.metadata["general.architecture"]
     dimensions = fields.integer("rope.dimension_count", head_dim)
     if dimensions != head_dim and kind != "phi3":
         raise ModelError(f"{kind}.rope.dimension_count is {dimensions}, not the head size {head_dim}: not served")
     default = 1_000_000.0 if kind == "gemma3" else 10_000.0
-    everywhere = Rotary(fields.number("rope.freq_base", default), dimensions, _scaling(file, fields, dimensions))
+    everywhere = RopeConfig(fields.number("rope.freq_base", default), dimensions, _scaling(file, fields, dimensions))
     if kind != "gemma3":
         return (everywhere,)
-    return everywhere, Rotary(fields.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA), dimensions)
+    return everywhere, RopeConfig(fields.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA), dimensions)
 
 
 def _scaling(file: Contents, fields: Fields, dimensions: int) -> Scaling | None:
     if LONG_FACTORS in file.tensor_names():
         return _long(file, fields, dimensions)
     kind = fields.text("rope.scaling.type", "none")
-    if kind in ("none", "longrope"):  # LongRoPE without factors changes nothing
+    if kind in ("none", "longrope"):  # LongRoPE without factors has no effect
         return None
     factor = fields.number("rope.scaling.factor")
     if kind == "linear":
@@ -81,7 +81,7 @@ def _scaling(file: Contents, fields: Fields, dimensions: int) -> Scaling | None:
 def _long(file: Contents, fields: Fields, dimensions: int) -> LongScaling:
     long, short = (tuple(file.tensor(name).tolist()) for name in (LONG_FACTORS, SHORT_FACTORS))
     if not len(long) == len(short) == dimensions // 2:
-        raise ModelError(f"{LONG_FACTORS} has {len(long)} factors: {dimensions // 2} were expected")
+        raise ModelError(f"{LONG_FACTORS} has {len(long)} factors: expected {dimensions // 2}")
     return LongScaling(
         short_factors=short,
         long_factors=long,

@@ -1,7 +1,4 @@
-"""Rotary positions from config.json.
-
-They are in `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling` (before).
-"""
+"""RoPE configuration from config.json: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
 
 from __future__ import annotations
 
@@ -16,37 +13,42 @@ from fastgen.model.config.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
-    Rotary,
+    RopeConfig,
     Scaling,
     YarnScaling,
 )
 
-_PARTIAL = ("phi3",)  # of the native families, those whose heads may turn only in part
 _GEMMA3_LOCAL_THETA = 10_000.0
 
 
-def rotaries(config: Mapping[str, Any], head_dim: int, theta: float) -> tuple[Rotary, ...]:
-    """One set of rotary positions, or Gemma 3's two: those of layers that see all, then those of layers with a window.
+def rope_configs(config: Mapping[str, Any], head_dim: int, theta: float, *, partial: bool) -> tuple[RopeConfig, ...]:
+    """Return one configuration, or two for Gemma 3: for full attention, then for sliding-window attention.
 
     Args:
         config: config.json.
-        head_dim: size of a head.
-        theta: the family's base, where the configuration has none.
+        head_dim: head dimension.
+        theta: default of rope_theta.
+        partial: whether the family supports partial_rotary_factor.
 
     Raises:
-        ModelError: naming the field at fault.
+        ModelError: naming the unsupported field.
     """
-    if config.get("model_type") == "gemma3_text":
-        return _of_gemma3(config, head_dim, theta)
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return (_rotary(config, parameters, head_dim, Fields(config).number("rope_theta", theta)),)
+    fields, parameters = Fields(config), config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or {}
+    if config.get("model_type") != "gemma3_text":
+        return (_rope(config, parameters or scaling, head_dim, fields.number("rope_theta", theta), partial),)
+    full, sliding = parameters.get("full_attention") or scaling, parameters.get("sliding_attention") or {}
+    return (
+        _rope(config, full, head_dim, fields.number("rope_theta", theta), partial),
+        _rope(config, sliding, head_dim, fields.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA), partial),
+    )
 
 
-def longest(max_position_embeddings: int, rotaries: Sequence[Rotary]) -> int:
-    """Positions that can be served: some configurations give the length before it is stretched."""
+def longest(max_position_embeddings: int, rope_configs: Sequence[RopeConfig]) -> int:
+    """Return the longest sequence that can be served: some configurations state the length before scaling."""
     length = max_position_embeddings
-    if len(rotaries) == 1:
-        match rotaries[0].scaling:
+    if len(rope_configs) == 1:
+        match rope_configs[0].scaling:
             case LinearScaling(factor):
                 length = int(length * factor)
             case YarnScaling(factor=factor, original_max_position_embeddings=original):
@@ -54,30 +56,21 @@ def longest(max_position_embeddings: int, rotaries: Sequence[Rotary]) -> int:
     return length
 
 
-def _of_gemma3(config: Mapping[str, Any], head_dim: int, theta: float) -> tuple[Rotary, ...]:
-    given = config.get("rope_parameters") or {}
-    everywhere = given.get("full_attention") or config.get("rope_scaling") or {}
-    local = given.get("sliding_attention") or {}
-    fields = Fields(config)
-    return (
-        _rotary(config, everywhere, head_dim, fields.number("rope_theta", theta)),
-        _rotary(config, local, head_dim, fields.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA)),
-    )
-
-
-def _rotary(config: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: int, theta: float) -> Rotary:
+def _rope(
+    config: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: int, theta: float, partial: bool
+) -> RopeConfig:
     share = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    if share != 1 and config.get("model_type") not in _PARTIAL:
+    if share != 1 and not partial:
         raise ModelError("partial_rotary_factor is not 1: partial rotary positions are not served")
     dimensions = int(head_dim * share)
     base = Fields(parameters).number("rope_theta", theta)
-    return Rotary(base, dimensions, _scaling(config, parameters, dimensions))
+    return RopeConfig(base, dimensions, _scaling(config, parameters, dimensions))
 
 
 def _scaling(config: Mapping[str, Any], parameters: Mapping[str, Any], dimensions: int) -> Scaling | None:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if config.get("model_type") == "phi3" and kind in ("su", "yarn"):
-        kind = "longrope"  # what Phi-3's first configurations called it
+        kind = "longrope"  # named so in Phi-3's first configurations
     fields = Fields(parameters)
     if kind == "default":
         return None
@@ -102,7 +95,7 @@ def _scaling(config: Mapping[str, Any], parameters: Mapping[str, Any], dimension
 
 
 def _original_length(config: Mapping[str, Any], fields: Fields) -> int:
-    """The length before stretching. A field beside the parameters counts first, as in transformers."""
+    """Return the length before scaling. A top-level field precedes the parameters, as in transformers."""
     beside = Fields(config).optional_integer("original_max_position_embeddings")
     if beside is not None:
         return beside

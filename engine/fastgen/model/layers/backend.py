@@ -1,7 +1,7 @@
-"""What a decoder's forward pass is made of, so that it is written once for every device.
+"""Interface of the operations of a forward pass, so that the decoder is written once for all devices.
 
-An `Operations` object lives for one pass: it knows the pass's rows, its place in the cache, and keeps what all layers
-share. T is the number of rows (tokens) of the pass. Products are not among the operations: weights bring their own.
+An `Operations` object lives for one step: it holds the step's input and what all layers share. T is the number of rows
+(tokens) of the step. Matrix products are not included: weights implement their own.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from fastgen.model.step_input import StepInput
 
 
 class Operations(Protocol):
-    """The steps of one pass. A result may be overwritten by the next call of the same method."""
+    """The operations of one step. A result may be overwritten by the next call of the same method."""
 
     def embed(self, table: Table, scale: float) -> torch.Tensor:
-        """Rows of `table`, each [hidden], for the pass's tokens, times `scale`: [T, hidden], the stream."""
+        """Look up the embeddings of the step's tokens, times `scale`: [T, hidden], the residual stream."""
 
     def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Adds `update` to `stream`, both [n, hidden], in place; returns the stream's RMS norm times `weight`."""
+        """Add `update` to `stream`, both [n, hidden], in place; return the stream's RMS norm times `weight`."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The RMS norm of x [n, hidden] times `weight`; x may be overwritten."""
+        """Return the RMS norm of x [n, hidden] times `weight`; x may be overwritten."""
 
     def attend(
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """Normalises heads where norms are given, turns queries and keys, stores keys and values, attends.
+        """Normalise heads, rotate queries and keys, store keys and values in the cache, and attend.
 
         Args:
-            layer: which one.
+            layer: index of the layer.
             qkv: [T, (heads + 2 * kv heads) * head_dim], may be overwritten.
-            query_norm, key_norm: [head_dim].
+            query_norm, key_norm: [head_dim], or None for no norm.
 
         Returns:
             [T, heads * head_dim].
         """
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """activation(gate) * up for [n, 2 * width] with the gate first: [n, width]."""
+        """Return activation(gate) * up [n, width] for [n, 2 * width] with the gate first."""
 
-    def wanted(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows of x [T, hidden] whose logits are wanted: [R, hidden]."""
+    def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the rows of x [T, hidden] that need logits: [R, hidden]."""
 
 
 class Backend(Protocol):
-    """Makes the operations of each pass on one device."""
+    """Creates the operations of each step on one device."""
 
-    def begin(self, batch: StepInput, cache: KVCache) -> Operations:
-        """The operations of a pass."""
+    def begin(self, step_input: StepInput, cache: KVCache) -> Operations:
+        """Return the operations of a step."""

@@ -1,4 +1,4 @@
-"""The operations of a pass in float32 on CPUs, by the project's kernels."""
+"""Operations in float32 on CPUs, by the project's kernels."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _ACTIVATE: dict[Activation, Callable[[FloatArray, FloatArray], None]] = {
 
 
 class CPUBackend:
-    """CPUs of one machine."""
+    """The CPUs of one machine."""
 
     def __init__(self, architecture: ModelArchitecture, ropes: Sequence[Rope]) -> None:
-        """`ropes`: one for each of the architecture's rotaries."""
+        """Take `ropes`, one for each of the architecture's RoPE configurations."""
         if architecture.head_dim % ROWS:
-            # The kernel of chunks takes so many of a head's values at a time.
+            # Tile size of the prefill attention kernel.
             raise ModelError(
                 f"head size {architecture.head_dim}: on a CPU it must be a multiple of {ROWS}; use --device cuda"
             )
@@ -46,12 +46,12 @@ class CPUBackend:
         self.ropes = ropes
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
-    def begin(self, batch: StepInput, cache: KVCache) -> CPUOperations:
-        """The operations of a pass."""
-        return CPUOperations(self, batch, cache)
+    def begin(self, step_input: StepInput, cache: KVCache) -> CPUOperations:
+        """Return the operations of a step."""
+        return CPUOperations(self, step_input, cache)
 
     def array(self, weight: torch.Tensor) -> FloatArray:
-        """A weight as the kernels see it. It is kept, and with it the tensor, so that no other takes its place."""
+        """Return a weight as an array. Both are cached, because the cache key is the tensor's id."""
         kept = self._weights.get(id(weight))
         if kept is None:
             kept = self._weights[id(weight)] = (weight, weight.numpy())
@@ -59,10 +59,10 @@ class CPUBackend:
 
 
 class _Shared:
-    """Scratch [rows, ...] that torch and the kernels see alike.
+    """Scratch memory [rows, ...] as a tensor and as an array.
 
-    Behind a large product the processor's caches hold nothing of Python or torch: to see a tensor as an array then
-    takes longer than many a kernel, so it is done once.
+    After a large product the processor's caches hold nothing of Python or torch, and converting a tensor to an array
+    takes longer than many kernels. So it is converted once.
     """
 
     __slots__ = ("array", "flat", "tensor")
@@ -73,13 +73,13 @@ class _Shared:
         self.array: FloatArray = tensor.numpy()
 
     def first(self, rows: int) -> _Shared:
-        """Its first rows."""
+        """Return the first rows."""
         return self if rows == len(self.array) else _Shared(self.tensor[:rows])
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The attention of all layers with the same window."""
+    """Attention work items, shared by all layers with the same window."""
 
     items: DecodeItems
     parts: FloatArray
@@ -87,35 +87,35 @@ class _Work:
 
 
 class CPUOperations:
-    """The steps of one pass; see `operations.Operations`."""
+    """Operations of one step; see `backend.Operations`."""
 
-    def __init__(self, backend: CPUBackend, batch: StepInput, cache: KVCache) -> None:
+    def __init__(self, backend: CPUBackend, step_input: StepInput, cache: KVCache) -> None:
         a = backend.architecture
         self._backend = backend
-        self._batch = batch
+        self._step_input = step_input
         self._keys: FloatArray = cache.keys.numpy()
         self._values: FloatArray = cache.values.numpy()
         self._epsilon = np.float32(a.rms_norm_eps)
         self._scale, self._softcap = np.float32(a.attention_scale), np.float32(a.attention_softcap or 0)
         self._activate = _ACTIVATE[a.activation]
-        positions = torch.from_numpy(batch.positions)
-        self._turns = [tuple(part.numpy() for part in rope(positions)) for rope in backend.ropes]
+        positions = torch.from_numpy(step_input.positions)
+        self._rotations = [tuple(part.numpy() for part in rope(positions)) for rope in backend.ropes]
         self._work = {window: self._plan(window) for window in {layer.window for layer in a.layers}}
-        self._wanted = torch.from_numpy(batch.logit_rows)
-        self._normed = _Shared(torch.empty(batch.num_rows, a.hidden_size))
-        self._activated = torch.empty(batch.num_rows * a.intermediate_size)
+        self._logit_rows = torch.from_numpy(step_input.logit_rows)
+        self._normed = _Shared(torch.empty(step_input.num_rows, a.hidden_size))
+        self._activated = torch.empty(step_input.num_rows * a.intermediate_size)
         self._gated: dict[tuple[int, int], _Shared] = {}
-        self._queries = _Shared(torch.empty(batch.num_rows, a.num_heads, a.head_dim))
-        self._attended = _Shared(torch.empty(batch.num_rows, a.num_heads, a.head_dim))
+        self._queries = _Shared(torch.empty(step_input.num_rows, a.num_heads, a.head_dim))
+        self._attended = _Shared(torch.empty(step_input.num_rows, a.num_heads, a.head_dim))
         self._stream: tuple[torch.Tensor, FloatArray] | None = None
 
     def embed(self, table: Table, scale: float) -> torch.Tensor:
-        """The embeddings of the pass's tokens."""
-        stream = table(torch.from_numpy(self._batch.token_ids))
+        """Look up the embeddings of the step's tokens."""
+        stream = table(torch.from_numpy(self._step_input.token_ids))
         return stream if scale == 1 else stream.mul_(scale)
 
     def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Adds in place and normalises."""
+        """Add in place and normalise."""
         if self._stream is None or self._stream[0] is not stream:
             self._stream = (stream, stream.numpy())
         out, array = self._normed.first(len(update)), self._stream[1]
@@ -123,32 +123,32 @@ class CPUOperations:
         return out.tensor
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Normalises in place."""
+        """Normalise in place."""
         elementwise.rms_norm(x.numpy(), self._backend.array(weight), self._epsilon)
         return x
 
     def attend(
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attention with everything before it."""
-        a, batch, backend = self._backend.architecture, self._batch, self._backend
+        """Normalise, rotate, store and attend."""
+        a, step_input, backend = self._backend.architecture, self._step_input, self._backend
         kind, mixed = a.layers[layer], qkv.numpy()
         keys, values, queries, out = self._keys[layer], self._values[layer], self._queries.array, self._attended.array
         if query_norm is not None and key_norm is not None:
             norms = backend.array(query_norm), backend.array(key_norm)
             elementwise.norm_heads(mixed, *norms, a.num_heads, a.num_kv_heads, self._epsilon)
-        cosines, sines = self._turns[kind.rotary]
-        elementwise.rotate_and_store(mixed, cosines, sines, keys, values, batch.blocks, batch.slots, queries)
+        cosines, sines = self._rotations[kind.rope]
+        elementwise.rotate_and_store(mixed, cosines, sines, keys, values, step_input.blocks, step_input.slots, queries)
         work, how = self._work[kind.window], (self._scale, self._softcap)
         if len(work.items.items):
             items, merges = work.items.items, work.items.merges
-            attend_decodes(queries, keys, values, batch.tables, items, merges, work.parts, out, *how)
+            attend_decodes(queries, keys, values, step_input.tables, items, merges, work.parts, out, *how)
         if len(work.chunks):
-            attend_chunks(queries, keys, values, batch.tables, work.chunks, out, *how)
+            attend_chunks(queries, keys, values, step_input.tables, work.chunks, out, *how)
         return self._attended.flat
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """The activation of the gate times the rest."""
+        """Multiply the activated gate with the other half."""
         shape = (gate_up.shape[0], gate_up.shape[1] // 2)
         out = self._gated.get(shape)
         if out is None:
@@ -156,20 +156,20 @@ class CPUOperations:
         self._activate(gate_up.numpy(), out.array)
         return out.tensor
 
-    def wanted(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows whose logits are wanted."""
-        return x.index_select(0, self._wanted)
+    def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Select the rows that need logits."""
+        return x.index_select(0, self._logit_rows)
 
     def _plan(self, window: int | None) -> _Work:
-        a, batch = self._backend.architecture, self._batch
+        a, step_input = self._backend.architecture, self._step_input
         items = DecodeItems.cut(
-            batch.contexts,
-            batch.table_starts,
+            step_input.contexts,
+            step_input.table_starts,
             num_kv_heads=a.num_kv_heads,
             num_threads=torch.get_num_threads(),
             window=window,
         )
-        chunks = [(span.row, span.num_tokens, span.context, span.table_start) for span in batch.chunks]
+        chunks = [(span.row, span.num_tokens, span.context, span.table_start) for span in step_input.chunks]
         return _Work(
             items=items,
             parts=np.empty((items.num_parts, a.heads_per_kv_head, a.head_dim + 2), np.float32),

@@ -1,4 +1,4 @@
-"""Products with matrices that stay int8 in memory; activations are float32."""
+"""Products with int8 matrices; activations are float32."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from fastgen.model.layers.linear import Linear, PackedPlacement
 
 
 class Int8Placement:
-    """Matrices kept as int8; what is looked up or decides much stays float32."""
+    """Weights on the CPU with int8 matrices; embeddings and routers are not quantised."""
 
     def __init__(self) -> None:
         self._packed = PackedPlacement()
 
     def linear(self, parts: Sequence[Stored]) -> Linear:
-        """The product with int8 blocks."""
+        """Return the product with int8 blocks."""
         return Int8Linear(Int8Blocks.stacked([part.int8() for part in parts]))
 
     def exact(self, part: Stored) -> Linear:
-        """The packed product in float32."""
+        """Return the packed product in float32."""
         return self._packed.exact(part)
 
     def table(self, part: Stored) -> Table:
-        """As it is stored."""
+        """Return the table in its stored format."""
         return part.table()
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
-        """As it is."""
+        """Return the weights unchanged."""
         return weight
 
 
 class Int8Linear:
-    """The product with a matrix of int8 blocks, laid out as the kernel wants it.
+    """The product with a matrix of int8 blocks in the kernel's layout.
 
-    It differs from the product with the dequantised matrix only by float32's rounding of sums.
+    It differs from the product with the dequantised matrix only by rounding of float32 sums.
     """
 
     __slots__ = ("_columns", "_rows", "_scales", "_values")
@@ -52,12 +52,12 @@ class Int8Linear:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the matrix takes."""
+        """Memory of the matrix."""
         return self._values.nbytes + self._scales.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the product."""
-        # Not above: importing it compiles, which a process of its own does while the weights are loaded.
+        """Compute the product."""
+        # Imported late, because importing it compiles the kernel, which another process does during loading.
         from fastgen.kernels.cpu.int8_matmul import multiply
 
         assert x.dim() == 2

@@ -1,4 +1,4 @@
-"""Mixtures of experts: each token goes through its best few experts, weighted by the router."""
+"""Mixtures of experts: the router selects and weights a few experts for each token."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fastgen.model.layers.weights import MLP, Mixture, SharedExpert
 
 
 def gated(mlp: MLP, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-    """A gated MLP (Shazeer, 2020): [n, hidden] -> [n, hidden]."""
+    """Compute a gated MLP (Shazeer, 2020): [n, hidden] -> [n, hidden]."""
     return mlp.down(operations.activate(mlp.gate_up(x)))
 
 
-def mixed(mixture: Mixture, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-    """A mixture of experts (as in Jiang et al., 2024): [T, hidden] -> [T, hidden].
+def mixture_of_experts(mixture: Mixture, x: torch.Tensor, operations: Operations) -> torch.Tensor:
+    """Compute a mixture of experts (as in Jiang et al., 2024): [T, hidden] -> [T, hidden].
 
-    Rows are brought together by expert, so that each expert's products run once over all its rows.
+    Rows are grouped by expert, so each expert's products run once over all its rows.
     """
     weights, chosen = route(mixture, x)  # both [T, top k]
     by_expert = chosen.flatten().argsort(stable=True)
@@ -34,9 +34,9 @@ def mixed(mixture: Mixture, x: torch.Tensor, operations: Operations) -> torch.Te
 
 
 def route(mixture: Mixture, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and numbers of each row's experts, both [T, top k], the weights in x's type."""
-    chances = mixture.router(x).float().softmax(-1)
-    weights, chosen = chances.topk(mixture.shape.top_k, dim=-1)
+    """Return weights and indices of each row's experts, both [T, top k], the weights in x's dtype."""
+    probabilities = mixture.router(x).float().softmax(-1)
+    weights, chosen = probabilities.topk(mixture.shape.top_k, dim=-1)
     if mixture.shape.normalised:
         weights = weights / weights.sum(-1, keepdim=True)
     return weights.to(x.dtype), chosen

@@ -1,6 +1,6 @@
-"""The operations of a pass in torch's own operations: any device, any floating type.
+"""Operations with torch, on any device and in any floating type.
 
-The readable twin of `cpu_operations`, too: tests hold the two equal.
+Also the readable twin of `cpu_backend`: tests compare the two.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from fastgen.model.step_input import StepInput
 
 @dataclass(frozen=True, slots=True)
 class TorchPlacement:
-    """Weights on `device`, matrices in `dtype`; norms and biases stay float32: they are few, and their steps exact."""
+    """Weights on `device` with matrices in `dtype`; the few norms and biases stay float32 for exactness."""
 
     device: torch.device
     dtype: torch.dtype
 
     def linear(self, parts: Sequence[Stored]) -> Linear:
-        """torch's own product."""
+        """Return torch's product."""
         return PlainLinear(stacked(parts).to(self.device, self.dtype))
 
     def exact(self, part: Stored) -> Linear:
-        """torch's own product."""
+        """Return torch's product."""
         return self.linear([part])
 
     def table(self, part: Stored) -> Table:
-        """The matrix over there."""
+        """Return a lookup in the matrix on the device."""
         matrix = part.float32().to(self.device, self.dtype)
         return lambda rows: F.embedding(rows, matrix)
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weights over there, float32."""
+        """Return the weights on the device, in float32."""
         return weight.to(self.device, torch.float32)
 
 
@@ -51,43 +51,43 @@ class TorchBackend:
 
     Attributes:
         architecture: of the model.
-        ropes: one for each of the architecture's rotaries.
-        device: where weights and cache are.
+        ropes: one for each of the architecture's RoPE configurations.
+        device: device of weights and cache.
     """
 
     architecture: ModelArchitecture
     ropes: Sequence[Rope]
     device: torch.device
 
-    def begin(self, batch: StepInput, cache: KVCache) -> TorchOperations:
-        """The operations of a pass."""
-        return TorchOperations(self, batch, cache)
+    def begin(self, step_input: StepInput, cache: KVCache) -> TorchOperations:
+        """Return the operations of a step."""
+        return TorchOperations(self, step_input, cache)
 
 
 class TorchOperations:
-    """The steps of one pass; see `operations.Operations`."""
+    """Operations of one step; see `backend.Operations`."""
 
-    def __init__(self, backend: TorchBackend, batch: StepInput, cache: KVCache) -> None:
+    def __init__(self, backend: TorchBackend, step_input: StepInput, cache: KVCache) -> None:
         self._architecture = backend.architecture
-        self._attention = TorchPagedAttention(batch, cache, backend.device)
-        self._token_ids = torch.from_numpy(batch.token_ids).to(backend.device)
-        self._wanted = torch.from_numpy(batch.logit_rows).to(backend.device)
-        positions = torch.from_numpy(batch.positions).to(backend.device)
-        self._turns = [rope(positions) for rope in backend.ropes]
+        self._attention = TorchPagedAttention(step_input, cache, backend.device)
+        self._token_ids = torch.from_numpy(step_input.token_ids).to(backend.device)
+        self._logit_rows = torch.from_numpy(step_input.logit_rows).to(backend.device)
+        positions = torch.from_numpy(step_input.positions).to(backend.device)
+        self._rotations = [rope(positions) for rope in backend.ropes]
 
     def embed(self, table: Table, scale: float) -> torch.Tensor:
-        """The embeddings of the pass's tokens."""
-        # The scale in the table's type, as transformers has it: in bfloat16 it is rounded.
+        """Look up the embeddings of the step's tokens."""
+        # The scale has the table's dtype, as in transformers: in bfloat16 it is rounded.
         stream = table(self._token_ids)
         return stream * torch.tensor(scale, dtype=stream.dtype, device=stream.device)
 
     def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Adds in place and normalises."""
+        """Add in place and normalise."""
         stream += update
         return self.norm(stream, weight)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The norm over the last dimension, computed in float32."""
+        """Normalise the last dimension, in float32."""
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._architecture.rms_norm_eps)
         return (wide * scale * weight).to(x.dtype)
@@ -95,17 +95,17 @@ class TorchOperations:
     def attend(
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attention with everything before it."""
+        """Normalise, rotate, store and attend."""
         a, kind = self._architecture, self._architecture.layers[layer]
         heads = qkv.view(len(qkv), -1, a.head_dim)
         queries, keys, values = torch.split(heads, [a.num_heads, a.num_kv_heads, a.num_kv_heads], 1)
         if query_norm is not None and key_norm is not None:
             queries, keys = self.norm(queries, query_norm), self.norm(keys, key_norm)
-        cosines, sines = self._turns[kind.rotary]
-        self._attention.store(layer, _turned(keys, cosines, sines), values)
+        cosines, sines = self._rotations[kind.rope]
+        self._attention.store(layer, _rotated(keys, cosines, sines), values)
         attended = self._attention.attend(
             layer,
-            _turned(queries, cosines, sines),
+            _rotated(queries, cosines, sines),
             scale=a.attention_scale,
             window=kind.window,
             softcap=a.attention_softcap,
@@ -113,7 +113,7 @@ class TorchOperations:
         return attended.flatten(1)
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """The activation of the gate times the rest."""
+        """Multiply the activated gate with the other half."""
         gate, up = gate_up.chunk(2, -1)
         match self._architecture.activation:
             case "silu":
@@ -121,13 +121,13 @@ class TorchOperations:
             case "gelu_tanh":
                 return F.gelu(gate, approximate="tanh") * up
 
-    def wanted(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows whose logits are wanted."""
-        return x.index_select(0, self._wanted)
+    def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Select the rows that need logits."""
+        return x.index_select(0, self._logit_rows)
 
 
-def _turned(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, head_dim] with its first 2 * turning dimensions turned; cosines and sines [T, turning] float32."""
+def _rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotate the first 2 * d dimensions of x [T, heads, head_dim] by cosines and sines [T, d] in float32."""
     size = 2 * cosines.shape[-1]
     a, b = x[..., :size].float().chunk(2, -1)
     cosines, sines = cosines[:, None], sines[:, None]

@@ -1,4 +1,4 @@
-"""A decoder's weights as a forward pass wants them: fused, and in the form their products want."""
+"""Weights of a decoder, fused and packed for the forward pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """The expert that every token goes to, times the sigmoid of its gate."""
+    """The expert that processes every token, weighted by the sigmoid of its gate."""
 
     mlp: MLP
     gate: Linear  # hidden -> 1
@@ -48,12 +48,12 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer; projections that read the same rows are one product. Norms are [hidden] float32.
+    """One decoder layer. Projections of the same input are one product. Norms are [hidden] float32.
 
     Attributes:
         qkv: hidden -> (heads + 2 * kv heads) * head_dim.
-        query_norm, key_norm: [head_dim] float32, of each head; None where the family has none.
-        behind_attention, behind_mlp: norms before the result joins the stream; None where the family has none.
+        query_norm, key_norm: [head_dim] float32, applied per head; None if the family has none.
+        attention_output_norm, mlp_output_norm: norms of the blocks' outputs; None if the family has none.
     """
 
     input_norm: torch.Tensor
@@ -61,18 +61,18 @@ class Layer:
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     attention_output: Linear
-    behind_attention: torch.Tensor | None
+    attention_output_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
     mlp: MLP | Mixture
-    behind_mlp: torch.Tensor | None
+    mlp_output_norm: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a model."""
+    """All weights of a decoder."""
 
     architecture: ModelArchitecture
-    embedding: Table  # a row [hidden] for each token of the vocabulary
+    embedding: Table  # [vocabulary, hidden]
     layers: tuple[Layer, ...]
     final_norm: torch.Tensor  # [hidden] float32
     head: Linear  # hidden -> vocabulary
@@ -85,10 +85,10 @@ class DecoderWeights:
         placement: Placement,
         progress: Callable[[float], None],
     ) -> DecoderWeights:
-        """Reads, fuses and places; `progress` hears the share done, 0 to 1.
+        """Read, fuse and place all weights; `progress` is called with the fraction done, 0 to 1.
 
         Raises:
-            ModelError: when a tensor cannot be used.
+            ModelError: if a tensor cannot be used.
         """
         progress(0.0)
         reader = _Reader(architecture, source, placement)
@@ -105,7 +105,7 @@ class DecoderWeights:
 
 
 class _Reader:
-    """Makes layers of a checkpoint's tensors."""
+    """Builds layers from a checkpoint's tensors."""
 
     def __init__(self, architecture: ModelArchitecture, source: Checkpoint, placement: Placement) -> None:
         self._architecture = architecture
@@ -121,10 +121,10 @@ class _Reader:
             query_norm=self._norm(index, "self_attn.q_norm") if has_heads_normed else None,
             key_norm=self._norm(index, "self_attn.k_norm") if has_heads_normed else None,
             attention_output=self._linear(index, "self_attn.o_proj", with_bias=a.output_bias),
-            behind_attention=self._norm(index, "post_attention_layernorm") if sandwiched else None,
+            attention_output_norm=self._norm(index, "post_attention_layernorm") if sandwiched else None,
             mlp_norm=self._norm(index, "pre_feedforward_layernorm" if sandwiched else "post_attention_layernorm"),
             mlp=self._mlp(index, "mlp") if kind.experts is None else self._mixture(index, kind.experts),
-            behind_mlp=self._norm(index, "post_feedforward_layernorm") if sandwiched else None,
+            mlp_output_norm=self._norm(index, "post_feedforward_layernorm") if sandwiched else None,
         )
 
     def _mixture(self, index: int, experts: Experts) -> Mixture:
@@ -147,7 +147,7 @@ class _Reader:
         )
 
     def _linear(self, index: int, *parts: str, with_bias: bool) -> Linear:
-        """The product with the weights of `parts`, one below the other."""
+        """Return the product with the concatenated weights of `parts`."""
         names = [layer_tensor(index, part) for part in parts]
         product = self._placement.linear([self._source.stored(name) for name in names])
         if not with_bias:
@@ -159,5 +159,5 @@ class _Reader:
         return self._placement.exact(self._source.stored(layer_tensor(index, part)))
 
     def _norm(self, index: int, part: str) -> torch.Tensor:
-        # The offset is part of the weight from here on: a product of float32 either way.
+        # Adding the offset to the weight here saves an operation per step; the sum is float32 either way.
         return self._placement.vector(self._source.tensor(layer_tensor(index, part)) + self._architecture.norm_offset)

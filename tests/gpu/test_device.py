@@ -1,6 +1,6 @@
-"""A device gives what transformers gives on it, chunked, batched and swapped.
+"""Results on a device equal transformers' on the same device: chunked, batched and swapped.
 
-All of it runs on CPUs too, by the same code. On a machine with a GPU and nothing but torch, transformers and pytest:
+All tests run on CPUs too, with the same code. On a machine with a GPU and only torch, transformers and pytest:
 `PYTHONPATH=engine python -m pytest -c /dev/null --noconftest tests/gpu`.
 """
 
@@ -78,7 +78,7 @@ def chunk(subject: Sequence, size: int) -> Chunk:
     return Chunk(subject, subject.num_computed_tokens, min(size, subject.num_pending_tokens))
 
 
-# On CPUs tests/engine/model/test_transformers_backend.py has more of them.
+# tests/engine/model/test_transformers_backend.py has more of them, on CPUs.
 PAIRS = [
     pytest.param((device, kind), marks=NEEDS_GPU if device == "cuda" else [], id=f"{kind} on {device}")
     for device, kinds in (("cpu", ["falcon", "gemma2"]), ("cuda", [*MODELS]))
@@ -88,7 +88,7 @@ PAIRS = [
 
 @pytest.fixture(params=PAIRS)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """transformers' model and ours on the device in float32."""
+    """transformers' model and ours, on the device in float32."""
     on, kind = request.param
     device, folder = choose_device(EngineConfig(model="", device=on)), save(kind, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -121,14 +121,14 @@ def test_chunks_and_decodes_together_give_transformers_logits(pair: tuple[PreTra
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
 
 
-def test_a_swapped_sequence_goes_on_in_other_blocks(pair: tuple[PreTrainedModel, TransformersModel]) -> None:
+def test_a_swapped_sequence_continues_in_other_blocks(pair: tuple[PreTrainedModel, TransformersModel]) -> None:
     theirs, ours = pair
     runner = runner_over(ours)
     subject, other = sequence_of(tokens_of(61), [7, 11, 13, 0], prompt_logprobs=0), sequence_of(tokens_of(64), [])
     runner.execute(StepPlan((chunk(subject, 60),)))
     subject.advance(60)
     out = tuple(zip(subject.block_table, (19, 2, 5, 11), strict=True))
-    other.block_table = [7, 11, 13, 0]  # written over in the very pass that swaps
+    other.block_table = [7, 11, 13, 0]  # overwritten in the step that swaps
     runner.execute(StepPlan((chunk(other, 64),), swap_out=out))
     subject.block_table = [21, 22, 23, 24]
     back = tuple(zip(subject.block_table, (19, 2, 5, 11), strict=True))
@@ -136,7 +136,7 @@ def test_a_swapped_sequence_goes_on_in_other_blocks(pair: tuple[PreTrainedModel,
     assert result.sampled[0].token_id == int(logits_of(theirs, tokens_of(61))[-1].argmax())
 
 
-def test_sampling_and_prompt_log_probabilities_come_from_the_device(
+def test_sampling_and_prompt_logprobs_are_computed_on_the_device(
     pair: tuple[PreTrainedModel, TransformersModel],
 ) -> None:
     theirs, ours = pair
@@ -157,7 +157,7 @@ def test_sampling_and_prompt_log_probabilities_come_from_the_device(
     torch.testing.assert_close(found, own, atol=5e-4, rtol=1e-4)
 
 
-def test_auto_numbers_are_the_devices_own_and_half_precision_passes_the_self_check(
+def test_dtype_auto_follows_the_device_and_half_precision_passes_the_self_check(
     device: torch.device, tmp_path: Path
 ) -> None:
     auto = choose_dtype(EngineConfig(model="", device=device.type))
@@ -170,9 +170,7 @@ def test_auto_numbers_are_the_devices_own_and_half_precision_passes_the_self_che
 
 
 @pytest.mark.parametrize("device", [ON_GPU], indirect=True)
-def test_the_cache_takes_its_share_of_a_gpu_and_leaves_room_for_the_fullest_pass(
-    device: torch.device, tmp_path: Path
-) -> None:
+def test_the_cache_on_a_gpu_leaves_memory_for_the_peak_step(device: torch.device, tmp_path: Path) -> None:
     model = load_transformers_model(
         save("llama", tmp_path), device=device, dtype=torch.bfloat16, progress=lambda _fraction: None
     )

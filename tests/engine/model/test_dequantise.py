@@ -1,4 +1,4 @@
-"""Every GGUF type that is read gives, bit for bit, what package gguf makes of it."""
+"""Every supported GGUF type is dequantised bit for bit like package gguf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastgen.model import ModelError
 from fastgen.model.checkpoint.dequantise import TYPES, dequantise
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 
-# Where the half-precision scales lie in a block; every other byte of it may have any value.
+# Offsets of the half-precision scales in a block; all other bytes may have any value.
 HALVES = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -31,7 +31,7 @@ PLAIN = ("F32", "F16", "BF16")
 
 
 def random_blocks(kind: str, count: int) -> np.ndarray:
-    """[count, bytes of a block] of all byte values, the scales within what models have."""
+    """Return blocks [count, bytes per block] with random bytes and scales in the range of real models."""
     rng = np.random.default_rng(len(kind) + count)
     _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = rng.integers(0, 256, (count, num_bytes), dtype=np.uint8)
@@ -41,7 +41,7 @@ def random_blocks(kind: str, count: int) -> np.ndarray:
     return blocks
 
 
-def test_the_types_that_are_read_are_those_that_are_tested_with_the_sizes_of_package_gguf() -> None:
+def test_every_supported_type_is_tested_and_has_the_block_size_of_package_gguf() -> None:
     assert {kind.name for kind in TYPES.values()} == HALVES.keys() | set(PLAIN)
     for number, kind in TYPES.items():
         assert gguf.GGMLQuantizationType(number).name == kind.name
@@ -50,7 +50,7 @@ def test_the_types_that_are_read_are_those_that_are_tested_with_the_sizes_of_pac
 
 @pytest.mark.parametrize("kind", HALVES)
 @pytest.mark.parametrize("count", [1, 1500])
-def test_random_blocks_are_dequantised_bit_for_bit_as_by_package_gguf(kind: str, count: int) -> None:
+def test_random_blocks_are_dequantised_bit_for_bit_like_package_gguf(kind: str, count: int) -> None:
     blocks = random_blocks(kind, count)
     quantisation = gguf.GGMLQuantizationType[kind]
     ours = dequantise(blocks.reshape(-1), TYPES[quantisation])
@@ -59,7 +59,7 @@ def test_random_blocks_are_dequantised_bit_for_bit_as_by_package_gguf(kind: str,
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_what_package_gguf_quantises_into_a_file_is_read_back_bit_for_bit(tmp_path: Path, kind: str) -> None:
+def test_files_quantised_by_package_gguf_are_read_bit_for_bit(tmp_path: Path, kind: str) -> None:
     values = np.random.default_rng(0).standard_normal((6, 256), dtype=np.float32)
     values[0, :32] = 0  # a block without a scale
     quantisation = gguf.GGMLQuantizationType[kind]
@@ -81,16 +81,16 @@ def write_one(folder: Path, data: np.ndarray, quantisation: gguf.GGMLQuantizatio
     return path
 
 
-def test_a_type_that_is_not_read_is_refused_by_name_with_a_remedy(tmp_path: Path) -> None:
+def test_an_unsupported_type_is_refused_by_name_with_a_remedy(tmp_path: Path) -> None:
     path = write_one(tmp_path, np.zeros((2, 66), np.uint8), gguf.GGMLQuantizationType.IQ2_XXS)
     with pytest.raises(ModelError, match=r"tensor t has type IQ2_XXS, .*convert the model to Q8_0, Q4_K_M or F16"):
         GGUFFile(path)
 
 
-def test_a_type_that_nobody_knows_is_refused_by_number(tmp_path: Path) -> None:
+def test_an_unknown_type_is_refused_by_number(tmp_path: Path) -> None:
     path = write_one(tmp_path, np.zeros((1, 34), np.uint8), gguf.GGMLQuantizationType.Q8_0)
     data = bytearray(path.read_bytes())
-    place = data.index(b"\1\0\0\0\0\0\0\0t") + 9  # behind the tensor's name: dimensions, their sizes, the type
+    place = data.index(b"\1\0\0\0\0\0\0\0t") + 9  # the tensor's name is followed by dimensions, sizes and type
     data[place + 4 + 8 * 2 : place + 4 + 8 * 2 + 4] = (99).to_bytes(4, "little")
     path.write_bytes(data)
     with pytest.raises(ModelError, match="tensor t has the unknown type 99"):

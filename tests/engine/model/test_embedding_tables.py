@@ -1,4 +1,4 @@
-"""Matrices whose rows are looked up: exact in every row, and held as they are stored."""
+"""Embedding tables: every row is exact, and memory holds the stored format."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROWS = torch.tensor([5, 0, 5, 156, 80])
 
 
 def held(table: Table) -> int:
-    """Bytes of the arrays that a table holds on to."""
+    """Return the bytes of the arrays that a table keeps."""
     cells = [cell.cell_contents for cell in getattr(table, "__closure__", ())]
     return sum(cell.nbytes for cell in cells if isinstance(cell, np.ndarray | torch.Tensor))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rows_of_a_folders_embedding_are_those_of_the_whole(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_rows_of_a_safetensors_embedding_equal_those_of_the_matrix(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = saved("llama", tmp_path)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors")
@@ -36,7 +36,7 @@ def test_rows_of_a_folders_embedding_are_those_of_the_whole(tmp_path: Path, dtyp
     assert held(table) == stored.float32().numel() * dtype.itemsize
 
 
-def test_rows_of_a_gguf_files_embedding_are_those_of_the_whole_and_stay_quantised(demo_source: ModelSource) -> None:
+def test_rows_of_a_gguf_embedding_equal_those_of_the_matrix_and_stay_quantised(demo_source: ModelSource) -> None:
     stored = open_checkpoint(demo_source).stored(EMBEDDING)
     table, whole = stored.table(), stored.float32()
     rows = torch.tensor([0, 49151, 7, 7, 12345])

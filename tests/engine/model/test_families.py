@@ -1,7 +1,7 @@
-"""Every native family against transformers' own computation, in float32 on the same weights.
+"""Every native family against transformers in float32 with the same weights.
 
-Logits within 1e-4 and greedy tokens equal, whatever happens to a request on its way: chunks of odd sizes, company,
-preemption, a prompt seen before. Both ways to compute are held to it: the CPU kernels and torch's own operations.
+Logits are within 1e-4 and greedy tokens are equal with chunks of odd sizes, batching, preemption and prefix caching, for
+both backends: the CPU kernels and torch operations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOADS: dict[str, Load] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """The same weights in this engine and in transformers."""
+    """One model with the same weights in this engine and in transformers."""
 
     runner: ModelRunner
     theirs: PreTrainedModel
@@ -51,7 +51,7 @@ class Pair:
         return logits
 
     def assert_greedy(self, start: list[int], output: list[int]) -> None:
-        """By induction: at each place the token is the best that transformers knows there."""
+        """Check by induction that each token is the best one by transformers' logits."""
         assert len(output) == NUM_TOKENS
         best = self.their_logits(start + output[:-1])[len(start) - 1 :].argmax(-1)
         assert output == best.tolist()
@@ -79,7 +79,7 @@ def pair(request: pytest.FixtureRequest, root: Path) -> Pair:
     return Pair(with_cache(decoder, config), tiny.build(), tiny.shortest)
 
 
-def test_logits_equal_transformers_in_whatever_chunks_a_prompt_is_computed(pair: Pair) -> None:
+def test_logits_equal_transformers_for_any_chunking_of_a_prompt(pair: Pair) -> None:
     tokens = prompt(PROMPT_LENGTH)
     expected = pair.their_logits(tokens)[-1]
     assert expected.std() > 0.1, "weights so small that nothing shows"
@@ -88,10 +88,10 @@ def test_logits_equal_transformers_in_whatever_chunks_a_prompt_is_computed(pair:
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-def test_greedy_tokens_equal_transformers_in_company_preempted_and_seen_before(pair: Pair) -> None:
+def test_greedy_tokens_equal_transformers_when_batched_and_preempted(pair: Pair) -> None:
     lengths = [max(length, pair.shortest) for length in (1, 40, 7, 61, PROMPT_LENGTH)]
     prompts = [prompt(length, seed=number) for number, length in enumerate(lengths)]
-    # Five sequences of up to 95 tokens in 14 blocks of 16: some lose theirs.
+    # Five sequences of up to 95 tokens in 14 blocks of 16: some are preempted.
     few = FewBlocks(pair.runner, 14)
     outcome = generate(few, prompts, GREEDY, token_budget=23, at_once=5)
     assert outcome.preemptions > 0
@@ -109,7 +109,7 @@ def test_greedy_tokens_equal_transformers_after_a_cached_prefix(pair: Pair) -> N
 
 
 @pytest.mark.parametrize("name", ["llama-biases", "phi3-partial", "gemma2", "gemma3", "qwen2-moe"])
-def test_half_precision_stays_near_full_precision(root: Path, name: str) -> None:
+def test_half_precision_stays_close_to_full_precision(root: Path, name: str) -> None:
     source = ModelSource.open(str(saved(name, root)))
     logits = {}
     for dtype in (torch.bfloat16, torch.float32):
@@ -124,5 +124,5 @@ def test_half_precision_stays_near_full_precision(root: Path, name: str) -> None
     assert away < 0.1 * logits[torch.float32].std()
 
 
-def test_every_family_is_among_them() -> None:
+def test_every_native_family_is_tested() -> None:
     assert {tiny.config_class.model_type for tiny in TINY.values()} == set(FAMILIES)

@@ -1,4 +1,4 @@
-"""Descriptions from config.json: what is refused by name, and how long a sequence may be."""
+"""Architectures from config.json: refused fields, and the longest sequence."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def architecture(name: str, **changes: Any) -> ModelArchitecture:
         ("qwen3-yarn", {"head_dim": 31}, "odd"),
     ],
 )
-def test_what_would_be_served_wrong_is_refused_by_name(name: str, changes: dict[str, Any], words: str) -> None:
+def test_unsupported_configurations_are_refused_by_field(name: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words) as caught:
         architecture(name, **changes)
     assert "\n" not in str(caught.value)
@@ -62,15 +62,15 @@ def test_what_would_be_served_wrong_is_refused_by_name(name: str, changes: dict[
     ("name", "positions", "default"),
     [
         ("llama", 256, 256),
-        ("llama-linear", 128, 128),  # stretched fourfold
-        ("llama-dynamic", 256, 256),  # up to the model's own length: nothing is scaled there
+        ("llama-linear", 128, 128),  # scaled by 4
+        ("llama-dynamic", 256, 256),  # up to the original length, without scaling
         ("qwen2-yarn", 128, 128),
         ("qwen3-yarn", 256, 256),
-        ("phi3-longrope-beyond", 256, 32),  # longer only where it is asked for
-        ("gemma3-linear", 256, 256),  # its configuration gives the stretched length already
+        ("phi3-longrope-beyond", 256, 32),  # longer only if configured
+        ("gemma3-linear", 256, 256),  # its configuration states the scaled length
     ],
 )
-def test_the_longest_sequence_is_as_far_as_results_are_exact(name: str, positions: int, default: int) -> None:
+def test_the_default_length_is_the_longest_with_exact_results(name: str, positions: int, default: int) -> None:
     a = architecture(name)
     assert (a.max_position_embeddings, a.default_length) == (positions, default)
     kv = KVShape(a.num_layers, a.num_kv_heads, key_dim=a.head_dim, value_dim=a.head_dim)
@@ -81,12 +81,12 @@ def test_the_longest_sequence_is_as_far_as_results_are_exact(name: str, position
         resolve_max_model_length(EngineConfig(model="", max_model_length=positions + 1), a, kv, 100)
 
 
-def test_a_window_as_long_as_the_model_is_none() -> None:
+def test_a_window_as_long_as_the_model_is_dropped() -> None:
     windows = [architecture("mistral-window", sliding_window=size).layers[0].window for size in (255, 256, 4096)]
     assert windows == [255, None, None]
 
 
-def test_layers_alternate_as_the_family_has_them() -> None:
+def test_layers_alternate_in_the_pattern_of_the_family() -> None:
     assert [layer.window for layer in architecture("gemma2").layers] == [8, None, 8]
     assert [(layer.window, layer.rope) for layer in architecture("gemma3", num_hidden_layers=4).layers] == [
         (8, 1),
@@ -98,7 +98,7 @@ def test_layers_alternate_as_the_family_has_them() -> None:
     assert [layer.experts is None for layer in architecture("qwen2-moe-sparse").layers] == [True, False, True]
 
 
-def test_parameters_are_counted_as_transformers_counts_them() -> None:
+def test_parameter_counts_equal_transformers() -> None:
     for name in ("llama-biases", "gemma3", "qwen2-moe", "phi3-partial", "mixtral", "qwen3"):
         ours = architecture(name, tie_word_embeddings=name in ("llama-biases", "gemma3"))
         assert ours.num_parameters == TINY[name].build().num_parameters(), name

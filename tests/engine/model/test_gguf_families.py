@@ -1,4 +1,4 @@
-"""Every family from a GGUF file against transformers' own computation on the same weights."""
+"""Every family in GGUF format against transformers with the same weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LONG = scaled(
     long_factor=[1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 12.0],
     original_max_position_embeddings=128,
 )
-# transformers' name of the family, and what its configuration has beside the common sizes.
+# transformers' class prefix of the family, and its settings in addition to the common sizes.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama with biases, tied": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -89,7 +89,7 @@ def build(name: str) -> PreTrainedModel:
     made._attn_implementation = "eager"
     model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(made).eval()
     for part, parameter in model.named_parameters():
-        if part.endswith(("norm.weight", "layernorm.weight", ".bias")):  # as made they are 0 or 1: nothing would show
+        if part.endswith(("norm.weight", "layernorm.weight", ".bias")):  # initialised to constants
             torch.nn.init.normal_(parameter, 0.0 if family.startswith("Gemma") else 0.7, 0.3)
     return model
 

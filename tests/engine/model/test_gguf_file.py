@@ -1,4 +1,4 @@
-"""GGUF files: package gguf writes and dequantises, ours must read the same."""
+"""GGUF files: our reader must agree with package gguf."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def write(path: Path, tensors: dict[str, tuple[np.ndarray, str]], **metadata: An
 
 @pytest.fixture(scope="module")
 def theirs() -> gguf.GGUFReader:
-    """The demo model as package gguf reads it, which takes seconds."""
+    """The demo model read by package gguf, which takes seconds."""
     return gguf.GGUFReader(demo_model())
 
 
-def test_every_tensor_of_the_demo_model_is_what_package_gguf_makes_of_it_bit_for_bit(theirs: gguf.GGUFReader) -> None:
+def test_every_tensor_of_the_demo_model_equals_package_gguf_bit_for_bit(theirs: gguf.GGUFReader) -> None:
     ours = GGUFFile(demo_model())
     assert list(ours.tensor_names()) == [tensor.name for tensor in theirs.tensors]
     for tensor in theirs.tensors:
@@ -51,7 +51,7 @@ def test_every_tensor_of_the_demo_model_is_what_package_gguf_makes_of_it_bit_for
         assert np.array_equal(ours.tensor(tensor.name), expected), tensor.name
 
 
-def test_metadata_is_what_package_gguf_reads(theirs: gguf.GGUFReader) -> None:
+def test_metadata_equals_package_gguf(theirs: gguf.GGUFReader) -> None:
     ours = GGUFFile(demo_model()).metadata
     for name, field in theirs.fields.items():
         if not name.startswith("GGUF."):
@@ -59,7 +59,7 @@ def test_metadata_is_what_package_gguf_reads(theirs: gguf.GGUFReader) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 5, 20, 100, 1 << 20, 60 << 20])
-def test_a_truncated_file_is_one_clear_line(tmp_path: Path, length: int) -> None:
+def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path, length: int) -> None:
     path = tmp_path / "cut.gguf"
     with demo_model().open("rb") as whole:
         path.write_bytes(whole.read(length))
@@ -78,14 +78,14 @@ def test_a_truncated_file_is_one_clear_line(tmp_path: Path, length: int) -> None
         (b"GGUF\3\0\0\0" + b"\xff" * 60, "truncated"),
     ],
 )
-def test_what_is_no_gguf_file_is_said(tmp_path: Path, head: bytes, words: str) -> None:
+def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path, head: bytes, words: str) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(head)
     with pytest.raises(ModelError, match=words):
         GGUFFile(path)
 
 
-def test_the_demo_models_shape() -> None:
+def test_the_shape_of_the_demo_model() -> None:
     a = ModelSource.open(str(demo_model())).architecture
     assert (a.num_layers, a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim) == (30, 576, 9, 3, 64)
     assert (a.vocab_size, a.max_position_embeddings, a.tie_word_embeddings) == (49152, 8192, True)
@@ -109,7 +109,7 @@ METADATA = {
 
 @dataclass
 class Described:
-    """A GGUF file of nothing but metadata."""
+    """The contents of a GGUF file without tensors."""
 
     metadata: dict[str, Any]
 
@@ -120,13 +120,13 @@ class Described:
         raise KeyError(name)
 
 
-def test_metadata_defaults_and_both_end_tokens() -> None:
+def test_metadata_defaults_and_both_end_tokens_are_read() -> None:
     a = architecture_from_gguf(Described(METADATA))
     assert (a.num_kv_heads, a.head_dim, a.rope_configs[0].theta) == (2, 32, 10000.0)
     assert a.eos_token_ids == {3, 4}
 
 
-def test_tokens_that_end_a_turn_by_their_text_end_a_generation() -> None:
+def test_end_of_turn_tokens_are_found_by_their_text() -> None:
     tokens = {
         "tokenizer.ggml.tokens": ["<unk>", "<|end|>", "<|im_end|>", "</s>", "<|eot_id|>"],
         "tokenizer.ggml.token_type": [2, 4, 1, 3, 3],
@@ -146,19 +146,19 @@ def test_tokens_that_end_a_turn_by_their_text_end_a_generation() -> None:
         ({"split.count": 3}, "split.count is 3: merge"),
     ],
 )
-def test_metadata_that_would_be_served_wrong_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+def test_unsupported_metadata_is_refused_by_key(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         architecture_from_gguf(Described(METADATA | changes))
 
 
-def test_a_window_of_a_family_whose_files_have_none_is_refused() -> None:
+def test_a_window_without_a_known_layer_pattern_is_refused() -> None:
     metadata = {key.replace("llama.", "qwen2."): value for key, value in METADATA.items()}
     windowed = metadata | {"general.architecture": "qwen2", "qwen2.attention.sliding_window": 64}
     with pytest.raises(ModelError, match=r"qwen2\.attention\.sliding_window is 64"):
         architecture_from_gguf(Described(windowed))
 
 
-def test_gemma_knows_which_of_its_layers_see_all_and_how_its_largest_model_scales_scores() -> None:
+def test_gemma_layer_pattern_and_attention_scale_of_its_largest_model() -> None:
     metadata = {key.replace("llama.", "gemma3."): value for key, value in METADATA.items()}
     metadata |= {"general.architecture": "gemma3", "gemma3.attention.sliding_window": 16}
     metadata |= {"gemma3.attention.key_length": 16, "gemma3.attention.value_length": 16}
@@ -167,7 +167,7 @@ def test_gemma_knows_which_of_its_layers_see_all_and_how_its_largest_model_scale
     assert [layer.rope for layer in a.layers] == [1, 1, 1, 1, 1, 0, 1, 1]
     assert a.attention_scale == 16**-0.5
     largest = architecture_from_gguf(Described(metadata | {"gemma3.block_count": 62}))
-    assert largest.attention_scale == 32**-0.5  # hidden size by heads
+    assert largest.attention_scale == 32**-0.5  # hidden size / heads
 
 
 def tiny(tmp_path: Path, **extra: np.ndarray) -> ModelSource:
@@ -181,7 +181,7 @@ def tiny(tmp_path: Path, **extra: np.ndarray) -> ModelSource:
     return ModelSource.open(str(write(tmp_path / "tiny.gguf", tensors, **metadata)))
 
 
-def test_stretched_rotary_frequencies_come_from_their_tensor(tmp_path: Path) -> None:
+def test_scaled_rotary_frequencies_come_from_their_tensor(tmp_path: Path) -> None:
     factors = np.linspace(1, 8, 16, dtype=np.float32)
     source = tiny(tmp_path, **{"rope_freqs.weight": factors})
     loaded = open_checkpoint(source).rope_factors
@@ -194,7 +194,7 @@ def test_stretched_rotary_frequencies_come_from_their_tensor(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.0.ssm_a"])
-def test_a_tensor_without_its_fellows_or_without_use_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_or_unknown_tensor_is_named(tmp_path: Path, name: str) -> None:
     source = tiny(tmp_path, **{name: np.zeros(64, np.float32)})
     with pytest.raises(ModelError, match=r"blk\.0\.(attn_k\.bias is missing|ssm_a is not part of)"):
         open_checkpoint(source)

@@ -1,4 +1,4 @@
-"""MODEL as the name of a model on a hub."""
+"""Models on a hub."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
 }
-# In a process of its own: huggingface_hub reads its environment when it is imported.
+# Run in a separate process, because huggingface_hub reads its environment on import.
 OPEN = """
 import sys
 from fastgen.model import ModelError
@@ -52,7 +52,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 def open_models(endpoint: str, home: Path, *models: str, **more: str) -> list[str]:
-    """What comes of each: its path and vocabulary, or the error."""
+    """Open each model and return its path and vocabulary size, or the error."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     environment = kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "*", **more}
     done = subprocess.run([sys.executable, "-c", OPEN, *models], env=environment, capture_output=True, text=True)
@@ -60,9 +60,7 @@ def open_models(endpoint: str, home: Path, *models: str, **more: str) -> list[st
     return done.stdout.splitlines()
 
 
-def test_a_name_is_downloaded_once_without_code_and_served_from_the_cache_when_the_hub_is_gone(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_model_is_downloaded_once_without_code_and_then_served_from_the_cache(hub: Hub, tmp_path: Path) -> None:
     (opened,) = open_models(hub.url, tmp_path, "tests/tiny")
     path, vocabulary = opened.split()
     assert vocabulary == "64"
@@ -75,7 +73,7 @@ def test_a_name_is_downloaded_once_without_code_and_served_from_the_cache_when_t
     assert open_models("http://127.0.0.1:9", tmp_path, "tests/tiny") == [opened]
 
 
-def test_what_is_wrong_is_one_line_with_the_remedy(hub: Hub, tmp_path: Path) -> None:
+def test_hub_errors_are_one_line_with_the_remedy(hub: Hub, tmp_path: Path) -> None:
     nothing, gated, revision = open_models(hub.url, tmp_path, "tests/nothing", "tests/gated", "tests/tiny@gone")
     assert "no such file or directory, and no model at" in nothing
     assert "set HF_TOKEN" in nothing
@@ -87,7 +85,7 @@ def test_what_is_wrong_is_one_line_with_the_remedy(hub: Hub, tmp_path: Path) -> 
     assert "not cached, and http://127.0.0.1:9 cannot be reached" in unreachable
 
 
-def test_a_token_opens_what_is_gated(hub: Hub, tmp_path: Path) -> None:
+def test_a_token_gives_access_to_a_gated_model(hub: Hub, tmp_path: Path) -> None:
     (opened,) = open_models(hub.url, tmp_path, "tests/gated", HF_TOKEN=TOKEN)
     assert opened.endswith(" 64")
 
@@ -104,11 +102,11 @@ def test_a_token_opens_what_is_gated(hub: Hub, tmp_path: Path) -> None:
         ("../x/y", None),
     ],
 )
-def test_only_two_words_with_a_slash_are_a_hubs_name(model: str, repository: str | None) -> None:
+def test_only_two_names_with_a_slash_are_a_hub_repository(model: str, repository: str | None) -> None:
     assert hub_repository(model) == repository
 
 
-def test_a_path_that_exists_is_no_hubs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_path_is_not_a_hub_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "organisation" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert hub_repository("organisation/name") is None

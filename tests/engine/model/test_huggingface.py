@@ -1,4 +1,4 @@
-"""Hugging Face directories, built with transformers: shapes of heads, checkpoints, and what is refused."""
+"""Hugging Face directories written by transformers: head shapes, checkpoints and refused models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    "initializer_range": 0.3,  # sharp logits: a wrong step shows
+    "initializer_range": 0.3,  # sharp logits expose a wrong computation
     "eos_token_id": [5, 7],
     "bos_token_id": 1,
 }
@@ -67,9 +67,7 @@ def tokens_of(length: int) -> list[int]:
 
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_transformers_in_whatever_chunks_a_prompt_is_computed(
-    tmp_path: Path, variant: str, block_size: int
-) -> None:
+def test_logits_equal_transformers_for_any_chunking_of_a_prompt(tmp_path: Path, variant: str, block_size: int) -> None:
     kind, config = VARIANTS[variant]
     model = random_model(kind, config)
     runner = load(save(model, tmp_path), kv_cache_memory=8 << 20, block_size=block_size)
@@ -83,7 +81,7 @@ def test_logits_equal_transformers_in_whatever_chunks_a_prompt_is_computed(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_tokens_equal_transformers_with_prompts_at_once(tmp_path: Path, variant: str) -> None:
+def test_greedy_tokens_equal_transformers_for_batched_prompts(tmp_path: Path, variant: str) -> None:
     kind, config = VARIANTS[variant]
     model = random_model(kind, config)
     runner = load(save(model, tmp_path), kv_cache_memory=8 << 20, block_size=16)
@@ -102,7 +100,7 @@ def test_sharded_half_precision_checkpoints_load_as_float32(tmp_path: Path, dtyp
     runner = load(save(model, tmp_path, max_shard_size="40KB"), kv_cache_memory=8 << 20)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     with torch.inference_mode():
-        # Read anew: `model` has rounded its rotary frequencies too.
+        # Load it again, because `model` has rounded its rotary frequencies too.
         anew = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
         expected = anew(torch.tensor([tokens_of(30)])).logits[0, -1]
     logits = run_in_chunks(runner, tokens_of(30), [3], [30])
@@ -145,19 +143,19 @@ def edit_config(folder: Path, **changes: Any) -> None:
         ({"hidden_size": "48"}, "hidden_size is '48'"),
     ],
 )
-def test_what_would_be_served_wrong_is_refused_by_name(folder: Path, changes: dict[str, Any], words: str) -> None:
+def test_unsupported_configurations_are_refused_by_field(folder: Path, changes: dict[str, Any], words: str) -> None:
     edit_config(folder, **changes)
     with pytest.raises(ModelError, match=words) as caught:
         ModelSource.open(str(folder))
     assert "\n" not in str(caught.value)
 
 
-def test_a_sliding_window_as_long_as_the_model_is_none(folder: Path) -> None:
+def test_a_sliding_window_as_long_as_the_model_is_dropped(folder: Path) -> None:
     edit_config(folder, sliding_window=512)
     assert ModelSource.open(str(folder)).architecture.max_position_embeddings == 512
 
 
-def test_a_head_size_that_the_kernels_cannot_take_is_named(tmp_path: Path) -> None:
+def test_a_head_size_that_the_kernels_do_not_support_is_refused(tmp_path: Path) -> None:
     folder = save(random_model(LlamaForCausalLM, LlamaConfig(**SMALL, head_dim=6)), tmp_path)
     with pytest.raises(ModelError, match="head size 6: on a CPU it must be a multiple of 4"):
         load(folder)
@@ -175,13 +173,13 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
         load(folder)
 
 
-def test_a_tensor_that_nothing_computes_with_is_named(folder: Path) -> None:
+def test_an_unknown_tensor_is_named(folder: Path) -> None:
     edit_config(folder, num_hidden_layers=2)
     with pytest.raises(ModelError, match=r"layers\.2\.\S+ is not part of"):
         load(folder)
 
 
-def test_a_folder_without_config_a_missing_path_and_missing_weights_say_so(folder: Path, tmp_path: Path) -> None:
+def test_missing_config_missing_path_and_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such file or directory"):
         ModelSource.open(str(tmp_path / "nothing"))
     (folder / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""Matrices kept as int8: what is exact, how far the rest is off, and what they weigh."""
+"""Int8 matrices: exactness, error bounds and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastgen.model.layers.int8_linear import Int8Linear
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_0"])
-def test_blocks_of_whole_numbers_are_taken_as_they_are(kind: str) -> None:
+def test_integer_blocks_are_converted_exactly(kind: str) -> None:
     quantisation = gguf.GGMLQuantizationType[kind]
     raw = random_blocks(kind, 12).reshape(-1)
     blocks = Int8Blocks.of_tensor(raw, TYPES[quantisation], columns=64)
@@ -24,7 +24,7 @@ def test_blocks_of_whole_numbers_are_taken_as_they_are(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_1", "IQ4_NL"])
-def test_other_types_are_quantised_to_within_half_a_step_of_each_block(kind: str) -> None:
+def test_other_types_are_quantised_to_within_half_a_step_per_block(kind: str) -> None:
     quantisation = gguf.GGMLQuantizationType[kind]
     raw = random_blocks(kind, 12).reshape(-1)
     blocks = Int8Blocks.of_tensor(raw, TYPES[quantisation], columns=64)
@@ -46,7 +46,7 @@ def test_quantising_is_within_half_a_step_and_zeros_stay_zeros(rows: int, column
     assert not blocks.dequantised()[rows // 2].any()
 
 
-def test_the_largest_value_of_every_block_is_met_to_float32s_last_bits() -> None:
+def test_the_largest_value_of_every_block_is_exact_to_the_last_bits() -> None:
     matrix = np.random.default_rng(0).standard_normal((8, 64), dtype=np.float32)
     blocks = matrix.reshape(8, 2, 32)
     largest = np.abs(blocks).argmax(axis=2)[..., None]
@@ -56,7 +56,7 @@ def test_the_largest_value_of_every_block_is_met_to_float32s_last_bits() -> None
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(960, 576), (31, 17), (1, 5), (48, 40)])
-def test_the_product_equals_that_of_the_dequantised_matrix(rows: int, columns: int) -> None:
+def test_the_product_equals_that_with_the_dequantised_matrix(rows: int, columns: int) -> None:
     torch.manual_seed(0)
     blocks = Int8Blocks.quantise(torch.randn(rows, columns).numpy())
     product, exact = Int8Linear(blocks), torch.from_numpy(blocks.dequantised())
@@ -67,7 +67,7 @@ def test_the_product_equals_that_of_the_dequantised_matrix(rows: int, columns: i
         torch.testing.assert_close(y, F.linear(x, exact), atol=2e-4, rtol=1e-5)
 
 
-def test_the_product_is_within_a_hundredth_of_the_float32_matrixs() -> None:
+def test_the_product_is_within_one_percent_of_float32() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(512, 576) * torch.rand(512, 1), torch.randn(32, 576)
     exact = F.linear(x, weight)
@@ -75,6 +75,6 @@ def test_the_product_is_within_a_hundredth_of_the_float32_matrixs() -> None:
     assert error < 0.01
 
 
-def test_a_matrix_takes_less_than_a_third_of_float32s_memory() -> None:
+def test_an_int8_matrix_takes_less_than_a_third_of_float32_memory() -> None:
     weight = np.zeros((960, 576), np.float32)
     assert Int8Linear(Int8Blocks.quantise(weight)).num_bytes == weight.nbytes * 9 // 32

@@ -1,4 +1,4 @@
-"""Whole models with --quantization int8: exact where the file holds such blocks, close to float32 elsewhere."""
+"""Models with --quantization int8: exact if the file has int8 blocks, otherwise close to float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.prompts import PROMPTS
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "phi3 with a window", "gemma3"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_a_file_of_int8_blocks_gives_the_logits_of_its_float32_values(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_file_with_int8_blocks_gives_the_logits_of_its_float32_values(tmp_path: Path, name: str, kind: str) -> None:
     path = write_gguf(build(name), tmp_path / "tiny.gguf", kind)
     exact, kept = (
         run_in_chunks(
@@ -36,7 +36,7 @@ def test_a_file_of_int8_blocks_gives_the_logits_of_its_float32_values(tmp_path: 
     torch.testing.assert_close(kept, exact, atol=1e-4, rtol=0)
 
 
-def test_a_hugging_face_folder_is_quantised_to_within_a_few_hundredths(tmp_path: Path) -> None:
+def test_quantised_hugging_face_logits_are_within_a_few_percent(tmp_path: Path) -> None:
     build("qwen3").save_pretrained(tmp_path)
     blocks = random.Random(3).sample(range(6), 6)
     exact, kept = (
@@ -49,12 +49,12 @@ def test_a_hugging_face_folder_is_quantised_to_within_a_few_hundredths(tmp_path:
 
 
 def relative_error(ours: torch.Tensor, exact: torch.Tensor) -> float:
-    """Of logits: what is added to all of them changes no probability, and does not count."""
+    """Compare logits up to a constant, which does not change probabilities."""
     return float(((ours - ours.mean()) - (exact - exact.mean())).norm() / (exact - exact.mean()).norm())
 
 
 def divergence(ours: torch.Tensor, exact: torch.Tensor) -> float:
-    """Kullback and Leibler's, of the probabilities of the next token, in nats."""
+    """Return the Kullback-Leibler divergence of next-token probabilities in nats."""
     expected, found = exact.log_softmax(-1), ours.log_softmax(-1)
     return float((expected.exp() * (expected - found)).sum())
 
@@ -71,7 +71,7 @@ def prompts(demo_source: ModelSource) -> list[list[int]]:
     return [tokens for tokens in encoded if len(tokens) <= 24]
 
 
-def test_the_demo_models_next_tokens_stay_close_to_float32s(
+def test_next_token_probabilities_of_the_demo_model_stay_close_to_float32(
     int8_demo: ModelRunner, demo_runner: ModelRunner, prompts: list[list[int]]
 ) -> None:
     assert len(prompts) > 10
@@ -85,10 +85,10 @@ def test_the_demo_models_next_tokens_stay_close_to_float32s(
     assert sum(divergences) / len(divergences) < 0.005, divergences
 
 
-def test_the_demo_models_greedy_tokens_mostly_agree_with_float32s(
+def test_greedy_tokens_of_the_demo_model_mostly_agree_with_float32(
     int8_demo: ModelRunner, demo_runner: ModelRunner, prompts: list[list[int]]
 ) -> None:
-    """Once a token differs, so does all that follows: what counts is how many come before."""
+    """Count the tokens before the first difference, because all later tokens differ too."""
     sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     ours, theirs = (
         generate(runner, prompts, sampling, token_budget=256, at_once=16).tokens for runner in (int8_demo, demo_runner)
@@ -100,7 +100,7 @@ def test_the_demo_models_greedy_tokens_mostly_agree_with_float32s(
     assert sum(same) >= 0.8 * 8 * len(prompts), same
 
 
-def test_an_int8_model_holds_less_than_a_third_of_the_bytes_of_float32s_matrices(int8_demo: ModelRunner) -> None:
+def test_int8_matrices_of_a_model_take_less_than_a_third_of_float32_bytes(int8_demo: ModelRunner) -> None:
     weights = int8_demo._model._weights
     held, parameters = 0, 0
     for layer in weights.layers:

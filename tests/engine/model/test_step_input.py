@@ -31,7 +31,7 @@ def test_rows_are_tokens_with_positions_and_slots() -> None:
     assert (step_input.logit_rows.tolist(), step_input.num_sampled) == (
         [0, 1, 8],
         3,
-    )  # nothing of the half prompt
+    )  # the unfinished prompt is not sampled
     spans = [(span.row, span.num_tokens, span.context, span.blocks.tolist()) for span in step_input.chunks]
     assert spans == [(2, 4, 14, [7, 1]), (6, 3, 0, [0])]
     assert step_input.tables.tolist() == [4, 2, 9, 7, 1, 0]

@@ -1,4 +1,4 @@
-"""Paged attention in torch's operations against its readable twin."""
+"""Paged attention with torch operations against its readable twin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.driving import sequence
 
 BLOCK_SIZE, KV_HEADS, NUM_BLOCKS, LAYERS = 16, 2, 64, 2
 CPU = torch.device("cpu")
-# (tokens computed before, tokens of the chunk): decodes of very different lengths, first chunks and later ones.
+# (computed tokens, chunk tokens): decodes of very different lengths, first and later chunks.
 CHUNKS = ((0, 1), (15, 1), (16, 1), (100, 1), (199, 1), (0, 2), (0, 40), (16, 16), (33, 50))
 
 
@@ -72,7 +72,7 @@ def slow_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One query and head at a time, straight from the definition."""
+    """Compute attention from its definition, one query and head at a time."""
     k, v = (cache[table].transpose(1, 2).flatten(0, 1) for cache in (keys, values))  # [tokens, kv heads, head_dim]
     group = queries.shape[1] // keys.shape[1]
     out = torch.zeros(*queries.shape[:2], values.shape[-1])
@@ -97,7 +97,7 @@ def random_queries(heads: int, head_dim: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("heads", [2, 6])
-def test_it_equals_the_readable_twin(heads: int) -> None:
+def test_torch_attention_equals_the_readable_twin(heads: int) -> None:
     cache, plan, queries = random_cache(24, 24), make_pass(), random_queries(heads, 24)
     rows = iter(queries)
     twin = torch.cat(
@@ -130,20 +130,20 @@ def test_it_equals_the_readable_twin(heads: int) -> None:
     ],
     ids=str,
 )
-def test_windows_softcaps_and_sinks_are_what_their_definitions_say(options: dict[str, object]) -> None:
+def test_windows_softcaps_and_sinks_match_their_definitions(options: dict[str, object]) -> None:
     cache, plan, queries = random_cache(16, 8), make_pass(), random_queries(4, 16)
     actual = attend(plan, cache, 0, queries, scale=0.25, **options)
     torch.testing.assert_close(actual, expected(plan, cache, 0, queries, scale=0.25, **options), atol=1e-5, rtol=1e-5)
 
 
-def test_work_cut_small_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_scratch_memory_gives_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, plan, queries = random_cache(16, 16), make_pass(), random_queries(4, 16)
     whole = attend(plan, cache, 0, queries, scale=0.25, window=30)
     monkeypatch.setattr(torch_attention, "MAX_SCRATCH_ELEMENTS", 700)
     torch.testing.assert_close(attend(plan, cache, 0, queries, scale=0.25, window=30), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_keys_and_values_go_to_the_slots_of_their_tokens_and_nowhere_else() -> None:
+def test_keys_and_values_are_written_only_to_the_slots_of_their_tokens() -> None:
     cache, plan = random_cache(8, 4), make_pass()
     before = cache.keys.clone(), cache.values.clone()
     batch = StepInput.from_plan(plan, block_size=BLOCK_SIZE)

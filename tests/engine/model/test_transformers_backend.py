@@ -170,7 +170,7 @@ def test_the_peak_step_has_the_token_budget_and_samples_every_sequence(gpt2: Pat
     model = adapted(gpt2)
     rows: list[int] = []
     run, head = model.forward, model.head
-    model.forward = lambda batch, cache: rows.append(batch.num_rows) or run(batch, cache)  # type: ignore[func-returns-value,method-assign]
+    model.forward = lambda step, cache: rows.append(step.num_rows) or run(step, cache)  # type: ignore[func-returns-value,method-assign]
     model.head = lambda hidden: rows.append(len(hidden)) or head(hidden)  # type: ignore[func-returns-value,method-assign]
     run_peak_step(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16))
     assert rows == [128, 40]

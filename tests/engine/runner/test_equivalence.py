@@ -1,4 +1,4 @@
-"""Mixed workloads over a real model, tiny and with random weights: each request's tokens are those of its solo run."""
+"""Mixed workloads over a tiny model with random weights: each request's tokens equal those of its solo run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORKLOADS = 40
 
 @dataclass
 class Recording(FewBlocks):
-    """Keeps its passes; each takes a tenth of a second on its own clock."""
+    """Records its steps; each takes a tenth of a second on its own clock."""
 
     clock: Clock = field(default_factory=Clock)
     plans: list[StepPlan] = field(default_factory=list)
@@ -56,7 +56,7 @@ def engine_of(recording: Recording, workload: Workload) -> Engine:
 
 
 def solo(runner: ModelRunner, arrival: Arrival, number: int) -> list[int]:
-    """The request alone, in one pass for its prompt and one for each token."""
+    """Run the request alone, with one step for its prompt and one per token."""
     engine = Engine(FewBlocks(runner, runner.num_blocks), EngineConfig(model="", prefix_caching=False))
     engine.add(arrival.request(number, VOCABULARY))
     tokens: list[int] = []
@@ -65,7 +65,7 @@ def solo(runner: ModelRunner, arrival: Arrival, number: int) -> list[int]:
     return tokens
 
 
-def test_every_completed_request_of_a_real_model_equals_its_solo_run(runner: ModelRunner) -> None:
+def test_every_completed_request_equals_its_solo_run(runner: ModelRunner) -> None:
     seen: Counter[str] = Counter()
     for seed in range(WORKLOADS):
         workload = random_workload(random.Random(seed), block_size=BLOCK_SIZE, longest_prompt=90, most=8)

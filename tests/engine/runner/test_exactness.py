@@ -1,9 +1,9 @@
 """Greedy output equals transformers' on the same float32 weights, token for token.
 
-The reference is transformers' logits for prompt and output together: if at each place their largest names the token
-that we generated next, then transformers' own greedy search generates the same tokens, by induction. Another token
-passes only where transformers' logits of the two differ by less than `TIE`. That the induction holds is itself tested,
-against `generate` of transformers.
+The reference is transformers' logits for prompt and output together: if at each position the largest logit is that of
+the token that we generated next, then transformers' greedy search generates the same tokens, by induction. Another token
+is accepted only if transformers' logits of the two differ by less than `TIE`. The induction itself is tested against
+transformers' `generate`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 class Reference:
-    """transformers' judgement on outputs; each distinct one is judged once."""
+    """Compares outputs with transformers' logits; each distinct output once."""
 
     def __init__(self, source: ModelSource) -> None:
         self.model = transformers_twin(source)
         self.gap = cache(self._gap)
 
     def _gap(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> float:
-        """How far below transformers' best logit any of our tokens was, at most."""
+        """Return the largest distance of any of our tokens from transformers' best logit."""
         with torch.inference_mode():
             logits = self.model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
         chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
@@ -79,7 +79,7 @@ def test_greedy_output_equals_transformers_with_eight_prompts_at_once(
     reference.assert_equal(prompts, outcome)
 
 
-def test_greedy_output_equals_transformers_when_the_cache_is_so_small_that_sequences_are_preempted(
+def test_greedy_output_equals_transformers_when_sequences_are_preempted(
     demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]]
 ) -> None:
     longest = max(map(len, prompts)) + NUM_TOKENS
@@ -90,7 +90,7 @@ def test_greedy_output_equals_transformers_when_the_cache_is_so_small_that_seque
 
 
 @pytest.mark.parametrize("number", [2, 9, 13, 18])
-def test_the_reference_agrees_with_transformers_own_greedy_search(
+def test_the_reference_agrees_with_transformers_greedy_search(
     demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], number: int
 ) -> None:
     prompt = torch.tensor([prompts[number]])
@@ -110,7 +110,7 @@ def test_the_reference_agrees_with_transformers_own_greedy_search(
     assert reference.gap(tuple(prompts[number]), tuple(theirs)) < TIE
 
 
-def test_a_wrong_token_does_not_pass_for_transformers_choice(
+def test_the_reference_rejects_a_wrong_token(
     demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]]
 ) -> None:
     (output,) = generate(demo_runner, [prompts[13]], GREEDY, token_budget=256, at_once=1).tokens

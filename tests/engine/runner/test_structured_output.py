@@ -1,4 +1,4 @@
-"""Grammars through the real engine and the demo model."""
+"""Grammars with the real engine and the demo model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EMOJI = "(🙂|🚀|é){2,4}"
 
 @dataclass(frozen=True)
 class Said:
-    """What became of one request."""
+    """The outcome of one request."""
 
     text: str
     tokens: list[int]
@@ -58,12 +58,12 @@ class Structured:
     grammars: GrammarFactory
 
     def prompt(self, number: int) -> list[int]:
-        """Nearly a block long: most generations need a second one."""
+        """Return a prompt of nearly one block, so that most generations need a second one."""
         text = f"Question {number}. Tell me of Anna, who is thirty years old and lives in a house by the sea. " * 3
         return self.tokenizer.encode(text, add_special_tokens=False)[:58]
 
     def run(self, asked: list[SamplingParams], *, num_blocks: int | None = None) -> tuple[list[Said], int]:
-        """All at once, each after a prompt of its own; also how often one was preempted."""
+        """Run all requests at once, each with its own prompt; also return the number of preemptions."""
         runner = self.runner if num_blocks is None else FewBlocks(self.runner, num_blocks)
         config = EngineConfig(model="", token_budget=64, max_sequences=16)
         engine = Engine(runner, config, grammars=self.grammars)
@@ -133,7 +133,7 @@ def test_every_grammar_is_matched_greedy_and_sampled_in_one_batch(together: list
             assert_matches(said, wanted)
 
 
-def test_requests_without_a_grammar_are_untouched_beside_those_with_one(
+def test_requests_without_a_grammar_are_unaffected_by_those_with_one(
     structured: Structured, together: list[Said]
 ) -> None:
     number = len(ASKED) - 2
@@ -156,7 +156,7 @@ def test_a_preempted_generation_stays_within_its_grammar(structured: Structured,
             assert own.tokens == before.tokens
 
 
-def test_a_complete_match_ends_whatever_ignore_eos_and_min_tokens_say(structured: Structured) -> None:
+def test_a_complete_match_ends_despite_ignore_eos_and_min_tokens(structured: Structured) -> None:
     (end,) = structured.runner.architecture.eos_token_ids
     wants_to_end = {"temperature": 0, "logit_bias": ((end, 100.0),)}
     asked = [
@@ -171,7 +171,7 @@ def test_a_complete_match_ends_whatever_ignore_eos_and_min_tokens_say(structured
     assert held_back.tokens[-1] == end
 
 
-def test_a_match_that_is_cut_says_so(structured: Structured) -> None:
+def test_a_match_cut_by_max_tokens_finishes_with_length(structured: Structured) -> None:
     (said,), _ = structured.run([schema(PERSON, max_tokens=3, **GREEDY)])
     assert said.reason is FinishReason.LENGTH
     assert len(said.tokens) == 3

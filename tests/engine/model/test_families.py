@@ -1,7 +1,7 @@
 """Every native family against transformers in float32 with the same weights.
 
-Logits are within 1e-4 and greedy tokens are equal with chunks of odd sizes, batching, preemption and prefix caching, for
-both backends: the CPU kernels and torch operations.
+Logits are within 1e-4 and greedy tokens are equal with chunks of odd sizes, batching, preemption and prefix caching,
+for both backends: the CPU kernels and torch operations.
 """
 
 from __future__ import annotations

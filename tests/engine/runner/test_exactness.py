@@ -1,9 +1,9 @@
 """Greedy output equals transformers' on the same float32 weights, token for token.
 
 The reference is transformers' logits for prompt and output together: if at each position the largest logit is that of
-the token that we generated next, then transformers' greedy search generates the same tokens, by induction. Another token
-is accepted only if transformers' logits of the two differ by less than `TIE`. The induction itself is tested against
-transformers' `generate`.
+the token that we generated next, then transformers' greedy search generates the same tokens, by induction. Another
+token is accepted only if transformers' logits of the two differ by less than `TIE`. The induction itself is tested
+against transformers' `generate`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How autoscaling policies compare, by discrete events over the engine's scheduler: `docs/benchmarks/autoscaling.md`.
+"""Discrete-event simulator that compares autoscaling policies: `docs/benchmarks/autoscaling.md`.
 
-`python -m benchmarks.autoscaling` runs the whole comparison and prints its table.
+`python -m benchmarks.autoscaling` runs the whole comparison and prints its tables.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.autoscaling`: the comparison of docs/benchmarks/autoscaling.md, in some minutes."""
+"""Run the comparison of docs/benchmarks/autoscaling.md, which takes some minutes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.autoscaling.coarse import CoarseReplica
+from benchmarks.autoscaling.approximate import ApproximateReplica
 from benchmarks.autoscaling.comparison import OURS, compare
 from benchmarks.autoscaling.device import A100_8B, CPU_135M
 from benchmarks.autoscaling.exact import ExactReplica
@@ -18,26 +18,37 @@ from benchmarks.autoscaling.report import draw, line, lines
 from benchmarks.autoscaling.traces import traces
 
 _DEVICES = {"a100": Engine(A100_8B, Targets(1.0, 0.050)), "cpu": Engine(CPU_135M, Targets(10.0, 0.4))}
-# Requests a second that a fleet of about four takes, relative to the GPU's.
+# Request rate of a fleet of about four replicas, relative to the GPU's.
 _SCALES = {"a100": 1.0, "cpu": 0.02}
 
 
 def main() -> None:
-    """Prints a table for each trace."""
+    """Print a table per trace."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscaling", description=__doc__)
     parser.add_argument("--device", choices=sorted(_DEVICES), default="a100")
-    parser.add_argument("--seconds", type=float, default=2400.0, help="length of each trace beside its warm-up")
+    parser.add_argument("--seconds", type=float, default=2400.0, help="length of each trace without its warm-up")
     parser.add_argument("--scale", type=float, default=1.0, help="load, relative to a fleet of about four replicas")
-    parser.add_argument("--trace", action="append", default=[], help="only these")
     parser.add_argument(
-        "--policy", action="append", default=[], help="only those whose names begin so, for example FastGen"
+        "--trace", action="append", default=[], help="name of a trace to run; can be repeated; default: all"
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        help="prefix of the policies to run, for example FastGen; can be repeated; default: all",
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--exact", action="store_true", help="replicas with the real scheduler: thirty times slower")
-    parser.add_argument("--least-loaded", action="store_true", help="a gateway in front instead of kube-proxy")
-    parser.add_argument("--plots", type=Path, help="a folder for the pictures")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
-    parser.add_argument("--quick", action="store_true", help="one short trace, ours and one other")
+    parser.add_argument(
+        "--exact", action="store_true", help="simulate replicas with the real scheduler: thirty times slower"
+    )
+    parser.add_argument(
+        "--least-loaded",
+        action="store_true",
+        help="route to the less loaded of two random pods instead of a random pod",
+    )
+    parser.add_argument("--plots", type=Path, help="folder to write plots to")
+    parser.add_argument("--json", type=Path, help="JSON file to write results to")
+    parser.add_argument("--quick", action="store_true", help="run one short trace with two policies")
     given = parser.parse_args()
     seconds, names, policies = given.seconds, given.trace, given.policy
     if given.quick:
@@ -51,7 +62,7 @@ def main() -> None:
         seed=given.seed,
         most=max(4, round(16 * given.scale)),
         balancer=least_loaded if given.least_loaded else random_pod,
-        make=ExactReplica if given.exact else CoarseReplica,
+        make=ExactReplica if given.exact else ApproximateReplica,
         only=policies,
     ):
         rows.append(row)
@@ -61,7 +72,7 @@ def main() -> None:
     if given.plots is not None:
         draw(rows, given.plots)
     if given.json is not None:
-        table = [{"trace": r.trace.name, "policy": r.contestant.name, **asdict(r.figures)} for r in rows]
+        table = [{"trace": r.trace.name, "policy": r.configuration.name, **asdict(r.figures)} for r in rows]
         given.json.write_text(json.dumps(table, indent=1))
 
 

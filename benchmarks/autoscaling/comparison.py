@@ -1,4 +1,4 @@
-"""All contestants on all traces, and who leads."""
+"""Run all policies on all traces and rank the results."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.autoscaling.coarse import CoarseReplica
-from benchmarks.autoscaling.contestants import Contestant, contestants
+from benchmarks.autoscaling.approximate import ApproximateReplica
+from benchmarks.autoscaling.configurations import PolicyConfiguration, policy_configurations
 from benchmarks.autoscaling.fleet import Balancer, Cluster, random_pod
 from benchmarks.autoscaling.replica import Engine, MakeReplica
 from benchmarks.autoscaling.results import Figures, figures
-from benchmarks.autoscaling.simulation import Look, Scenario, simulate
+from benchmarks.autoscaling.simulation import FleetSample, Scenario, simulate
 from benchmarks.autoscaling.traces import Trace
 
 MOST_REPLICAS = 16
@@ -20,12 +20,12 @@ OURS = "FastGen"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run of the table."""
+    """One run: a row of the results table."""
 
     trace: Trace
-    contestant: Contestant
+    configuration: PolicyConfiguration
     figures: Figures
-    looks: tuple[Look, ...]
+    samples: tuple[FleetSample, ...]
 
 
 def compare(
@@ -36,30 +36,30 @@ def compare(
     seed: int = 1,
     most: int = MOST_REPLICAS,
     balancer: Balancer = random_pod,
-    make: MakeReplica = CoarseReplica,
+    make: MakeReplica = ApproximateReplica,
     only: Sequence[str] = (),
 ) -> Iterator[Row]:
-    """Every contestant, or those whose name begins with one of `only`, on every trace: the same requests for all."""
+    """Run every policy, or those whose names start with one of `only`, on every trace with identical requests."""
     for trace in traces:
         scenario = Scenario(
             trace=trace, engine=engine, cluster=Cluster(), begin=begin, most=most, seed=seed, balancer=balancer
         )
-        for contestant in contestants(engine, trace.mix, most):
-            if not only or contestant.name.startswith(tuple(only)):
-                run = simulate(scenario, contestant.make(), make)
-                yield Row(trace, contestant, figures(run), run.looks)
+        for configuration in policy_configurations(engine, trace.mix, most):
+            if not only or configuration.name.startswith(tuple(only)):
+                run = simulate(scenario, configuration.make(), make)
+                yield Row(trace, configuration, figures(run), run.samples)
 
 
-def better_than(ours: Sequence[Row], other: Row) -> bool:
-    """Does one of our settings attain as much or more at as many GPU-hours or fewer?"""
+def is_dominated(ours: Sequence[Row], other: Row) -> bool:
+    """Return whether one of our rows has at least its attainment at no more GPU-hours."""
     return any(
         row.figures.attainment >= other.figures.attainment and row.figures.gpu_hours <= other.figures.gpu_hours
         for row in ours
     )
 
 
-def level_with(ours: Sequence[Row], other: Row) -> bool:
-    """Is it not better than what lies between two of our settings? Utilization is a number: between two lie others."""
+def is_interpolated(ours: Sequence[Row], other: Row) -> bool:
+    """Return whether interpolating between two of our utilization settings is at least as good."""
     points = sorted((row.figures.gpu_hours, row.figures.attainment) for row in ours)
     hours, attained = other.figures.gpu_hours, other.figures.attainment
     for (left, low), (right, high) in itertools.pairwise(points):
@@ -68,21 +68,21 @@ def level_with(ours: Sequence[Row], other: Row) -> bool:
     return False
 
 
-def verdicts(rows: Sequence[Row]) -> Iterator[tuple[Trace, list[Row]]]:
-    """Of each trace, the runs of others that attain more than ours do for as many GPU-hours.
+def better_rows(rows: Sequence[Row]) -> Iterator[tuple[Trace, list[Row]]]:
+    """Yield each trace with the rows of other policies that have a higher attainment than ours at the same GPU-hours.
 
-    Those that cost less than the cheapest of ours are left out unless they attain as much as it does.
+    Rows that are cheaper than our cheapest are omitted unless they have at least its attainment.
     """
     for trace in dict.fromkeys(row.trace for row in rows):
         here = [row for row in rows if row.trace is trace]
-        ours = [row for row in here if row.contestant.family == OURS]
+        ours = [row for row in here if row.configuration.family == OURS]
         if not ours:
             yield trace, []
             continue
         cheapest = min(ours, key=lambda row: row.figures.gpu_hours)
         ahead = []
         for row in here:
-            if row.contestant.family == OURS or better_than(ours, row) or level_with(ours, row):
+            if row.configuration.family == OURS or is_dominated(ours, row) or is_interpolated(ours, row):
                 continue
             cheaper = row.figures.gpu_hours < cheapest.figures.gpu_hours
             if not cheaper or row.figures.attainment >= cheapest.figures.attainment:

@@ -1,4 +1,4 @@
-"""The engines that replicas simulate: what a pass takes, and how much fits."""
+"""Step times and capacities of the simulated engines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """An engine on a device whose pass takes base + token * tokens + kv_token * resident KV tokens seconds.
+    """A device on which a step takes base + token * tokens + kv_token * resident KV tokens seconds.
 
-    It is `fastgen.core.step_model.StepTimes` for who knows the device exactly; the real engine has to learn it.
+    It implements `fastgen.core.step_model.StepTimes` with exact values; the real engine has to measure them.
 
     Attributes:
         token_budget, max_sequences: the engine's settings.
-        kv_tokens: tokens that the KV cache holds.
+        kv_tokens: capacity of the KV cache in tokens.
     """
 
     name: str
@@ -26,11 +26,11 @@ class Device:
     kv_tokens: int
 
     def seconds(self, tokens: int, kv_tokens: int) -> float:
-        """Of one pass."""
+        """Return the duration of a step."""
         return self.base + self.token * tokens + self.kv_token * kv_tokens
 
     def tokens_within(self, seconds: float, kv_tokens: int) -> int:
-        """The most forward tokens of a pass that takes `seconds`."""
+        """Return the maximum forward tokens of a step of at most `seconds`."""
         if self.token <= 0:
             return sys.maxsize
         return max(0, int((seconds - self.base - self.kv_token * kv_tokens) / self.token + 1e-9))
@@ -51,8 +51,8 @@ A100_8B = Device(
     kv_tokens=400_000,
 )
 
-# Passes of SmolLM2-135M in float32 on two cores, as `benchmarks/chunking.py` has them: least squares of relative
-# errors over its table, at most 6 % off. What resident tokens cost was not measured and is left out.
+# Steps of SmolLM2-135M in float32 on two cores, from `benchmarks/chunking.py`: least-squares fit of the relative errors
+# over its table, at most 6 % off. The cost of resident tokens was not measured and is omitted.
 CPU_135M = Device(
     name="135M on two CPU cores (measured)",
     base=0.0403,

@@ -1,11 +1,11 @@
-"""A replica that is the engine itself: its step loop and its scheduler, over a device that only takes time."""
+"""A replica that runs the engine's own step loop and scheduler on a simulated device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from benchmarks.autoscaling.device import Device
-from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, Ledger, Reading
+from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMetrics, RequestLog
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import StepPlan
@@ -17,7 +17,7 @@ _BLOCK = 64
 
 
 class _Runner:
-    """Passes that take what the device says and give the same token always."""
+    """A runner whose steps take the device's time and always sample the same token."""
 
     num_host_blocks = 0
     seconds_per_block = 0.0
@@ -48,9 +48,9 @@ class _Progress:
 
 
 class ExactReplica:
-    """One engine: see `benchmarks.autoscaling.replica.Replica`."""
+    """A real engine: see `benchmarks.autoscaling.replica.Replica`."""
 
-    def __init__(self, engine: Engine, ledger: Ledger, now: float) -> None:
+    def __init__(self, engine: Engine, log: RequestLog, now: float) -> None:
         device = engine.device
         config = EngineConfig(
             model="simulated",
@@ -62,7 +62,7 @@ class ExactReplica:
         self._device = device
         self._runner = _Runner(device, now)
         self._engine = RealEngine(self._runner, config, self._runner.clock)
-        self._ledger = ledger
+        self._log = log
         self._limit = engine.targets.gap * TOLERANCE
         self._max_queued = engine.max_queued
         self._alive: dict[str, _Progress] = {}
@@ -75,13 +75,13 @@ class ExactReplica:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not ended."""
+        """Number of unfinished requests."""
         return len(self._alive)
 
     def add(self, arrival: Arrival) -> None:
-        """Queues a request, or refuses it."""
+        """Queue or reject a request."""
         if self._stats.num_waiting >= self._max_queued:
-            self._ledger.lost.append(arrival.time)
+            self._log.lost.append(arrival.time)
             self._rejected += 1
             return
         self._runner.now = max(self._runner.now, arrival.time)
@@ -93,7 +93,7 @@ class ExactReplica:
         self._stats = self._engine.report([]).scheduler
 
     def run_until(self, now: float) -> None:
-        """Runs every pass that begins before `now`."""
+        """Run all steps that start before `now`."""
         while self._runner.now < now:
             if self._engine.has_work:
                 self._step()
@@ -101,16 +101,16 @@ class ExactReplica:
                 self._runner.now = now
 
     def drain(self, deadline: float) -> float:
-        """Runs to the end or to `deadline`."""
+        """Finish all requests or abort them at `deadline`."""
         while self._engine.has_work and self._runner.now < deadline:
             self._step()
-        self._ledger.lost += [progress.arrival.time for progress in self._alive.values()]
+        self._log.lost += [progress.arrival.time for progress in self._alive.values()]
         return min(self._runner.now, deadline)
 
-    def reading(self, pod: str, now: float) -> Reading:
-        """What a scrape says."""
+    def metrics(self, pod: str, now: float) -> ReplicaMetrics:
+        """Return what a scrape returns."""
         stats = self._stats
-        return Reading(
+        return ReplicaMetrics(
             pod=pod,
             time=now,
             running=stats.num_running,
@@ -152,10 +152,10 @@ class ExactReplica:
                 self._ended_prompt += progress.arrival.prompt
                 self._ended_generated += progress.arrival.generate
                 del self._alive[output.request_id]
-                self._ledger.served.append((progress.arrival.time, progress.first, now, progress.met))
+                self._log.served.append((progress.arrival.time, progress.first, now, progress.met))
 
     def _gap(self, progress: _Progress, now: float) -> None:
         late = now - progress.last > self._limit
-        self._ledger.gaps += 1
-        self._ledger.late_gaps += late
+        self._log.gaps += 1
+        self._log.late_gaps += late
         progress.met &= not late

@@ -1,4 +1,4 @@
-"""The pods of one deployment, as Kubernetes makes and removes them, and the Service in front of them."""
+"""Simulated pods of one Deployment and the Service in front of them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from benchmarks.autoscaling.replica import Arrival, Engine, Ledger, MakeReplica, Replica
+from benchmarks.autoscaling.replica import Arrival, Engine, MakeReplica, Replica, RequestLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where the fleet runs. Times in seconds.
+    """Properties of the simulated cluster. Times in seconds.
 
     Attributes:
-        gpus: one for each pod; a pod that finds none is pending.
-        start: a pod's time from its GPU to ready, drawn for each: image, weights, warm-up.
-        propagation: until the Service knows that a pod is ready, or that it is being deleted.
-        pre_stop, drain: what a pod that is being deleted waits before it stops taking requests, and has to finish.
-        scrape_loss: the share of scrapes that fail.
-        scrape_noise: gauges are off by this share of themselves, up or down, at most.
+        gpus: number of GPUs; each pod needs one, and is pending without it.
+        start: draws a pod's time from scheduling to ready: image, weights, warm-up.
+        propagation: delay until the Service learns that a pod is ready or terminating.
+        pre_stop, drain: time for which a terminating pod accepts requests, and then to finish them.
+        scrape_loss: share of scrapes that fail.
+        scrape_noise: maximum relative error of gauges.
     """
 
     gpus: int = 1_000_000
@@ -32,12 +32,12 @@ class Cluster:
     scrape_noise: float = 0.05
 
 
-# What is under way at the end of a run has this many seconds to end.
-_AFTERMATH = 7200.0
+# Time for requests in flight to finish at the end of a run.
+_DRAIN_SECONDS = 7200.0
 
 
 class State(Enum):
-    """What a pod is at the moment."""
+    """Lifecycle state of a pod."""
 
     PENDING = "no GPU yet"
     STARTING = "loading"
@@ -48,7 +48,7 @@ class State(Enum):
 
 @dataclass(eq=False, slots=True)
 class Pod:
-    """One of them."""
+    """A simulated pod."""
 
     name: str
     created: float
@@ -57,17 +57,17 @@ class Pod:
     replica: Replica | None = None
 
 
-Later = Callable[[float, Callable[[float], None]], None]
+Schedule = Callable[[float, Callable[[float], None]], None]
 Balancer = Callable[[random.Random, list[Pod]], Pod]
 
 
 def random_pod(rng: random.Random, pods: list[Pod]) -> Pod:
-    """What kube-proxy does for a Service, be it by iptables or nftables."""
+    """Choose a random pod, as kube-proxy does with iptables or nftables."""
     return pods[int(rng.random() * len(pods))]
 
 
 def least_loaded(rng: random.Random, pods: list[Pod]) -> Pod:
-    """The one of two random pods that has fewer requests (Mitzenmacher, 2001): a gateway that counts connections."""
+    """Choose the less loaded of two random pods (Mitzenmacher, 2001), as a gateway that counts connections does."""
     one, other = random_pod(rng, pods), random_pod(rng, pods)
     return one if _load(one) <= _load(other) else other
 
@@ -79,18 +79,18 @@ def _load(pod: Pod) -> int:
 
 @dataclass(slots=True)
 class Fleet:
-    """Keeps as many pods as are wanted; `later` calls it back at a time.
+    """A simulated Deployment; `schedule` runs a callback at a simulated time.
 
-    `gpu_seconds` and `changes` grow as pods go and as what is wanted changes.
+    `gpu_intervals` and `changes` record the GPU use of pods and the changes of the desired replicas.
     """
 
     engine: Engine
     cluster: Cluster
     make: MakeReplica
-    ledger: Ledger
+    log: RequestLog
     rng: random.Random
     balancer: Balancer
-    later: Later
+    schedule: Schedule
     pods: list[Pod] = field(default_factory=list)
     endpoints: list[Pod] = field(default_factory=list)
     wanted: int = 0
@@ -100,11 +100,11 @@ class Fleet:
     starts: list[float] = field(default_factory=list)
 
     def of(self, *states: State) -> list[Pod]:
-        """Pods in one of these states."""
+        """Return the pods in the given states."""
         return [pod for pod in self.pods if pod.state in states]
 
     def begin(self, replicas: int) -> None:
-        """The fleet as it is found: ready."""
+        """Start the fleet with ready replicas."""
         self.scale(0.0, replicas)
         for pod in self.pods:
             if pod.state is State.STARTING:
@@ -112,7 +112,7 @@ class Fleet:
                 self._join(pod, 0.0)
 
     def scale(self, now: float, wanted: int) -> None:
-        """As the Deployment's controller does it: deletes pods that are not ready first, then those with least work."""
+        """Scale as the Deployment controller does: delete unready pods first, then those with the least load."""
         if wanted == self.wanted:
             return
         self.changes.append((now, wanted))
@@ -128,9 +128,9 @@ class Fleet:
         self._schedule(now)
 
     def send(self, arrival: Arrival) -> None:
-        """A request through the Service; without an endpoint it is refused."""
+        """Send a request to the Service; it is rejected if there is no endpoint."""
         if not self.endpoints:
-            self.ledger.lost.append(arrival.time)
+            self.log.lost.append(arrival.time)
             return
         replica = self.balancer(self.rng, self.endpoints).replica
         assert replica is not None
@@ -138,16 +138,16 @@ class Fleet:
         replica.add(arrival)
 
     def run_until(self, now: float) -> None:
-        """Lets all replicas catch up with the time."""
+        """Advance all replicas to `now`."""
         for pod in self.pods:
             if pod.replica is not None:
                 pod.replica.run_until(now)
 
     def close(self, now: float) -> None:
-        """Ends the run: what is under way is finished and counted, and GPUs are counted until now."""
+        """End the run: finish requests in flight, and count GPUs until `now`."""
         for pod in self.pods:
             if pod.replica is not None:
-                pod.replica.drain(now + _AFTERMATH)
+                pod.replica.drain(now + _DRAIN_SECONDS)
             if pod.state is not State.PENDING:
                 self.gpu_intervals.append((pod.scheduled, now))
         self.pods.clear()
@@ -156,16 +156,16 @@ class Fleet:
         free = self.cluster.gpus - len(self.of(State.STARTING, State.READY, State.DRAINING))
         for pod in self.of(State.PENDING)[: max(0, free)]:
             pod.state, pod.scheduled = State.STARTING, now
-            self.later(now + self.cluster.start(self.rng), lambda time, pod=pod: self._started(pod, time))  # type: ignore[misc]
+            self.schedule(now + self.cluster.start(self.rng), lambda time, pod=pod: self._started(pod, time))  # type: ignore[misc]
 
     def _started(self, pod: Pod, now: float) -> None:
         if pod.state is State.STARTING:
             self.starts.append(now - pod.created)
             self._ready(pod, now)
-            self.later(now + self.cluster.propagation, lambda time: self._join(pod, time))
+            self.schedule(now + self.cluster.propagation, lambda time: self._join(pod, time))
 
     def _ready(self, pod: Pod, now: float) -> None:
-        pod.state, pod.replica = State.READY, self.make(self.engine, self.ledger, now)
+        pod.state, pod.replica = State.READY, self.make(self.engine, self.log, now)
 
     def _join(self, pod: Pod, _: float) -> None:
         if pod.state is State.READY and pod not in self.endpoints:
@@ -176,8 +176,8 @@ class Fleet:
             self._gone(pod, now)
             return
         pod.state = State.DRAINING
-        self.later(now + self.cluster.propagation, lambda _: self._leave(pod))
-        self.later(now + self.cluster.pre_stop, lambda time: self._stop(pod, time))
+        self.schedule(now + self.cluster.propagation, lambda _: self._leave(pod))
+        self.schedule(now + self.cluster.pre_stop, lambda time: self._stop(pod, time))
 
     def _leave(self, pod: Pod) -> None:
         if pod in self.endpoints:
@@ -189,7 +189,7 @@ class Fleet:
         pod.replica.run_until(now)
         ended = max(now, pod.replica.drain(now + self.cluster.drain))
         pod.replica = None
-        self.later(ended, lambda time: self._gone(pod, time))
+        self.schedule(ended, lambda time: self._gone(pod, time))
 
     def _gone(self, pod: Pod, now: float) -> None:
         if pod.state is not State.PENDING:

@@ -1,4 +1,4 @@
-"""What a replica is to the fleet: it takes requests, lets time go by, and says what a scrape of it would say."""
+"""Interface of a simulated replica: accepts requests, advances time and returns metrics."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 
 from benchmarks.autoscaling.device import Device
 
-# Gaps between tokens are met up to this much beyond the target: passes are shaped to take the target itself.
+# Tolerance for the inter-token target: the engine sizes steps to take exactly the target.
 TOLERANCE = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request: when it comes, in seconds, its prompt's tokens and the tokens that it generates."""
+    """A request: arrival time in seconds, prompt tokens and generated tokens."""
 
     time: float
     prompt: int
@@ -23,17 +23,17 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What users were promised, in seconds: until the first token, and between any two tokens."""
+    """Latency targets in seconds: time to first token, and time between two tokens."""
 
     first_token: float
     gap: float
 
 
 @dataclass(slots=True)
-class Reading:
-    """What one scrape of one replica gives: the engine's metrics of these names (design: gauges, then counters).
+class ReplicaMetrics:
+    """Metrics from one scrape of one replica, with the names of the engine's metrics: gauges, then counters.
 
-    `step_model` has base, token and kv_token of the engine's own fit; `time` is when they were true.
+    `step_model` contains base, token and kv_token of the engine's fit; `time` is the scrape time.
     """
 
     pod: str
@@ -58,16 +58,18 @@ class Reading:
 
     @property
     def in_flight(self) -> int:
-        """Requests that the replica has."""
+        """Running and waiting requests."""
         return self.running + self.waiting
 
 
 @dataclass(slots=True)
-class Ledger:
-    """How requests ended, each once: their times in seconds, in the order of their ends on each replica.
+class RequestLog:
+    """Outcome of every request, in the order of their ends on each replica. Times in seconds.
 
-    `served` has (arrival, first token, end, were all gaps met) of requests that were answered whole, `lost` the
-    arrivals of those that were refused or cut off, `gaps` and `late_gaps` count the times between tokens.
+    Attributes:
+        served: (arrival, first token, end, whether all gaps were in time) of completed requests.
+        lost: arrivals of rejected or aborted requests.
+        gaps, late_gaps: number of gaps between tokens, and of those beyond the target.
     """
 
     served: list[tuple[float, float, float, bool]] = field(default_factory=list)
@@ -77,32 +79,32 @@ class Ledger:
 
 
 class Replica(Protocol):
-    """One engine. Time only moves forward, as far as it is told to."""
+    """A simulated engine. Its clock only advances in `run_until` and `drain`."""
 
     def add(self, arrival: Arrival) -> None:
-        """Takes a request at its time; `run_until` that time was called before."""
+        """Submit a request. `run_until` its arrival time must have been called before."""
 
     def run_until(self, now: float) -> None:
-        """Runs every pass that begins before `now`: the last one may end later."""
+        """Run all steps that start before `now`; the last one can end later."""
 
     def drain(self, deadline: float) -> float:
-        """Runs to the end, without new requests, and cuts off at `deadline`; returns when the last one ended."""
+        """Finish all requests or abort them at `deadline`; return when the last one ended."""
 
-    def reading(self, pod: str, now: float) -> Reading:
-        """What a scrape says now."""
+    def metrics(self, pod: str, now: float) -> ReplicaMetrics:
+        """Return what a scrape returns now."""
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not ended."""
+        """Number of unfinished requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What every replica of a run is.
+    """Configuration of every replica of a run.
 
     Attributes:
-        targets: what the ledger's gaps are measured by, and passes are shaped for (`--inter-token-target`).
-        max_queued: requests that may wait; more are refused (`--max-queued-requests`).
+        targets: latency targets; the engine sizes its steps for the gap (`--inter-token-target`).
+        max_queued: maximum number of queued requests; more are rejected (`--max-queued-requests`).
     """
 
     device: Device
@@ -110,4 +112,4 @@ class Engine:
     max_queued: int = 1024
 
 
-MakeReplica = Callable[[Engine, Ledger, float], Replica]
+MakeReplica = Callable[[Engine, RequestLog, float], Replica]

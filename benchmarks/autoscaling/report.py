@@ -1,11 +1,11 @@
-"""The comparison for people: a table, and pictures."""
+"""Render the comparison as tables and plots."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.autoscaling.comparison import OURS, Row, verdicts
+from benchmarks.autoscaling.comparison import OURS, Row, better_rows
 from benchmarks.autoscaling.traces import WARM_UP
 
 _COLORS = {
@@ -23,38 +23,41 @@ HEAD = (
 
 
 def line(row: Row) -> str:
-    """One run, as a line of a Markdown table."""
+    """Return one run as a row of a Markdown table."""
     got = row.figures
     return (
-        f"| {row.contestant.name}{' (tuned)' if row.contestant.tuned else ''} | {100 * got.attainment:.1f} % "
+        f"| {row.configuration.name}{' (tuned)' if row.configuration.tuned else ''} | {100 * got.attainment:.1f} % "
         f"| {got.first_p50:.2f} / {got.first_p99:.2f} s | {100 * got.lost:.1f} % | {got.gpu_hours:.2f} "
         f"| {got.changes_per_hour:.1f} | {got.worst_backlog:,} |"
     )
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """All of it, trace by trace."""
-    for trace, ahead in verdicts(rows):
+    """Yield the tables of all traces."""
+    for trace, ahead in better_rows(rows):
         yield f"\n### {trace.name}\n\n{trace.what[0].upper()}{trace.what[1:]}.\n\n{HEAD}"
         yield from (line(row) for row in rows if row.trace is trace)
-        ours = [row.figures.gpu_hours for row in rows if row.trace is trace and row.contestant.family == OURS]
+        ours = [row.figures.gpu_hours for row in rows if row.trace is trace and row.configuration.family == OURS]
         if not ours:
             continue
         within = [row for row in ahead if row.figures.gpu_hours <= max(ours)]
-        dearer = [row for row in ahead if row.figures.gpu_hours > max(ours)]
-        yield f"\nAhead of FastGen: {_named(within)}." if within else "\nNobody is ahead of FastGen at the same cost."
-        if dearer:
-            yield f"\nBetter than any of FastGen's settings, and dearer: {_named(dearer)}."
+        costlier = [row for row in ahead if row.figures.gpu_hours > max(ours)]
+        yield (
+            f"\nAhead of FastGen: {_named(within)}." if within else "\nNo policy is ahead of FastGen at the same cost."
+        )
+        if costlier:
+            yield f"\nBetter than any FastGen setting, at higher cost: {_named(costlier)}."
 
 
 def _named(rows: Sequence[Row]) -> str:
     return "; ".join(
-        f"{row.contestant.name} ({100 * row.figures.attainment:.1f} % at {row.figures.gpu_hours:.2f})" for row in rows
+        f"{row.configuration.name} ({100 * row.figures.attainment:.1f} % at {row.figures.gpu_hours:.2f})"
+        for row in rows
     )
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """Two pictures: attainment against cost on every trace, and on two of them each family at its best over time."""
+    """Draw two plots: attainment against cost per trace, and replicas over time of each family's best run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,7 +72,7 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
             points = sorted(
                 (row.figures.gpu_hours, 100 * row.figures.attainment)
                 for row in rows
-                if row.trace is trace and row.contestant.family == family
+                if row.trace is trace and row.configuration.family == family
             )
             style = "o-" if family == OURS else "o"
             axis.plot([x for x, _ in points], [y for _, y in points], style, color=color, markersize=5, label=family)
@@ -88,12 +91,18 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
     figure, grid = pyplot.subplots(len(shown), 1, figsize=(11, 3 * len(shown)), squeeze=False)
     for (axis,), trace in zip(grid, shown, strict=True):
         for family, color in _COLORS.items():
-            found = [row for row in rows if row.trace is trace and row.contestant.family == family]
+            found = [row for row in rows if row.trace is trace and row.configuration.family == family]
             if found:
                 best = max(found, key=lambda row: row.figures.attainment)
-                looks = [look for look in best.looks if look.time >= WARM_UP]
-                times = [(look.time - WARM_UP) / 60 for look in looks]
-                axis.step(times, [look.ready for look in looks], color=color, linewidth=1.2, label=best.contestant.name)
+                samples = [sample for sample in best.samples if sample.time >= WARM_UP]
+                times = [(sample.time - WARM_UP) / 60 for sample in samples]
+                axis.step(
+                    times,
+                    [sample.ready for sample in samples],
+                    color=color,
+                    linewidth=1.2,
+                    label=best.configuration.name,
+                )
         axis.set_title(f"{trace.name}: ready replicas", fontsize=10)
         axis.legend(fontsize=7, loc="upper right")
         axis.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""What users had of a run, and what it cost."""
+"""Service quality and cost of a run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from benchmarks.autoscaling.traces import WARM_UP
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of the requests that came after the warm-up.
+    """Results for the requests that arrived after the warm-up.
 
     Attributes:
-        attainment: share of all requests that were answered whole, the first token within its target and each gap
-            within its own.
-        gaps_met: share of the gaps between tokens that were within their target, warm-up included.
-        first_p50, first_p99: seconds to the first token of those served.
-        lost: share refused or cut off.
-        gpu_hours: from a pod's GPU to its end.
-        changes_per_hour: how often the number wanted changed.
-        worst_backlog: prompt tokens that were waiting in the whole fleet.
+        attainment: share of the requests that completed with the first token and all gaps within their targets.
+        gaps_met: share of the gaps between tokens within their target, warm-up included.
+        first_p50, first_p99: time to first token of served requests, in seconds.
+        lost: share of rejected or aborted requests.
+        gpu_hours: GPU-hours from the scheduling to the end of each pod.
+        changes_per_hour: changes of the desired replicas per hour.
+        worst_backlog: maximum of the prompt tokens queued in the fleet.
     """
 
     attainment: float
@@ -35,26 +34,26 @@ class Figures:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the sorted values are below; infinite where there is none."""
+    """Return the value at quantile `share` of sorted values; infinite if there are none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("inf")
 
 
 def figures(run: Run) -> Figures:
-    """Sums a run up."""
-    ledger, end = run.ledger, run.scenario.trace.seconds
+    """Summarize a run."""
+    log, end = run.log, run.scenario.trace.seconds
     limit = run.scenario.engine.targets.first_token
-    served = [row for row in ledger.served if row[0] >= WARM_UP]
-    lost = sum(arrival >= WARM_UP for arrival in ledger.lost)
+    served = [row for row in log.served if row[0] >= WARM_UP]
+    lost = sum(arrival >= WARM_UP for arrival in log.lost)
     total = max(1, len(served) + lost)
     firsts = sorted(first - arrival for arrival, first, _, _ in served)
     hours = (end - WARM_UP) / 3600
     return Figures(
         attainment=sum(met and first - arrival <= limit for arrival, first, _, met in served) / total,
-        gaps_met=1 - ledger.late_gaps / max(1, ledger.gaps),
+        gaps_met=1 - log.late_gaps / max(1, log.gaps),
         first_p50=percentile(firsts, 0.5),
         first_p99=percentile(firsts, 0.99),
         lost=lost / total,
         gpu_hours=sum(max(0.0, min(end, b) - max(WARM_UP, a)) for a, b in run.gpu_intervals) / 3600,
         changes_per_hour=sum(time >= WARM_UP for time, _ in run.changes) / hours,
-        worst_backlog=max((look.backlog for look in run.looks if look.time >= WARM_UP), default=0),
+        worst_backlog=max((sample.backlog for sample in run.samples if sample.time >= WARM_UP), default=0),
     )

@@ -1,4 +1,4 @@
-"""A run: a trace, a policy, and everything between them, event by event."""
+"""Discrete-event simulation of a trace, a fleet and a policy."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
-from benchmarks.autoscaling.coarse import CoarseReplica
+from benchmarks.autoscaling.approximate import ApproximateReplica
 from benchmarks.autoscaling.fleet import Balancer, Cluster, Fleet, Pod, State, random_pod
-from benchmarks.autoscaling.replica import Engine, Ledger, MakeReplica, Reading
+from benchmarks.autoscaling.replica import Engine, MakeReplica, ReplicaMetrics, RequestLog
 from benchmarks.autoscaling.traces import Trace
 
-_LOOK = 5.0  # seconds between two looks at the fleet for the plots and the worst backlog
+_SAMPLE_SECONDS = 5.0  # interval between fleet samples, for the plots and the worst backlog
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a policy is told.
+    """Input of a policy.
 
     Attributes:
-        readings: of ready pods whose scrape succeeded.
+        replicas: metrics of the ready pods whose scrape succeeded.
         ready: names of ready pods.
-        pending_ages: seconds since creation of pods that are not ready yet.
-        start_seconds: the median time from creation to ready of the newest pods; None before any was seen.
-        wanted: replicas that the Deployment asks for now.
+        pending_ages: seconds since the creation of each pod that is not ready yet.
+        start_seconds: median time from creation to ready of the newest pods; None if unknown.
+        wanted: current replicas of the Deployment.
     """
 
     now: float
-    readings: tuple[Reading, ...]
+    replicas: tuple[ReplicaMetrics, ...]
     ready: frozenset[str]
     pending_ages: tuple[float, ...]
     start_seconds: float | None
@@ -39,26 +39,28 @@ class View:
 
     @property
     def alive(self) -> int:
-        """Pods that serve or will."""
+        """Number of ready and pending pods."""
         return len(self.ready) + len(self.pending_ages)
 
 
 class Policy(Protocol):
-    """Decides every `period` seconds how many replicas there should be."""
+    """An autoscaling policy."""
 
     @property
     def period(self) -> float:
-        """Seconds between two decisions."""
+        """Interval between decisions in seconds."""
 
     def observe(self, view: View) -> int:
-        """The replicas wanted."""
+        """Return the desired replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What policies are compared on.
+    """Input of a simulation.
 
-    `begin`: replicas at the start; `least` and `most`: the bounds that every policy is held to.
+    Attributes:
+        begin: initial replicas.
+        least, most: bounds on the replicas of every policy.
     """
 
     trace: Trace
@@ -72,8 +74,8 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The fleet at one moment."""
+class FleetSample:
+    """State of the fleet at one moment."""
 
     time: float
     wanted: int
@@ -83,29 +85,29 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it."""
+    """Result of a simulation."""
 
     scenario: Scenario
-    ledger: Ledger
+    log: RequestLog
     gpu_intervals: tuple[tuple[float, float], ...]
     changes: tuple[tuple[float, int], ...]
-    looks: tuple[Look, ...]
+    samples: tuple[FleetSample, ...]
     num_arrivals: int
 
 
-def simulate(scenario: Scenario, policy: Policy, make: MakeReplica = CoarseReplica) -> Run:
-    """Plays the trace to its end, and the requests under way to theirs."""
+def simulate(scenario: Scenario, policy: Policy, make: MakeReplica = ApproximateReplica) -> Run:
+    """Run the trace to its end, then finish all requests in flight."""
     events: list[tuple[float, int, Callable[[float], None]]] = []
     ordinal = 0
 
-    def later(time: float, action: Callable[[float], None]) -> None:
+    def schedule(time: float, action: Callable[[float], None]) -> None:
         nonlocal ordinal
         ordinal += 1
         heapq.heappush(events, (time, ordinal, action))
 
-    ledger, looks = Ledger(), []
+    log, samples = RequestLog(), []
     fleet = Fleet(
-        scenario.engine, scenario.cluster, make, ledger, random.Random(scenario.seed), scenario.balancer, later
+        scenario.engine, scenario.cluster, make, log, random.Random(scenario.seed), scenario.balancer, schedule
     )
     scraper = random.Random(scenario.seed + 1)
 
@@ -113,30 +115,30 @@ def simulate(scenario: Scenario, policy: Policy, make: MakeReplica = CoarseRepli
         fleet.run_until(now)
         wanted = policy.observe(_view(fleet, scraper, now))
         fleet.scale(now, min(scenario.most, max(scenario.least, wanted)))
-        later(now + policy.period, decide)
+        schedule(now + policy.period, decide)
 
-    def look(now: float) -> None:
+    def sample(now: float) -> None:
         fleet.run_until(now)
-        backlog = sum(p.replica.reading(p.name, now).backlog_prompt_tokens for p in fleet.pods if p.replica)
-        looks.append(Look(now, fleet.wanted, len(fleet.of(State.READY)), backlog))
-        later(now + _LOOK, look)
+        backlog = sum(p.replica.metrics(p.name, now).backlog_prompt_tokens for p in fleet.pods if p.replica)
+        samples.append(FleetSample(now, fleet.wanted, len(fleet.of(State.READY)), backlog))
+        schedule(now + _SAMPLE_SECONDS, sample)
 
     fleet.begin(scenario.begin)
-    later(policy.period, decide)
-    later(_LOOK, look)
+    schedule(policy.period, decide)
+    schedule(_SAMPLE_SECONDS, sample)
     end, num_arrivals = scenario.trace.seconds, 0
     for arrival in scenario.trace.make(scenario.seed):
         num_arrivals += 1
         while events[0][0] <= arrival.time:
-            _happen(events)
+            _run_next(events)
         fleet.send(arrival)
     while events[0][0] <= end:
-        _happen(events)
+        _run_next(events)
     fleet.close(end)
-    return Run(scenario, ledger, tuple(fleet.gpu_intervals), tuple(fleet.changes), tuple(looks), num_arrivals)
+    return Run(scenario, log, tuple(fleet.gpu_intervals), tuple(fleet.changes), tuple(samples), num_arrivals)
 
 
-def _happen(events: list[tuple[float, int, Callable[[float], None]]]) -> None:
+def _run_next(events: list[tuple[float, int, Callable[[float], None]]]) -> None:
     time, _, action = heapq.heappop(events)
     action(time)
 
@@ -144,12 +146,12 @@ def _happen(events: list[tuple[float, int, Callable[[float], None]]]) -> None:
 def _view(fleet: Fleet, rng: random.Random, now: float) -> View:
     ready = fleet.of(State.READY)
     waiting = fleet.of(State.PENDING, State.STARTING)
-    readings = tuple(
+    replicas = tuple(
         _scrape(pod, fleet.cluster, rng, now) for pod in ready if rng.random() >= fleet.cluster.scrape_loss
     )
     return View(
         now,
-        readings,
+        replicas,
         frozenset(pod.name for pod in ready),
         tuple(now - pod.created for pod in waiting),
         median(list(fleet.starts)[-8:]) if fleet.starts else None,
@@ -158,13 +160,13 @@ def _view(fleet: Fleet, rng: random.Random, now: float) -> View:
     )
 
 
-def _scrape(pod: Pod, cluster: Cluster, rng: random.Random, now: float) -> Reading:
-    """Gauges with noise: counters have none."""
+def _scrape(pod: Pod, cluster: Cluster, rng: random.Random, now: float) -> ReplicaMetrics:
+    """Return a pod's metrics with noise on the gauges."""
     assert pod.replica is not None
-    reading = pod.replica.reading(pod.name, now)
+    metrics = pod.replica.metrics(pod.name, now)
     off = 1 + cluster.scrape_noise * rng.uniform(-1, 1)
     return replace(
-        reading,
-        kv_tokens=round(reading.kv_tokens * off),
-        backlog_prompt_tokens=round(reading.backlog_prompt_tokens * off),
+        metrics,
+        kv_tokens=round(metrics.kv_tokens * off),
+        backlog_prompt_tokens=round(metrics.backlog_prompt_tokens * off),
     )

@@ -1,4 +1,4 @@
-"""Requests that come: when, and how long. Made from a seed and from published figures; no trace's data is in here."""
+"""Synthetic request traces, generated from a seed and published statistics; no trace data is included."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass
 
 from benchmarks.autoscaling.replica import Arrival
 
-# Every trace begins with this many seconds of the load that it starts from, which are not counted.
+# Warm-up in seconds at the initial load of each trace. Its requests are not counted.
 WARM_UP = 420.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of a request: lognormal, by median and mean, between 1 and `most`."""
+    """Lognormal token counts by median and mean, clamped to 1 to `most`."""
 
     median: float
     mean: float
     most: int
 
     def draw(self, rng: random.Random) -> int:
-        """One."""
+        """Draw a value."""
         deviation = math.sqrt(2 * math.log(self.mean / self.median))
         return min(self.most, max(1, round(rng.lognormvariate(math.log(self.median), deviation))))
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Requests of one service."""
+    """Token counts of one service's requests."""
 
     prompt: Lengths | Zipf
     generate: Lengths | Zipf
@@ -37,13 +37,13 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Zipf:
-    """Tokens by Zipf's law: k is drawn with a chance of 1 / k ** exponent, up to `most`."""
+    """Zipf-distributed token counts: k has a probability proportional to 1 / k ** exponent, up to `most`."""
 
     exponent: float
     most: int
 
     def draw(self, rng: random.Random) -> int:
-        """One, by inverting the continuous law."""
+        """Draw a value by inverting the continuous distribution."""
         power = 1 - self.exponent
         top = (self.most + 1) ** power
         return min(self.most, int((1 + rng.random() * (top - 1)) ** (1 / power)))
@@ -53,7 +53,7 @@ class Zipf:
 # Azure/AzurePublicDataset): the conversation service has 19,366 requests in 58 minutes, the code service 8,819 in 57.
 AZURE_CONVERSATION = Mix(Lengths(1020, 1155, 14_050), Lengths(129, 211, 1000))
 AZURE_CODE = Mix(Lengths(1469, 2048, 7437), Lengths(13, 28, 1899))
-# What BurstGPT's generator draws unless told otherwise (Wang et al., 2024; HPMLL/BurstGPT): Zipf of 1.1 for both.
+# Defaults of BurstGPT's generator (Wang et al., 2024; HPMLL/BurstGPT): Zipf of 1.1 for both.
 BURST_GPT = Mix(Zipf(1.1, 1023), Zipf(1.1, 1023))
 
 
@@ -74,7 +74,7 @@ class Trace:
     make: Callable[[int], Iterator[Arrival]]
 
     def arrivals(self, seed: int) -> list[Arrival]:
-        """All of them, the same for the same seed."""
+        """Return all arrivals; deterministic for a seed."""
         return list(self.make(seed))
 
 
@@ -82,7 +82,7 @@ Rate = Callable[[float], float]
 
 
 def varying(mix: Mix, seconds: float, rate: Rate, highest: float) -> Callable[[int], Iterator[Arrival]]:
-    """A Poisson process whose rate, requests a second, changes: thinned from one of `highest` (Lewis and Shedler)."""
+    """A Poisson process with a varying rate per second, by thinning one of rate `highest` (Lewis and Shedler)."""
 
     def make(seed: int) -> Iterator[Arrival]:
         rng = random.Random(seed)
@@ -98,7 +98,7 @@ def varying(mix: Mix, seconds: float, rate: Rate, highest: float) -> Callable[[i
 def bursts(
     mix: Mix, seconds: float, calm: float, busy: float, stay: tuple[float, float]
 ) -> Callable[[int], Iterator[Arrival]]:
-    """A Markov-modulated Poisson process: two rates, each kept for an exponential time of mean `stay` (calm, busy)."""
+    """A Markov-modulated Poisson process with two rates and exponential dwell times of mean `stay` (calm, busy)."""
 
     def make(seed: int) -> Iterator[Arrival]:
         rng = random.Random(seed)
@@ -121,7 +121,7 @@ def bursts(
 def minutes(
     mix: Mix, seconds: float, mean: float, variation: float, gap_shape: float
 ) -> Callable[[int], Iterator[Arrival]]:
-    """Gamma gaps of `gap_shape` (1 is Poisson) whose rate is drawn anew every minute.
+    """Gamma gaps of `gap_shape` (1 is Poisson) whose rate is redrawn every minute.
 
     The rates are gamma distributed about `mean` requests a second, with the coefficient of variation `variation`.
     """
@@ -142,22 +142,22 @@ def minutes(
 
 
 def day(low: float, high: float, length: float) -> Rate:
-    """A cosine from `low` at its start to `high` in its middle."""
+    """Return a cosine-shaped rate from `low` at the start to `high` in the middle."""
     return lambda time: low + (high - low) * (1 - math.cos(2 * math.pi * time / length)) / 2
 
 
 def step(low: float, high: float, begin: float, end: float) -> Rate:
-    """`high` between two times, `low` before and after."""
+    """Return a rate that is `high` between two times, and `low` before and after."""
     return lambda time: high if begin <= time < end else low
 
 
 def hump(low: float, high: float, length: float) -> Rate:
-    """The drift of Azure's conversation trace: up for half of its hour and down again, low at the ends."""
+    """Return a rate like the drift of Azure's conversation trace: rising for half of its hour, then falling."""
     return lambda time: low + (high - low) * math.sin(math.pi * min(1.0, time / length)) ** 2
 
 
 def traces(scale: float, seconds: float) -> tuple[Trace, ...]:
-    """All of them, `seconds` long beside the warm-up, with rates for a fleet of about `scale` times 4 replicas."""
+    """Return all traces, `seconds` long plus the warm-up, for a fleet of about `scale` times 4 replicas."""
     whole, conversation = WARM_UP + seconds, AZURE_CONVERSATION
     return (
         Trace(

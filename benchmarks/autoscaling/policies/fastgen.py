@@ -1,10 +1,10 @@
-"""This project's operator: its own code, fed with what it would scrape."""
+"""This project's operator: its own autoscaling code, fed with simulated scrapes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.autoscaling.replica import Reading
+from benchmarks.autoscaling.replica import ReplicaMetrics
 from benchmarks.autoscaling.simulation import View
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
@@ -13,7 +13,7 @@ from fastgen_operator.autoscale.recommend import State, recommend
 
 @dataclass(slots=True)
 class Tokens:
-    """Ours; nothing but the user's targets and bounds is set."""
+    """The operator's policy with the user's targets and bounds."""
 
     rules: Policy
     _state: State = field(default_factory=State)
@@ -21,13 +21,13 @@ class Tokens:
 
     @property
     def period(self) -> float:
-        """Seconds between two scrapes."""
+        """Scrape interval in seconds."""
         return self.rules.scrape_seconds
 
     def observe(self, view: View) -> int:
-        """One scrape and one decision."""
+        """Make a decision from one scrape."""
         self._samples = {pod: sample for pod, sample in self._samples.items() if pod in view.ready}
-        self._samples |= {reading.pod: sample_of(reading) for reading in view.readings}
+        self._samples |= {metrics.pod: sample_of(metrics) for metrics in view.replicas}
         fleet = Fleet(
             wanted=view.wanted,
             ready=view.ready,
@@ -40,22 +40,22 @@ class Tokens:
         return decision.replicas
 
 
-def sample_of(reading: Reading) -> Sample:
-    """What the operator makes of a scrape."""
+def sample_of(metrics: ReplicaMetrics) -> Sample:
+    """Return the operator's sample for a scrape."""
     return Sample(
-        time=reading.time,
-        prefill_tokens=reading.scheduled_prefill_tokens,
-        decode_tokens=reading.scheduled_decode_tokens,
-        ended_requests=reading.ended,
-        ended_prompt_tokens=reading.ended_prompt_tokens,
-        ended_generated_tokens=reading.ended_generated_tokens,
-        rejected_requests=reading.rejected,
-        backlog_tokens=reading.backlog_prompt_tokens,
-        running=reading.running,
-        waiting=reading.waiting,
-        kv_used=min(1.0, reading.kv_tokens / reading.kv_capacity_tokens),
-        kv_capacity_tokens=reading.kv_capacity_tokens,
-        kv_tokens=reading.kv_tokens,
-        token_budget=reading.token_budget,
-        step_model=reading.step_model,
+        time=metrics.time,
+        prefill_tokens=metrics.scheduled_prefill_tokens,
+        decode_tokens=metrics.scheduled_decode_tokens,
+        ended_requests=metrics.ended,
+        ended_prompt_tokens=metrics.ended_prompt_tokens,
+        ended_generated_tokens=metrics.ended_generated_tokens,
+        rejected_requests=metrics.rejected,
+        backlog_tokens=metrics.backlog_prompt_tokens,
+        running=metrics.running,
+        waiting=metrics.waiting,
+        kv_used=min(1.0, metrics.kv_tokens / metrics.kv_capacity_tokens),
+        kv_capacity_tokens=metrics.kv_capacity_tokens,
+        kv_tokens=metrics.kv_tokens,
+        token_budget=metrics.token_budget,
+        step_model=metrics.step_model,
     )

@@ -9,11 +9,11 @@ from benchmarks.autoscaling.simulation import View
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always as many."""
+    """A fixed number of replicas."""
 
     replicas: int
     period: float = 60.0
 
-    def observe(self, view: View) -> int:  # noqa: ARG002 - a policy sees, this one does not look
-        """As many as ever."""
+    def observe(self, view: View) -> int:  # noqa: ARG002 - required by the interface
+        """Return the fixed number."""
         return self.replicas

@@ -32,7 +32,7 @@ class Behavior:
         self._downs = Window(max(self.down, 1e-9))
 
     def limit(self, now: float, current: int, recommended: int) -> int:
-        """What becomes of a recommendation."""
+        """Return a recommendation limited by the behavior."""
         self._ups.add(now, recommended)
         self._downs.add(now, recommended)
         if recommended > current:
@@ -43,7 +43,7 @@ class Behavior:
 
 @dataclass(slots=True)
 class WaitingRequests:
-    """HPA on the sum of waiting requests. Missing pods of a sum are zeros, as they are to Prometheus."""
+    """HPA on the sum of waiting requests. Pods without metrics count as zero, as in Prometheus."""
 
     threshold: float = 5.0
     period: float = 15.0
@@ -52,9 +52,9 @@ class WaitingRequests:
     def observe(self, view: View) -> int:
         """ceil(sum / threshold), unless the average is within the tolerance of it."""
         current = max(1, view.wanted)
-        if not view.readings:
+        if not view.replicas:
             return current
-        waiting = sum(reading.waiting for reading in view.readings)
+        waiting = sum(metrics.waiting for metrics in view.replicas)
         ratio = waiting / (self.threshold * current)
         recommended = current if abs(ratio - 1) <= _TOLERANCE else math.ceil(waiting / self.threshold)
         return self._behavior.limit(view.now, current, max(1, recommended))

@@ -1,7 +1,7 @@
 """Knative Serving's autoscaler on concurrency (`pkg/autoscaler/scaling/autoscaler.go`), with its defaults.
 
-A stable window of 60 s and a panic window of a tenth of it; panic at twice the ready pods' target, in which the number
-never falls, until it was not needed for a stable window. Up by 1000 times, down by a half at a time.
+A stable window of 60 s and a panic window of a tenth of it; panic mode starts at twice the target of the
+ready pods, never scales down, and ends after a stable window without need. Limits: up by 1000 times, down by half.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Concurrency:
         self._delayed = Window(max(self.delay, 1e-9))
 
     def observe(self, view: View) -> int:
-        """The decision of one tick."""
+        """Return the decision of one tick."""
         ready = len(view.ready)
-        if not view.readings or not ready:
+        if not view.replicas or not ready:
             return view.wanted
-        # Pods that did not answer are taken for the mean of the others.
-        self._seen.add(view.now, sum(r.in_flight for r in view.readings) * ready / len(view.readings))
+        # Pods without metrics count as the mean of the others.
+        self._seen.add(view.now, sum(r.in_flight for r in view.replicas) * ready / len(view.replicas))
         up, down = math.ceil(_UP * ready), math.floor(ready / _DOWN)
         stable_wants = math.ceil(self._seen.mean() / self.target)
         panic_wants = math.ceil(self._seen.mean(_PANIC) / self.target)

@@ -1,6 +1,6 @@
-"""KubeAI's autoscaler (`internal/modelautoscaler`): the mean of active requests over ten minutes, by a target.
+"""KubeAI's autoscaler (`internal/modelautoscaler`): the mean of active requests over ten minutes, divided by a target.
 
-Every 10 s; down only after as many lower readings in a row as `scaleDownDelaySeconds` (30) has intervals.
+Every 10 s; scales down only after `scaleDownDelaySeconds` (30) of consecutive lower recommendations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.autoscaling.simulation import View
 
 @dataclass(slots=True)
 class ActiveRequests:
-    """KubeAI; `target` is `targetRequests`, 100 unless set; `window` the mean's seconds."""
+    """KubeAI; `target` is `targetRequests` (default 100), `window` the averaging time in seconds."""
 
     target: float = 100.0
     window: float = 600.0
@@ -26,10 +26,10 @@ class ActiveRequests:
         self._seen = Window(self.window)
 
     def observe(self, view: View) -> int:
-        """ceil(mean / target), down with a delay. Its own proxy counts requests, so a lost scrape loses nothing."""
-        if not view.readings:
+        """Return ceil(mean / target), delayed if lower. Its proxy counts requests, so lost scrapes do not matter."""
+        if not view.replicas:
             return view.wanted
-        self._seen.add(view.now, sum(r.in_flight for r in view.readings) * len(view.ready) / len(view.readings))
+        self._seen.add(view.now, sum(r.in_flight for r in view.replicas) * len(view.ready) / len(view.replicas))
         wanted = max(1, math.ceil(self._seen.mean() / self.target))
         if wanted >= view.wanted:
             self._lower = 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.autoscaling.policies.hpa import Behavior
-from benchmarks.autoscaling.replica import Reading
+from benchmarks.autoscaling.replica import ReplicaMetrics
 from benchmarks.autoscaling.simulation import View
 
 _KV, _QUEUE, _SPARE_KV, _SPARE_QUEUE = 0.80, 5.0, 0.10, 3.0
@@ -23,21 +23,21 @@ _KV, _QUEUE, _SPARE_KV, _SPARE_QUEUE = 0.80, 5.0, 0.10, 3.0
 
 @dataclass(slots=True)
 class Saturation:
-    """V1."""
+    """Saturation rules (V1)."""
 
     period: float = 30.0
     behavior: Behavior = field(default_factory=lambda: Behavior(up=240.0, down=240.0))
 
     def observe(self, view: View) -> int:
-        """One up, one down, or as it is."""
+        """Return one replica more, one fewer, or the same."""
         return self.behavior.limit(view.now, view.wanted, max(1, self._recommend(view)))
 
     def _recommend(self, view: View) -> int:
-        readings, number = view.readings, len(view.readings)
-        if not readings or view.pending_ages or view.terminating:
+        replicas, number = view.replicas, len(view.replicas)
+        if not replicas or view.pending_ages or view.terminating:
             return view.wanted
-        kv = [r.kv_tokens / r.kv_capacity_tokens for r in readings]
-        healthy = [(k, r.waiting) for k, r in zip(kv, readings, strict=True) if k < _KV and r.waiting < _QUEUE]
+        kv = [r.kv_tokens / r.kv_capacity_tokens for r in replicas]
+        healthy = [(k, r.waiting) for k, r in zip(kv, replicas, strict=True) if k < _KV and r.waiting < _QUEUE]
         if not healthy:
             return view.wanted + 1
         spare_kv = sum(_KV - k for k, _ in healthy) / len(healthy)
@@ -53,10 +53,10 @@ class Saturation:
 
 @dataclass(slots=True)
 class TokenCapacity:
-    """V2.
+    """Token capacity (V2).
 
     Attributes:
-        up, down: the shares of capacity that scaling up and down begin at.
+        up, down: utilization above which to scale up, and below which to scale down.
     """
 
     period: float = 30.0
@@ -66,21 +66,21 @@ class TokenCapacity:
     _saturated: deque[float] = field(default_factory=lambda: deque(maxlen=10))
 
     def observe(self, view: View) -> int:
-        """What demand in tokens needs."""
+        """Return the replicas required by the token demand."""
         return self.behavior.limit(view.now, view.wanted, max(1, self._recommend(view)))
 
     def _recommend(self, view: View) -> int:
-        if not view.readings:
+        if not view.replicas:
             return view.wanted
-        ended = sum(r.ended for r in view.readings)
-        prompt = sum(r.ended_prompt_tokens for r in view.readings) / ended if ended else 0.0
-        generated = sum(r.ended_generated_tokens for r in view.readings) / ended if ended else 0.0
-        for reading in view.readings:
-            if reading.waiting >= _QUEUE:
-                self._saturated.append(float(reading.kv_tokens))
-        capacity = median(self._capacity(r, prompt, generated) for r in view.readings)
-        share = len(view.ready) / len(view.readings)
-        demand = share * sum(r.kv_tokens + r.waiting * prompt for r in view.readings)
+        ended = sum(r.ended for r in view.replicas)
+        prompt = sum(r.ended_prompt_tokens for r in view.replicas) / ended if ended else 0.0
+        generated = sum(r.ended_generated_tokens for r in view.replicas) / ended if ended else 0.0
+        for metrics in view.replicas:
+            if metrics.waiting >= _QUEUE:
+                self._saturated.append(float(metrics.kv_tokens))
+        capacity = median(self._capacity(r, prompt, generated) for r in view.replicas)
+        share = len(view.ready) / len(view.replicas)
+        demand = share * sum(r.kv_tokens + r.waiting * prompt for r in view.replicas)
         missing = demand / self.up - view.alive * capacity
         if missing > 0:
             return view.alive + math.ceil(missing / capacity)
@@ -89,11 +89,11 @@ class TokenCapacity:
             return len(view.ready) - math.floor(spare / capacity)
         return view.wanted
 
-    def _capacity(self, reading: Reading, prompt: float, generated: float) -> float:
-        most = _KV * reading.kv_capacity_tokens
+    def _capacity(self, metrics: ReplicaMetrics, prompt: float, generated: float) -> float:
+        most = _KV * metrics.kv_capacity_tokens
         if self._saturated:
             return max(1.0, min(most, sum(self._saturated) / len(self._saturated)))
         if prompt + generated <= 0:
             return most
-        sequences = min(reading.token_budget * generated / (prompt + generated), float(reading.max_sequences))
+        sequences = min(metrics.token_budget * generated / (prompt + generated), float(metrics.max_sequences))
         return max(1.0, min(most, sequences * (prompt + generated / 2)))

@@ -1,4 +1,4 @@
-"""The autoscaling simulator tells the truth: about requests, about the engine, and about who is compared."""
+"""The autoscaling simulator is accurate: requests, engine, and compared policies."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks.autoscaling.coarse import CoarseReplica
+from benchmarks.autoscaling.approximate import ApproximateReplica
 from benchmarks.autoscaling.device import A100_8B, CPU_135M, Device
 from benchmarks.autoscaling.exact import ExactReplica
 from benchmarks.autoscaling.fleet import Cluster, random_pod
 from benchmarks.autoscaling.policies.fixed import Fixed
 from benchmarks.autoscaling.policies.hpa import Behavior, WaitingRequests
 from benchmarks.autoscaling.policies.knative import Concurrency
-from benchmarks.autoscaling.replica import Arrival, Engine, Ledger, MakeReplica, Reading, Targets
+from benchmarks.autoscaling.replica import Arrival, Engine, MakeReplica, ReplicaMetrics, RequestLog, Targets
 from benchmarks.autoscaling.results import figures
 from benchmarks.autoscaling.simulation import Policy, Run, Scenario, View, simulate
 from benchmarks.autoscaling.traces import AZURE_CODE, AZURE_CONVERSATION, BURST_GPT, Lengths, Mix, Trace, traces
@@ -41,7 +41,7 @@ def short(arrivals: list[Arrival], seconds: float) -> Trace:
 
 
 class Restless:
-    """Wants another number of replicas every few seconds."""
+    """A policy with a random number of replicas every few seconds."""
 
     period = 7.0
 
@@ -60,7 +60,7 @@ def run(
     rate: float = 6.0,
     gpus: int = 5,
     seconds: float = 180.0,
-    make: MakeReplica = CoarseReplica,
+    make: MakeReplica = ApproximateReplica,
 ) -> Run:
     trace = short(poisson(AZURE_CONVERSATION, rate, seconds, seed), seconds)
     cluster = Cluster(gpus=gpus, start=lambda rng: rng.uniform(10.0, 20.0))
@@ -69,22 +69,22 @@ def run(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 8))
-def test_every_request_ends_once_however_the_fleet_changes(seed: int, gpus: int) -> None:
+def test_every_request_ends_exactly_once_while_the_fleet_changes(seed: int, gpus: int) -> None:
     result = run(Restless(seed), seed=seed, gpus=gpus)
     arrivals = sorted(arrival.time for arrival in result.scenario.trace.arrivals(seed))
-    assert sorted([row[0] for row in result.ledger.served] + result.ledger.lost) == arrivals
-    assert all(arrival < first <= end for arrival, first, end, _ in result.ledger.served)
+    assert sorted([row[0] for row in result.log.served] + result.log.lost) == arrivals
+    assert all(arrival < first <= end for arrival, first, end, _ in result.log.served)
 
 
-@pytest.mark.parametrize("make", [CoarseReplica, ExactReplica])
+@pytest.mark.parametrize("make", [ApproximateReplica, ExactReplica])
 def test_the_same_seed_gives_the_same_run(make: MakeReplica) -> None:
     one, other = (run(Restless(4), rate=1.0, seconds=45.0, make=make) for _ in range(2))
-    assert one.ledger == other.ledger
-    assert one.looks == other.looks
-    assert run(Restless(4), rate=1.0, seed=2).ledger != one.ledger
+    assert one.log == other.log
+    assert one.samples == other.samples
+    assert run(Restless(4), rate=1.0, seed=2).log != one.log
 
 
-def test_no_more_gpus_are_held_than_the_cluster_has() -> None:
+def test_the_fleet_holds_at_most_the_clusters_gpus() -> None:
     result = run(Fixed(8), gpus=3, rate=10.0)
     edges = sorted([(begin, 1) for begin, _ in result.gpu_intervals] + [(end, -1) for _, end in result.gpu_intervals])
     held = most = 0
@@ -102,17 +102,17 @@ def test_a_pod_deleted_while_it_starts_never_serves() -> None:
             return 6 if view.now == 5.0 else 2
 
     result = run(UpAndDown(), gpus=8)
-    assert max(look.ready for look in result.looks) == 2
+    assert max(sample.ready for sample in result.samples) == 2
 
 
-def play(make: MakeReplica, engine: Engine, arrivals: list[Arrival]) -> tuple[Ledger, Reading, float]:
-    ledger = Ledger()
-    replica = make(engine, ledger, 0.0)
+def play(make: MakeReplica, engine: Engine, arrivals: list[Arrival]) -> tuple[RequestLog, ReplicaMetrics, float]:
+    log = RequestLog()
+    replica = make(engine, log, 0.0)
     for arrival in arrivals:
         replica.run_until(arrival.time)
         replica.add(arrival)
     end = replica.drain(1e6)
-    return ledger, replica.reading("pod", end), end
+    return log, replica.metrics("pod", end), end
 
 
 @pytest.mark.parametrize(
@@ -125,20 +125,20 @@ def play(make: MakeReplica, engine: Engine, arrivals: list[Arrival]) -> tuple[Le
         pytest.param(CPU, Mix(Lengths(200, 300, 2000), Lengths(60, 80, 500)), 1.5, 200.0, id="two cores"),
     ],
 )
-def test_the_coarse_replica_is_within_three_percent_or_a_pass_of_the_real_scheduler(
+def test_the_approximate_replica_is_within_three_percent_or_a_step_of_the_real_scheduler(
     engine: Engine, mix: Mix, rate: float, seconds: float
 ) -> None:
     arrivals = poisson(mix, rate, seconds)
-    (real, said, end), (coarse, coarse_said, coarse_end) = (
-        play(make, engine, arrivals) for make in (ExactReplica, CoarseReplica)
+    (real, metrics, end), (approximate, approximate_metrics, approximate_end) = (
+        play(make, engine, arrivals) for make in (ExactReplica, ApproximateReplica)
     )
-    assert len(real.served) == len(coarse.served) == len(arrivals)
-    assert coarse_end == pytest.approx(end, rel=0.03)
-    assert coarse_said.steps == pytest.approx(said.steps, rel=0.03)
-    assert coarse_said.scheduled_prefill_tokens == said.scheduled_prefill_tokens
-    assert coarse_said.scheduled_decode_tokens == said.scheduled_decode_tokens
+    assert len(real.served) == len(approximate.served) == len(arrivals)
+    assert approximate_end == pytest.approx(end, rel=0.03)
+    assert approximate_metrics.steps == pytest.approx(metrics.steps, rel=0.03)
+    assert approximate_metrics.scheduled_prefill_tokens == metrics.scheduled_prefill_tokens
+    assert approximate_metrics.scheduled_decode_tokens == metrics.scheduled_decode_tokens
     first, ended = (
-        [sorted(row[place] - row[0] for row in ledger.served) for ledger in (real, coarse)] for place in (1, 2)
+        [sorted(row[place] - row[0] for row in log.served) for log in (real, approximate)] for place in (1, 2)
     )
     for share in (0.5, 0.9):
         place = int(share * len(arrivals))
@@ -146,24 +146,24 @@ def test_the_coarse_replica_is_within_three_percent_or_a_pass_of_the_real_schedu
         assert ended[1][place] == pytest.approx(ended[0][place], rel=0.03)
 
 
-def test_a_device_with_a_full_queue_refuses_and_counts_it() -> None:
+def test_a_replica_with_a_full_queue_rejects_and_counts_requests() -> None:
     engine = Engine(A100_8B, GPU.targets, max_queued=3)
-    for make in (ExactReplica, CoarseReplica):
-        ledger, said, _ = play(make, engine, [Arrival(0.0, 4000, 4) for _ in range(10)])
-        assert len(ledger.lost) == said.rejected > 0
-        assert len(ledger.served) + len(ledger.lost) == 10
+    for make in (ExactReplica, ApproximateReplica):
+        log, metrics, _ = play(make, engine, [Arrival(0.0, 4000, 4) for _ in range(10)])
+        assert len(log.lost) == metrics.rejected > 0
+        assert len(log.served) + len(log.lost) == 10
 
 
-def test_a_drain_cuts_off_at_its_deadline() -> None:
-    for make in (ExactReplica, CoarseReplica):
-        ledger = Ledger()
-        replica = make(GPU, ledger, 0.0)
+def test_a_drain_aborts_requests_at_its_deadline() -> None:
+    for make in (ExactReplica, ApproximateReplica):
+        log = RequestLog()
+        replica = make(GPU, log, 0.0)
         replica.add(Arrival(0.0, 100, 10_000))
         assert replica.drain(5.0) == 5.0
-        assert ledger.lost == [0.0]
+        assert log.lost == [0.0]
 
 
-def test_the_generated_traces_have_the_published_lengths() -> None:
+def test_the_generated_traces_have_the_published_token_counts() -> None:
     rng = random.Random(1)
     for lengths in (AZURE_CONVERSATION.prompt, AZURE_CODE.prompt, AZURE_CONVERSATION.generate):
         assert isinstance(lengths, Lengths)
@@ -177,20 +177,20 @@ def test_the_generated_traces_have_the_published_lengths() -> None:
 
 
 def view(now: float, waiting: int, running: int, *, ready: int, wanted: int) -> View:
-    ledger = Ledger()
-    readings = []
+    log = RequestLog()
+    replicas = []
     for pod in range(ready):
-        reading = CoarseReplica(GPU, ledger, now).reading(str(pod), now)
-        reading.waiting, reading.running = waiting, running
-        readings.append(reading)
-    return View(now, tuple(readings), frozenset(map(str, range(ready))), (), None, 0, wanted)
+        metrics = ApproximateReplica(GPU, log, now).metrics(str(pod), now)
+        metrics.waiting, metrics.running = waiting, running
+        replicas.append(metrics)
+    return View(now, tuple(replicas), frozenset(map(str, range(ready))), (), None, 0, wanted)
 
 
 def wants(policy: Policy, views: Callable[[float], View], seconds: float) -> list[int]:
     return [policy.observe(views(step * policy.period)) for step in range(1, int(seconds / policy.period) + 1)]
 
 
-def test_the_hpa_tolerates_a_tenth_and_waits_five_minutes_before_it_shrinks() -> None:
+def test_the_hpa_has_ten_percent_tolerance_and_a_five_minute_scale_down_window() -> None:
     assert wants(WaitingRequests(5.0), lambda now: view(now, 5, 9, ready=4, wanted=4), 15)[-1] == 4
     assert wants(WaitingRequests(5.0), lambda now: view(now, 10, 9, ready=4, wanted=4), 15)[-1] == 8
     assert (
@@ -200,7 +200,7 @@ def test_the_hpa_tolerates_a_tenth_and_waits_five_minutes_before_it_shrinks() ->
     assert [behavior.limit(now, 6, 6 if now < 15 else 2) for now in (0.0, 15.0, 300.0, 316.0)] == [6, 6, 2, 2]
 
 
-def test_knative_panics_at_twice_its_target_and_does_not_shrink_meanwhile() -> None:
+def test_knative_panics_at_twice_its_target_and_does_not_scale_down_meanwhile() -> None:
     policy = Concurrency(10.0)
     calm = wants(policy, lambda now: view(now, 0, 10, ready=2, wanted=2), 60)
     assert calm[-1] == 2
@@ -209,7 +209,7 @@ def test_knative_panics_at_twice_its_target_and_does_not_shrink_meanwhile() -> N
     assert policy.observe(view(66.0, 0, 0, ready=2, wanted=peak)) >= peak
 
 
-def test_figures_count_only_what_came_after_the_warm_up() -> None:
+def test_results_exclude_the_warm_up() -> None:
     trace = traces(0.25, 60.0)[0]
     result = simulate(Scenario(trace=trace, engine=GPU, cluster=Cluster(), begin=2), Fixed(2))
     got = figures(result)
@@ -228,8 +228,8 @@ def test_a_large_fleet_is_simulated_in_seconds() -> None:
         balancer=random_pod,
     )  # fmt: skip
     result = simulate(scenario, Fixed(1000))
-    assert len(result.ledger.served) == len(arrivals)
-    assert result.looks[-1].ready == 1000
+    assert len(result.log.served) == len(arrivals)
+    assert result.samples[-1].ready == 1000
 
 
 def test_the_quick_comparison_prints_a_table() -> None:
@@ -245,5 +245,5 @@ def test_the_quick_comparison_prints_a_table() -> None:
         "HPA on waiting",
     ]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=True)
-    assert "| HPA on waiting, 5, as usual |" in done.stdout
+    assert "| HPA on waiting, 5, default |" in done.stdout
     assert "2 runs in" in done.stdout

@@ -1,10 +1,10 @@
-"""A replica by arithmetic: the passes of Dynamic SplitFuse at the cost of a few operations each, however many decode.
+"""A replica that approximates the engine arithmetically, at the cost of a few operations per step.
 
-The real scheduler walks over all sequences in every pass. Here a pass knows only how many decode, how many tokens they
-hold and which prompt is next, and passes without prompt tokens are taken many at once. How prompts are cut into passes
-is the engine's own code. What is left out: blocks (a cache that is full admits nobody, and nobody is preempted), the
-prefix cache, and learning the step model, which is known. `tests/operator/autoscale/test_simulator.py` compares
-it with the real scheduler.
+The real scheduler iterates over all sequences in every step. Here a step only knows the number of decoding sequences,
+their resident tokens and the next prompt, and steps without prompt tokens are processed in batches. Chunk sizes come
+from the engine's own code. Not modelled: blocks (a full cache admits nothing, and nothing is preempted), the prefix
+cache, and fitting the step model, which is known. `tests/operator/autoscale/test_simulator.py` compares it with the
+real scheduler.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, Ledger, Reading
+from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMetrics, RequestLog
 from fastgen.core.chunking import Chunker, FixedTarget, StepLoad
 
-_LOOK_AHEAD = 64  # passes of backlog that shape a pass, as in fastgen.core.scheduler
+_LOOK_AHEAD = 64  # steps of backlog that chunking considers, as in fastgen.core.scheduler
 
 
 @dataclass(slots=True)
 class _Request:
     arrival: Arrival
-    left: int  # prompt tokens that are not computed
+    left: int  # prompt tokens not yet computed
     first: float = 0.0
     late_before: int = 0
 
 
-class CoarseReplica:
-    """One engine: see `benchmarks.autoscaling.replica.Replica`."""
+class ApproximateReplica:
+    """An approximate engine: see `benchmarks.autoscaling.replica.Replica`."""
 
-    def __init__(self, engine: Engine, ledger: Ledger, now: float) -> None:
+    def __init__(self, engine: Engine, log: RequestLog, now: float) -> None:
         self._device = engine.device
-        self._ledger = ledger
+        self._log = log
         self._limit = engine.targets.gap * TOLERANCE
         self._max_queued = engine.max_queued
         self._chunker = Chunker("even", FixedTarget(engine.targets.gap, engine.device))
         self._clock = now
         self._waiting: deque[_Request] = deque()
-        self._half: deque[_Request] = deque()
-        # A decoding sequence gets a token in every pass, so the pass that it ends with is known when it starts.
+        self._partial: deque[_Request] = deque()
+        # A decoding sequence gets a token in every step, so its last step is known when decoding starts.
         self._decoding: list[tuple[int, int, _Request]] = []
         self._ordinal = 0
         self._kv_tokens = 0
         self._pending = 0
-        self._late = 0  # passes so far that took longer than the target
+        self._late = 0  # number of steps that exceeded the target
         self._steps = 0
         self._step_seconds = 0.0
         self._prefilled = 0
@@ -54,13 +54,13 @@ class CoarseReplica:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not ended."""
-        return len(self._waiting) + len(self._half) + len(self._decoding)
+        """Number of unfinished requests."""
+        return len(self._waiting) + len(self._partial) + len(self._decoding)
 
     def add(self, arrival: Arrival) -> None:
-        """Queues a request, or refuses it."""
+        """Queue or reject a request."""
         if len(self._waiting) >= self._max_queued:
-            self._ledger.lost.append(arrival.time)
+            self._log.lost.append(arrival.time)
             self._rejected += 1
             return
         self._clock = max(self._clock, arrival.time)
@@ -68,33 +68,33 @@ class CoarseReplica:
         self._pending += arrival.prompt
 
     def run_until(self, now: float) -> None:
-        """Runs every pass that begins before `now`."""
+        """Run all steps that start before `now`."""
         while self._clock < now:
             if self._pending:
-                self._pass()
+                self._step()
             elif self._decoding:
                 self._decode(now)
             else:
                 self._clock = now
 
     def drain(self, deadline: float) -> float:
-        """Runs to the end or to `deadline`."""
+        """Finish all requests or abort them at `deadline`."""
         while self.in_flight and self._clock < deadline:
             if self._pending:
-                self._pass()
+                self._step()
             else:
                 self._decode(deadline)
-        cut = [*self._waiting, *self._half, *(request for _, _, request in self._decoding)]
-        self._ledger.lost += [request.arrival.time for request in cut]
+        cut = [*self._waiting, *self._partial, *(request for _, _, request in self._decoding)]
+        self._log.lost += [request.arrival.time for request in cut]
         return min(self._clock, deadline)
 
-    def reading(self, pod: str, now: float) -> Reading:
-        """What a scrape says."""
+    def metrics(self, pod: str, now: float) -> ReplicaMetrics:
+        """Return what a scrape returns."""
         device = self._device
-        return Reading(
+        return ReplicaMetrics(
             pod=pod,
             time=now,
-            running=len(self._half) + len(self._decoding),
+            running=len(self._partial) + len(self._decoding),
             waiting=len(self._waiting),
             kv_tokens=self._kv_tokens,
             kv_capacity_tokens=device.kv_tokens,
@@ -113,29 +113,29 @@ class CoarseReplica:
             rejected=self._rejected,
         )
 
-    def _pass(self) -> None:
-        """One pass with all decodes and a share of the pending prompts."""
+    def _step(self) -> None:
+        """Run one step with all decodes and a share of the pending prompts."""
         decodes = len(self._decoding)
         began = self._fill(decodes, self._share(decodes))
         tokens = decodes + sum(size for _, size in began)
         self._kv_tokens += tokens
         seconds = self._device.seconds(tokens, self._kv_tokens)
         self._clock += seconds
-        self._note(1, decodes, tokens, seconds, late=int(seconds > self._limit))
+        self._record(1, decodes, tokens, seconds, late=int(seconds > self._limit))
         self._end_decodes()
         for request, _ in began:
             if not request.left:
                 self._first_token(request)
 
     def _share(self, decodes: int) -> int:
-        """Prompt tokens of the next pass."""
+        """Return the prompt tokens of the next step."""
         room = self._device.token_budget - decodes
         if room < 1:
             return 0
-        free = self._device.max_sequences - decodes - len(self._half)
+        free = self._device.max_sequences - decodes - len(self._partial)
         backlog = self._pending
         if free < len(self._waiting):
-            backlog = sum(r.left for r in self._half) + (self._waiting[0].left * free if free > 0 else 0)
+            backlog = sum(r.left for r in self._partial) + (self._waiting[0].left * free if free > 0 else 0)
         backlog = min(backlog, room * _LOOK_AHEAD)
         if not backlog:
             return 0
@@ -143,15 +143,15 @@ class CoarseReplica:
         return min(room, share, max(0, self._device.kv_tokens - self._kv_tokens - decodes))
 
     def _fill(self, decodes: int, share: int) -> list[tuple[_Request, int]]:
-        """Takes `share` tokens of the oldest prompts."""
+        """Compute `share` tokens of the oldest prompts."""
         filled: list[tuple[_Request, int]] = []
-        places = self._device.max_sequences - decodes - len(self._half)
+        places = self._device.max_sequences - decodes - len(self._partial)
         while share > 0:
-            if self._half:
-                request = self._half[0]
+            if self._partial:
+                request = self._partial[0]
             elif self._waiting and places > 0:
                 request = self._waiting.popleft()
-                self._half.append(request)
+                self._partial.append(request)
                 places -= 1
             else:
                 break
@@ -161,30 +161,30 @@ class CoarseReplica:
             self._pending -= size
             filled.append((request, size))
             if not request.left:
-                self._half.popleft()
+                self._partial.popleft()
         return filled
 
     def _decode(self, now: float) -> None:
-        """Passes of decodes alone, each a little longer than the one before: as many as begin before `now`."""
+        """Run decode-only steps, each a little longer than the one before, that start before `now`."""
         decodes = len(self._decoding)
         first = self._device.seconds(decodes, self._kv_tokens + decodes)
         growth = self._device.kv_token * decodes
-        passes = min(self._decoding[0][0] - self._steps, _passes_within(now - self._clock, first, growth))
-        seconds = passes * first + growth * passes * (passes - 1) / 2
-        early = passes if growth <= 0 else min(passes, max(0, math.floor((self._limit - first) / growth) + 1))
-        late = passes - early if growth > 0 or first <= self._limit else passes
+        steps = min(self._decoding[0][0] - self._steps, _steps_within(now - self._clock, first, growth))
+        seconds = steps * first + growth * steps * (steps - 1) / 2
+        early = steps if growth <= 0 else min(steps, max(0, math.floor((self._limit - first) / growth) + 1))
+        late = steps - early if growth > 0 or first <= self._limit else steps
         self._clock += seconds
-        self._kv_tokens += passes * decodes
-        self._note(passes, decodes, passes * decodes, seconds, late=late)
+        self._kv_tokens += steps * decodes
+        self._record(steps, decodes, steps * decodes, seconds, late=late)
         self._end_decodes()
 
-    def _note(self, passes: int, decodes: int, tokens: int, seconds: float, *, late: int) -> None:
-        self._steps += passes
+    def _record(self, steps: int, decodes: int, tokens: int, seconds: float, *, late: int) -> None:
+        self._steps += steps
         self._step_seconds += seconds
-        self._prefilled += tokens - passes * decodes
-        self._decoded += passes * decodes
-        self._ledger.gaps += passes * decodes
-        self._ledger.late_gaps += late * decodes
+        self._prefilled += tokens - steps * decodes
+        self._decoded += steps * decodes
+        self._log.gaps += steps * decodes
+        self._log.late_gaps += late * decodes
         self._late += late
 
     def _first_token(self, request: _Request) -> None:
@@ -206,11 +206,11 @@ class CoarseReplica:
         self._ended += 1
         self._ended_prompt += arrival.prompt
         self._ended_generated += arrival.generate
-        self._ledger.served.append((arrival.time, request.first, self._clock, self._late == request.late_before))
+        self._log.served.append((arrival.time, request.first, self._clock, self._late == request.late_before))
 
 
-def _passes_within(seconds: float, first: float, growth: float) -> int:
-    """How many passes begin within `seconds`, the first taking `first` and each one `growth` more; at least one."""
+def _steps_within(seconds: float, first: float, growth: float) -> int:
+    """Return how many steps start within `seconds`; the first takes `first`, each next one `growth` more."""
     if growth * seconds <= 1e-9 * first * first:
         return max(1, math.ceil(seconds / first))
     half = first - growth / 2

@@ -152,6 +152,23 @@ def test_the_cost_of_copying_a_block_decides_how_sequences_are_preempted(seconds
     assert (swapped > 0) == swaps
 
 
+def test_reports_count_prefill_and_decode_tokens_and_queue_time_once() -> None:
+    runner = SimulatedRunner(16, 4)
+    engine = make_engine(runner, token_budget=8, max_sequences=4)
+    engine.add(request(prompt=10, max_tokens=3))
+    runner.clock.now = 0.25
+    steps = []
+    while engine.has_work:
+        steps.append(engine.step().step)
+    assert [step.prefill_tokens for step in steps] == [8, 2, 0, 0]
+    assert [step.decode_tokens for step in steps] == [0, 0, 1, 1]
+    assert [step.queue_seconds for step in steps] == [[0.25], [], [], []]
+    assert [step.step_seconds for step in steps] == pytest.approx(
+        [runner.seconds(8, 8), *[runner.seconds(tokens, kv) for tokens, kv in ((2, 10), (1, 11), (1, 12))]]
+    )
+    assert engine.report([]).step.step_seconds == 0.0
+
+
 def test_reports_carry_the_fit_of_step_times() -> None:
     runner = SimulatedRunner(64, 4)
     engine = make_engine(runner, token_budget=64, max_sequences=4)

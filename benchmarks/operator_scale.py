@@ -176,7 +176,7 @@ def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: f
     say("restart")
     started = time.monotonic()
     operator.start()
-    wait_for("all resources visited", lambda: operator.total(READY) >= figures.pods, seconds=600)
+    wait_for("all resources reconciled", lambda: operator.total(READY) >= figures.pods, seconds=600)
     figures.restart_seconds = time.monotonic() - started
     wait_until_quiet(operator)
     figures.restart_writes = int(operator.total(WRITES))

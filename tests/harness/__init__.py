@@ -1,1 +1,1 @@
-"""The operator under test: its process, and the namespace of a control plane that a test plays the nodes of."""
+"""Test harness of the operator: its process, and namespaces of a control plane without nodes."""

@@ -1,4 +1,4 @@
-"""What the chart puts into a control plane, and the credentials that it gives the operator."""
+"""Installs the chart into a control plane, and returns the operator's credentials."""
 
 from __future__ import annotations
 

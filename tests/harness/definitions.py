@@ -1,4 +1,4 @@
-"""The CRDs of other projects, as those projects publish them in their Go modules."""
+"""CRDs of other projects, from their published Go modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every edit of every field: a walk over the CRD's schema along a spec that has a value in each of them."""
+"""Generates edits of every field of the CRD's schema, from a spec that sets each of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHERS: Object = {
     "size": "20Gi",
     "cidr": "10.0.0.0/7",
     "blockSize": 128,
-    # Probed every two seconds: one more is none more.
+    # Rounded to the probe's period of two seconds: one more second changes nothing.
     "startupDeadlineSeconds": 400,
     "requests": {"example.com/disk": 1},
     "limits": {"example.com/disk": 1},
@@ -30,7 +30,7 @@ _OTHERS: Object = {
 
 @dataclass(frozen=True)
 class Edit:
-    """One field set otherwise: `spec` is the whole edited spec, `what` was done with the field at `path`."""
+    """One edited field: `spec` is the complete edited spec, `what` describes the edit of the field at `path`."""
 
     path: Path
     what: str
@@ -46,7 +46,7 @@ class Edit:
 
 
 def dotted(path: Path) -> str:
-    """As a person writes it: spec.network.allowFrom[0].ipBlock."""
+    """Format a path as in spec.network.allowFrom[0].ipBlock."""
     return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
 
 

@@ -1,4 +1,4 @@
-"""Engines of which there is nothing but the metrics, each at an address of its own on this machine."""
+"""Fake engines that serve only metrics, each at a loopback address of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet whose replicas work at one steady rate, sized by the real decisions: time moves in scrapes."""
+"""Simulates a fleet with a constant rate per replica, sized by the real autoscaler, one scrape per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects as the API server would give them, for tests of pure functions."""
+"""Objects as the API server returns them, for tests of pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real operator as a process of its own, which tests start, stop and kill."""
+"""The real operator as a child process that tests start, stop and kill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRAPE_SECONDS = 0.5
 
 @dataclass
 class OperatorProcess:
-    """One operator against one API server; `log` collects what all of its lives wrote."""
+    """One operator against one API server; `log` collects the output of all its processes."""
 
     kubeconfig: Path
     log: Path
@@ -33,12 +33,12 @@ class OperatorProcess:
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Starts it and returns when it says that it is ready."""
+        """Start the process and wait until it is ready."""
         self.launch()
         eventually(self.is_ready, within=30, what=f"a ready operator (log: {self.log})", every=0.1)
 
     def launch(self) -> None:
-        """Starts it."""
+        """Start the process."""
         self.metrics_port, self.health_port = free_ports(2)
         command = [
             *(sys.executable, "-m", "fastgen_operator.main"),
@@ -55,37 +55,37 @@ class OperatorProcess:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """Ends it as a crash of its node would."""
+        """Kill the process, as a crash of its node would."""
         process = self._running()
         process.kill()
         process.wait()
         self._process = None
 
     def pause(self) -> None:
-        """Stops it as a machine does that swaps, or is moved to another host."""
+        """Suspend the process, as when its machine swaps or is migrated."""
         self._running().send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on after a pause."""
+        """Resume the process after `pause`."""
         self._running().send_signal(signal.SIGCONT)
 
     def ending(self, within: float) -> int:
-        """The exit status, as soon as it has ended by itself."""
+        """Wait until the process exits by itself, and return its exit status."""
         status = self._running().wait(within)
         self._process = None
         return status
 
     def leads(self) -> bool:
-        """Whether it says that it leads."""
+        """Return whether the process reports that it leads."""
         return self.metrics()["fastgen_operator_leader", ""] == 1
 
     def abandon(self) -> None:
-        """Ends it in whatever state it is. Harmless where it does not run."""
+        """Kill the process if it runs."""
         if self._process is not None:
             self.kill()
 
     def stop(self) -> int:
-        """Ends it as the kubelet would; returns the exit status. Harmless where it does not run."""
+        """Stop the process as the kubelet would, if it runs; return the exit status."""
         if self._process is None:
             return 0
         self._process.terminate()
@@ -96,27 +96,27 @@ class OperatorProcess:
             self._process = None
 
     def restart(self) -> None:
-        """Stops it and starts it."""
+        """Stop the process and start it again."""
         self.stop()
         self.start()
 
     def is_healthy(self) -> bool:
-        """Whether it passes its liveness probe; RuntimeError where it has ended."""
+        """Return whether the liveness probe passes; RuntimeError if the process has exited."""
         return self.probe("healthz").status_code == 200
 
     def is_ready(self) -> bool:
-        """Whether it passes its readiness probe; RuntimeError where it has ended."""
+        """Return whether the readiness probe passes; RuntimeError if the process has exited."""
         return self.probe("readyz").status_code == 200
 
     def probe(self, path: str) -> httpx.Response:
-        """What a probe gets; RuntimeError where it has ended."""
+        """Return a probe's response; RuntimeError if the process has exited."""
         process = self._running()
         if process.poll() is not None:
             raise RuntimeError(f"the operator ended with {process.returncode}: {self.log.read_text()[-3000:]}")
         return httpx.get(f"http://127.0.0.1:{self.health_port}/{path}", timeout=5)
 
     def metrics(self) -> dict[tuple[str, str], float]:
-        """Values by sample name and the labels' values, joined by slashes."""
+        """Return the values by sample name and label values, joined by slashes."""
         text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
         return {
             (sample.name, "/".join(sample.labels.values())): sample.value
@@ -125,17 +125,17 @@ class OperatorProcess:
         }
 
     def writes(self) -> dict[str, float]:
-        """Writes by kind since it was started."""
+        """Return the writes by kind since the start."""
         return {
             kind: count for (name, kind), count in self.metrics().items() if name == "fastgen_operator_writes_total"
         }
 
-    def visits(self) -> float:
-        """Visits to resources since it was started."""
+    def reconciles(self) -> float:
+        """The number of reconciles since the start."""
         return self.metrics()["fastgen_operator_reconcile_seconds_count", ""]
 
     def let_resyncs_pass(self, count: int) -> None:
-        """Returns when every resource has been visited without cause at least so many times."""
+        """Return after at least so many reconciles per resource without an event."""
         name = ("fastgen_operator_reconcile_seconds_count", "")
         resources = max(1, sum(key[0] == "fastgen_operator_desired_replicas" for key in self.metrics()))
         target = self.metrics()[name] + count * resources

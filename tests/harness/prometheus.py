@@ -1,4 +1,4 @@
-"""A real Prometheus, out of Debian's package, that scrapes what a test names."""
+"""A real Prometheus from Debian's package, with the targets of a test."""
 
 from __future__ import annotations
 

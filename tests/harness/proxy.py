@@ -1,4 +1,4 @@
-"""A proxy in front of an API server that records what passes and does to it what a bad day would."""
+"""A proxy in front of an API server that records requests and injects faults."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Proxy:
 
     Attributes:
         rule: asked about each request: the fault it meets, or None. It runs in the proxy's thread.
-        before_answer, after_answer: told of each request that the API server has answered, with the answer's status,
+        before_answer, after_answer: called for each request that the API server has answered, with the answer's status,
             while the client waits for it, and when the client has it.
         arrivals: each request that the client has sent, with the time in monotonic seconds.
         exchanges: each request but watches that the API server has answered, with the answer's status.

@@ -1,4 +1,4 @@
-"""A namespace of a control plane without nodes: the test gives the pods their status."""
+"""A namespace of a control plane without nodes: the test sets the status of the pods."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Space(Namespace[ControlPlane]):
         return {obj["kind"]: obj["metadata"]["resourceVersion"] for obj in objects}
 
     def settled(self, name: str = "chat") -> dict[str, str]:
-        """The versions, as soon as two looks a moment apart give the same."""
+        """Return the resource versions after two equal reads a moment apart."""
         seen: list[dict[str, str]] = [{}]
 
         def look() -> bool:

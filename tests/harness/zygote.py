@@ -1,4 +1,4 @@
-"""Operators by the dozen: one process imports the program once, and each operator is a fork of it."""
+"""Many operators at low cost: one process imports the program, and each operator is a fork of it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Zygote:
 def _serve() -> None:
     from fastgen_operator.main import main
 
-    # Nobody waits for the children: the kernel forgets them as they end.
+    # The children are not waited for: the kernel reaps them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         order = json.loads(line)

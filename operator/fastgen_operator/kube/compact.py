@@ -18,6 +18,8 @@ _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_SPEC: Final = ("nodeName", "containers", "initContainers", "terminationGracePeriodSeconds")
 _CONTAINER: Final = ("name", "image", "resources", "ports", "restartPolicy", "startupProbe", "readinessProbe")
 _REPLICA_SET_SPEC: Final = ("replicas",)
+# Field sets consist largely of empty maps.
+_EMPTY: Final[dict[str, Any]] = {}
 
 
 def compact(kind: Kind, obj: Object) -> Object:
@@ -50,7 +52,7 @@ def _only(fields: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 def _intern(value: Any) -> Any:
     """Return an equal value with interned strings, which a thousand pods have in common."""
     if isinstance(value, dict):
-        return {sys.intern(name): _intern(field) for name, field in value.items()}
+        return {sys.intern(name): _intern(field) for name, field in value.items()} if value else _EMPTY
     if isinstance(value, list):
         return [_intern(item) for item in value]
     return sys.intern(value) if type(value) is str else value

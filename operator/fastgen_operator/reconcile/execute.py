@@ -96,7 +96,7 @@ def _contended(apply: Apply) -> Problem:
     name = apply.manifest["metadata"]["name"]
     return Problem(
         "Contended",
-        f"somebody keeps changing {apply.drift} of {apply.kind.name} {name}: restored {FREE_RESTORES} times "
-        f"within an hour, from now on more and more seldom; the other writer is named by "
+        f"another writer keeps changing {apply.drift} of {apply.kind.name} {name}: restored {FREE_RESTORES} times "
+        f"within an hour, and now with a growing backoff; to find the other writer, run "
         f"kubectl get {apply.kind.plural} {name} --show-managed-fields --output yaml",
     )

@@ -1,4 +1,4 @@
-"""What the cache believes, and what a visit sees of it."""
+"""The informer cache: updates in any order, and what a reconcile reads from it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_late_event_does_not_undo_what_a_write_returned() -> None:
     assert versions(cache) == {"a": "12"}
 
 
-def test_an_object_that_ended_does_not_come_back_by_a_late_answer_but_another_of_its_name_does() -> None:
+def test_a_late_response_does_not_restore_a_deleted_object_but_a_recreated_one_is_stored() -> None:
     cache = InformerCache()
     cache.put(POD, pod("a", 5))
     cache.remove(POD, pod("a", 8))
@@ -49,14 +49,14 @@ def test_an_object_that_ended_does_not_come_back_by_a_late_answer_but_another_of
     assert versions(cache) == {"a": "9"}
 
 
-def test_the_end_of_an_earlier_object_leaves_the_later_one_of_its_name() -> None:
+def test_a_late_deletion_does_not_remove_a_recreated_object() -> None:
     cache = InformerCache()
     cache.put(POD, pod("a", 9, uid="2"))
     cache.remove(POD, pod("a", 8, uid="1"))
     assert versions(cache) == {"a": "9"}
 
 
-def test_a_list_finds_what_vanished_and_names_the_resources_it_was_about() -> None:
+def test_a_list_finds_deleted_objects_and_returns_their_owners() -> None:
     cache = InformerCache()
     for obj in (pod("a", 3), pod("b", 4), pod("c", 5, owner="other"), pod("d", 5, namespace="elsewhere")):
         cache.put(POD, obj)
@@ -74,7 +74,7 @@ def test_a_list_older_than_an_object_does_not_remove_it() -> None:
     assert versions(cache) == {"a": "12"}
 
 
-def test_an_answer_that_comes_after_a_list_without_its_object_does_not_bring_it_back() -> None:
+def test_a_response_older_than_a_list_does_not_restore_a_deleted_object() -> None:
     cache = InformerCache()
     cache.replace(POD, "space", [], "9")
     cache.put(POD, pod("a", 7))
@@ -85,7 +85,7 @@ def test_an_answer_that_comes_after_a_list_without_its_object_does_not_bring_it_
     assert versions(cache) == {"a": "10"}
 
 
-def test_a_server_restored_from_a_backup_is_believed() -> None:
+def test_versions_that_go_backwards_after_a_restore_are_accepted() -> None:
     cache = InformerCache()
     cache.put(POD, pod("a", 50))
     cache.put(POD, pod("b", 60))
@@ -96,7 +96,7 @@ def test_a_server_restored_from_a_backup_is_believed() -> None:
     assert versions(cache) == {"a": "31"}
 
 
-def test_an_object_that_changes_hands_is_found_under_its_new_owner_only() -> None:
+def test_a_relabelled_object_is_found_only_under_its_new_owner() -> None:
     cache = InformerCache()
     cache.put(POD, pod("a", 1))
     cache.put(POD, pod("a", 2, owner="other"))
@@ -105,7 +105,7 @@ def test_an_object_that_changes_hands_is_found_under_its_new_owner_only() -> Non
     assert versions(cache, "other") == {}
 
 
-def test_ends_are_forgotten_so_that_memory_is_bounded() -> None:
+def test_recorded_deletions_are_dropped_so_that_memory_is_bounded() -> None:
     cache = InformerCache()
     for number in range(100):
         cache.put(POD, pod(f"p{number}", 2 * number + 1))
@@ -157,7 +157,7 @@ def test_what_was_just_written_is_read_back_without_a_request() -> None:
     assert [request.split()[0] for request in server.requests[2:]] == ["PATCH", "PATCH", "PATCH", "DELETE"]
 
 
-def test_a_list_that_fails_says_of_what() -> None:
+def test_a_failed_list_names_its_kind() -> None:
     server: Any = OneDeployment()
     server.failing = "/deployments"
     cache = InformerCache()
@@ -186,7 +186,7 @@ def test_a_pod_is_kept_without_its_template_and_a_replica_set_too() -> None:
         "containers": [{"name": "engine", "image": "e", "resources": {"limits": {"memory": "2Gi"}}}],
     }
     assert kept["status"] == {"phase": "Running"}
-    assert "managedFields" in full["metadata"], "the original is somebody else's"
+    assert "managedFields" in full["metadata"], "the argument is not modified"
     replica_set = {**pod("a", 1), "spec": {"replicas": 2, "template": {}}, "status": {"replicas": 2}}
     kept = compact(REPLICA_SET, replica_set)
     assert kept["spec"] == {"replicas": 2, TEMPLATE_DIGEST: template_digest(replica_set)}

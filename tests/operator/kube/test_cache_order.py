@@ -1,4 +1,4 @@
-"""Whatever the order in which the cache hears of things, it ends equal to the server: streams of any interleaving."""
+"""Property test: after any interleaving of watch events, responses and lists, the cache equals the server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Model:
     lists: deque[tuple[list[Object], str]] = field(default_factory=deque)
 
     def write(self, name: str) -> None:
-        """The server takes a write of anybody; ours is answered too, at some time."""
+        """The server commits a write; the response to a write of the operator arrives later."""
         self.version += 1
         uid = self.live[name]["metadata"]["uid"] if name in self.live else str(self.version)
         kind = "MODIFIED" if name in self.live else "ADDED"
@@ -104,7 +104,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=500, deadline=None)
 @given(actions=ACTIONS, seed=st.integers(0, 10_000))
-def test_whatever_the_order_a_last_list_makes_the_mirror_equal_to_the_server(actions: list[str], seed: int) -> None:
+def test_after_any_order_of_updates_a_list_makes_the_cache_equal_to_the_server(actions: list[str], seed: int) -> None:
     model = _played(actions, seed)
     model.take_list()
     while model.deliver():

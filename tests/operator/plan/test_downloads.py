@@ -1,4 +1,4 @@
-"""A model's download, against a real API server with its Job and volume controllers; the test plays the pod."""
+"""A model's download against a real API server with its Job and volume controllers; the test sets the pod's status."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def succeed(space: Space) -> None:
     report(space, download(space), terminated(0), phase="Succeeded")
 
 
-def test_a_refused_download_is_quoted_and_pods_follow_when_it_is_done(space: Space) -> None:
+def test_a_failed_download_is_reported_and_pods_are_created_after_it_succeeds(space: Space) -> None:
     space.apply(cached())
     pod = download(space)
     uid = space.get("fgd", "chat")["metadata"]["uid"]
@@ -99,9 +99,7 @@ def test_a_refused_download_is_quoted_and_pods_follow_when_it_is_done(space: Spa
     space.wait_condition("Ready", "True", "AllReplicasReady")
 
 
-def test_a_change_of_the_model_takes_nothing_away_until_the_new_one_is_there(
-    space: Space, operator: OperatorProcess
-) -> None:
+def test_the_old_model_is_served_until_the_new_one_is_downloaded(space: Space, operator: OperatorProcess) -> None:
     space.apply(cached())
     succeed(space)
     space.make_ready()
@@ -127,7 +125,7 @@ def test_a_change_of_the_model_takes_nothing_away_until_the_new_one_is_there(
     assert args[1] == address
 
 
-def test_a_cut_download_keeps_its_one_pod(space: Space, operator: OperatorProcess) -> None:
+def test_an_interrupted_download_keeps_its_pod(space: Space, operator: OperatorProcess) -> None:
     space.apply(cached())
     pod = download(space)
     back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
@@ -141,7 +139,7 @@ def test_a_cut_download_keeps_its_one_pod(space: Space, operator: OperatorProces
     assert len(space.items("jobs")) == 1
 
 
-def test_a_corrected_secret_name_begins_anew(space: Space) -> None:
+def test_a_corrected_secret_name_starts_a_new_download(space: Space) -> None:
     space.apply(cached())
     pod = download(space)
     waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "token" not found'}}
@@ -157,7 +155,7 @@ def test_a_corrected_secret_name_begins_anew(space: Space) -> None:
     eventually(lambda: len(space.items("jobs")) == 1, within=20, what="the end of the old Job")
 
 
-def test_a_volume_that_cannot_grow_is_said_and_pods_still_scale(space: Space) -> None:
+def test_a_volume_that_cannot_grow_is_reported_and_pods_still_scale(space: Space) -> None:
     space.apply(cached())
     succeed(space)
     space.wait_pods(1)
@@ -167,7 +165,7 @@ def test_a_volume_that_cannot_grow_is_said_and_pods_still_scale(space: Space) ->
     space.wait_pods(2)
 
 
-def test_a_volume_grows_with_its_size(space: Space) -> None:
+def test_a_larger_cache_size_grows_the_volume(space: Space) -> None:
     name = f"{space.name}-volume"
     storage_class = {
         **{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name}},
@@ -197,7 +195,7 @@ def test_a_volume_grows_with_its_size(space: Space) -> None:
         space.cluster.kubectl("delete", "storageclass", name)
 
 
-def test_nothing_is_written_when_the_model_is_there_and_all_goes_with_the_resource(
+def test_nothing_is_written_after_the_download_and_everything_is_deleted_with_the_resource(
     space: Space, operator: OperatorProcess
 ) -> None:
     space.apply(cached())

@@ -1,4 +1,4 @@
-"""The model's volume, the download into it, and what waits for that: pure."""
+"""The model's volume, the download Job, and the pod template that waits for it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def finished(seen: Observed) -> Observed:
 
 
 def served(**spec: Any) -> Observed:
-    """A observed in which the model is in the volume and the Deployment is made."""
+    """A state in which the model is in the volume and the Deployment exists."""
     seen = carried_out(finished(carried_out(Observed(resource=cached(**spec)))))
     assert seen.deployment is not None
     return seen
@@ -73,12 +73,12 @@ def arguments(job: Object) -> list[str]:
 
 
 def serves(seen: Observed) -> str:
-    """The path that the Deployment's engine is told to serve."""
+    """The model path in the arguments of the Deployment's engine."""
     assert seen.deployment is not None
     return str(seen.deployment["spec"]["template"]["spec"]["containers"][0]["args"][1])
 
 
-def test_pods_are_made_when_the_model_is_in_the_volume() -> None:
+def test_pods_are_created_after_the_model_is_in_the_volume() -> None:
     seen = carried_out(Observed(resource=cached()))
     assert seen.deployment is None
     assert seen.child(CLAIM) is not None
@@ -92,7 +92,7 @@ def test_pods_are_made_when_the_model_is_in_the_volume() -> None:
     assert len(jobs(seen)) == 1, "the Job is the record that the model is there"
 
 
-def test_a_change_of_the_model_keeps_the_pods_until_the_new_one_is_there_and_scales_them_meanwhile() -> None:
+def test_pods_keep_their_template_until_the_new_model_is_downloaded_and_scale_meanwhile() -> None:
     seen = served()
     old = serves(seen)
     seen = carried_out(replace(seen, resource=cached(model={"revision": "v2"}, replicas=3, drainSeconds=7)))
@@ -109,7 +109,7 @@ def test_a_change_of_the_model_keeps_the_pods_until_the_new_one_is_there_and_sca
     assert seen.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 37
 
 
-def test_models_of_pods_that_are_still_there_are_kept_in_the_volume() -> None:
+def test_models_used_by_existing_pods_are_kept_in_the_volume() -> None:
     seen = served()
     lingering = pod("old")
     lingering["metadata"]["annotations"] = {"fastgen.dev/model": "0123456789abcdef"}
@@ -135,7 +135,7 @@ def test_other_edits_do_not_wait_and_start_no_download() -> None:
         {"scheduling": {"nodeSelector": {"disk": "fast"}}},
     ],
 )
-def test_a_download_that_is_not_done_is_begun_anew_with_what_was_corrected(edit: Any) -> None:
+def test_a_correction_restarts_an_unfinished_download(edit: Any) -> None:
     seen = carried_out(Observed(resource=cached()))
     (before,) = jobs(seen)
     (after,) = jobs(carried_out(replace(seen, resource=cached(**edit))))
@@ -143,14 +143,14 @@ def test_a_download_that_is_not_done_is_begun_anew_with_what_was_corrected(edit:
     assert arguments(before) == arguments(after), "it goes on with what is there"
 
 
-def test_a_download_is_not_disturbed_by_pods_that_come_and_go() -> None:
+def test_a_download_is_not_restarted_when_pods_change() -> None:
     seen = carried_out(Observed(resource=cached()))
     other = pod("old")
     other["metadata"]["annotations"] = {"fastgen.dev/model": "0123456789abcdef"}
     assert plan_of(replace(seen, pods=(other,))) == Plan()
 
 
-def test_a_volume_that_was_made_anew_is_filled_anew_and_the_pods_keep_their_template() -> None:
+def test_a_recreated_volume_is_filled_again_and_the_pods_keep_their_template() -> None:
     seen = served()
     path = serves(seen)
     (old,) = jobs(seen)
@@ -163,7 +163,7 @@ def test_a_volume_that_was_made_anew_is_filled_anew_and_the_pods_keep_their_temp
     assert serves(seen) == path
 
 
-def test_a_lost_job_is_run_again_and_changes_no_pod() -> None:
+def test_a_deleted_job_is_created_again_without_changing_pods() -> None:
     seen = served()
     before = seen.deployment
     (job,) = jobs(seen)
@@ -172,7 +172,7 @@ def test_a_lost_job_is_run_again_and_changes_no_pod() -> None:
     assert seen.deployment == before
 
 
-def test_a_volume_that_leaves_gets_no_job() -> None:
+def test_a_volume_that_is_being_deleted_gets_no_job() -> None:
     seen = carried_out(Observed(resource=cached()))
     claim = seen.child(CLAIM)
     assert claim is not None
@@ -182,7 +182,7 @@ def test_a_volume_that_leaves_gets_no_job() -> None:
     assert JOB not in [apply.kind for apply in plan.applies]
 
 
-def test_without_a_cache_the_volume_and_the_job_go_and_pods_download_themselves() -> None:
+def test_removing_the_cache_deletes_volume_and_job_and_pods_download_themselves() -> None:
     seen = carried_out(replace(served(), resource=stored(model={"source": HUB})))
     assert jobs(seen) == []
     assert seen.child(CLAIM) is None
@@ -242,7 +242,7 @@ def test_without_preload_the_pods_fill_the_volume() -> None:
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "chat"}} in spec["volumes"]
 
 
-def test_the_address_tells_sources_and_revisions_apart_and_main_is_the_default() -> None:
+def test_the_address_distinguishes_sources_and_revisions_and_defaults_to_main() -> None:
     addresses = [
         model_address(spec_of(stored(model=model)))
         for model in (
@@ -256,7 +256,7 @@ def test_the_address_tells_sources_and_revisions_apart_and_main_is_the_default()
     assert len(set(addresses)) == 3
 
 
-def test_the_download_is_restricted_has_no_rights_and_is_not_found_as_a_serving_pod() -> None:
+def test_the_download_pod_is_restricted_without_permissions_and_not_selected_for_serving() -> None:
     owner = cached(scheduling={"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu"}]})
     (job,) = jobs(carried_out(Observed(resource=owner)))
     spec = job["spec"]["template"]["spec"]
@@ -272,7 +272,7 @@ def test_the_download_is_restricted_has_no_rights_and_is_not_found_as_a_serving_
     assert "affinity" not in shared["spec"]["template"]["spec"]
 
 
-def test_what_downloads_reaches_names_and_sources_and_is_reached_by_nobody() -> None:
+def test_a_download_pod_reaches_only_dns_and_sources_and_accepts_no_connections() -> None:
     seen = carried_out(Observed(resource=cached()))
     fetching = seen.child(NETWORK_POLICY, "chat.fetch")
     serving = seen.child(NETWORK_POLICY)
@@ -363,7 +363,7 @@ def condition_of(seen: Observed) -> tuple[Any, Any]:
     return conditions["Ready"], conditions[MODEL_CACHED]
 
 
-def test_a_model_in_the_volume_is_cached_whatever_became_of_the_jobs_pod() -> None:
+def test_a_downloaded_model_is_cached_whatever_the_state_of_the_job_pod() -> None:
     _, found = condition_of(served())
     assert (found.status, found.reason) == ("True", "Cached")
 
@@ -374,7 +374,7 @@ def test_a_model_that_needs_no_download_is_not_needed(source: str) -> None:
     assert (found.status, found.reason) == ("True", "NotNeeded")
 
 
-def test_pods_that_download_themselves_are_cached_when_all_have_it() -> None:
+def test_the_model_is_cached_when_all_downloading_pods_have_it() -> None:
     owner = stored(model={"source": HUB}, replicas=2)
     done = fetching({"state": {"terminated": {"exitCode": 0}}}, where="initContainerStatuses")
     busy = fetching({"state": {"running": {}}}, where="initContainerStatuses")

@@ -1,4 +1,4 @@
-"""What has to be written, and why; and what counts as a difference."""
+"""Plans: what is written and for which reason, and what counts as drift."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def carried_out(owner: Object) -> Observed:
     return observed
 
 
-def test_a_new_resource_gets_what_its_pods_begin_with_and_then_its_deployment() -> None:
+def test_a_new_resource_gets_the_dependencies_of_its_pods_before_its_deployment() -> None:
     plan = plan_of(Observed(resource=stored()))
     assert [apply.kind.name for apply in plan.applies] == [
         "ServiceAccount",
@@ -81,7 +81,7 @@ def test_a_child_of_another_owner_stops_the_plan(kind: Kind) -> None:
     assert plan.problem.reason == "NameTaken"
 
 
-def test_a_child_that_the_spec_does_not_ask_for_any_more_is_deleted_and_only_if_it_is_ours() -> None:
+def test_a_child_that_the_spec_no_longer_needs_is_deleted_only_if_it_is_owned() -> None:
     observed = carried_out(stored())
     assert observed.deployment is not None
     left = copy.deepcopy(observed.deployment)

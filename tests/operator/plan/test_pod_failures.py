@@ -1,4 +1,4 @@
-"""What a pod that does not serve is said to be at, and which of its states are failures."""
+"""Messages about pods that do not serve, and which of their states are failures."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ FAILURES: list[tuple[str, Object, str, str]] = [
 
 
 @pytest.mark.parametrize(("seen", "reason", "words"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES])
-def test_a_failure_is_told_in_the_pods_own_words(seen: Object, reason: str, words: str) -> None:
+def test_a_failure_message_quotes_the_pod(seen: Object, reason: str, words: str) -> None:
     failure = failure_of(seen)
     assert failure is not None
     assert failure.reason == reason
@@ -112,7 +112,7 @@ def test_a_failure_is_told_in_the_pods_own_words(seen: Object, reason: str, word
     assert words in failure.message
 
 
-def test_memory_without_a_limit_is_said_to_be_the_nodes() -> None:
+def test_running_out_of_memory_without_a_limit_names_the_node() -> None:
     seen = pod(**container(state=ended(137, reason="OOMKilled")))
     seen["spec"]["containers"][0]["resources"] = {}
     assert "more memory than its node had left, as it has no limit" in state_of(seen)
@@ -158,13 +158,13 @@ STATES: list[tuple[str, Object, str]] = [
 
 
 @pytest.mark.parametrize(("seen", "words"), [row[1:] for row in STATES], ids=[row[0] for row in STATES])
-def test_what_is_no_failure_yet_is_still_told(seen: Object, words: str) -> None:
+def test_the_state_of_a_starting_pod_is_described(seen: Object, words: str) -> None:
     assert failure_of(seen) is None
     assert state_of(seen).startswith("pod chat-new-x: ")
     assert words in state_of(seen)
 
 
-def test_a_node_that_vanished_is_named() -> None:
+def test_a_node_that_does_not_respond_is_named() -> None:
     seen = pod(**container(ready=True, started=True, state={"running": {}}))
     seen["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
     assert "its node n1 does not respond" in state_of(seen)

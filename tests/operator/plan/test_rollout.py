@@ -1,4 +1,4 @@
-"""What rollouts and scale-downs need beyond the Deployment controller, as values."""
+"""Unblocking of rollouts, and deletion costs before a scale-down."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ROOM: list[tuple[str, Observed, int]] = [
 
 
 @pytest.mark.parametrize(("seen", "expected"), [row[1:] for row in ROOM], ids=[row[0] for row in ROOM])
-def test_old_pods_that_serve_nothing_make_room_and_no_others(seen: Observed, expected: int) -> None:
+def test_only_old_pods_that_serve_nothing_raise_max_unavailable(seen: Observed, expected: int) -> None:
     assert room(seen) == expected
 
 
-def test_room_that_was_given_is_kept_until_the_controller_has_seen_it() -> None:
+def test_a_raised_max_unavailable_is_kept_until_the_controller_has_seen_it() -> None:
     seen = observed(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
     live = copy.deepcopy(seen.deployment)
     assert live is not None
@@ -61,7 +61,7 @@ def test_room_that_was_given_is_kept_until_the_controller_has_seen_it() -> None:
     assert room(replace(seen, pods=(pod(),)).with_child(DEPLOYMENT, live)) == 1, "and taken back when all is done"
 
 
-def test_another_owners_deployment_is_not_looked_at() -> None:
+def test_a_deployment_of_another_owner_is_ignored() -> None:
     seen = observed(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
     foreign = copy.deepcopy(seen.deployment)
     assert foreign is not None
@@ -93,7 +93,7 @@ def costs(plan: Plan) -> dict[str, str]:
     return {each.pod["metadata"]["name"].removeprefix("chat-new-"): each.cost for each in plan.deletion_costs}
 
 
-def test_before_a_scale_down_pods_get_their_tokens_in_flight_as_cost() -> None:
+def test_before_a_scale_down_the_deletion_cost_is_the_tokens_in_flight() -> None:
     plan = plan_of(scaled_down(fleet(a=700.0, b=0.0, c=12.6)))
     assert costs(plan) == {"a": "700", "c": "13"}, "nothing is the default"
     assert DEPLOYMENT in [apply.kind for apply in plan.applies]
@@ -128,14 +128,14 @@ def test_loads_are_read_only_if_pods_are_to_be_removed_and_their_loads_are_unkno
     assert plan_of(unlabelled).deletion_costs == ()
 
 
-def test_costs_that_are_written_already_are_not_written_again() -> None:
+def test_an_unchanged_deletion_cost_is_not_written_again() -> None:
     seen = scaled_down(fleet(a=700.0, b=5.0))
     first = {**seen.pods[0]}
     first["metadata"] = {**first["metadata"], "annotations": {DELETION_COST: "700"}}
     assert costs(plan_of(replace(seen, pods=(first, *seen.pods[1:])))) == {"b": "5"}
 
 
-def test_a_pod_that_does_not_say_counts_as_the_busiest() -> None:
+def test_a_pod_with_unknown_load_counts_as_the_busiest() -> None:
     seen = scaled_down(fleet(a=700.0, b=5.0, c=0.0))
     loads = {name: load for name, load in (seen.in_flight_tokens).items() if not name.endswith("-c")}
     assert costs(plan_of(replace(seen, in_flight_tokens=loads))) == {"a": "700", "b": "5", "c": "700"}
@@ -149,7 +149,7 @@ def test_pods_that_are_deleted_first_anyway_and_single_pods_get_no_cost() -> Non
     assert plan_of(scaled_down(replace(seen, pods=(seen.pods[0], *others)))).deletion_costs == ()
 
 
-def test_a_change_of_room_alone_says_so() -> None:
+def test_a_change_of_max_unavailable_alone_is_named_as_the_reason() -> None:
     roomy = stored(replicas=3, rollout={"maxSurge": 0, "maxUnavailable": 3})
     seen = replace(
         fleet(roomy, a=1.0, b=2.0), resource=stored(replicas=3, rollout={"maxSurge": 0, "maxUnavailable": 1})

@@ -1,4 +1,4 @@
-"""An API server that refuses, forgets, answers late or not at all: the operator converges, waits and says so."""
+"""Faults of the API server: errors, lost responses, delays and hangs. The operator backs off, reports and converges."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wait_served(space: Space, count: int = 1) -> None:
 
 
 def once_each(fault: Fault) -> Callable[[Request], Fault | None]:
-    """The first try of each write meets the fault; Events, which nobody repeats, do not."""
+    """Inject the fault into the first attempt of each write, except Events, which are not retried."""
     met: set[tuple[str, str]] = set()
 
     def rule(request: Request) -> Fault | None:
@@ -75,7 +75,7 @@ def once_each(fault: Fault) -> Callable[[Request], Fault | None]:
     ],
     ids=["conflict", "too-many-requests", "server-error", "cut-after-commit", "timeout-after-commit"],
 )
-def test_writes_that_fail_at_first_are_tried_again_and_nothing_is_made_twice(
+def test_failed_writes_are_retried_and_nothing_is_created_twice(
     fault: Fault, words: str, proxy: Proxy, space: Space, start: Start
 ) -> None:
     operator = start()
@@ -90,7 +90,7 @@ def test_writes_that_fail_at_first_are_tried_again_and_nothing_is_made_twice(
     assert "Traceback" not in operator.log.read_text()
 
 
-def test_an_api_server_that_asks_to_be_left_alone_is_left_alone(proxy: Proxy, space: Space, start: Start) -> None:
+def test_retry_after_is_honoured(proxy: Proxy, space: Space, start: Start) -> None:
     start()
     asked: list[float] = []
 
@@ -106,12 +106,12 @@ def test_an_api_server_that_asks_to_be_left_alone_is_left_alone(proxy: Proxy, sp
     wait_served(space)
     space.make_ready("other")
     space.wait_condition("Ready", "True", "AllReplicasReady", "other")
-    # Four visits at most were under way when it asked, each of which notices at its own next request.
+    # At most four reconciles were running then; each notices at its next request.
     early = [request for request, at in proxy.arrivals if request.is_write and asked[0] + 0.5 < at < asked[0] + 3.9]
     assert early == []
 
 
-def test_an_api_server_that_fails_for_a_while_is_not_hammered_and_all_is_well_when_it_is_back(
+def test_a_failing_api_server_is_not_overloaded_and_resources_converge_after_it_recovers(
     proxy: Proxy, space: Space, start: Start
 ) -> None:
     operator = start("--retry-seconds", "0.5", "--retry-limit-seconds", "10", "--resync-seconds", "5")
@@ -129,7 +129,7 @@ def test_an_api_server_that_fails_for_a_while_is_not_hammered_and_all_is_well_wh
     watches = sum(request.is_watch or request.is_list for request, _ in proxy.arrivals[before:])
     writes = len(proxy.arrivals) - before - watches
     kinds = len({request.path for request, _ in proxy.arrivals if request.is_watch})
-    # Each watch 1, 2, 4, 7 seconds after it broke; each visit by its own back-off, each resync once in 5 seconds.
+    # Each watch 1, 2, 4, 7 seconds after it broke; each reconcile by its own backoff; each resync once in 5 seconds.
     assert watches <= kinds * 7 + 10
     assert writes <= 3 * 8
     proxy.rule = lambda _: None
@@ -139,7 +139,7 @@ def test_an_api_server_that_fails_for_a_while_is_not_hammered_and_all_is_well_wh
     assert operator.is_healthy()
 
 
-def test_a_resource_that_goes_while_it_is_visited_is_no_error(proxy: Proxy, space: Space, start: Start) -> None:
+def test_a_resource_deleted_during_its_reconcile_is_no_error(proxy: Proxy, space: Space, start: Start) -> None:
     operator = start()
     deleted: list[str] = []
 
@@ -156,13 +156,13 @@ def test_a_resource_that_goes_while_it_is_visited_is_no_error(proxy: Proxy, spac
         what="a status for what is gone",
     )
     shown = ("fastgen_operator_desired_replicas", f"chat/{space.name}")
-    eventually(lambda: shown not in operator.metrics(), within=20, what="a visit that finds nothing")
+    eventually(lambda: shown not in operator.metrics(), within=20, what="a reconcile that finds nothing")
     assert operator.metrics()["fastgen_operator_reconcile_errors_total", ""] == 0
     assert "WARNING" not in operator.log.read_text()
 
 
 @pytest.mark.parametrize("fault", [None, Gone()], ids=["dropped", "gone"])
-def test_watches_that_end_are_opened_again_and_nothing_between_is_missed(
+def test_closed_watches_are_reopened_without_missing_events(
     fault: Fault | None, proxy: Proxy, space: Space, start: Start
 ) -> None:
     operator = start()
@@ -185,8 +185,8 @@ def test_watches_that_end_are_opened_again_and_nothing_between_is_missed(
     assert "Traceback" not in operator.log.read_text()
 
 
-def test_watches_that_fall_silent_are_noticed_and_opened_again(proxy: Proxy, space: Space, start: Start) -> None:
-    """As behind a balancer that forgot a connection: open on this side, and nobody there."""
+def test_silent_watches_are_detected_and_reopened(proxy: Proxy, space: Space, start: Start) -> None:
+    """A half-open connection, as behind a load balancer that dropped it."""
     operator = start("--silence-seconds", "4")
     space.apply(resource())
     wait_served(space)
@@ -206,7 +206,7 @@ def test_watches_that_fall_silent_are_noticed_and_opened_again(proxy: Proxy, spa
     assert operator.is_healthy()
 
 
-def test_watches_that_stay_silent_fail_the_probe_while_lists_keep_the_work_going(
+def test_silent_watches_fail_the_probe_while_lists_keep_reconciles_going(
     proxy: Proxy, space: Space, start: Start
 ) -> None:
     operator = start("--relist-seconds", "1", "--stall-seconds", "3")

@@ -1,7 +1,7 @@
-"""An operator that is killed at any of its writes leaves nothing behind that its successor does not put right.
+"""An operator killed at any of its writes leaves nothing that its successor does not repair.
 
-A reference run counts the writes of a resource's whole life: create, edit, scale, delete. Then the same life is led
-again and again, with the operator killed at two of its writes and started again: each write has its turn at being the
+A reference run counts the writes of a resource's whole life: create, edit, scale, delete. Then the same lifecycle is
+repeated, with the operator killed at two of its writes and started again: each write has its turn at being the
 last one before a kill right before its answer, and right after it.
 """
 
@@ -258,7 +258,7 @@ def kind_of(request: Request) -> str:
     return " ".join([request.method, *parts[parts.index("namespaces") + 2 :][:1], *parts[-1:][: "status" in parts]])
 
 
-def test_an_operator_killed_at_any_of_its_writes_is_replaced_by_one_that_ends_the_same(lives: Field) -> None:
+def test_an_operator_killed_at_any_write_is_replaced_by_one_that_converges_to_the_same_state(lives: Field) -> None:
     with lives.life("reference") as life:
         life.plan({})
         life.start()
@@ -289,7 +289,7 @@ def test_an_operator_killed_at_any_of_its_writes_is_replaced_by_one_that_ends_th
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_an_operator_killed_while_it_counts_an_event_is_replaced_by_one_that_goes_on(
+def test_an_operator_killed_while_it_counts_an_event_is_replaced_by_one_that_continues(
     lives: Field, moment: Moment
 ) -> None:
     with lives.life(f"counting-{moment}") as life:

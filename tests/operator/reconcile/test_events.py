@@ -1,4 +1,4 @@
-"""Events: each thing once, repetitions counted, never a flood. And how often a child is restored against a rival."""
+"""Events: deduplicated, counted and rate-limited. And the backoff of restores."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Fake:
         self._call("delete", (kind.name, child["metadata"]["name"]))
 
 
-def test_what_is_said_again_within_the_window_is_counted_on_the_same_event() -> None:
+def test_a_notice_repeated_within_the_window_is_counted_on_the_same_event() -> None:
     fake = Fake()
     recorder = Recorder(fake)
     for minute in (0, 4, 8):
@@ -68,7 +68,7 @@ def test_what_is_said_again_within_the_window_is_counted_on_the_same_event() -> 
     assert fake.calls[-1] == ("create", CRASH.message)
 
 
-def test_other_words_are_another_event_and_another_resource_has_its_own() -> None:
+def test_another_message_or_resource_gets_its_own_event() -> None:
     fake = Fake()
     recorder = Recorder(fake)
     recorder.record(stored(), CRASH, T0)
@@ -77,7 +77,7 @@ def test_other_words_are_another_event_and_another_resource_has_its_own() -> Non
     assert [name for name, _ in fake.calls] == ["create"] * 3
 
 
-def test_events_of_one_resource_are_bounded_and_come_back_slowly() -> None:
+def test_events_of_one_resource_are_rate_limited() -> None:
     fake = Fake()
     recorder = Recorder(fake)
     for number in range(200):
@@ -90,7 +90,7 @@ def test_events_of_one_resource_are_bounded_and_come_back_slowly() -> None:
     assert len(fake.calls) == BURST + 1 + (WINDOW + REFILL) // REFILL
 
 
-def test_an_event_that_is_gone_is_made_anew_and_a_failure_is_no_error() -> None:
+def test_a_deleted_event_is_created_again_and_a_failure_is_no_error() -> None:
     fake = Fake()
     recorder = Recorder(fake)
     recorder.record(stored(), CRASH, T0)
@@ -100,7 +100,7 @@ def test_an_event_that_is_gone_is_made_anew_and_a_failure_is_no_error() -> None:
     assert [name for name, _ in fake.calls] == ["create", "count", "create"]
 
 
-def test_a_few_restores_are_made_at_once_and_then_more_and_more_seldom() -> None:
+def test_a_few_restores_are_immediate_and_the_next_ones_back_off() -> None:
     contention, now, made = Contention(), T0, []
     for _ in range(3600):
         if not contention.is_held(KEY, DEPLOYMENT, "chat", now):
@@ -114,7 +114,7 @@ def test_a_few_restores_are_made_at_once_and_then_more_and_more_seldom() -> None
     assert max(later - earlier for earlier, later in pairwise(made)) <= LONGEST_WAIT.total_seconds()
 
 
-def test_a_fight_that_is_over_is_forgotten_and_others_are_not_held() -> None:
+def test_old_restores_expire_and_other_children_are_not_delayed() -> None:
     contention = Contention()
     for _ in range(FREE_RESTORES + 3):
         contention.note(KEY, DEPLOYMENT, "chat", T0)
@@ -129,21 +129,21 @@ def restoring() -> Plan:
     return Plan(applies=(Apply(DEPLOYMENT, manifest, "restored: spec.replicas had been changed", "spec.replicas"),))
 
 
-def test_a_held_restore_is_a_problem_that_names_the_field_and_how_to_find_the_other_writer() -> None:
+def test_a_delayed_restore_is_a_problem_that_names_the_field_and_how_to_find_the_other_writer() -> None:
     fake = Fake()
     work = PlanExecutor(fake, Recorder(fake), lambda: T0)
-    told = [work.run(restoring(), Observed(resource=stored()))[1] for _ in range(FREE_RESTORES + 2)]
-    assert told[:FREE_RESTORES] == [None] * FREE_RESTORES
-    problem = told[-1]
+    problems = [work.run(restoring(), Observed(resource=stored()))[1] for _ in range(FREE_RESTORES + 2)]
+    assert problems[:FREE_RESTORES] == [None] * FREE_RESTORES
+    problem = problems[-1]
     assert problem is not None
-    assert problem == told[-2], "the words do not change from visit to visit"
+    assert problem == problems[-2], "the message is stable between reconciles"
     assert problem.reason == "Contended"
-    assert "somebody keeps changing spec.replicas of Deployment chat" in problem.message
+    assert "another writer keeps changing spec.replicas of Deployment chat" in problem.message
     assert "kubectl get deployments chat --show-managed-fields" in problem.message
     assert [name for name, _ in fake.calls].count("apply") == FREE_RESTORES
 
 
-def test_an_edit_of_the_spec_is_never_held() -> None:
+def test_an_edit_of_the_spec_is_never_delayed() -> None:
     fake = Fake()
     work = PlanExecutor(fake, Recorder(fake), lambda: T0)
     for _ in range(FREE_RESTORES + 2):
@@ -163,7 +163,7 @@ def test_the_costs_are_written_before_the_replicas() -> None:
     assert fake.calls[1] == ("apply", "Deployment")
 
 
-def test_a_cost_that_is_refused_does_not_stop_the_scale_down_but_a_failure_is_tried_again() -> None:
+def test_a_rejected_cost_does_not_stop_the_scale_down_but_a_failure_is_retried() -> None:
     fake = Fake(refuses={"annotate": KubeError(403, "forbidden")})
     PlanExecutor(fake, Recorder(fake), lambda: T0).run(scale_down(), Observed(resource=stored()))
     assert ("apply", "Deployment") in fake.calls

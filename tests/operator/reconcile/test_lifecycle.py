@@ -1,4 +1,4 @@
-"""From a resource to its children and back, against a real API server and its controllers."""
+"""The lifecycle of a resource and its children against a real API server and its controllers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import pytest
 from cluster.commands import CommandError
 from harness.process import OperatorProcess
 from harness.space import Space, resource
+from support.namespace import Object
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
 
 
-def test_apply_makes_an_owned_deployment_and_service_whose_pods_the_restricted_standard_admits(space: Space) -> None:
+def test_a_resource_gets_an_owned_deployment_and_service_and_pods_that_the_restricted_standard_admits(
+    space: Space,
+) -> None:
     space.apply(resource())
     space.wait_pods(1)
     uid = space.get("fgd", "chat")["metadata"]["uid"]
@@ -59,7 +62,7 @@ def test_kubectl_scale_changes_the_pods_and_the_selector_finds_them(space: Space
     assert len(space.items("pods", "--selector", selector)) == 2
 
 
-def test_zero_replicas_are_ready_because_nothing_was_asked_for(space: Space) -> None:
+def test_a_resource_scaled_to_zero_is_ready(space: Space) -> None:
     space.apply(resource(replicas=0))
     space.wait_condition("Ready", "True", "ScaledToZero")
     assert space.pods() == []
@@ -67,7 +70,7 @@ def test_zero_replicas_are_ready_because_nothing_was_asked_for(space: Space) -> 
     assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (0, 0, 0)
 
 
-def test_deleting_the_resource_removes_everything_it_made(space: Space) -> None:
+def test_deleting_the_resource_deletes_all_its_children(space: Space) -> None:
     space.apply(resource())
     space.wait_pods(1)
     space.kubectl("delete", "fgd", "chat")
@@ -89,7 +92,44 @@ def test_a_changed_deployment_is_restored(space: Space) -> None:
     assert any("restored: spec." in message for message in messages), messages
 
 
-def test_a_deleted_child_is_made_again(space: Space) -> None:
+ENGINE = "/spec/template/spec/containers/0"
+CPU = {"spec": {"template": {"spec": {"containers": [{"name": "engine", "resources": {"requests": {"cpu": "9"}}}]}}}}
+EVERYONE = {"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}
+FOREIGN_CHANGES = [
+    ("Deployment", "merge", {"spec": {"progressDeadlineSeconds": 77}}),
+    ("Deployment", "strategic", CPU),
+    ("Deployment", "json", [{"op": "remove", "path": f"{ENGINE}/volumeMounts/0"}]),
+    ("Deployment", "json", [{"op": "add", "path": f"{ENGINE}/args/-", "value": "--verbose"}]),
+    ("ServiceAccount", "merge", {"metadata": {"labels": {"app.kubernetes.io/name": "other"}}}),
+    ("ServiceAccount", "merge", {"metadata": {"labels": {"app.kubernetes.io/name": None}}}),
+    ("PodDisruptionBudget", "merge", {"spec": {"maxUnavailable": None}}),
+    ("NetworkPolicy", "json", [{"op": "add", "path": "/spec/ingress/-", "value": EVERYONE}]),
+    ("Service", "merge", {"spec": {"selector": {"app": "other"}}}),
+]
+
+
+def test_every_kind_of_foreign_change_to_applied_fields_is_restored(space: Space) -> None:
+    """A value, a quantity, an item, a list or map as a whole, a label, and what was removed."""
+    space.apply(resource(resources={"requests": {"cpu": "1000m"}}))
+    space.wait_pods(1)
+
+    def state(kind: str) -> Object:
+        child = space.get(kind, "chat")
+        return {"spec": child.get("spec"), "labels": child["metadata"]["labels"]}
+
+    def restores(kind: str) -> int:
+        events = [event for event in space.items("events") if event["message"].startswith(f"{kind} chat restored: ")]
+        return sum(event["count"] for event in events)
+
+    for kind, way, patch in FOREIGN_CHANGES:
+        before, count = state(kind), restores(kind)
+        space.kubectl("patch", kind, "chat", f"--type={way}", "--patch", json.dumps(patch))
+        what = f"the {kind} restored after {patch}"
+        eventually(lambda kind=kind, count=count: restores(kind) == count + 1, within=20, what=what)
+        assert state(kind) == before, what
+
+
+def test_a_deleted_child_is_created_again(space: Space) -> None:
     space.apply(resource())
     space.wait_pods(1)
     for kind in ("service", "deployment"):
@@ -102,7 +142,7 @@ def test_a_deleted_child_is_made_again(space: Space) -> None:
         eventually(is_new, within=20, what=f"another {kind}")
 
 
-def test_an_object_of_somebody_else_is_left_alone_and_named(space: Space) -> None:
+def test_an_object_of_another_owner_is_not_changed_and_is_named(space: Space) -> None:
     space.kubectl("create", "service", "clusterip", "chat", "--tcp=80")
     before = space.get("service", "chat")["metadata"]["resourceVersion"]
     space.apply(resource())
@@ -115,7 +155,7 @@ def test_an_object_of_somebody_else_is_left_alone_and_named(space: Space) -> Non
     space.wait_pods(1)
 
 
-def test_a_refusal_of_the_api_server_is_shown_in_its_words_and_ends_by_itself(space: Space) -> None:
+def test_a_rejection_by_the_api_server_is_quoted_and_clears_by_itself(space: Space) -> None:
     space.kubectl("create", "quota", "none", "--hard=count/deployments.apps=0")
     eventually(lambda: space.get("quota", "none").get("status", {}).get("hard"), within=20, what="the quota")
     space.apply(resource())
@@ -126,7 +166,7 @@ def test_a_refusal_of_the_api_server_is_shown_in_its_words_and_ends_by_itself(sp
     space.wait_pods(1)
 
 
-def test_the_columns_show_what_a_person_asks_for(space: Space) -> None:
+def test_the_printer_columns_show_model_readiness_and_replicas(space: Space) -> None:
     space.apply(resource())
     space.make_ready()
     space.wait_condition("Ready", "True", "AllReplicasReady")
@@ -135,7 +175,7 @@ def test_the_columns_show_what_a_person_asks_for(space: Space) -> None:
     assert row.split()[:-1] == ["chat", "file:///models/tiny.gguf", "True", "AllReplicasReady", "1", "1"]
 
 
-def test_a_deleted_resource_leaves_the_metrics(space: Space, operator: OperatorProcess) -> None:
+def test_a_deleted_resource_is_removed_from_the_metrics(space: Space, operator: OperatorProcess) -> None:
     def shown() -> bool:
         return ("fastgen_operator_desired_replicas", f"chat/{space.name}") in operator.metrics()
 

@@ -1,4 +1,4 @@
-"""Where nothing changes, nothing is written; and an operator that dies changes nothing either."""
+"""Nothing is written in the steady state, nor after a restart of the operator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nothing_is_written_in_the_steady_state_nor_by_a_restart(alone: Space, o
     assert alone.versions() == settled
 
 
-def test_no_field_of_the_spec_makes_the_operator_write_for_ever(alone: Space, operator: OperatorProcess) -> None:
+def test_no_field_of_the_spec_causes_endless_writes(alone: Space, operator: OperatorProcess) -> None:
     alone.apply(resource(**EVERYTHING))
     eventually(lambda: alone.condition("Ready"), within=20, what="a first status")
     settled, writes = alone.settled(), operator.writes()
@@ -52,7 +52,7 @@ def test_no_field_of_the_spec_makes_the_operator_write_for_ever(alone: Space, op
     assert pod["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "2Gi", "example.com/gpu": "1"}
 
 
-def test_a_field_taken_out_of_the_spec_leaves_the_children(space: Space, operator: OperatorProcess) -> None:
+def test_a_field_removed_from_the_spec_is_removed_from_the_children(space: Space, operator: OperatorProcess) -> None:
     del operator
     space.apply(resource(scheduling={"nodeSelector": {"disk": "fast"}}, resources={"limits": {"memory": "2Gi"}}))
     eventually(lambda: space.condition("Ready"), within=20, what="a first status")
@@ -93,7 +93,7 @@ def test_an_operator_killed_between_two_writes_converges_after_a_restart(
     assert len(space.items("pods")) == 4
 
 
-def test_edits_made_while_the_operator_was_away_are_carried_out(space: Space, operator: OperatorProcess) -> None:
+def test_edits_made_while_the_operator_was_down_are_applied(space: Space, operator: OperatorProcess) -> None:
     space.apply(resource())
     space.wait_pods(1)
     operator.stop()

@@ -1,4 +1,4 @@
-"""The election on a Lease, with a clock and a store of the tests' own."""
+"""Leader election on a Lease, with a fake clock and a fake store."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def running(leadership: Leadership) -> Any:
             await task
 
 
-def test_a_lease_is_free_when_nobody_holds_it_when_it_is_ones_own_or_when_it_was_not_seen_to_change() -> None:
+def test_a_lease_can_be_acquired_if_it_is_unheld_expired_or_already_held_by_the_candidate() -> None:
     assert may_take(observe_lease(None, None, 0), "me", 0)
     assert may_take(observe_lease(None, lease_of(""), 0), "me", 0)
     assert may_take(observe_lease(None, lease_of("me"), 0), "me", 0)
@@ -119,7 +119,7 @@ def test_a_lease_is_free_when_nobody_holds_it_when_it_is_ones_own_or_when_it_was
     assert may_take(theirs, "me", 15)
 
 
-def test_only_ones_own_clock_counts_and_only_a_renewal_starts_it_anew() -> None:
+def test_expiry_uses_the_local_clock_and_only_a_renewal_resets_it() -> None:
     # The holder's clock is a day behind: its times are in the past from the beginning.
     first = observe_lease(None, lease_of("they", renewed="2025-12-31T12:00:00.000000Z"), 100)
     labelled = {**lease_of("they", renewed="2025-12-31T12:00:00.000000Z"), "metadata": {"resourceVersion": "2"}}
@@ -143,10 +143,10 @@ def test_a_takeover_counts_a_transition_and_a_renewal_does_not() -> None:
     renewed = claim(taken, "me", 15, NOW.replace(hour=13))
     assert (renewed["spec"]["leaseTransitions"], renewed["spec"]["acquireTime"]) == (5, taken["spec"]["acquireTime"])
     assert renewed["spec"]["renewTime"].startswith("2026-01-01T13")
-    assert may_take(observe_lease(None, released(renewed, NOW), 0), "anybody", 0)
+    assert may_take(observe_lease(None, released(renewed, NOW), 0), "another", 0)
 
 
-def test_times_that_cannot_work_are_refused() -> None:
+def test_inconsistent_election_times_are_rejected() -> None:
     for times in ((15, 15, 2), (15, 10, 10), (15, 10, 0)):
         with pytest.raises(ValueError, match="retry < renew < duration"):
             Terms(*times)
@@ -155,7 +155,7 @@ def test_times_that_cannot_work_are_refused() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.1, 20), st.booleans()), max_size=60),
 )
-def test_two_never_hold_at_once_whatever_pauses_and_lost_answers_there_are(
+def test_two_candidates_never_lead_at_once_despite_pauses_and_lost_responses(
     steps: list[tuple[str, float, bool]],
 ) -> None:
     """Each step: time passes, then one candidate tries; its answer may be lost after the server took the write."""
@@ -167,7 +167,7 @@ def test_two_never_hold_at_once_whatever_pauses_and_lost_answers_there_are(
         assert sum(each.holds() for each in candidates.values()) <= 1
 
 
-async def test_the_first_one_leads_and_the_second_stands_by_until_it_gives_back() -> None:
+async def test_the_first_candidate_leads_and_the_second_stands_by_until_the_release() -> None:
     store, clock = Store(), Clock()
     shown: list[bool] = []
     first, second = candidate(store, clock, "first", shown), candidate(store, clock, "second")
@@ -185,7 +185,7 @@ async def test_the_first_one_leads_and_the_second_stands_by_until_it_gives_back(
     assert shown == [True, False]
 
 
-async def test_a_leader_that_cannot_renew_ends_at_its_deadline_though_its_request_still_hangs() -> None:
+async def test_a_leader_that_cannot_renew_stops_at_its_deadline_even_if_its_request_hangs() -> None:
     store, clock = Store(), Clock()
     leader = candidate(store, clock)
     async with running(leader) as task:
@@ -200,7 +200,7 @@ async def test_a_leader_that_cannot_renew_ends_at_its_deadline_though_its_reques
             await asyncio.wait_for(task, 5)
 
 
-async def test_an_answer_that_comes_after_the_deadline_does_not_prolong_it_beyond_its_request() -> None:
+async def test_a_late_renewal_counts_from_the_time_of_its_request() -> None:
     store, clock = Store(), Clock()
     leader = candidate(store, clock)
     leader._attempt()
@@ -214,7 +214,7 @@ async def test_an_answer_that_comes_after_the_deadline_does_not_prolong_it_beyon
     assert not leader.holds()
 
 
-async def test_a_lease_that_somebody_took_ends_the_leader_at_once() -> None:
+async def test_a_leader_stops_at_once_when_another_candidate_holds_the_lease() -> None:
     store, clock = Store(), Clock()
     leader = candidate(store, clock)
     async with running(leader) as task:
@@ -226,7 +226,7 @@ async def test_a_lease_that_somebody_took_ends_the_leader_at_once() -> None:
             await asyncio.wait_for(task, 5)
 
 
-async def test_a_lease_that_somebody_deleted_is_made_again() -> None:
+async def test_a_deleted_lease_is_created_again() -> None:
     store, clock = Store(), Clock()
     leader = candidate(store, clock)
     async with running(leader) as task:
@@ -237,7 +237,7 @@ async def test_a_lease_that_somebody_deleted_is_made_again() -> None:
         assert leader.holds()
 
 
-async def test_trouble_is_said_once_and_passes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_election_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     store, clock = Store(fault=KubeError(500, "etcd is tired")), Clock()
     leader = candidate(store, clock)
     async with running(leader):
@@ -248,7 +248,7 @@ async def test_trouble_is_said_once_and_passes(caplog: pytest.LogCaptureFixture)
         await holds(leader)
 
 
-def test_no_write_leaves_an_operator_that_does_not_lead() -> None:
+def test_nothing_is_written_without_leadership() -> None:
     class Silent:
         def request(self, method: str, *_: object) -> Object:
             assert method == "GET", f"{method} was sent"
@@ -270,7 +270,7 @@ def test_no_write_leaves_an_operator_that_does_not_lead() -> None:
             write()
 
 
-def test_who_asks_to_be_left_alone_is_left_alone_by_reads_and_writes_alike() -> None:
+def test_retry_after_delays_reads_and_writes() -> None:
     class Busy:
         def __init__(self) -> None:
             self.asked = 0

@@ -1,4 +1,4 @@
-"""A frozen operator says so to the kubelet, whatever it is that froze; one that stands by does not."""
+"""A stalled operator fails its liveness probe, whichever part stalls; a standby does not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def resource_of(number: int) -> Object:
 
 @dataclass
 class Stuck:
-    """Visits that hang until released, of a cluster with some resources."""
+    """A cluster with some resources, and reconciles that hang until released."""
 
     gate: threading.Event = field(default_factory=threading.Event)
     resources: int = 1
@@ -116,7 +116,7 @@ def test_each_sign_of_life_has_its_limit_and_the_probe_shows_all() -> None:
         heartbeat.check()
 
 
-def test_ages_go_on_growing_while_the_loop_hangs_but_not_those_of_what_rests() -> None:
+def test_ages_grow_while_the_loop_hangs_except_those_of_idle_signs() -> None:
     clock = Clock()
     heartbeat = Heartbeat(clock, (Sign("busy", lambda: 5.0, 90), Sign("idle", lambda: 0.0, 90)), loop_limit=30)
     clock.now = 20
@@ -126,8 +126,8 @@ def test_ages_go_on_growing_while_the_loop_hangs_but_not_those_of_what_rests() -
         heartbeat.check()
 
 
-async def test_workers_that_are_deadlocked_make_the_probe_fail_though_lists_go_on(stuck: Stuck) -> None:
-    """One resource, so that nothing waits in the queue: the visit itself is what is too old."""
+async def test_deadlocked_workers_fail_the_probe_although_lists_continue(stuck: Stuck) -> None:
+    """One resource, so that nothing waits in the queue: the reconcile itself takes too long."""
     controller = controller_of(stuck)
     tasks = controller.start()
     try:
@@ -139,7 +139,7 @@ async def test_workers_that_are_deadlocked_make_the_probe_fail_though_lists_go_o
         await stop(tasks)
 
 
-async def test_one_that_stands_by_is_healthy_and_ready_though_its_queue_is_full(stuck: Stuck) -> None:
+async def test_a_standby_is_healthy_and_ready_although_its_queue_is_full(stuck: Stuck) -> None:
     controller = controller_of(stuck, Standby())
     tasks = controller.start()
     try:
@@ -153,7 +153,7 @@ async def test_one_that_stands_by_is_healthy_and_ready_though_its_queue_is_full(
         await stop(tasks)
 
 
-async def test_lists_that_fail_make_the_probe_fail_and_it_is_never_ready() -> None:
+async def test_failing_lists_fail_the_liveness_and_the_readiness_probe() -> None:
     controller = controller_of(Stuck(fault=KubeError(0, "no route")))
     tasks = controller.start()
     try:
@@ -164,8 +164,8 @@ async def test_lists_that_fail_make_the_probe_fail_and_it_is_never_ready() -> No
         await stop(tasks)
 
 
-async def test_a_silent_watch_makes_the_probe_fail_though_lists_and_visits_go_on(stuck: Stuck) -> None:
-    """The lists show a second resource that no watch has told of."""
+async def test_a_silent_watch_fails_the_probe_although_lists_and_reconciles_continue(stuck: Stuck) -> None:
+    """The lists show a second resource that no watch has delivered."""
     stuck.gate.set()
     stuck.resources = 2
     controller = controller_of(stuck)
@@ -176,7 +176,7 @@ async def test_a_silent_watch_makes_the_probe_fail_though_lists_and_visits_go_on
         await stop(tasks)
 
 
-def test_an_event_loop_that_hangs_is_answered_for_by_the_servers_own_thread() -> None:
+def test_the_probe_server_responds_while_the_event_loop_hangs() -> None:
     heard: list[httpx.Response] = []
 
     async def run() -> None:
@@ -215,7 +215,7 @@ def versions(*objects: Object) -> dict[str, int]:
     return {uid_of(obj): version_of(obj) for obj in objects}
 
 
-def test_a_change_that_a_list_shows_and_the_watch_does_not_tell_of_ages_until_it_does() -> None:
+def test_a_change_that_only_a_list_shows_ages_until_the_watch_delivers_it() -> None:
     clock = Clock()
     watches = Watches(clock, (FASTGEN, DEPLOYMENT))
     watches.delivered(FASTGEN, obj(5), None)
@@ -231,7 +231,7 @@ def test_a_change_that_a_list_shows_and_the_watch_does_not_tell_of_ages_until_it
     assert watches.behind() == 0
 
 
-def test_a_resource_that_changes_all_the_time_is_not_behind() -> None:
+def test_a_watch_of_a_constantly_changing_resource_is_not_behind() -> None:
     clock = Clock()
     watches = Watches(clock, (FASTGEN, DEPLOYMENT))
     for step in range(1, 50):
@@ -241,7 +241,7 @@ def test_a_resource_that_changes_all_the_time_is_not_behind() -> None:
         assert watches.behind() == 0
 
 
-def test_a_quiet_cluster_is_not_behind_nor_is_one_whose_objects_were_deleted() -> None:
+def test_a_watch_of_a_quiet_cluster_or_of_deleted_objects_is_not_behind() -> None:
     clock = Clock()
     watches = Watches(clock, (FASTGEN, DEPLOYMENT))
     watches.delivered(FASTGEN, obj(1), None)
@@ -256,7 +256,7 @@ def test_a_quiet_cluster_is_not_behind_nor_is_one_whose_objects_were_deleted() -
     assert watches.behind() == 0
 
 
-def test_an_object_made_while_the_list_was_under_way_is_not_behind() -> None:
+def test_an_object_created_during_a_list_is_not_behind() -> None:
     watches = Watches(Clock(), (FASTGEN,))
     watches.delivered(FASTGEN, obj(8, "new"), "ADDED")
     watches.listed(FASTGEN, {})

@@ -1,4 +1,4 @@
-"""The program's beginning and end."""
+"""Start and exit of the program."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_operator(kubeconfig: Path, *args: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_no_credentials_end_with_code_2_and_one_line(tmp_path: Path) -> None:
+def test_missing_credentials_exit_with_code_2_and_one_line(tmp_path: Path) -> None:
     ended = run_operator(tmp_path / "nothing")
     assert ended.returncode == 2
     assert ended.stderr.startswith("fastgen-operator: no credentials for a cluster: ")
@@ -51,7 +51,7 @@ def test_no_credentials_end_with_code_2_and_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--metrics-port", "--health-port"])
-def test_a_port_in_use_ends_with_code_2_and_names_the_flag(unreachable: Path, flag: str) -> None:
+def test_a_port_in_use_exits_with_code_2_and_names_the_flag(unreachable: Path, flag: str) -> None:
     others = {"--metrics-port", "--health-port"} - {flag}
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -63,7 +63,7 @@ def test_a_port_in_use_ends_with_code_2_and_names_the_flag(unreachable: Path, fl
     assert ended.stderr == f"fastgen-operator: {flag} {port}: Address already in use\n"
 
 
-def test_outside_of_a_pod_an_election_needs_to_be_told_where(unreachable: Path) -> None:
+def test_outside_a_pod_leader_election_requires_a_namespace(unreachable: Path) -> None:
     command = [sys.executable, "-m", "fastgen_operator.main", "--engine-image", "e"]
     environment = {**os.environ, "KUBECONFIG": str(unreachable)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -72,7 +72,7 @@ def test_outside_of_a_pod_an_election_needs_to_be_told_where(unreachable: Path) 
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_an_operator_without_an_api_server_says_so_keeps_trying_and_stops_when_told(
+def test_an_operator_without_an_api_server_logs_it_retries_and_stops_on_sigterm(
     unreachable: Path, tmp_path: Path
 ) -> None:
     operator = OperatorProcess(unreachable, tmp_path / "log")

@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus of each resource, and that nothing of a deleted one stays."""
+"""Metrics of each resource, and their removal with the resource."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def series(metrics: Metrics, name: str, key: Key = KEY) -> list[tuple[dict[str, 
     ]
 
 
-def test_a_condition_is_shown_with_what_it_is_now_and_nothing_of_what_it_was() -> None:
+def test_a_condition_is_exported_only_with_its_present_status_and_reason() -> None:
     metrics = Metrics()
     metrics.set_conditions(KEY, [("Ready", "False", "ReplicasNotReady")])
     metrics.set_conditions(KEY, [("Ready", "True", "AllReplicasReady")])
@@ -60,7 +60,7 @@ NAMES = (
 )
 
 
-def test_a_deleted_resource_leaves_nothing_behind_and_the_others_stay() -> None:
+def test_a_deleted_resource_is_removed_from_the_metrics_and_others_stay() -> None:
     metrics = Metrics()
     for key in (KEY, OTHER):
         metrics.set_replicas(key, 2, 1)

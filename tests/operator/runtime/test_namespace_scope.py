@@ -1,4 +1,4 @@
-"""The operator with a Role in one namespace instead of a ClusterRole, started before any of it was there."""
+"""The operator with a Role in one namespace instead of a ClusterRole, started before its CRD and permissions exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.waiting import eventually
 pytestmark = pytest.mark.controlplane
 
 
-def test_an_operator_of_one_namespace_waits_for_its_crd_and_rights_and_then_needs_no_others(tmp_path: Path) -> None:
+def test_an_operator_of_one_namespace_waits_for_its_crd_and_permissions_and_needs_no_others(tmp_path: Path) -> None:
     with ControlPlane(ensure_programs()) as plane:
         for name in (SYSTEM, "mine", "theirs"):
             plane.kubectl("create", "namespace", name)

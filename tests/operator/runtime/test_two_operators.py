@@ -1,4 +1,4 @@
-"""Two operators against a real API server: one works, the other takes over, and never do both write."""
+"""Two operators against a real API server: one leads, the other takes over, and both never write at once."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def lease(space: Space) -> Object:
     return found
 
 
-def wait_leads(operator: OperatorProcess, within: float, visits: int = 0) -> None:
-    """Returns when it leads and has made so many visits."""
+def wait_leads(operator: OperatorProcess, within: float, reconciles: int = 0) -> None:
+    """Return when it leads and has completed so many reconciles."""
     eventually(operator.leads, within=within, what=f"leadership (log: {operator.log})", every=0.05)
-    eventually(lambda: operator.visits() >= visits, within=within, what=f"{visits} visits", every=0.05)
+    eventually(lambda: operator.reconciles() >= reconciles, within=within, what=f"{reconciles} reconciles", every=0.05)
 
 
-def test_a_leader_that_is_stopped_in_order_hands_over_within_five_seconds(space: Space, start: Start) -> None:
+def test_a_leader_stopped_with_sigterm_hands_over_within_five_seconds(space: Space, start: Start) -> None:
     """With the times that are the default."""
     first = start()
     wait_leads(first, within=10)
@@ -74,15 +74,15 @@ def test_a_leader_that_is_stopped_in_order_hands_over_within_five_seconds(space:
     assert second.writes() == {}
     began = time.monotonic()
     assert first.stop() == 0
-    wait_leads(second, within=10, visits=1)
-    assert time.monotonic() - began < 5, "from the signal to the end of the new leader's first visit"
+    wait_leads(second, within=10, reconciles=1)
+    assert time.monotonic() - began < 5, "from the signal to the end of the new leader's first reconcile"
     assert lease(space)["leaseTransitions"] == 1
     assert second.writes() == {}, "a hand-over changes nothing"
     space.patch("fgd/chat", {"spec": {"replicas": 2}})
     space.wait_pods(2)
 
 
-def test_a_leader_that_is_killed_is_replaced_within_the_lease_time_and_not_before(space: Space, start: Start) -> None:
+def test_a_killed_leader_is_replaced_when_its_lease_expires_and_not_before(space: Space, start: Start) -> None:
     first, second = start(*SHORT), start(*SHORT)
     wait_leads(first, within=10)
     space.apply(resource())
@@ -96,7 +96,7 @@ def test_a_leader_that_is_killed_is_replaced_within_the_lease_time_and_not_befor
     space.wait_pods(3)
 
 
-def test_a_leader_that_was_frozen_beyond_its_lease_writes_nothing_when_it_goes_on(
+def test_a_leader_paused_beyond_its_lease_writes_nothing_when_it_resumes(
     plane: ControlPlane, space: Space, start: Start, tmp_path: Path
 ) -> None:
     with Proxy(operator_kubeconfig(plane)) as proxy:
@@ -124,7 +124,7 @@ def test_a_leader_that_was_frozen_beyond_its_lease_writes_nothing_when_it_goes_o
     assert second.leads()
 
 
-def test_a_leader_that_cannot_reach_the_api_server_ends_before_its_lease_does(
+def test_a_leader_that_cannot_reach_the_api_server_stops_before_its_lease_expires(
     plane: ControlPlane, start: Start, tmp_path: Path
 ) -> None:
     with Proxy(operator_kubeconfig(plane)) as proxy:
@@ -136,7 +136,7 @@ def test_a_leader_that_cannot_reach_the_api_server_ends_before_its_lease_does(
         assert time.monotonic() - began < LEASE
 
 
-def test_a_stop_lets_the_visits_under_way_end_and_then_gives_the_lease_back(
+def test_a_stop_waits_for_running_reconciles_and_then_releases_the_lease(
     plane: ControlPlane, space: Space, start: Start, tmp_path: Path
 ) -> None:
     def slow_deployments(request: Request) -> Slow | None:
@@ -148,10 +148,10 @@ def test_a_stop_lets_the_visits_under_way_end_and_then_gives_the_lease_back(
         proxy.rule = slow_deployments
         space.apply(resource())
 
-        def visiting() -> bool:
+        def reconciling() -> bool:
             return any("/deployments/" in request.path and request.is_write for request, _ in proxy.exchanges)
 
-        eventually(visiting, within=20, what="a visit at its slow write", every=0.02)
+        eventually(reconciling, within=20, what="a reconcile at its slow write", every=0.02)
         began = time.monotonic()
         assert operator.stop() == 0
         assert time.monotonic() - began < 15
@@ -159,6 +159,6 @@ def test_a_stop_lets_the_visits_under_way_end_and_then_gives_the_lease_back(
     at = next(index for index, path in enumerate(written) if "/deployments/" in path)
     status = next(index for index, path in enumerate(written) if path.endswith("/chat/status"))
     given_back = max(index for index, path in enumerate(written) if "/leases/" in path)
-    assert at < status < given_back == len(written) - 1, "the visit's status first, the lease as the very last"
+    assert at < status < given_back == len(written) - 1, "the status of the reconcile first, the Lease last"
     assert lease(space)["holderIdentity"] == ""
     assert "Traceback" not in operator.log.read_text()

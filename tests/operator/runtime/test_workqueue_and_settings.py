@@ -36,7 +36,7 @@ def is_idle(queue: WorkQueue) -> bool:
     return queue.oldest_wait() == 0.0
 
 
-async def test_wake_ups_before_a_visit_are_one_visit() -> None:
+async def test_additions_before_processing_are_coalesced() -> None:
     clock = Clock()
     queue = queue_of(clock)
     for _ in range(5):
@@ -46,7 +46,7 @@ async def test_wake_ups_before_a_visit_are_one_visit() -> None:
     assert is_idle(queue)
 
 
-async def test_a_wake_up_during_a_visit_is_followed_by_another_and_never_beside_it() -> None:
+async def test_a_key_added_during_processing_is_processed_again_and_never_concurrently() -> None:
     clock = Clock()
     queue = queue_of(clock)
     queue.add(A)
@@ -54,14 +54,14 @@ async def test_a_wake_up_during_a_visit_is_followed_by_another_and_never_beside_
     queue.add(A)
     queue.add(A)
     clock.now = 1.0
-    assert is_idle(queue), "one resource is never visited twice at the same time"
+    assert is_idle(queue), "a resource is never reconciled concurrently"
     queue.done(A)
     assert await take(queue) == A
     queue.done(A)
     assert is_idle(queue)
 
 
-async def test_the_one_that_waits_longest_comes_first() -> None:
+async def test_the_key_that_has_waited_longest_is_taken_first() -> None:
     queue = queue_of()
     queue.add(B)
     queue.add(A)
@@ -69,7 +69,7 @@ async def test_the_one_that_waits_longest_comes_first() -> None:
     assert [await take(queue), await take(queue)] == [B, A]
 
 
-async def test_a_failed_visit_waits_twice_as_long_each_time_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_backoff_doubles_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
@@ -94,10 +94,10 @@ async def test_a_failed_visit_waits_twice_as_long_each_time_up_to_the_limit(monk
     with monkeypatch.context() as patched:
         patched.setattr(loop, "call_later", record)
         queue.retry(A)
-    assert delays[-1] == 60, "a visit that came to its end starts the back-off anew"
+    assert delays[-1] == 60, "a completed reconcile resets the backoff"
 
 
-async def test_a_retry_comes_no_sooner_than_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_retry_waits_at_least_for_the_given_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
     queue = queue_of(first=1.0)
     queue.add(A)
@@ -107,7 +107,7 @@ async def test_a_retry_comes_no_sooner_than_it_was_asked_to(monkeypatch: pytest.
     assert delays == [17.0]
 
 
-async def test_a_retry_comes_by_itself_and_an_event_does_not_wait_for_it() -> None:
+async def test_a_retry_needs_no_event_and_an_event_does_not_wait_for_the_retry() -> None:
     quick = queue_of(first=0.01, jitter=0.0)
     quick.add(A)
     await take(quick)
@@ -121,7 +121,7 @@ async def test_a_retry_comes_by_itself_and_an_event_does_not_wait_for_it() -> No
     assert await take(slow) == A
 
 
-def test_settings_come_from_the_command_line_with_the_documented_defaults() -> None:
+def test_settings_are_parsed_from_the_command_line_with_the_documented_defaults() -> None:
     assert parse_settings(["--engine-image", "e:1"]) == Settings(engine_image="e:1")
     given = parse_settings(
         ["--engine-image", "e", "--namespace", "a", "--namespace", "b", "--resync-seconds", "5", "--log-format", "json"]
@@ -141,7 +141,7 @@ def test_settings_come_from_the_command_line_with_the_documented_defaults() -> N
         (["--engine-image", "e", "--lease-seconds", "9"], "must be below --lease-renew-seconds, and that below"),
     ],
 )
-def test_wrong_settings_end_with_code_2_and_name_the_flag(
+def test_invalid_settings_exit_with_code_2_and_name_the_flag(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -154,9 +154,9 @@ def test_json_logs_hold_the_message_and_the_traceback_on_one_line() -> None:
     try:
         raise ValueError("broken\nthing")
     except ValueError as error:
-        record = logging.LogRecord("op", logging.ERROR, "f", 1, "visit %s", ("a",), (ValueError, error, None))
+        record = logging.LogRecord("op", logging.ERROR, "f", 1, "reconcile %s", ("a",), (ValueError, error, None))
     line = JsonFormatter().format(record)
     assert "\n" not in line
     parsed = json.loads(line)
-    assert (parsed["level"], parsed["logger"], parsed["message"]) == ("error", "op", "visit a")
+    assert (parsed["level"], parsed["logger"], parsed["message"]) == ("error", "op", "reconcile a")
     assert "broken" in parsed["traceback"]

@@ -1,4 +1,4 @@
-"""What tests of hostile worlds need: a node without a kubelet, dead webhooks, crashes."""
+"""Adverse conditions for tests: a node without a kubelet, unreachable webhooks, crashes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def node(plane: ControlPlane, name: str) -> Iterator[None]:
 
 
 def schedule(space: Space, name: str) -> None:
-    """What the scheduler would do with one GPU on the node: it is given away as soon as nobody holds it."""
+    """What the scheduler would do with one GPU on the node: a pod gets it as soon as it is free."""
     pods = space.items("pods")
     taken = any(pod["spec"].get("nodeName") for pod in pods)
     for pod in pods:
@@ -76,7 +76,7 @@ def pods_made(space: Space) -> int:
 
 @contextlib.contextmanager
 def dead_webhook(space: Space, group: str, resource: str) -> Iterator[None]:
-    """An admission webhook for that resource, in this namespace only, that nobody answers and that must answer."""
+    """An admission webhook for that resource, in this namespace only, that is unreachable and required."""
     hook = {
         "name": "dead.fastgen.test",
         "clientConfig": {"url": "https://127.0.0.1:1/"},

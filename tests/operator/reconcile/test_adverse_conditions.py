@@ -1,4 +1,4 @@
-"""Worlds in which things fail, hang, fight or vanish: the status names the cause, few pods are made."""
+"""Adverse conditions: crashes, hangs, other writers, lost nodes. The status names the cause; few pods are created."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cluster.controlplane import ControlPlane
-from harness.engines import FakeEngine
-from harness.hostile import (
+from harness.adverse import (
     NO_GPU,
     bury,
     crashed,
@@ -19,6 +18,7 @@ from harness.hostile import (
     pods_made,
     schedule,
 )
+from harness.engines import FakeEngine
 from harness.process import OperatorProcess
 from harness.space import NOW, Space, resource
 from support.namespace import Object
@@ -46,9 +46,7 @@ def event_messages(space: Space) -> list[str]:
 
 
 @pytest.mark.usefixtures("bystander")
-def test_a_model_that_crashes_after_loading_is_quoted_and_makes_no_more_pods(
-    space: Space, operator: OperatorProcess
-) -> None:
+def test_a_crash_after_loading_is_quoted_and_creates_no_more_pods(space: Space, operator: OperatorProcess) -> None:
     space.apply(resource())
     pod = space.wait_pods(1)[0]
     for restarts in range(1, 8):
@@ -61,7 +59,7 @@ def test_a_model_that_crashes_after_loading_is_quoted_and_makes_no_more_pods(
     assert pods_made(space) == 2, "one of each resource"
 
 
-def test_a_model_that_crashes_after_its_first_token_is_not_called_ready_between_two_crashes(space: Space) -> None:
+def test_an_engine_that_crashes_after_its_first_token_is_not_ready_between_crashes(space: Space) -> None:
     space.apply(resource())
     pod = space.wait_pods(1)[0]
     just_now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -73,7 +71,7 @@ def test_a_model_that_crashes_after_its_first_token_is_not_called_ready_between_
     assert pods_made(space) == 1
 
 
-def test_a_rollout_without_progress_has_the_pods_own_words_and_is_replaced_by_the_next(space: Space) -> None:
+def test_a_rollout_without_progress_quotes_the_pod_and_is_replaced_by_the_next(space: Space) -> None:
     deadline: Object = {"startupDeadlineSeconds": 10, "rollout": {"progressDeadlineSeconds": 10}}
     space.apply(resource(**deadline))
     stuck = space.wait_pods(1)[0]
@@ -99,7 +97,7 @@ def test_a_rollout_without_progress_has_the_pods_own_words_and_is_replaced_by_th
     assert pods_made(space) == 2
 
 
-def test_a_newer_revision_gets_the_gpu_of_a_pod_that_only_crashes(space: Space, plane: ControlPlane) -> None:
+def test_a_new_revision_gets_the_gpu_of_a_crashing_pod(space: Space, plane: ControlPlane) -> None:
     """One GPU for two replicas: the controller alone deletes the old pod that waits, and then waits for ever itself."""
     with node(plane, "scarce"):
         space.apply(resource(replicas=2, **ONE_GPU))
@@ -158,7 +156,7 @@ def test_a_pod_on_a_vanished_node_is_replaced_once_and_does_not_count(space: Spa
 
 
 @pytest.mark.usefixtures("bystander")
-def test_a_second_writer_is_fought_more_and_more_seldom_and_said_to_be_there(space: Space) -> None:
+def test_restores_against_another_writer_back_off_and_are_reported(space: Space) -> None:
     space.apply(resource())
     space.wait_pods(1)
 
@@ -168,7 +166,7 @@ def test_a_second_writer_is_fought_more_and_more_seldom_and_said_to_be_there(spa
 
     eventually(contended, within=40, what="the fight in the status", every=0.5)
     condition = space.wait_condition("Ready", "False", "Contended")
-    assert "somebody keeps changing spec.progressDeadlineSeconds of Deployment chat" in condition["message"]
+    assert "another writer keeps changing spec.progressDeadlineSeconds of Deployment chat" in condition["message"]
     restores = [words for words in event_messages(space) if words.startswith("Deployment chat restored: ")]
     assert len(restores) == 1, "what repeats itself is counted"
 
@@ -180,7 +178,7 @@ def test_a_second_writer_is_fought_more_and_more_seldom_and_said_to_be_there(spa
     space.wait_condition("Ready", "True", "AllReplicasReady")
 
 
-def test_a_paused_deployment_is_left_to_who_paused_it_and_said_to_be_paused(space: Space) -> None:
+def test_a_paused_deployment_stays_paused_and_is_reported(space: Space) -> None:
     space.apply(resource())
     space.make_ready()
     space.wait_condition("Ready", "True", "AllReplicasReady")
@@ -196,7 +194,7 @@ def test_a_paused_deployment_is_left_to_who_paused_it_and_said_to_be_paused(spac
     space.wait_condition("Ready", "True", "AllReplicasReady")
 
 
-def test_pods_that_a_dead_webhook_refuses_are_explained_and_come_when_it_is_gone(space: Space) -> None:
+def test_pods_rejected_by_an_unreachable_webhook_are_reported_and_created_after_its_removal(space: Space) -> None:
     with dead_webhook(space, "", "pods"):
         space.apply(resource())
         condition = space.wait_condition("Ready", "False", "ReplicaFailure")
@@ -205,7 +203,7 @@ def test_pods_that_a_dead_webhook_refuses_are_explained_and_come_when_it_is_gone
     eventually(lambda: len(space.pods()) == 1, within=40, what="the pod")
 
 
-def test_a_child_that_a_dead_webhook_refuses_is_explained_and_comes_when_it_is_gone(
+def test_a_child_rejected_by_an_unreachable_webhook_is_reported_and_created_after_its_removal(
     space: Space, operator: OperatorProcess
 ) -> None:
     errors = operator.metrics()["fastgen_operator_reconcile_errors_total", ""]
@@ -218,7 +216,7 @@ def test_a_child_that_a_dead_webhook_refuses_is_explained_and_comes_when_it_is_g
     assert operator.metrics()["fastgen_operator_reconcile_errors_total", ""] == errors
 
 
-def test_a_namespace_being_deleted_is_left_alone(space: Space, operator: OperatorProcess) -> None:
+def test_nothing_is_written_to_a_namespace_that_is_being_deleted(space: Space, operator: OperatorProcess) -> None:
     held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "held", "finalizers": ["fastgen.test/held"]}}
     space.apply(held)
     for number in range(3):
@@ -231,7 +229,7 @@ def test_a_namespace_being_deleted_is_left_alone(space: Space, operator: Operato
         lambda: space.items("fgd,deployments,services,replicasets") == [], within=40, what="the end of all but one"
     )
     shown = ("fastgen_operator_desired_replicas", f"chat0/{space.name}")
-    eventually(lambda: shown not in operator.metrics(), within=20, what="a visit that found nothing to do")
+    eventually(lambda: shown not in operator.metrics(), within=20, what="a reconcile that finds nothing to do")
     try:
         assert space.items("fgd,deployments,services,replicasets,pods") == []
         assert operator.metrics()["fastgen_operator_reconcile_errors_total", ""] == errors
@@ -242,7 +240,7 @@ def test_a_namespace_being_deleted_is_left_alone(space: Space, operator: Operato
         space.patch("configmap/held", {"metadata": {"finalizers": None}})
 
 
-def test_a_scale_down_takes_the_pods_with_the_fewest_tokens_in_flight(space: Space) -> None:
+def test_a_scale_down_deletes_the_pods_with_the_fewest_tokens_in_flight(space: Space) -> None:
     backlogs = {"127.66.0.1": 700.0, "127.66.0.2": 20.0, "127.66.0.3": 0.0}
     space.apply(resource(replicas=3))
     pods = sorted(space.wait_pods(3), key=lambda pod: str(pod["metadata"]["name"]))

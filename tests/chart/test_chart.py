@@ -34,20 +34,19 @@ def rights(role: Object) -> set[Right]:
 def used_rights() -> set[Right]:
     """Return the (group, resource, verb) that the operator's code uses."""
     platform = Platform("engine:test", optional_kinds=frozenset(OPTIONAL_KINDS))
-    # mirrored.py, main.py: relist, and what kopf watches
+    # kopf's watches and kube/relist.py
     watched = (FASTGEN, *kinds_read(platform))
     used = {(kind.group, kind.plural, verb) for kind in watched for verb in ("list", "watch")}
     # Optional kinds are only listed.
     used -= {(kind.group, kind.plural, "watch") for kind in OPTIONAL_KINDS}
-    # reconcile.py: look, for a name that is taken; kube.py: apply (a patch that may create), delete
+    # get: to check whether a child's name is taken. Server-side apply needs patch and create.
     for kind in platform.kinds:
         used |= {(kind.group, kind.plural, verb) for verb in ("get", "create", "patch", "delete")}
-    # kube.py: patch_status; create_event, count_event; annotate, of pods
-    # reconcile.py: whether the resource is still there, before children are made
+    # To check that the resource still exists before creating children.
     used.add((FASTGEN.group, FASTGEN.plural, "get"))
     used |= {(FASTGEN.group, f"{FASTGEN.plural}/status", "patch"), (POD.group, POD.plural, "patch")}
     used |= {(EVENT.group, EVENT.plural, verb) for verb in ("create", "patch")}
-    # children/metadata.py sets blockOwnerDeletion, for which some clusters ask for this.
+    # For blockOwnerDeletion, set in children/metadata.py.
     used.add((FASTGEN.group, f"{FASTGEN.plural}/finalizers", "update"))
     return used
 

@@ -56,17 +56,17 @@ def test_prometheus_peers_and_pod_monitor_labels_reach_the_operator(helm: Helm) 
 
 def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm) -> None:
     assert not {obj["kind"] for obj in helm.render()} & {"PodMonitor", "NetworkPolicy"}
-    asked = ("--set", "operator.podMonitor.enabled=true", "--set", "operator.networkPolicy.enabled=true")
+    enabled = ("--set", "operator.podMonitor.enabled=true", "--set", "operator.networkPolicy.enabled=true")
     selector = helm.one("Deployment")["spec"]["selector"]["matchLabels"]
-    monitor = helm.one("PodMonitor", *asked, "--set", "monitoring.podMonitorLabels.release=mine")
+    monitor = helm.one("PodMonitor", *enabled, "--set", "monitoring.podMonitorLabels.release=mine")
     assert monitor["metadata"]["labels"]["release"] == "mine"
     assert monitor["spec"]["selector"]["matchLabels"] == selector
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in container(helm)["ports"]}
     assert endpoint["honorLabels"] is True, "namespace and name are those of the FastGenDeployment"
-    wall = helm.one("NetworkPolicy", *asked)["spec"]
-    assert (wall["podSelector"]["matchLabels"], wall["policyTypes"]) == (selector, ["Ingress"])
-    assert [port["port"] for rule in wall["ingress"] for port in rule["ports"]] == ["metrics"]
+    policy = helm.one("NetworkPolicy", *enabled)["spec"]
+    assert (policy["podSelector"]["matchLabels"], policy["policyTypes"]) == (selector, ["Ingress"])
+    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == ["metrics"]
 
 
 @pytest.mark.parametrize(

@@ -136,18 +136,18 @@ def subject_of(
 
 def policy_of(spec: Spec, scrape_seconds: float) -> Policy | None:
     """Return the policy of a spec; None without spec.autoscaling."""
-    asked = spec.autoscaling
-    if asked is None:
+    autoscaling = spec.autoscaling
+    if autoscaling is None:
         return None
     return Policy(
-        min_replicas=asked.min_replicas,
-        max_replicas=asked.max_replicas,
-        first_token_seconds=asked.targets.time_to_first_token_milliseconds / 1000,
-        inter_token_seconds=asked.targets.inter_token_latency_milliseconds / 1000,
-        utilization=asked.targets.utilization_percent / 100,
-        up_window=asked.scale_up.stabilization_seconds,
-        down_window=asked.scale_down.stabilization_seconds,
-        max_step=asked.scale_down.max_step_percent / 100,
+        min_replicas=autoscaling.min_replicas,
+        max_replicas=autoscaling.max_replicas,
+        first_token_seconds=autoscaling.targets.time_to_first_token_milliseconds / 1000,
+        inter_token_seconds=autoscaling.targets.inter_token_latency_milliseconds / 1000,
+        utilization=autoscaling.targets.utilization_percent / 100,
+        up_window=autoscaling.scale_up.stabilization_seconds,
+        down_window=autoscaling.scale_down.stabilization_seconds,
+        max_step=autoscaling.scale_down.max_step_percent / 100,
         max_sequences=spec.engine.max_sequences or 256,
         scrape_seconds=scrape_seconds,
     )

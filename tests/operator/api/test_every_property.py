@@ -129,12 +129,12 @@ SAMPLE: dict[str, Object] = {
     "model": {"servedName": "other"},
     "engine": {"kvCache": {"memoryPercent": 51}},
     "resources": {"requests": {"cpu": "0.6"}},
-    "replicas": {},  # see below: a number and not a map
+    "replicas": {},  # a number, not a map: see PLAIN_SAMPLE
     "rollout": {"maxSurge": 2},
     "drainSeconds": {},
     "startupDeadlineSeconds": {},
     "scheduling": {"nodeSelector": {"disk": "slow"}},
-    # Not its bounds: replicas that were once raised stay until the load says otherwise.
+    # Not the bounds: raised replicas stay until the load decreases.
     "autoscaling": {"targets": {"interTokenLatencyMilliseconds": 101}},
     "cache": {"preload": True},
     "disruption": {"minAvailable": 2},
@@ -146,7 +146,9 @@ PLAIN_SAMPLE: Object = {"replicas": 3, "drainSeconds": 31, "startupDeadlineSecon
 
 
 @pytest.mark.controlplane
-def test_edits_reach_the_children_and_undone_they_leave_nothing(space: Space, operator: OperatorProcess) -> None:
+def test_edits_reach_the_children_and_undoing_them_restores_the_children(
+    space: Space, operator: OperatorProcess
+) -> None:
     assert SAMPLE.keys() == spec_schema()["properties"].keys(), "a part of the spec is not tried"
     names = {part: part.lower() for part in SAMPLE}
     bases = {part: AUTOSCALED if part == "autoscaling" else EVERYTHING for part in SAMPLE}
@@ -171,11 +173,11 @@ def test_edits_reach_the_children_and_undone_they_leave_nothing(space: Space, op
     assert eventually_empty(left, within=60) == []
 
 
-def eventually_empty(look: Callable[[], list[str]], within: float) -> list[str]:
-    """What is left of a list that ought to become empty in that many seconds."""
+def eventually_empty(remaining: Callable[[], list[str]], within: float) -> list[str]:
+    """Wait until the list is empty; return what is left after `within` seconds."""
     with contextlib.suppress(TimeoutError):
-        eventually(lambda: look() == [], within=within, what="nothing left")
-    return look()
+        eventually(lambda: remaining() == [], within=within, what="nothing left")
+    return remaining()
 
 
 def _merged(base: Object, part: str) -> Object:
@@ -196,7 +198,7 @@ def _apply_all(space: Space, specs: dict[str, Object]) -> None:
 
 
 def _children(space: Space) -> dict[str, dict[str, Object]]:
-    """The specs of all children by the resource they belong to, and by their kinds and names."""
+    """Return the specs of all children by resource, and by kind and name."""
     kinds = "deployments,services,networkpolicies,poddisruptionbudgets,persistentvolumeclaims,jobs"
     found: dict[str, dict[str, Object]] = {}
     for child in space.items(kinds):

@@ -90,17 +90,20 @@ def test_a_backlog_scales_up_and_its_end_scales_down_and_the_status_records_it(
 
     engine.backlog = 60_000
     eventually(lambda: desired(space) >= 2, within=20, what="more replicas")
-    told = status(space)["autoscaling"]
-    assert told["reason"] in ("BacklogTooLong", "DemandJumped")
-    assert (told["history"][-1]["fromReplicas"], told["history"][0]["toReplicas"]) == (1, told["desiredReplicas"])
-    many = told["desiredReplicas"]
+    recorded = status(space)["autoscaling"]
+    assert recorded["reason"] in ("BacklogTooLong", "DemandJumped")
+    assert (recorded["history"][-1]["fromReplicas"], recorded["history"][0]["toReplicas"]) == (
+        1,
+        recorded["desiredReplicas"],
+    )
+    many = recorded["desiredReplicas"]
 
     engine.backlog, engine.prompt_rate = 0, 0
     for other in engines(space, many):
         other.prompt_rate = 0.1 * PROMPT_RATE
     eventually(lambda: 0 < desired(space) < many, within=60, what="fewer replicas")
-    told = status(space)["autoscaling"]
-    assert (told["reason"], told["history"][0]["fromReplicas"]) == ("DemandFell", many)
+    recorded = status(space)["autoscaling"]
+    assert (recorded["reason"], recorded["history"][0]["fromReplicas"]) == ("DemandFell", many)
 
     events = {event["reason"]: event for event in space.items("events")}
     assert f"to {many} replicas" in events["ScaledUp"]["message"] or many > 2

@@ -1,4 +1,4 @@
-"""What a visit tells the autoscaler, and what the status says of its decisions. Pure."""
+"""Input of the autoscaler from a reconcile, and its decisions in the status. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fastgen_operator.status.status import scaling_notice
 from harness.objects import deployment, pod, spec_of, stored
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
-GREW = Change("DemandGrew", "the demand takes 90 % of 2 replicas; target 85 %")
+GREW = Change("DemandGrew", "the demand uses 90 % of 2 replicas; target 85 %")
 
 
 def autoscaled(live: int | None = 2, status: dict[str, Any] | None = None, **autoscaling: Any) -> Observed:
-    """A resource whose Deployment has that many replicas."""
+    """Return a resource whose Deployment has `live` replicas."""
     owner = stored(autoscaling={"maxReplicas": 5, **autoscaling})
     owner = owner if status is None else {**owner, "status": status}
     child = deployment(owner)
@@ -36,7 +36,7 @@ def decided(observed: Observed, replicas: int, change: Change | None = GREW, **f
     return settle_replicas(spec_of(observed.resource), seen)
 
 
-def told(observed: Observed, now: str = NOW) -> dict[str, Any]:
+def scaling_status(observed: Observed, now: str = NOW) -> dict[str, Any]:
     found = autoscaling_status(spec_of(observed.resource), observed, now)
     assert found is not None
     return found
@@ -53,58 +53,62 @@ def told(observed: Observed, now: str = NOW) -> dict[str, Any]:
         (decided(autoscaled(4), 50), 5),
     ],
 )
-def test_what_is_wanted_is_the_decision_else_what_there_is_within_the_bounds(observed: Observed, replicas: int) -> None:
+def test_desired_replicas_are_the_decision_or_the_current_ones_within_the_bounds(
+    observed: Observed, replicas: int
+) -> None:
     assert observed.desired_replicas == replicas
 
 
-def test_a_change_is_told_once_with_its_reason_and_remembered() -> None:
-    first = told(autoscaled(2))
+def test_a_change_is_recorded_once_with_its_reason() -> None:
+    first = scaling_status(autoscaled(2))
     assert first == {"desiredReplicas": 2}
-    second = told(decided(autoscaled(2, {"autoscaling": first}), 3))
+    second = scaling_status(decided(autoscaled(2, {"autoscaling": first}), 3))
     assert second["history"] == [
         {"time": NOW, "fromReplicas": 2, "toReplicas": 3, "reason": GREW.reason, "message": GREW.message}
     ]
-    again = told(decided(autoscaled(3, {"autoscaling": second}), 3, Change("DemandJumped", "other words")), LATER)
-    assert again == second, "what was told is not told anew"
+    again = scaling_status(
+        decided(autoscaled(3, {"autoscaling": second}), 3, Change("DemandJumped", "other words")), LATER
+    )
+    assert again == second, "an unchanged decision must not change the status"
 
 
-def test_five_changes_are_remembered_newest_first() -> None:
-    status = told(autoscaled(1))
+def test_the_history_keeps_five_changes_newest_first() -> None:
+    status = scaling_status(autoscaled(1))
     for replicas in (2, 3, 2, 4, 1, 5, 2):
-        status = told(decided(autoscaled(1, {"autoscaling": status}), replicas))
+        status = scaling_status(decided(autoscaled(1, {"autoscaling": status}), replicas))
     assert [step["toReplicas"] for step in status["history"]] == [2, 5, 1, 4, 2]
 
 
-def test_a_restarted_operator_says_what_was_said_before() -> None:
+def test_a_restarted_operator_keeps_the_status() -> None:
     limited = {
         "type": "ScalingLimited",
         "status": "True",
         "reason": "TooManyReplicas",
-        "message": "as told",
+        "message": "as recorded",
         "lastTransitionTime": NOW,
     }
     before = {
-        "autoscaling": told(decided(autoscaled(2), 3)),
+        "autoscaling": scaling_status(decided(autoscaled(2), 3)),
         "capacity": {"tokensPerSecond": 7},
         "conditions": [limited],
     }
     observed = autoscaled(3, before)
     spec = spec_of(observed.resource)
-    assert told(observed, LATER) == before["autoscaling"]
+    assert scaling_status(observed, LATER) == before["autoscaling"]
     assert capacity_status(spec, observed) == before["capacity"]
     conditions = {condition.type: condition for condition in all_conditions(spec, observed, None)}
     assert conditions["ScalingLimited"].reason == "TooManyReplicas"
     assert conditions["ScalingActive"].status == "Unknown"
 
 
-def test_new_bounds_are_the_reason_where_no_decision_is() -> None:
+def test_without_a_decision_new_bounds_are_the_reason() -> None:
     before = {"autoscaling": {"desiredReplicas": 2}}
-    assert told(autoscaled(2, before, minReplicas=3))["reason"] == "BoundsChanged"
+    assert scaling_status(autoscaled(2, before, minReplicas=3))["reason"] == "BoundsChanged"
 
 
-def test_a_change_is_an_event_and_no_change_is_none() -> None:
+def test_only_a_change_records_an_event() -> None:
     owner: Object = {"status": {"autoscaling": {"desiredReplicas": 2}}}
-    after = {"autoscaling": told(decided(autoscaled(2, {"autoscaling": {"desiredReplicas": 2}}), 3))}
+    after = {"autoscaling": scaling_status(decided(autoscaled(2, {"autoscaling": {"desiredReplicas": 2}}), 3))}
     notice = scaling_notice(owner, after)
     assert notice is not None
     assert (notice.reason, notice.message) == ("ScaledUp", f"from 2 to 3 replicas: {GREW.message}")
@@ -112,7 +116,7 @@ def test_a_change_is_an_event_and_no_change_is_none() -> None:
     assert scaling_notice(owner, {"autoscaling": {"desiredReplicas": 2}}) is None
 
 
-def test_capacity_is_written_in_two_digits_and_anew_only_when_it_moved() -> None:
+def test_capacity_is_rounded_and_updated_only_if_it_changed_notably() -> None:
     def shown(rate: float, old: dict[str, Any] | None) -> Any:
         observed = decided(
             autoscaled(2, {"capacity": old} if old else {}), 2, capacity=Capacity(rate, 256, "StepModel")
@@ -126,7 +130,7 @@ def test_capacity_is_written_in_two_digits_and_anew_only_when_it_moved() -> None
     assert shown(0.4, None)["tokensPerSecond"] == 0
 
 
-def test_a_fixed_number_is_no_business_of_the_autoscaler() -> None:
+def test_a_fixed_number_of_replicas_is_not_autoscaled() -> None:
     observed = replace(autoscaled(2), resource=stored(replicas=2))
     spec = spec_of(observed.resource)
     assert subject_of(spec, observed.resource, observed.pods, 2, 5.0) is None
@@ -135,7 +139,7 @@ def test_a_fixed_number_is_no_business_of_the_autoscaler() -> None:
     assert "--inter-token-target" not in engine_arguments("chat", spec)
 
 
-def test_the_engines_are_told_the_target_that_they_are_reckoned_by() -> None:
+def test_the_engines_get_the_inter_token_target_of_the_autoscaler() -> None:
     arguments = engine_arguments("chat", spec_of(autoscaled(2).resource))
     assert arguments[arguments.index("--inter-token-target") + 1] == "50"
 
@@ -150,7 +154,7 @@ def seen(name: str, *, ready: bool, created: str = NOW, since: str = "2026-01-01
     }
 
 
-def test_a_fleet_is_what_the_pods_are() -> None:
+def test_a_fleet_is_derived_from_the_pods() -> None:
     pods = (
         seen("quick", ready=True),
         seen("slow", ready=True, since="2026-01-01T01:00:00Z"),

@@ -62,9 +62,9 @@ def test_children_of_optional_kinds_follow_the_installation_of_their_crds(
     space.make_ready()
     space.wait_condition("Ready", "True", "AllReplicasReady")
     install(bare)
-    asked = ("--set", "operator.podMonitor.enabled=true", "--set", "operator.networkPolicy.enabled=true")
+    enabled = ("--set", "operator.podMonitor.enabled=true", "--set", "operator.networkPolicy.enabled=true")
     for kind in ("PodMonitor", "NetworkPolicy"):
-        obj = Helm(bare.programs / "helm").one(kind, *asked)
+        obj = Helm(bare.programs / "helm").one(kind, *enabled)
         bare.kubectl("apply", "--dry-run=server", "--filename", "-", stdin=json.dumps(obj))
     assert made(space, OPTIONAL[0])["spec"]["podTargetLabels"] == ["fastgen.dev/deployment"]
     assert made(space, OPTIONAL[1])["spec"]["endpointPickerRef"]["failureMode"] == "FailOpen"

@@ -128,7 +128,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     ("changes", "words"),
     [
         ({"model_type": None}, "model_type is None"),
-        ({"model_type": "t5", "is_encoder_decoder": True}, "model_type is 't5': models with an encoder"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "model_type is 't5': encoder-decoder models"),
         ({"model_type": "llava", "vision_config": {}}, "model_type is 'llava' with vision_config"),
         ({"model_type": "gpt2", "quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),

@@ -22,6 +22,13 @@ def group_of(nodeid: str) -> str:
     return path
 
 
+def pytest_report_header() -> str:
+    """The processor and the product of the tests' models; the workers of pytest-xdist print no header."""
+    from fastgen.model.processor import describe
+
+    return describe()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest groups first where tests are dealt out to several processes."""
     if "PYTEST_XDIST_WORKER" in os.environ:

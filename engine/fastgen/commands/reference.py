@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
+from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE
 
 FLAGS_PATH: Final = Path("docs/reference/engine-flags.md")
 
@@ -37,6 +38,16 @@ def flags_page() -> str:
             "For `fastgen serve` and, in Python, `fastgen.serve`.",
             "",
             *_table(SERVER_SETTINGS),
+            "",
+            "## Environment variables",
+            "",
+            "Switches for tests and for processors on which a default does badly.",
+            "",
+            "| variable | value | default | what it does |",
+            "|---|---|---|---|",
+            f"| `{LINEAR_VARIABLE}` | {', '.join(f'`{choice}`' for choice in LINEAR_CHOICES)} | `{LINEAR_CHOICES[0]}` "
+            "| Float32 matrix product on CPUs: the project's own kernel, oneDNN's packed one, or torch's without "
+            "packing. |",
             "",
         ]
     )

@@ -5,6 +5,7 @@ torch is imported only when a model is loaded, because OpenMP and numba read the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from subprocess import Popen
@@ -20,6 +21,7 @@ from fastgen.kv_cache.sizing import (
     resolve_max_model_length,
     working_memory_bytes,
 )
+from fastgen.model.processor import describe, this_processor
 from fastgen.model.source import ModelSource
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from fastgen.model.layers.cpu_backend import CPUBackend
     from fastgen.model.layers.rope import Rope
     from fastgen.runner.runner import Model, ModelRunner
+
+log = logging.getLogger("fastgen.model")
 
 Progress = Callable[[str, float], None]
 
@@ -52,6 +56,7 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
 
 def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
     """Load a native model for the CPU kernels, which another thread compiles and imports meanwhile."""
+    log.info("%s", describe())
     compiling = build.start(build.MODULES if config.quantization == "int8" else build.ALWAYS)
     import torch
 
@@ -87,6 +92,7 @@ def _import_backend(compiling: Iterable[Popen[bytes]]) -> type[CPUBackend]:
 
 def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
     """Load a model for torch operations: native models by our code, others by transformers' code."""
+    log.info("processor %s; products by torch", this_processor())
     import torch
 
     torch.set_num_threads(environment.usable_cpus())

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fastgen.config import ConfigError
+from fastgen.model.checkpoint.safetensors import FloatTensor
+from fastgen.model.layers import linear
 from fastgen.model.layers.linear import (
     LinearKind,
-    MKLLinear,
     OneDNNLinear,
+    PackedPlacement,
     PlainLinear,
     TiledLinear,
-    choose_linear,
-    fastest_first,
     packing_fault,
 )
 
-KINDS = [
+PACKED = [
     TiledLinear,
-    pytest.param(
-        MKLLinear, marks=pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="a torch build without MKL")
-    ),
     pytest.param(
         OneDNNLinear,
         marks=pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch build without oneDNN"),
     ),
 ]
+KINDS = [*PACKED, PlainLinear]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,7 +39,7 @@ def test_one_packing_serves_every_number_of_rows(kind: LinearKind, shape: tuple[
         torch.testing.assert_close(packed(x), F.linear(x, weight), atol=2e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PACKED)
 def test_inputs_that_a_packed_product_might_get_wrong_are_refused(kind: LinearKind) -> None:
     packed = kind(torch.randn(8, 6))
     for x in (torch.randn(6), torch.randn(2, 3, 6), torch.randn(6, 4).T, torch.randn(2, 7)):
@@ -51,11 +47,31 @@ def test_inputs_that_a_packed_product_might_get_wrong_are_refused(kind: LinearKi
             packed(x)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_packing_is_chosen_where_it_is_right(kind: LinearKind) -> None:
-    weight = torch.randn(64, 48)
-    assert packing_fault(kind, weight) is None
-    assert choose_linear([weight], [kind]) is kind
+@pytest.mark.parametrize(
+    ("choice", "kind"), [("", TiledLinear), ("tiled", TiledLinear), ("onednn", OneDNNLinear), ("plain", PlainLinear)]
+)
+def test_environment_chooses_the_product(choice: str, kind: LinearKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind is OneDNNLinear and not torch.backends.mkldnn.is_available():
+        pytest.skip("a torch build without oneDNN")
+    monkeypatch.setenv("FASTGEN_CPU_LINEAR", choice)
+    assert isinstance(placed(torch.randn(64, 48)), kind)
+
+
+def test_unknown_product_is_an_error_that_lists_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTGEN_CPU_LINEAR", "mkl")
+    with pytest.raises(ConfigError, match=r"FASTGEN_CPU_LINEAR=mkl: choose one of tiled, onednn, plain$"):
+        PackedPlacement()
+
+
+def placed(weight: torch.Tensor) -> linear.Linear:
+    return PackedPlacement().linear([FloatTensor(lambda: weight)])
+
+
+@pytest.mark.parametrize("shape", [(576, 576), (100, 17), (1, 5)])
+def test_tiled_layout_is_padded_by_less_than_a_tile(shape: tuple[int, int]) -> None:
+    weights = TiledLinear(torch.randn(shape))._weights
+    assert shape[0] <= weights.size // shape[1] < shape[0] + linear.LANES
+    assert weights.base is None or weights.base.nbytes == weights.nbytes
 
 
 def test_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() -> None:
@@ -67,7 +83,7 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() -> None:
     assert torch.equal(tiled(x[69:].contiguous()), together[69:])
 
 
-class Wrong(MKLLinear):
+class Wrong(OneDNNLinear):
     """Right but for passes of 65 rows."""
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -77,25 +93,20 @@ class Wrong(MKLLinear):
         return F.linear(x, self._weight) + (0.1 if x.shape[0] == 65 else 0.0)
 
 
-class Absent(MKLLinear):
+class Absent(OneDNNLinear):
     """An operation that this torch does not have."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         raise AttributeError(f"no such operation for {tuple(weight.shape)}")
 
 
-def test_a_packing_that_is_wrong_or_absent_is_not_used_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "fastgen.model"):
-        assert choose_linear([torch.randn(64, 48)], [Wrong, Absent]) is PlainLinear
-    assert "with 65 rows" in caplog.text
-    assert "no such operation" in caplog.text
-
-
-@pytest.mark.parametrize(("vendor", "first"), [("GenuineIntel", MKLLinear), ("AuthenticAMD", TiledLinear)])
-def test_the_processors_maker_decides_which_packing_is_tried_first(
-    tmp_path: Path, vendor: str, first: LinearKind
+@pytest.mark.parametrize(("kind", "fault"), [(Wrong, "with 65 rows"), (Absent, "no such operation")])
+def test_onednn_product_that_is_wrong_or_absent_is_an_error_that_says_why(
+    kind: LinearKind, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
-    assert fastest_first(path)[0] is first
-    assert fastest_first(tmp_path / "missing")[0] is TiledLinear
+    monkeypatch.setenv("FASTGEN_CPU_LINEAR", "onednn")
+    monkeypatch.setattr(linear, "OneDNNLinear", kind)
+    monkeypatch.setitem(linear.KINDS, "onednn", kind)
+    assert fault in str(packing_fault(kind, torch.randn(64, 48)))
+    with pytest.raises(ConfigError, match=f"FASTGEN_CPU_LINEAR=onednn cannot be used here: .*{fault}.*choose tiled"):
+        placed(torch.randn(64, 48))

@@ -1,17 +1,15 @@
 """Matrix products with weights that never change: packed once, used at every number of rows.
 
-Intel's processors are fastest with MKL's packed product, which torch has; others with the project's own. torch's other
-one, oneDNN's, stands behind MKL's. A packing of torch's made for 256 rows serves any number of rows, which neither
-library documents: so it is tried on every shape of the model before it is trusted. Where both fail, or torch was built
-without them, the plain product takes their place.
+The project's own product is the default on every processor: its layout takes the weight's size, plus the padding of
+less than one tile of columns. `FASTGEN_CPU_LINEAR` chooses torch's oneDNN product or the plain one instead. A oneDNN
+packing made for 256 rows serves any number of rows, which is not documented: it is tried on every shape of the model
+before it is used. MKL's packed product is left out: its packing reserves more than twice the weight's size.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -19,10 +17,10 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from fastgen.config import ConfigError
 from fastgen.kernels.cpu.vector_width import LANES
 from fastgen.model.checkpoint.safetensors import Stored, Table
-
-log = logging.getLogger("fastgen.model")
+from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE, linear_choice
 
 _PACKED_FOR_ROWS = 256
 _TRIED_ROWS = (1, 2, 7, 16, 65, 129, 300)
@@ -67,27 +65,6 @@ class PlainLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the product."""
         return F.linear(x, self._weight)
-
-
-class MKLLinear:
-    """The product with a weight packed by MKL. The weight given is not kept."""
-
-    __slots__ = ("_in_features", "_packed", "_shape_only")
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _PACKED_FOR_ROWS)
-        # The op reads only the sizes of the original weight: one element, expanded, has them without the memory.
-        self._shape_only = torch.empty(1).expand(weight.shape)
-        self._in_features = weight.shape[1]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the product."""
-        # With another rows argument, or strides it cannot use, the op would multiply by the stand-in without a word.
-        assert x.dim() == 2
-        assert x.shape[1] == self._in_features
-        assert x.is_contiguous()
-        y: torch.Tensor = torch.ops.mkl._mkl_linear.default(x, self._packed, self._shape_only, None, x.shape[0])
-        return y
 
 
 class OneDNNLinear:
@@ -153,21 +130,35 @@ def _own_product() -> Callable[..., None]:
     return multiply
 
 
-LinearKind = type[MKLLinear] | type[OneDNNLinear] | type[TiledLinear] | type[PlainLinear]
+LinearKind = type[OneDNNLinear] | type[TiledLinear] | type[PlainLinear]
+
+KINDS: dict[str, LinearKind] = dict(zip(LINEAR_CHOICES, (TiledLinear, OneDNNLinear, PlainLinear), strict=True))
 
 
 class PackedPlacement:
-    """Weights on the CPU in float32, packed: each distinct shape by the fastest product that is right for it."""
+    """Weights on the CPU in float32, packed for the chosen product.
+
+    Raises:
+        ConfigError: when the environment names a product that does not exist.
+    """
 
     def __init__(self) -> None:
-        self._kinds: dict[torch.Size, LinearKind] = {}
+        self._kind = KINDS[linear_choice()]
+        self._tried: set[torch.Size] = set()
 
     def linear(self, parts: Sequence[Stored]) -> Linear:
-        """The packed product."""
+        """The packed product.
+
+        Raises:
+            ConfigError: when oneDNN's product is asked for and cannot be used.
+        """
         weight = stacked(parts)
-        if weight.shape not in self._kinds:
-            self._kinds[weight.shape] = choose_linear([weight])
-        return self._kinds[weight.shape](weight)
+        if self._kind is OneDNNLinear and weight.shape not in self._tried:
+            fault = packing_fault(self._kind, weight)
+            if fault is not None:
+                raise ConfigError(f"{LINEAR_VARIABLE}=onednn cannot be used here: {fault}; choose tiled or plain")
+            self._tried.add(weight.shape)
+        return self._kind(weight)
 
     def exact(self, part: Stored) -> Linear:
         """The packed product."""
@@ -185,34 +176,6 @@ class PackedPlacement:
 def stacked(parts: Sequence[Stored]) -> torch.Tensor:
     """Matrices one below the other, float32."""
     return parts[0].float32() if len(parts) == 1 else torch.cat([part.float32() for part in parts])
-
-
-def choose_linear(samples: Iterable[torch.Tensor], preferred: Iterable[LinearKind] | None = None) -> LinearKind:
-    """The first of the `preferred` kinds that is right on all `samples`; by default this processor's fastest first.
-
-    Args:
-        samples: one weight of each distinct shape of the model.
-        preferred: kinds to try in order; the plain product stands behind them.
-    """
-    weights = list(samples)
-    for kind in fastest_first() if preferred is None else preferred:
-        if kind is TiledLinear:
-            return kind
-        fault = next(filter(None, (packing_fault(kind, weight) for weight in weights)), None)
-        if fault is None:
-            return kind
-        log.warning("products packed as %s cannot be used here: %s", kind.__name__, fault)
-    log.warning("weights are not packed: passes are slower")
-    return PlainLinear
-
-
-def fastest_first(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[LinearKind, ...]:
-    """The packed kinds, the one that is faster on this processor first."""
-    try:
-        intel = "GenuineIntel" in cpuinfo.read_text()
-    except OSError:
-        intel = False
-    return (MKLLinear, OneDNNLinear) if intel else (TiledLinear,)
 
 
 def packing_fault(kind: LinearKind, weight: torch.Tensor) -> str | None:

@@ -1,5 +1,4 @@
-"""The parts of a forward pass that no library call does well: paged attention and the element-wise steps.
+"""CPU kernels for what libraries lack: paged attention, fused element-wise operations and matrix products.
 
-`reference` is the readable twin in plain torch; `elementwise`, `decode` and `int8` are numba kernels for CPUs, `chunk`
-is torch's own attention over gathered pages. Tests hold them equal.
+`reference` holds their readable twins in plain torch; tests compare the two.
 """

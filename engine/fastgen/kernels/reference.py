@@ -1,4 +1,4 @@
-"""What the fast kernels compute, said once more in plain torch: slow, short, the truth that tests compare with."""
+"""Readable twins of the kernels in plain torch: slow, short, and the reference of the tests."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import torch
 def add_rms_norm(
     x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + update, its RMS norm times `weight`) over the last dimension (Zhang and Sennrich, 2019)."""
+    """Return x + update and its RMS norm times `weight` over the last dimension (Zhang and Sennrich, 2019)."""
     total = x + update
     return total, rms_norm(total, weight, epsilon)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """x over its root mean square, times `weight`, over the last dimension."""
+    """Return the RMS norm of x over the last dimension, times `weight`."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon) * weight
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al., 2021), by halves of the dimensions that turn; the rest stay.
+    """Apply the rotary embedding (Su et al., 2021) to the first d dimensions, by halves.
 
-    x [T, heads, head_dim], cosines and sines [T, turning / 2].
+    x [T, heads, head_dim], cosines and sines [T, d / 2].
     """
-    turning = 2 * cosines.shape[-1]
-    a, b = x[..., :turning].chunk(2, -1)
+    d = 2 * cosines.shape[-1]
+    a, b = x[..., :d].chunk(2, -1)
     cosines, sines = cosines[:, None], sines[:, None]
-    return torch.cat((a * cosines - b * sines, b * cosines + a * sines, x[..., turning:]), -1)
+    return torch.cat((a * cosines - b * sines, b * cosines + a * sines, x[..., d:]), -1)
 
 
 def silu_multiply(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for [T, 2 * intermediate] with the gate first."""
+    """Return silu(gate) * up for [T, 2 * intermediate] with the gate first."""
     gate, up = gate_up.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
 
 def gelu_tanh_multiply(gate_up: torch.Tensor) -> torch.Tensor:
-    """gelu(gate) * up in gelu's tanh form, for [T, 2 * intermediate] with the gate first."""
+    """Return gelu(gate) * up, with gelu's tanh form, for [T, 2 * intermediate] with the gate first."""
     gate, up = gate_up.chunk(2, -1)
     return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
@@ -51,16 +51,16 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Causal attention of one sequence's tokens at positions `start ..` over its paged context and themselves.
+    """Compute causal attention of one sequence's tokens at positions `start ..` over its paged keys and values.
 
     Args:
         queries: [n, heads, head_dim].
         keys, values: [blocks, kv heads, block size, head_dim].
         block_table: the sequence's blocks in order.
         start: position of the first query.
-        scale: on the scores.
-        window: each token sees this many, itself the last of them; None where it sees all.
-        softcap: scores are squeezed between ± this by tanh (Gemma 2); None where not.
+        scale: factor of the scores.
+        window: number of keys that a token attends to, including its own; None for all.
+        softcap: bound of the scores, applied by tanh (Gemma 2); None for no bound.
 
     Returns:
         [n, heads, head_dim].
@@ -73,13 +73,13 @@ def paged_attention(
     scores = torch.einsum("nhd,hkd->hnk", queries, k) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    behind = torch.arange(start, length)[:, None] - torch.arange(length)[None, :]  # how far each key lies back
-    visible = (behind >= 0) & (behind < (window or length))
+    distance = torch.arange(start, length)[:, None] - torch.arange(length)[None, :]  # from query back to key
+    visible = (distance >= 0) & (distance < (window or length))
     return torch.einsum("hnk,hkd->nhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)
 
 
 def int8_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """x [T, in] times a matrix of int8 values [groups, in, lanes] with scales [groups, in / 32, lanes].
+    """Multiply x [T, in] with int8 values [groups, in, lanes] and scales [groups, in / 32, lanes].
 
     Returns:
         [T, groups * lanes].

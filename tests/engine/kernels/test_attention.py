@@ -1,4 +1,4 @@
-"""The fast attention kernels against the plain one.
+"""The attention kernels against the reference.
 
 Tolerance: float32 sums of another order; where scores reach 20, the last place of one alone is 2e-6 of its weight.
 """
@@ -32,7 +32,7 @@ def test_decode_attention_equals_the_reference(head_dim: int, kv_heads: int, gro
 
 @pytest.mark.parametrize("context", [512, 513, 1000, 4097])
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
-def test_a_long_context_is_split_and_merged_to_the_same_result(context: int, num_threads: int) -> None:
+def test_a_long_context_is_split_and_merged_with_the_same_result(context: int, num_threads: int) -> None:
     contexts = [context, 3]
     paged = Paged(64, 3, 64, contexts)
     queries = torch.randn(2, 9, 64) * 3
@@ -44,7 +44,7 @@ def test_a_long_context_is_split_and_merged_to_the_same_result(context: int, num
         torch.testing.assert_close(out[row : row + 1], expected, atol=TOLERANCE, rtol=0)
 
 
-def test_slots_beyond_a_context_do_not_count_whatever_they_hold() -> None:
+def test_slots_beyond_a_context_are_ignored() -> None:
     paged = Paged(64, 3, 64, [70])
     queries = torch.randn(1, 9, 64)
     before = decode(paged, queries, [70], num_threads=2)
@@ -54,7 +54,7 @@ def test_slots_beyond_a_context_do_not_count_whatever_they_hold() -> None:
     assert torch.equal(before, after)
 
 
-def test_large_scores_neither_overflow_nor_lose_the_largest() -> None:
+def test_large_scores_neither_overflow_nor_lose_the_maximum() -> None:
     paged = Paged(64, 1, 64, [130])
     queries = torch.randn(1, 3, 64) * 100
     out = decode(paged, queries, [130], num_threads=2)
@@ -65,7 +65,7 @@ def test_large_scores_neither_overflow_nor_lose_the_largest() -> None:
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [1, 8, 64, 65, 100, 513])
 @pytest.mark.parametrize("block_size", [16, 128])
-def test_decode_attention_sees_its_window_and_no_more(block_size: int, window: int, softcap: float | None) -> None:
+def test_decode_attention_is_limited_to_its_window(block_size: int, window: int, softcap: float | None) -> None:
     contexts = [1, 8, 9, 64, 65, 100, 101, 200, 1300]
     paged = Paged(32, 2, block_size, contexts)
     queries = torch.randn(len(contexts), 6, 32) * 3
@@ -77,7 +77,7 @@ def test_decode_attention_sees_its_window_and_no_more(block_size: int, window: i
         torch.testing.assert_close(out[row : row + 1], expected, atol=TOLERANCE, rtol=0)
 
 
-def test_what_a_window_left_behind_does_not_count_whatever_it_holds() -> None:
+def test_slots_before_a_window_are_ignored() -> None:
     paged = Paged(64, 3, 64, [200])
     queries = torch.randn(1, 9, 64)
     before = decode(paged, queries, [200], num_threads=2, window=60)
@@ -91,7 +91,7 @@ def test_what_a_window_left_behind_does_not_count_whatever_it_holds() -> None:
 @pytest.mark.parametrize("window", [None, 1, 8, 64, 100])
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize(("context", "num_tokens"), [(0, 2), (0, 70), (7, 2), (63, 3), (129, 70), (900, 33)])
-def test_chunk_attention_sees_its_window_and_squeezes_scores(
+def test_chunk_attention_applies_window_and_softcap(
     context: int, num_tokens: int, block_size: int, window: int | None, softcap: float | None
 ) -> None:
     paged = Paged(32, 2, block_size, [context + num_tokens])
@@ -141,7 +141,7 @@ def test_chunks_of_several_sequences_are_attended_at_once() -> None:
     assert (out[untouched] == 7).all()
 
 
-def test_a_chunk_of_large_scores_stays_exact() -> None:
+def test_a_chunk_with_large_scores_stays_exact() -> None:
     paged = Paged(64, 1, 64, [200])
     queries = torch.randn(70, 3, 64) * 100
     out = torch.empty_like(queries)
@@ -150,7 +150,7 @@ def test_a_chunk_of_large_scores_stays_exact() -> None:
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
 
 
-def test_what_lies_behind_a_chunk_in_its_last_block_does_not_count_whatever_it_holds() -> None:
+def test_slots_after_a_chunk_in_its_last_block_are_ignored() -> None:
     paged = Paged(64, 3, 64, [100])
     queries = torch.randn(30, 9, 64)
     before, after = torch.empty_like(queries), torch.empty_like(queries)

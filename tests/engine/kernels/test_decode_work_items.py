@@ -1,4 +1,4 @@
-"""Cutting the work of decode attention."""
+"""Work items of decode attention."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_items_cover_every_visible_key_of_every_head_once(
     assert sorted(part for parts in merged.values() for part in parts) == list(range(work.num_parts))
 
 
-def test_a_context_is_cut_alone_as_it_is_in_company() -> None:
-    """Merging other parts would change the last bits, and with them now and then a token."""
+def test_the_split_of_a_context_does_not_depend_on_others() -> None:
+    """Merging other parts would change the last bits, and sometimes a token."""
 
     def cut_of_the_first(contexts: list[int], num_threads: int) -> list[tuple[int, int, int]]:
         items = DecodeItems.cut(
@@ -52,7 +52,7 @@ def test_a_context_is_cut_alone_as_it_is_in_company() -> None:
     assert len(cut_of_the_first([2000], 2)) == 9
 
 
-def test_threads_get_even_shares_of_the_keys() -> None:
+def test_threads_get_equal_shares_of_the_keys() -> None:
     contexts = np.array([2000] * 8 + [64] * 8)
     items = DecodeItems.cut(contexts, np.zeros(16, np.int64), num_kv_heads=3, num_threads=2).items
     keys = items[:, 4] - items[:, 3]
@@ -60,7 +60,7 @@ def test_threads_get_even_shares_of_the_keys() -> None:
     assert abs(int(keys[:half].sum()) - int(keys[half:].sum())) <= 512
 
 
-def test_a_pass_without_decodes_has_no_items() -> None:
+def test_a_step_without_decodes_has_no_items() -> None:
     nothing = np.empty(0, np.int64)
     work = DecodeItems.cut(nothing, nothing, num_kv_heads=3, num_threads=2)
     assert (len(work.items), len(work.merges), work.num_parts) == (0, 0, 0)

@@ -23,7 +23,7 @@ def test_add_and_norm_equals_the_reference(rows: int, hidden: int) -> None:
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1536), (5, 9), (70, 64)])
 @pytest.mark.parametrize("name", ["silu_multiply", "gelu_tanh_multiply"])
-def test_gates_equal_the_reference_far_into_both_tails(name: str, rows: int, width: int) -> None:
+def test_gates_equal_the_reference_in_both_tails(name: str, rows: int, width: int) -> None:
     torch.manual_seed(0)
     gate_up = torch.randn(rows, 2 * width) * 10
     gate_up[0, :2] = torch.tensor([-200.0, 200.0])
@@ -42,7 +42,7 @@ def test_the_norm_in_place_equals_the_reference(rows: int, hidden: int) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 1, 16), (2, 2, 6)])
-def test_the_norm_of_heads_leaves_values_alone(heads: int, kv_heads: int, head_dim: int) -> None:
+def test_the_norm_of_heads_does_not_change_values(heads: int, kv_heads: int, head_dim: int) -> None:
     torch.manual_seed(0)
     qkv, query_norm, key_norm = (
         torch.randn(5, heads + 2 * kv_heads, head_dim),
@@ -60,7 +60,7 @@ def test_the_norm_of_heads_leaves_values_alone(heads: int, kv_heads: int, head_d
     ("heads", "kv_heads", "head_dim", "turning", "block_size"),
     [(9, 3, 64, 64, 64), (4, 1, 16, 16, 32), (2, 2, 128, 128, 16), (4, 2, 32, 24, 16)],
 )
-def test_rotation_and_storing_puts_each_row_into_its_slot_and_nothing_else(
+def test_rotation_stores_each_row_only_in_its_slot(
     heads: int, kv_heads: int, head_dim: int, turning: int, block_size: int
 ) -> None:
     torch.manual_seed(0)

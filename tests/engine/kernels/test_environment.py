@@ -1,4 +1,4 @@
-"""Settings made before torch and numba are imported, seen from processes of their own."""
+"""Environment settings made before importing torch and numba, observed in separate processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(program: str, **settings: str) -> str:
     return done.stdout
 
 
-def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
+def test_user_settings_are_not_overridden(tmp_path: Path) -> None:
     out = run(PROBE, OMP_NUM_THREADS="7", GOMP_SPINCOUNT="5", NUMBA_CACHE_DIR=str(tmp_path / "mine"))
     assert '"OMP_NUM_THREADS": "7"' in out
     assert '"GOMP_SPINCOUNT": "5"' in out
@@ -71,10 +71,8 @@ def test_threads_are_the_usable_cpus(tmp_path: Path) -> None:
     assert f'"NUMBA_CACHE_DIR": "{tmp_path}/fastgen/kernels/' in out
 
 
-def test_compiled_kernels_are_kept_apart_by_the_code_of_all_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """numba looks at the file of a kernel alone: a change of what it uses would leave the old machine code in place."""
+def test_the_kernel_cache_is_keyed_by_the_code_of_all_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba checks only a kernel's own file: a change in its imports would leave the old machine code in use."""
     kernels, settings = Path(environment.__file__).parent, {"XDG_CACHE_HOME": str(tmp_path)}
     changed = tmp_path / "code" / "fastgen" / "kernels" / "cpu"
     shutil.copytree(kernels.parents[1], changed.parents[1])
@@ -86,14 +84,14 @@ def test_compiled_kernels_are_kept_apart_by_the_code_of_all_of_them(
     assert folders[0] == folders[1] != folders[2]
 
 
-def test_folders_that_cannot_be_written_are_passed_over() -> None:
+def test_read_only_folders_are_skipped() -> None:
     nowhere = "/proc/nowhere"
     out = run(PROBE, NUMBA_CACHE_DIR=nowhere, XDG_CACHE_HOME=nowhere, TMPDIR=nowhere)
-    # The system's own temporary folder is the last resort.
+    # The system's temporary folder is the last resort.
     assert nowhere not in out
 
 
-def test_prebuilt_kernels_are_taken_over_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prebuilt_kernels_are_copied_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prebuilt, cache = tmp_path / "prebuilt", tmp_path / "cache"
     command = [sys.executable, "-m", "fastgen.kernels.cpu.build", str(prebuilt)]
     subprocess.run(command, check=True, timeout=250, capture_output=True)
@@ -103,7 +101,7 @@ def test_prebuilt_kernels_are_taken_over_and_used(tmp_path: Path, monkeypatch: p
     out = run(KERNEL, NUMBA_CACHE_DIR=str(cache), FASTGEN_KERNEL_CACHE=str(prebuilt))
     assert out.startswith("[[0.0, 3.65")
     assert build.is_built(cache)
-    # Nothing was compiled anew: numba would have added files.
+    # Nothing was compiled: numba would have added files.
     assert {path.name for path in cache.rglob("*.nb?")} == before
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(cache))
     monkeypatch.setitem(sys.modules, "numba", None)
@@ -111,7 +109,7 @@ def test_prebuilt_kernels_are_taken_over_and_used(tmp_path: Path, monkeypatch: p
     assert build.start() == []
 
 
-def test_seeding_never_replaces_a_file_that_is_there(tmp_path: Path) -> None:
+def test_copying_prebuilt_kernels_never_replaces_a_file(tmp_path: Path) -> None:
     prebuilt, cache = tmp_path / "prebuilt", tmp_path / "cache"
     for folder, text in ((prebuilt, "theirs"), (cache, "ours")):
         (folder / "kernels").mkdir(parents=True)
@@ -122,10 +120,10 @@ def test_seeding_never_replaces_a_file_that_is_there(tmp_path: Path) -> None:
     assert (cache / "kernels" / "b.nbc").read_text() == "theirs"
 
 
-def test_a_missing_prebuilt_folder_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_prebuilt_folder_is_ignored(tmp_path: Path) -> None:
     assert environment.seed(tmp_path / "missing", tmp_path) == 0
 
 
-def test_memory_does_not_grow_with_the_sizes_of_passes(tmp_path: Path) -> None:
-    """544 products more: 300 MiB where each was kept."""
+def test_memory_does_not_grow_with_the_number_of_step_sizes(tmp_path: Path) -> None:
+    """Runs 544 more products: 300 MiB if each were cached."""
     assert int(run(PRODUCTS, XDG_CACHE_HOME=str(tmp_path))) < 60 << 20

@@ -28,19 +28,19 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # results below it may be rounded t
 
 
 def extremes(rows: int, width: int, *, step: int = 1) -> torch.Tensor:
-    """[rows, width] of extreme values: every column meets all of them within 16 rows, every row beside others."""
+    """Return [rows, width] of extreme values: every column has all of them within 16 rows, next to different ones."""
     count = len(EXTREMES)
     places = torch.arange(rows)[:, None] * step + torch.arange(width)[None, :] * 7
     return torch.tensor(EXTREMES)[places // (count if step > 1 else 1) % count].contiguous()
 
 
 def uniform(width: int) -> torch.Tensor:
-    """[16, width]: rows of one extreme value each."""
+    """Return [16, width]: each row repeats one extreme value."""
     return torch.tensor(EXTREMES)[:, None].repeat(1, width)
 
 
 def assert_finite_and_close(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | float) -> None:
-    """`out` is within `bound` of `expected` wherever that is finite in float32."""
+    """Assert that `out` is within `bound` of `expected` wherever that is finite in float32."""
     finite = expected.float().isfinite()
     assert finite.any()
     assert out[finite].isfinite().all(), f"{int((~out[finite].isfinite()).sum())} of {out.numel()} are not finite"
@@ -63,8 +63,8 @@ def divide(
 
 
 @pytest.mark.parametrize("width", SIZES)
-def test_compiled_divisions_are_rounded_once_even_by_infinity(width: int) -> None:
-    """What LLVM makes of a loop: estimates of reciprocals are NaN there, and less exact elsewhere."""
+def test_compiled_divisions_are_rounded_once_even_for_infinity(width: int) -> None:
+    """Estimates of reciprocals, which LLVM may use in loops, give NaN for infinity and are less exact elsewhere."""
     divisors = torch.tensor([torch.inf, 1e30, 3e38, SMALLEST, TINY, 3.0, 0.0])
     for step in range(len(divisors)):
         a = extremes(1, width)[0]
@@ -77,7 +77,7 @@ def test_compiled_divisions_are_rounded_once_even_by_infinity(width: int) -> Non
 
 @pytest.mark.parametrize("width", SIZES)
 @pytest.mark.parametrize("name", ["silu_multiply", "gelu_tanh_multiply"])
-def test_gates_of_every_pair_of_extremes(name: str, width: int) -> None:
+def test_gates_are_right_for_every_pair_of_extreme_values(name: str, width: int) -> None:
     pairs = torch.tensor(list(itertools.product(EXTREMES, EXTREMES)))
     places = (torch.arange(len(pairs))[:, None] + torch.arange(width)[None, :] * 5) % len(pairs)
     gate_up = torch.cat([pairs[places, 0], pairs[places, 1]], 1).contiguous()
@@ -88,7 +88,7 @@ def test_gates_of_every_pair_of_extremes(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", SIZES)
-def test_norms_of_extremes(width: int) -> None:
+def test_norms_are_right_for_extreme_values(width: int) -> None:
     torch.manual_seed(0)
     weight = torch.rand(width)
     for x in (uniform(width), extremes(16, width)):
@@ -107,7 +107,7 @@ def test_norms_of_extremes(width: int) -> None:
 
 
 @pytest.mark.parametrize("half", SIZES)
-def test_rotation_of_extremes(half: int) -> None:
+def test_rotation_is_right_for_extreme_values(half: int) -> None:
     torch.manual_seed(0)
     rows, head_dim = 16, 2 * half + half % 3
     qkv, angles = extremes(rows, 3 * head_dim), torch.rand(rows, half) * 6
@@ -124,7 +124,7 @@ def test_rotation_of_extremes(half: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [*SIZES, 255, 257, 513])
-def test_products_of_extremes(depth: int) -> None:
+def test_products_are_right_for_extreme_values(depth: int) -> None:
     torch.manual_seed(0)
     weights = torch.randn(2, depth, LANES)
     weights[1] = extremes(depth, LANES).clamp(-1e5, 1e5)
@@ -138,7 +138,7 @@ def test_products_of_extremes(depth: int) -> None:
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("scale", [1.0, -0.0, 1e4, TINY])
-def test_int8_products_of_extremes(scale: float, blocks: int) -> None:
+def test_int8_products_are_right_for_extreme_values(scale: float, blocks: int) -> None:
     rng = np.random.default_rng(0)
     values = torch.from_numpy(rng.integers(-128, 128, (2, blocks * BLOCK, INT8_LANES), dtype=np.int8))
     scales = torch.full((2, blocks, INT8_LANES), scale)
@@ -157,7 +157,7 @@ LIMITS = [(None, None), (1, None), (9, None), (9, 2.0), (None, 2.0)]  # window a
 
 
 class ExtremeAttention:
-    """Queries of one extreme factor for each head over a cache whose unseen slots hold infinity and NaN.
+    """Queries with one extreme factor per head over a cache whose unused slots hold infinity and NaN.
 
     `kind`: of random keys, of keys that make all scores of a head of one sign, of scores up to 1e37, of scores of 0.
     """
@@ -173,7 +173,7 @@ class ExtremeAttention:
         self.queries *= torch.tensor(FACTORS).repeat(len(VALUES))[None, :, None]
 
     def expected(self, rows: slice, sequence: int, start: int, limits: tuple[int | None, float | None]) -> torch.Tensor:
-        """The reference's result; the slots of the sequence that these rows do not see are spoiled after it."""
+        """Return the reference's result, then overwrite the sequence's slots that these rows do not attend to."""
         paged, queries = self.paged, self.queries[rows]
         table, scale = paged.tables[sequence], queries.shape[2] ** -0.5
         result = reference.paged_attention(queries, paged.keys, paged.values, table, start, scale, *limits)
@@ -185,7 +185,7 @@ class ExtremeAttention:
         return result
 
     def check(self, out: torch.Tensor, expected: torch.Tensor) -> None:
-        """Scores reach some thousands before softmax has one weight only; there, their last place is 5e-4."""
+        """Scores reach some thousands before the softmax has a single weight; there, their last place is 5e-4."""
         bound = torch.tensor(VALUES).repeat_interleave(len(FACTORS))[None, :, None] * 1e-3 + SMALLEST
         assert_finite_and_close(out, expected, bound)
 
@@ -193,7 +193,9 @@ class ExtremeAttention:
 @pytest.mark.parametrize("head_dim", [1, 3, 17, 64])
 @pytest.mark.parametrize("kind", ["random", "positive", "large", "zero"])
 @pytest.mark.parametrize("limits", LIMITS)
-def test_decodes_of_extremes(limits: tuple[int | None, float | None], kind: str, head_dim: int) -> None:
+def test_decode_attention_is_right_for_extreme_values(
+    limits: tuple[int | None, float | None], kind: str, head_dim: int
+) -> None:
     case = ExtremeAttention(head_dim, kind, list(CONTEXTS), len(CONTEXTS))
     expected = [case.expected(slice(row, row + 1), row, context - 1, limits) for row, context in enumerate(CONTEXTS)]
     out = decode(case.paged, case.queries, list(CONTEXTS), num_threads=2, window=limits[0], softcap=limits[1])
@@ -203,7 +205,9 @@ def test_decodes_of_extremes(limits: tuple[int | None, float | None], kind: str,
 @pytest.mark.parametrize("head_dim", [4, 12, 36, 64])
 @pytest.mark.parametrize("kind", ["random", "positive", "large", "zero"])
 @pytest.mark.parametrize("limits", LIMITS)
-def test_chunks_of_extremes(limits: tuple[int | None, float | None], kind: str, head_dim: int) -> None:
+def test_chunk_attention_is_right_for_extreme_values(
+    limits: tuple[int | None, float | None], kind: str, head_dim: int
+) -> None:
     spans = [(0, 2, 0), (2, 9, 1), (11, 33, 63), (44, 3, 130)]
     case = ExtremeAttention(head_dim, kind, [tokens + context for _, tokens, context in spans], 47)
     expected = [

@@ -1,4 +1,4 @@
-"""The kernels compiled for each instruction set that this processor can execute, each in a process of its own."""
+"""Kernels compiled for each instruction set that this processor can execute, each in a separate process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ print(cpu_target.target_context.codegen().magic_tuple()[1], vector_width.WIDTH)
 
 
 def compiled_for(name: str) -> dict[str, str]:
-    """The environment of a process whose kernels are compiled for this instruction set; skips where it cannot run."""
+    """Return the environment that compiles kernels for an instruction set; skip if the processor lacks it."""
     has = binding.get_host_cpu_features()
     lacking = [feature for feature in SETS[name] if not has.get(feature)]
     if lacking:
         pytest.skip(f"this processor ({binding.get_host_cpu_name()}) cannot execute {name}: no {', '.join(lacking)}")
-    # The last one is what `environment.prepare` asks for where there are vectors of 512 bits.
+    # `environment.prepare` sets the last one on processors with 512-bit vectors.
     features = ",".join([*(f"+{feature}" for feature in SETS[name]), "-prefer-256-bit"])
     settings = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
@@ -55,8 +55,8 @@ def test_kernels_are_right_for_the_instruction_set(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "width"), [("x86-64-v2", 8), ("x86-64-v3", 8), ("x86-64-v4", 16)])
-def test_kernels_are_laid_out_and_compiled_for_the_instruction_set_that_is_asked_for(name: str, width: int) -> None:
-    """Otherwise the tests above would all run the code of this processor."""
+def test_kernels_are_compiled_for_the_requested_instruction_set(name: str, width: int) -> None:
+    """Otherwise the tests above would all run code for this processor."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE], env=compiled_for(name), capture_output=True, text=True, check=True
     )

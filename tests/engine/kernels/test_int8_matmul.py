@@ -1,4 +1,4 @@
-"""The int8 kernel against plain torch, and the layout it wants."""
+"""The int8 kernel against plain torch, and its memory layout."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_products_of_any_number_of_rows_equal_the_reference(groups: int, blocks:
         assert error <= 2e-6 * expected.abs().max(), rows
 
 
-def test_every_weight_meets_its_own_input_and_scale() -> None:
-    """Integers small enough for float32 to sum exactly: a single misplaced one would show."""
+def test_every_weight_is_multiplied_by_its_own_input_and_scale() -> None:
+    """Uses integers that float32 sums exactly, so that a single misplaced weight changes the result."""
     rng = np.random.default_rng(1)
     matrix = rng.integers(-128, 128, (2 * LANES, 3 * BLOCK), dtype=np.int8)
     scales = rng.integers(1, 5, (2 * LANES, 3)).astype(np.float32)
@@ -38,7 +38,7 @@ def test_every_weight_meets_its_own_input_and_scale() -> None:
 
 
 @pytest.mark.parametrize(("rows", "given", "columns"), [(1, 1, 32), (16, 32, 32), (35, 7, 32), (64, 3, 3)])
-def test_the_layout_puts_rows_into_lanes_and_zeros_into_the_rest(rows: int, given: int, columns: int) -> None:
+def test_the_layout_stores_rows_in_lanes_and_pads_with_zeros(rows: int, given: int, columns: int) -> None:
     matrix = np.random.default_rng(0).integers(1, 100, (rows, given), dtype=np.int8)
     laid = in_groups(matrix, columns)
     back = laid.swapaxes(1, 2).reshape(-1, columns)

@@ -1,4 +1,4 @@
-"""Cutting the work of chunk attention."""
+"""Work items of chunk attention."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_items_cover_every_query_of_every_head_once(
     ]
 
 
-def test_threads_get_even_shares_of_the_keys() -> None:
+def test_threads_get_equal_shares_of_the_keys() -> None:
     items = prefill_work_items.cut(np.array([(0, 240, 0, 0)]), lanes=24, num_kv_heads=3, group=3, num_threads=2)
     keys = items[:, 2] + items[:, 5] // 3
     half = (len(items) + 1) // 2
     assert abs(int(keys[:half].sum()) - int(keys[half:].sum())) <= 240
 
 
-def test_a_pass_without_chunks_has_no_items() -> None:
+def test_a_step_without_chunks_has_no_items() -> None:
     items = prefill_work_items.cut(np.empty((0, 4), np.int64), lanes=24, num_kv_heads=3, group=3, num_threads=2)
     assert items.shape == (0, 7)

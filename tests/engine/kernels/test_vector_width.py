@@ -1,4 +1,4 @@
-"""Kernels as they are written for processors with vectors of 512 bits, which LLVM can make for others too."""
+"""Kernels in the form for processors with 512-bit vectors, which LLVM can compile for others too."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 """
 
 
-def test_wide_tiles_compute_what_narrow_ones_do(tmp_path: Path) -> None:
-    # In a folder of its own: the compiled code would be taken for that of this processor afterwards.
+def test_wide_tiles_give_the_results_of_narrow_ones(tmp_path: Path) -> None:
+    # Use a separate folder: otherwise the compiled code would later be used as that of this processor.
     subprocess.run([sys.executable, "-c", WIDE], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, check=True)

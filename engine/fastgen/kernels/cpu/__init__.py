@@ -1,1 +1,1 @@
-"""Numba kernels for CPUs: attention, matrix products, element-wise steps."""
+"""Numba kernels for CPUs: attention, matrix products and element-wise operations."""

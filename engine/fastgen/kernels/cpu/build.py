@@ -1,9 +1,9 @@
-"""Compiles all CPU kernels ahead of time into a folder: `python -m fastgen.kernels.cpu.build FOLDER`.
+"""Compile all CPU kernels ahead of time into a folder: `python -m fastgen.kernels.cpu.build FOLDER`.
 
-An image sets `FASTGEN_KERNEL_CACHE` to that folder, so that its engines start without compiling. An engine that starts
-without compiled kernels runs this program beside loading the weights, on another core.
+An image sets `FASTGEN_KERNEL_CACHE` to that folder, so its engines start without compiling. An engine without compiled
+kernels runs this program on another core while it loads the weights.
 
-A folder says by an empty file for each module, `built-MODULE-KEY`, that it holds all of it for this kind of CPU.
+An empty file `built-MODULE-KEY` marks a module as completely compiled for this kind of CPU.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pathlib import Path
 
 from fastgen.kernels.cpu import environment
 
-ALWAYS = ("decode_attention", "elementwise", "matmul", "prefill_attention")  # importing one compiles its kernels
-MODULES = (*ALWAYS, "int8_matmul")  # with those that only some models need
+ALWAYS = ("decode_attention", "elementwise", "matmul", "prefill_attention")  # importing a module compiles its kernels
+MODULES = (*ALWAYS, "int8_matmul")  # including those that only some models need
 
 
 def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
-    """Does `folder` hold the kernels of this very code for this CPU?"""
+    """Return whether `folder` holds the kernels of exactly this code for this CPU."""
     return all((folder / _marker(module)).exists() for module in modules)
 
 
 def start(modules: Iterable[str] = ALWAYS) -> list[subprocess.Popen[bytes]]:
-    """Starts compiling `modules` into numba's folder, a process for each; none where nothing is to be done or kept."""
+    """Start a process per module that compiles it into numba's folder; none if it is compiled or there is no folder."""
     folder = os.environ.get("NUMBA_CACHE_DIR")
     if folder is None or "numba" in sys.modules:
         return []
-    # Their output is of no use: what fails there is compiled, and fails aloud, in the engine itself.
+    # Discard their output: whatever fails there is compiled again, and reported, in the engine itself.
     return [
         subprocess.Popen(
             [sys.executable, "-m", "fastgen.kernels.cpu.build", folder, module],
@@ -48,7 +48,7 @@ def start(modules: Iterable[str] = ALWAYS) -> list[subprocess.Popen[bytes]]:
 
 
 def build(folder: Path, modules: Iterable[str] = MODULES) -> None:
-    """Compiles into `folder`."""
+    """Compile all modules into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     os.environ.pop(environment.PREBUILT, None)
@@ -59,12 +59,12 @@ def build(folder: Path, modules: Iterable[str] = MODULES) -> None:
 
 
 def _marker(module: str) -> str:
-    """The name of the file that says so: it has a hash of all that compiled code depends on."""
+    """Return the name of the file that marks a compiled module, with a hash of all that its code depends on."""
     from llvmlite import binding  # type: ignore[import-untyped]
 
     parts = [
         *(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))),
-        str(Path(__file__).parent),  # numba keeps code by the place of its source
+        str(Path(__file__).parent),  # numba's cache is keyed by the path of the source
         version("numba"),
         version("llvmlite"),
         platform.python_version(),
@@ -75,7 +75,7 @@ def _marker(module: str) -> str:
 
 
 def main() -> int:
-    """Runs the program; returns its exit code."""
+    """Run the program and return its exit code."""
     if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(MODULES):
         print(f"usage: python -m fastgen.kernels.cpu.build FOLDER [{'|'.join(MODULES)} ...]", file=sys.stderr)
         return 2

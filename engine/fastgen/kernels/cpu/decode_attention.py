@@ -1,11 +1,11 @@
-"""Attention of single tokens over paged keys and values (decodes), as a numba kernel.
+"""Attention of decodes (single tokens) over paged keys and values, as a numba kernel.
 
-The work is cut into items: one decode, one key-value head, one range of its context. All query heads of a key-value
-head share each load of a key or value. Softmax runs on line (Milakov and Gimelshein, 2018), a tile of keys at a time;
-the parts of a context that was split are merged at the end by their log-sum-exp. Twin: `reference.paged_attention`.
+A work item is one decode, one key-value head and one range of its context. All query heads of a key-value head share
+each load of a key or value. The softmax is computed online (Milakov and Gimelshein, 2018), one tile of keys at a time;
+the parts of a split context are merged at the end by their log-sum-exp. Twin: `reference.paged_attention`.
 
-One machine code serves every head size, group and block size: unrolling by constants was not faster, and what is
-compiled once can be compiled ahead.
+The same machine code serves every head size, group and block size, so it can be compiled ahead of time. Unrolling by
+constants was not faster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-assert TILE % 16 == 0  # and block sizes divide it or are multiples of it: keys are taken four at a time
+assert TILE % 16 == 0  # block sizes divide it or are multiples of it; keys are processed four at a time
 
 _f32 = np.float32
 _LANES = 16
@@ -43,10 +43,10 @@ def _score_tile(
     num_keys: int,
     scores: FloatArray,
 ) -> None:
-    """scores [group, TILE] <- query [group, head_dim] · keys of a tile; masked beyond `num_keys`."""
+    """Set scores [group, TILE] = query [group, head_dim] · keys of a tile, masked beyond `num_keys`."""
     group, head_dim = query.shape
     block_size = keys.shape[2]
-    run = min(TILE, block_size)  # keys of a tile that lie side by side
+    run = min(TILE, block_size)  # contiguous keys of a tile
     for first in range(0, num_keys, run):
         block = tables[table + (tile + first) // block_size]
         offset = (tile + first) % block_size
@@ -72,7 +72,7 @@ def _score_tile(
 
 @serial
 def _restrict_tile(scores: FloatArray, num_keys: int, num_hidden: int, softcap: np.float32) -> None:
-    """Squeezes a tile's scores between ± `softcap` where it is above 0, and masks the first `num_hidden`."""
+    """Bound a tile's scores to ± `softcap` if it is above 0, and mask the first `num_hidden`."""
     for g in range(scores.shape[0]):
         if softcap > _f32(0):
             for j in range(num_keys):
@@ -82,7 +82,7 @@ def _restrict_tile(scores: FloatArray, num_keys: int, num_hidden: int, softcap: 
 
 
 def _emit_highest(builder: Any, arguments: Sequence[Any]) -> Any:
-    """The highest of scores [TILE]; their address."""
+    """Return the maximum of scores [TILE], given their address."""
     (scores,) = arguments
     emit = Emitter(builder, _LANES)
     vectors = [emit.load(emit.offset(scores, I64(step), _LANES * 4)) for step in range(TILE // _LANES)]
@@ -90,7 +90,7 @@ def _emit_highest(builder: Any, arguments: Sequence[Any]) -> Any:
 
 
 def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
-    """scores [TILE] <- exp(scores - highest); the address of the scores."""
+    """Set scores [TILE] = exp(scores - highest), given the address of the scores."""
     scores, highest = arguments
     emit = Emitter(builder, _LANES)
     top = emit.spread(highest)
@@ -117,11 +117,10 @@ def _softmax_tile(
     state: FloatArray,
     acc: FloatArray,
 ) -> None:
-    """scores <- exp(scores - highest so far), 0 for hidden keys; brings `state` and `acc` up to date.
+    """Set scores = exp(scores - running maximum), 0 for hidden keys, and update `state` and `acc`.
 
-    Hidden are the first `num_hidden` keys of the tile and those from `num_keys` on.
-
-    state [group, 2] holds the highest score and the sum of exponentials.
+    The first `num_hidden` keys of the tile and those from `num_keys` on are hidden. state [group, 2] holds the running
+    maximum and the sum of exponentials.
     """
     for g in range(scores.shape[0]):
         highest = max(state[g, 0], _highest(scores.ctypes.data + g * TILE * 4))
@@ -154,9 +153,9 @@ def _add_values(
     num_keys: int,
     acc: FloatArray,
 ) -> None:
-    """acc [group, head_dim] += scores · values of a tile's keys from `num_hidden` to `num_keys`.
+    """Add scores · values of a tile's keys from `num_hidden` to `num_keys` to acc [group, head_dim].
 
-    The other slots are left out: a weight of 0 does not hide infinity or NaN.
+    Other slots are skipped, because a weight of 0 does not mask infinity or NaN.
     """
     group, head_dim = acc.shape
     block_size = values.shape[2]
@@ -202,7 +201,7 @@ def _attend_item(
     scale: np.float32,
     softcap: np.float32,
 ) -> None:
-    """One item, to `out` or to its part."""
+    """Compute one item into `out` or into its part."""
     row, head, table = items[n, 0], items[n, 1], items[n, 2]
     begin, end, part, visible = items[n, 3], items[n, 4], items[n, 5], items[n, 6]
     group, head_dim = parts.shape[1], keys.shape[3]
@@ -236,7 +235,7 @@ def _attend_item(
 
 @serial
 def _merge_parts(merges: IntArray, parts: FloatArray, out: FloatArray) -> None:
-    """Joins the parts of split contexts; `parts` hold acc, highest score and sum of exponentials."""
+    """Merge the parts of split contexts; `parts` hold acc, maximum score and sum of exponentials."""
     group, head_dim = parts.shape[1], out.shape[2]
     for m in range(merges.shape[0]):
         row, head, first, count = merges[m, 0], merges[m, 1], merges[m, 2], merges[m, 3]
@@ -272,16 +271,16 @@ def attend_decodes(
     scale: np.float32,
     softcap: np.float32,
 ) -> None:
-    """Attention of all decodes of a pass, one layer; all arrays contiguous.
+    """Compute the attention of all decodes of a step in one layer. All arrays are contiguous.
 
     Args:
         queries, out: [T, heads, head_dim]; rows of `out` that are decodes are written.
         keys, values: the layer's cache, [blocks, kv heads, block size, head_dim]; block size a power of two from 16.
-        tables: all block tables, one after another.
-        items, merges: see `items.DecodeItems`.
-        parts: [p, query heads per kv head, head_dim + 2]: scratch; its second size is read even where p is 0.
-        scale: on the scores.
-        softcap: scores are squeezed between ± this by tanh; 0 where not.
+        tables: all block tables, concatenated.
+        items, merges: see `decode_work_items.DecodeItems`.
+        parts: scratch [p, query heads per kv head, head_dim + 2]; its second dimension is read even if p is 0.
+        scale: factor of the scores.
+        softcap: bound of the scores, applied by tanh; 0 for no bound.
     """
     for n in prange(items.shape[0]):
         _attend_item(n, items, queries, keys, values, tables, parts, out, scale, softcap)

@@ -1,4 +1,4 @@
-"""Cuts the attention of a pass's decodes into items of even size, for `decode.attend_decodes`. Pure arithmetic."""
+"""Split the attention of decodes into work items of similar size, for `decode_attention`. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 
-TILE = 64  # keys per softmax step of the kernel: every item begins at a multiple of it
+TILE = 64  # keys per softmax step of the kernel; items begin at multiples of it
 
-# An item holds at least this many keys, where its context does, so that its own overhead does not count.
+# Minimum keys per item, if the context has as many, so that its overhead is negligible.
 _SHORTEST_SPLIT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeItems:
-    """The work of one layer's decode attention.
+    """The work items of one layer's decode attention.
 
     Attributes:
-        items: [n, 7]: row of the query, kv head, where its table begins, first and last key (exclusive), part or -1,
-            and the first key that is visible: first keys are multiples of TILE, a window may begin within the tile.
+        items: [n, 7]: row of the query, kv head, start of its block table, first and last key (exclusive), part or -1,
+            and first visible key. First keys are multiples of TILE; a window may begin within a tile.
         merges: [m, 4]: row, kv head, first part, number of parts.
-        num_parts: results that are merged at the end.
+        num_parts: number of partial results that are merged at the end.
     """
 
     items: IntArray
@@ -40,26 +40,26 @@ class DecodeItems:
         num_threads: int,
         window: int | None = None,
     ) -> DecodeItems:
-        """Cuts the attention of D decodes.
+        """Split the attention of D decodes.
 
         Args:
-            contexts: [D], keys before and at each; decode i is row i of the pass.
-            table_starts: [D], where each one's block table begins.
+            contexts: [D], number of keys of each decode, including its own; decode i is row i of the step.
+            table_starts: [D], start of each block table.
             num_kv_heads: heads of the cache.
             num_threads: threads that share the items.
-            window: each decode sees this many keys, its own the last of them; None where it sees all.
+            window: number of keys that each decode attends to, including its own; None for all.
         """
         visible = np.maximum(contexts - window, 0) if window else np.zeros_like(contexts)
         origins = visible // TILE * TILE
         spans = contexts - origins
-        # How a context is cut depends on nothing but itself: what is merged from other parts differs in its last bits,
-        # and the same seed has to give the same tokens whatever else is in the pass.
+        # The split of a context must not depend on other sequences: merging other parts changes the last bits, and the
+        # same seed must give the same tokens in every batch.
         shares = -(-spans // np.maximum(spans // _SHORTEST_SPLIT, 1))
-        # Every split but the last is a whole number of the kernel's tiles.
+        # All parts but the last consist of whole tiles.
         lengths = -(-shares // TILE) * TILE
         splits = -(-spans // lengths)
 
-        groups = np.repeat(np.arange(len(contexts)), num_kv_heads)  # one for each decode and head
+        groups = np.repeat(np.arange(len(contexts)), num_kv_heads)  # one per decode and head
         heads = np.tile(np.arange(num_kv_heads), len(contexts))
         group_splits = splits[groups]
         of_group = np.repeat(np.arange(len(groups)), group_splits)
@@ -80,7 +80,7 @@ class DecodeItems:
 
 
 def _dealt(items: IntArray, num_threads: int) -> IntArray:
-    """Orders items so that an even cut into runs, one a thread, is an even share of the keys too."""
+    """Order items so that equal runs of items, one per thread, have about equal numbers of keys."""
     by_size = np.argsort(items[:, 3] - items[:, 4], kind="stable")
     order = np.concatenate([by_size[thread::num_threads] for thread in range(num_threads)])
     return np.ascontiguousarray(items[order], np.int64)

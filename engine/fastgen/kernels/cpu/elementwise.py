@@ -1,6 +1,6 @@
-"""Element-wise steps of a decoder layer as numba kernels, a row of the pass per iteration.
+"""Element-wise operations of a decoder layer as numba kernels, parallel over rows.
 
-Arrays are float32 and contiguous; T is the number of rows (tokens) of the pass. All write into what they are given.
+Arrays are float32 and contiguous; T is the number of rows (tokens) of the step. Results are written to arguments.
 Twins in plain torch: `reference.py`.
 """
 
@@ -26,7 +26,7 @@ LANES = 16
 
 @kernel("void(f4[:,::1], f4[:,::1], f4[::1], f4, f4[:,::1])")
 def add_rms_norm(x: FloatArray, update: FloatArray, weight: FloatArray, epsilon: np.float32, out: FloatArray) -> None:
-    """x += update; out = x / rms(x) * weight. All [T, hidden], weight [hidden]."""
+    """Compute x += update; out = x / rms(x) * weight. All [T, hidden], weight [hidden]."""
     hidden = x.shape[1]
     for t in prange(x.shape[0]):
         total = _f32(0)
@@ -41,7 +41,7 @@ def add_rms_norm(x: FloatArray, update: FloatArray, weight: FloatArray, epsilon:
 
 @serial
 def _norm_segment(row: FloatArray, first: int, weight: FloatArray, epsilon: np.float32) -> None:
-    """The RMS norm of row[first : first + size] times `weight` [size], in place."""
+    """Replace row[first : first + size] by its RMS norm times `weight` [size]."""
     size = weight.shape[0]
     total = _f32(0)
     for i in range(size):
@@ -53,7 +53,7 @@ def _norm_segment(row: FloatArray, first: int, weight: FloatArray, epsilon: np.f
 
 @kernel("void(f4[:,::1], f4[::1], f4)")
 def rms_norm(x: FloatArray, weight: FloatArray, epsilon: np.float32) -> None:
-    """x = x / rms(x) * weight, in place; x [T, hidden], weight [hidden]."""
+    """Compute x = x / rms(x) * weight in place; x [T, hidden], weight [hidden]."""
     for t in prange(x.shape[0]):
         _norm_segment(x[t], 0, weight, epsilon)
 
@@ -62,7 +62,7 @@ def rms_norm(x: FloatArray, weight: FloatArray, epsilon: np.float32) -> None:
 def norm_heads(
     qkv: FloatArray, query_norm: FloatArray, key_norm: FloatArray, heads: int, kv_heads: int, epsilon: np.float32
 ) -> None:
-    """Normalises each head's queries and keys in place; qkv [T, (heads + 2 * kv heads) * head_dim]."""
+    """Normalise each head's queries and keys in place; qkv [T, (heads + 2 * kv heads) * head_dim]."""
     head_dim = query_norm.shape[0]
     for t in prange(qkv.shape[0]):
         for h in range(heads):
@@ -82,15 +82,14 @@ def rotate_and_store(
     slots: IntArray,
     queries: FloatArray,
 ) -> None:
-    """Rotary positions for queries and keys; writes keys and values to their slots in the paged cache.
+    """Rotate queries and keys, and write keys and values to their slots in the paged cache.
 
     Args:
         qkv: [T, (heads + 2 * kv heads) * head_dim], the fused projection.
-        cosines, sines: [T, turning / 2], for each row's position: of a head, the first `turning` dimensions turn, by
-            halves, and the rest stay.
+        cosines, sines: [T, d / 2], for each row's position: the first d dimensions of a head are rotated, by halves.
         keys, values: one layer's cache, [blocks, kv heads, block size, head_dim].
-        blocks, slots: [T], where each row's key and value go.
-        queries: [T, heads, head_dim], written.
+        blocks, slots: [T], cache location of each row's key and value.
+        queries: [T, heads, head_dim], output.
     """
     heads, head_dim = queries.shape[1], queries.shape[2]
     kv_heads = keys.shape[1]
@@ -119,19 +118,19 @@ def rotate_and_store(
 
 
 def _emit_gated(is_gelu: bool, builder: Any, arguments: Sequence[Any]) -> None:
-    """out = gate * sigmoid(slope) * up over `count` floats, a multiple of LANES; addresses of each."""
+    """Compute out = gate * sigmoid(slope) * up for `count` floats, a multiple of LANES, given addresses."""
     gates, ups, count, out = arguments
     emit = Emitter(builder, LANES)
     with lowering.for_range(builder, builder.udiv(count, I64(LANES))) as step:
         gate, up = (emit.load(emit.offset(first, step.index, LANES * 4)) for first in (gates, ups))
         slope = _emit_gelu_slope(emit, gate) if is_gelu else gate
         divisor = emit.add(emit.constant(1.0), emit.exp(builder.fneg(slope)))
-        # Divided first: the product of gate and up may overflow where the result does not.
+        # Divide first: the product of gate and up may overflow although the result does not.
         emit.store(emit.multiply(emit.divide(gate, divisor), up), emit.offset(out, step.index, LANES * 4))
 
 
 def _emit_gelu_slope(emit: Emitter, x: Any) -> Any:
-    """2u of gelu's tanh form (Hendrycks and Gimpel, 2016): x * (1 + tanh(u)) / 2 is x * sigmoid(2u)."""
+    """Return 2u of gelu's tanh form (Hendrycks and Gimpel, 2016): x * (1 + tanh(u)) / 2 = x * sigmoid(2u)."""
     cubic, linear = emit.constant(_TWICE_ROOT * 0.044715), emit.constant(_TWICE_ROOT)
     return emit.multiply(x, emit.fused(emit.multiply(x, x), cubic, linear))
 
@@ -148,7 +147,7 @@ def _gate_gelu(_typing: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
 
 @serial
 def _padded_rest(gate_up: FloatArray, row: int, whole: int) -> FloatArray:
-    """[3, LANES]: gates and ups of the columns from `whole` on, and space for their results."""
+    """Return [3, LANES]: gates and ups of the columns from `whole` on, and space for their results."""
     width = gate_up.shape[1] // 2
     rest = np.zeros((3, LANES), np.float32)
     for i in range(whole, width):
@@ -158,7 +157,7 @@ def _padded_rest(gate_up: FloatArray, row: int, whole: int) -> FloatArray:
 
 @kernel("void(f4[:,::1], f4[:,::1])")
 def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
-    """out [T, width] = silu(gate) * up for gate_up [T, 2 * width] with the gate first."""
+    """Compute out [T, width] = silu(gate) * up for gate_up [T, 2 * width] with the gate first."""
     width = out.shape[1]
     whole = width // LANES * LANES
     for t in prange(out.shape[0]):
@@ -172,7 +171,7 @@ def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
 
 @kernel("void(f4[:,::1], f4[:,::1])")
 def gelu_tanh_multiply(gate_up: FloatArray, out: FloatArray) -> None:
-    """out [T, width] = gelu(gate) * up, gelu in its tanh form, for gate_up [T, 2 * width] with the gate first."""
+    """Compute out [T, width] = gelu(gate) * up, with gelu's tanh form, for gate_up [T, 2 * width], gate first."""
     width = out.shape[1]
     whole = width // LANES * LANES
     for t in prange(out.shape[0]):

@@ -1,6 +1,6 @@
-"""Process-wide settings that numba and OpenMP read once, when they are first imported.
+"""Process-wide settings that numba and OpenMP read once, on import.
 
-Call `prepare` before torch and numba. It sets only what the user has not set.
+Call `prepare` before importing torch and numba. It never overrides variables that the user has set.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-PREBUILT = "FASTGEN_KERNEL_CACHE"  # a folder of kernels compiled ahead, for example while an image is built
+PREBUILT = "FASTGEN_KERNEL_CACHE"  # folder of kernels compiled ahead of time, for example in an image
 _SPINS = "5000"
 _PRODUCTS_KEPT = "128"
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
@@ -22,14 +22,14 @@ _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 
 
 def usable_cpus() -> int:
-    """CPUs this process may keep busy: its affinity, cut to the container's CPU quota rounded up."""
+    """Return the number of CPUs this process may use: its affinity, limited to the CPU quota rounded up."""
     allowed = len(os.sched_getaffinity(0))
     quota = _cpu_quota()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
 def _cpu_quota() -> float | None:
-    """CPUs of the container's quota (cgroup v2, else v1); None where there is none."""
+    """Return the container's CPU quota in CPUs (cgroup v2 or v1), or None without a quota."""
     try:
         if _CGROUP_V2.exists():
             limit, period = _CGROUP_V2.read_text().split()[:2]
@@ -42,18 +42,17 @@ def _cpu_quota() -> float | None:
 
 
 def prepare() -> None:
-    """Sets threads, vector width and the compiled kernels' folder in the environment.
+    """Set threads, vector width and the folder of compiled kernels in the environment.
 
-    * Threads: torch's OpenMP pool and numba's are the same one (numba's layer `omp`), so both get the same count. numba
-      is told explicitly: where threads are bound to cores it would count one.
-    * Waiting: a pass has hundreds of parallel steps. libgomp's threads spin for milliseconds at the end of each, and a
-      spinning thread keeps the one it waits for off the core as soon as anything else runs: passes then take ten times
-      as long. A short spin bridges what Python does between two steps and gives way soon on a busy machine. Measured
-      (two cores, 64 rows): 0.20 s at 5000 spins, 0.27 s at 1000; with another busy process 0.50, 0.43 and, at 20000,
-      0.79 s.
-    * Products: oneDNN makes code for each number of rows that a product meets, and torch and oneDNN each keep the last
-      1024 of them, 0.65 MiB apiece: two thirds of a GiB that fill up slowly. Making one anew takes 0.8 ms.
-    * Vector width: LLVM prefers 256-bit vectors even where 512-bit ones are faster for these kernels.
+    * Threads: torch and numba (threading layer `omp`) share one OpenMP pool, so both get the same count. numba gets it
+      explicitly, because it would count one CPU if threads are bound to cores.
+    * Spinning: a forward pass has hundreds of parallel regions. libgomp's threads spin for milliseconds at the end of
+      each. On a busy machine, a spinning thread keeps the thread it waits for off the core, and steps take ten times as
+      long. A short spin bridges the Python code between two regions. Measured (two cores, 64 rows): 0.20 s at 5000
+      spins, 0.27 s at 1000; with another busy process 0.50, 0.43 and, at 20000, 0.79 s.
+    * Products: oneDNN generates code for each number of rows, and torch and oneDNN each cache the last 1024 of them at
+      0.65 MiB apiece: two thirds of a GiB that fill up slowly. Generating one takes 0.8 ms.
+    * Vector width: LLVM prefers 256-bit vectors even where 512-bit vectors are faster for these kernels.
     """
     threads = str(usable_cpus())
     os.environ.setdefault("OMP_NUM_THREADS", threads)
@@ -79,7 +78,7 @@ def _prefer_wide_vectors() -> None:
 
 
 def _choose_cache_folder() -> None:
-    """Points numba at a folder it can write to and fills it from the prebuilt one; without any, it compiles anew."""
+    """Point numba at a writable cache folder and fill it from the prebuilt one; without one, numba compiles."""
     folder = next((path for path in _cache_candidates() if _is_writable(path)), None)
     if folder is None:
         os.environ.pop("NUMBA_CACHE_DIR", None)
@@ -103,13 +102,13 @@ def _cache_candidates() -> Iterator[Path]:
 
 
 def _version() -> str:
-    """A hash of the kernels' code: numba sees a change of a kernel's own file only, and not of those that it uses."""
+    """Return a hash of all kernel code: numba notices changes only in a kernel's own file, not in its imports."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
 def _is_writable(folder: Path) -> bool:
-    """Can this user, and no other, write there? Compiled code is loaded from it."""
+    """Return whether only this user can write to a folder, because compiled code is loaded from it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -121,13 +120,13 @@ def _is_writable(folder: Path) -> bool:
 
 
 def seed(prebuilt: Path, folder: Path) -> int:
-    """Copies compiled kernels that `folder` lacks from `prebuilt`; returns how many files. Unreadable ones are left.
+    """Copy compiled kernels that `folder` lacks from `prebuilt`, skipping unreadable files; return their number.
 
-    numba's keys hold the source's hash, the CPU's name and its features, so foreign or stale files are never used.
+    numba's keys contain the source's hash, the CPU's name and its features, so foreign or stale files are never used.
     """
     copied = 0
     files = [*prebuilt.glob("*/*.nb[ic]"), *prebuilt.glob("built-*")] if prebuilt.is_dir() else []
-    for file in sorted(files, key=lambda file: file.name.startswith("built-")):  # what says "complete" comes last
+    for file in sorted(files, key=lambda file: file.name.startswith("built-")):  # markers of complete modules last
         target = folder / file.relative_to(prebuilt)
         if target.exists():
             continue

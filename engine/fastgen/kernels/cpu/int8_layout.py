@@ -1,4 +1,4 @@
-"""How the int8 kernel wants a matrix to lie. Importing this compiles nothing."""
+"""Memory layout of the int8 kernel's matrices. Importing this compiles nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-LANES = 16  # outputs of a group
+LANES = 16  # outputs per group
 BLOCK = 32  # inputs that share a scale
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def in_groups(matrix: npt.NDArray[Scalar], columns: int) -> npt.NDArray[Scalar]:
-    """[rows, n] -> [rows / LANES rounded up, columns, LANES], what is missing filled with zeros; n <= columns."""
+    """Rearrange [rows, n], n <= columns, to [rows / LANES rounded up, columns, LANES], padded with zeros."""
     rows, given = matrix.shape
     whole = rows // LANES
     laid: npt.NDArray[Any] = np.zeros((-(-rows // LANES), columns, LANES), matrix.dtype)

@@ -1,12 +1,11 @@
-"""Products with weights that are kept as int8 in memory, for any number of rows, on CPUs.
+"""Products with int8 weights for any number of rows, on CPUs.
 
-A weight [out, in] lies as groups of `LANES` outputs: int8 [groups, in, LANES], and for every `BLOCK` inputs a scale,
-float32 [groups, in / BLOCK, LANES] (`int8_layout`). One load then gives an input's weights for a whole group: they
-become float32 in registers, serve a tile of rows there, and are never written back. A decode reads a byte for a weight
-instead of four.
+A weight [out, in] is stored as groups of `LANES` outputs: int8 [groups, in, LANES], and a scale for every `BLOCK`
+inputs, float32 [groups, in / BLOCK, LANES] (`int8_layout`). One load reads an input's weights for a whole group. They
+are converted to float32 in registers and used for a tile of rows. A decode reads one byte per weight instead of four.
 
-The inner loop is written in LLVM's vectors of sixteen lanes: two registers of AVX2, one of AVX-512. Twin in plain
-torch: `reference.int8_product`.
+The inner loop uses LLVM vectors of sixteen lanes: two registers of AVX2, one of AVX-512. Twin in plain torch:
+`reference.int8_product`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, types
 from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, lowered
 from fastgen.kernels.cpu.vector_width import has_wide_vectors
 
-_STEPS = 4  # inputs in one turn of the inner loop
-_REGISTERS_FOR_SUMS = 12  # of AVX2's sixteen: the others hold weights and an input
+_STEPS = 4  # inputs per iteration of the inner loop
+_REGISTERS_FOR_SUMS = 12  # of AVX2's sixteen; the others hold weights and an input
 
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
 def _sums_of_a_row(rows: int) -> int:
-    """How many sums a row has side by side: with few rows, one sum would wait for its own last addition."""
+    """Return the number of parallel sums per row: with few rows, a single sum is bound by the latency of additions."""
     registers = rows * (1 if has_wide_vectors() else 2)
     sums = 1
     while sums < _STEPS and 2 * sums * registers <= _REGISTERS_FOR_SUMS:
@@ -47,7 +46,7 @@ def _total(emit: Emitter, places: Sequence[Any]) -> Any:
 
 
 def _emit_tile(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
-    """out [rows, LANES] = x [rows, blocks * BLOCK] times one group's weights."""
+    """Compute out [rows, LANES] = x [rows, blocks * BLOCK] times one group's weights."""
     x, x_stride, values, scales, blocks, out, out_stride = arguments
     emit = Emitter(builder, LANES)
     chains = _sums_of_a_row(rows)
@@ -72,7 +71,7 @@ def _emit_tile(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
 
 
 def _tile(rows: int) -> Callable[[int, int, int, int, int, int, int], None]:
-    """The tile of so many rows as a function for kernels: (x, x_stride, values, scales, blocks, out, out_stride)."""
+    """Return the kernel function (x, x_stride, values, scales, blocks, out, out_stride) for a number of rows."""
 
     def tile(
         _typing: Any, x: Any, x_stride: Any, values: Any, scales: Any, blocks: Any, out: Any, out_stride: Any
@@ -93,7 +92,7 @@ def multiply(
     scales: npt.NDArray[np.float32],
     out: npt.NDArray[np.float32],
 ) -> None:
-    """out [T, groups * LANES] = x [T, in] times the weights [groups, in, LANES]; `in` is a multiple of BLOCK."""
+    """Compute out [T, groups * LANES] = x [T, in] times weights [groups, in, LANES]; `in` is a multiple of BLOCK."""
     rows, blocks = x.shape[0], scales.shape[1]
     x_stride, out_stride = x.shape[1] * 4, out.shape[1] * 4
     for group in prange(values.shape[0]):

@@ -1,4 +1,4 @@
-"""The two ways functions are compiled here, and what kernels take of numba."""
+"""Decorators that compile kernels, and the parts of numba that kernels use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numba  # noqa: E402  (reads the environment when it is imported)
 import numba.core.cgutils  # noqa: E402
 import numba.extending  # noqa: E402
 
-# Taken from here by the kernels: numba must not be imported before the lines above.
+# Kernels import these from here, because numba must not be imported before the lines above.
 prange = numba.prange
 types: Any = numba.types
 intrinsic: Any = numba.extending.intrinsic  # for functions that emit LLVM code themselves, with `lowering`
@@ -29,15 +29,15 @@ _OPTIONS: dict[str, Any] = {"fastmath": {"contract", "reassoc"}, "error_model": 
 
 
 def kernel(signature: str) -> Callable[[Function], Function]:
-    """Compiles a function whose `prange` loops run on all threads, for one signature, at once.
+    """Compile a function for one signature immediately; its `prange` loops run on all threads.
 
-    Compiled code is kept on disk where `environment.prepare` found a folder for it.
+    The code is cached on disk if `environment.prepare` found a folder.
     """
     compile_now: Any = numba.njit(signature, parallel=True, cache=bool(os.environ.get("NUMBA_CACHE_DIR")), **_OPTIONS)
     return cast("Callable[[Function], Function]", compile_now)
 
 
 def serial(function: Function) -> Function:
-    """Marks a function that kernels call; it becomes part of their machine code."""
+    """Mark a function as inlined into the kernels that call it."""
     compiled: Function = numba.njit(**_OPTIONS)(function)
     return compiled

@@ -1,7 +1,7 @@
-"""LLVM's vectors for numba kernels: the inner loops that numba would not keep in registers.
+"""LLVM vectors for numba kernels: inner loops whose sums must stay in registers.
 
-numba keeps a small array of sums in memory, which takes several times as long as sums in registers. What is emitted
-here has as many lanes as its user asks for; LLVM makes of them what the processor has.
+numba keeps a small array of sums in memory, which is several times slower. The code emitted here has any number of
+lanes; LLVM maps them to the processor's registers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from fastgen.kernels.cpu.jit import lowering
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 _LOG2E = 1.4426950408889634
-# numba adds a kernel's own flags to every instruction that has none. These keep `reassoc` out: what is emitted here is
-# computed in the order in which it is written.
+# numba adds the kernel's flags to every instruction without flags. These exclude `reassoc`, so operations run in the
+# order in which they are emitted.
 _FLAGS = ("contract",)
 # 2^f for f from -1/2 to 1/2, the highest power first.
 _POLYNOMIAL = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
 
 
 def lowered(emit: Callable[[Any, Sequence[Any]], Any]) -> Callable[..., Any]:
-    """What numba calls for an intrinsic: `emit(builder, arguments)` writes its code and returns its result, if any."""
+    """Return numba's code generator of an intrinsic: `emit(builder, arguments)` emits code and returns its result."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
         result = emit(builder, arguments)
@@ -34,7 +34,7 @@ def lowered(emit: Callable[[Any, Sequence[Any]], Any]) -> Callable[..., Any]:
 
 
 class Emitter:
-    """LLVM code on vectors of `lanes` floats. Addresses are 64-bit integers, in bytes."""
+    """Emits LLVM code on vectors of `lanes` floats. Addresses are 64-bit integers in bytes."""
 
     def __init__(self, builder: Any, lanes: int) -> None:
         self.builder = builder
@@ -50,15 +50,15 @@ class Emitter:
         return self.builder.add(address, self.builder.mul(count, I64(size) if isinstance(size, int) else size))
 
     def load(self, address: Any, kind: Any = None) -> Any:
-        """What lies there: floats in all lanes, or a value of another kind."""
+        """Load floats in all lanes, or a value of another type."""
         return self.builder.load(self.builder.inttoptr(address, (kind or self.floats).as_pointer()), align=1)
 
     def store(self, values: Any, address: Any) -> None:
-        """Writes the floats of all lanes."""
+        """Store the floats of all lanes."""
         self.builder.store(values, self.builder.inttoptr(address, self.floats.as_pointer()), align=1)
 
     def spread(self, scalar: Any) -> Any:
-        """The scalar in all lanes."""
+        """Load a scalar into all lanes."""
         lane = self.builder.insert_element(ir.Constant(self.floats, ir.Undefined), scalar, I32(0))
         return self.builder.shuffle_vector(lane, lane, self._first_lane)
 
@@ -87,15 +87,15 @@ class Emitter:
         self.builder.store(self.fused(a, b, self.builder.load(place)), place)
 
     def constant(self, value: float) -> Any:
-        """A value in all lanes."""
+        """Broadcast a value to all lanes."""
         return ir.Constant(self.floats, [value] * self.floats.count)
 
     def larger(self, a: Any, b: Any) -> Any:
-        """The larger one, in each lane."""
+        """Return the maximum per lane."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def largest(self, values: Any) -> Any:
-        """The largest lane of `values`, as a scalar."""
+        """Return the largest lane of `values` as a scalar."""
         count = self.floats.count
         while count > 1:
             count //= 2
@@ -106,9 +106,9 @@ class Emitter:
         return self.builder.extract_element(values, I32(0))
 
     def exp(self, x: Any) -> Any:
-        """e^x as 2^i * 2^f, with a polynomial for 2^f (error 2e-7); 0 below e^-87.6, infinity from e^88.4 on.
+        """Compute e^x as 2^i * 2^f with a polynomial for 2^f (error 2e-7); 0 below e^-87.6, infinity from e^88.4 on.
 
-        The bounds of i make its float by themselves: an exponent of all zeros is 0, one of all ones is infinity.
+        Clamping i suffices for both limits: an exponent of all zeros is 0, one of all ones is infinity.
         """
         builder = self.builder
         scaled = self.larger(self.multiply(x, self.constant(_LOG2E)), self.constant(-127.0))
@@ -126,9 +126,9 @@ class Emitter:
 
     @property
     def zero(self) -> Any:
-        """0 in all lanes."""
+        """Return 0 in all lanes."""
         return ir.Constant(self.floats, None)
 
     def places(self, count: int) -> list[Any]:
-        """Places of sums, 0 at first; LLVM keeps them in registers."""
+        """Allocate sums, initially 0; LLVM keeps them in registers."""
         return [lowering.alloca_once_value(self.builder, self.zero) for _ in range(count)]

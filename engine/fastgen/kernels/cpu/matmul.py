@@ -1,9 +1,9 @@
 """Products with float32 weights for any number of rows, on CPUs.
 
-A weight [out, in] lies as groups of `LANES` outputs, [groups, in, LANES]. A part of a group that fits into the
-processor's first cache serves all rows before the next one is read, so that weights are read once from memory.
+A weight [out, in] is stored as groups of `LANES` outputs, [groups, in, LANES]. The part of a group that fits the L1
+cache serves all rows before the next part is read, so weights are read from memory once.
 
-A row's result does not depend on the rows beside it: each of its sums is added in one order. Twin in plain torch:
+A row's result does not depend on other rows: each sum has a fixed order. Twin in plain torch:
 `torch.nn.functional.linear`.
 """
 
@@ -18,14 +18,14 @@ from fastgen.kernels.cpu.vector_width import LANES
 
 FloatArray = npt.NDArray[np.float32]
 
-_DEPTH = 256  # inputs of a part: 24 KiB of weights with vectors of 256 bits
+_DEPTH = 256  # inputs per part: 24 KiB of weights with 256-bit vectors
 
 _tile_1, _tile_2, _tile_3, _tile_4 = (product_tile(rows) for rows in range(1, ROWS + 1))
 
 
 @kernel("void(f4[:,::1], f4[:,:,::1], f4[:,::1])")
 def multiply(x: FloatArray, weights: FloatArray, out: FloatArray) -> None:
-    """out [T, groups * LANES] = x [T, in] times the weights [groups, in, LANES]."""
+    """Set out [T, groups * LANES] = x [T, in] times the weights [groups, in, LANES]."""
     rows, depth = x.shape
     x_row, out_row = depth * 4, out.shape[1] * 4
     for group in prange(weights.shape[0]):

@@ -1,7 +1,7 @@
-"""A tile of a matrix product in LLVM's vectors, for kernels that lay their matrices out for it.
+"""A tile of a matrix product in LLVM vectors, the building block of the kernels.
 
-Three vectors of the right-hand matrix are shared by up to four rows of the left-hand one, which keeps up to twelve sums
-in registers (Goto and van de Geijn, 2008; four rows leave AVX2's sixteen registers one for a factor).
+Up to four rows of the left-hand matrix share three vectors of the right-hand one, which keeps up to twelve sums in
+registers (Goto and van de Geijn, 2008; of AVX2's sixteen registers this leaves one for a factor).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from fastgen.kernels.cpu.jit import intrinsic, lowering, types
 from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, lowered
 from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
 
-ROWS = 4  # of a tile, at most
-_UNROLLED = 4  # columns of a step: fewer counts and jumps between the sums
+ROWS = 4  # per tile, at most
+_UNROLLED = 4  # columns per iteration: reduces loop overhead
 
 Tile = Callable[[int, int, int, int, int, int, int, int], None]
 
 
 def product_tile(rows: int) -> Tile:
-    """c [rows, LANES] = a [rows, depth] · b [depth, LANES] as a function for kernels.
+    """Return a kernel function for c [rows, LANES] = a [rows, depth] · b [depth, LANES].
 
-    Its arguments: a's address, the bytes to its next row and to its next column; b's address, `depth`; c's address and
-    the bytes to its next row; and whether (1 or 0) the product is added to what c holds. b's rows lie one behind the
-    other. Each sum is added in the order of the columns, however many rows there are.
+    Its arguments: address of a, bytes between its rows and between its columns; address of b, `depth`; address of c,
+    bytes between its rows; and 1 to add the product to c, otherwise 0. Rows of b are contiguous. Each sum is computed
+    in the order of the columns, regardless of the number of rows.
     """
 
     def tile(_typing: Any, a: Any, a_row: Any, a_column: Any, b: Any, depth: Any, c: Any, c_row: Any, adds: Any) -> Any:
@@ -61,7 +61,7 @@ def _emit(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
             add_column(builder.add(begin, I64(ahead)))
     with lowering.for_range(builder, depth, start=builder.mul(steps, I64(_UNROLLED))) as step:
         add_column(step.index)
-    # What was there is added last: long sums are then sums of short ones, whose rounding is smaller.
+    # Add the previous value of c last: a long sum is then a sum of short ones, with a smaller rounding error.
     with builder.if_then(builder.icmp_signed("!=", adds, I64(0))):
         for total, result in pairs:
             builder.store(emit.add(emit.load(result), builder.load(total)), total)

@@ -1,10 +1,9 @@
 """Attention of prompt chunks over paged keys and values, as a numba kernel.
 
-The work is cut into items: `LANES` queries of one key-value head of one chunk, all its query heads side by side
-(`chunk_items`). Queries lie in the lanes of vectors: a key or value is read from its page, once for all of them, and
-nothing is gathered or transposed but the queries. Softmax runs on line (Milakov and Gimelshein, 2018), a tile of keys
-at a time, so that scores stay in the processor's first cache, and tiles that no query of an item sees are left out.
-Twin: `reference.paged_attention`.
+A work item is `LANES` queries of one key-value head of one chunk, with all its query heads (`prefill_work_items`).
+Queries are stored in the lanes of vectors: a key or value is read from its page once for all of them, and only queries
+are transposed. The softmax is computed online (Milakov and Gimelshein, 2018), one tile of keys at a time, so scores
+stay in the L1 cache. Tiles that are invisible to all queries of an item are skipped. Twin: `reference.paged_attention`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-TILE = 64  # keys of a softmax step
+TILE = 64  # keys per softmax step
 
 _product = product_tile(ROWS)  # head sizes and block sizes are multiples of its rows
 
@@ -34,7 +33,7 @@ _STRIDE = LANES * 4  # bytes from one row of scratch to the next
 
 
 def _emit_highest(builder: Any, arguments: Sequence[Any]) -> None:
-    """highest [LANES] <- the highest of itself and scores [num_keys, LANES]."""
+    """Set highest [LANES] to the maximum of itself and scores [num_keys, LANES]."""
     scores, num_keys, highest = arguments
     emit = Emitter(builder, WIDTH)
     places = [emit.offset(highest, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
@@ -49,7 +48,7 @@ def _emit_highest(builder: Any, arguments: Sequence[Any]) -> None:
 
 
 def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
-    """scores [num_keys, LANES] <- exp(scores - highest [LANES]); total [LANES] += their sum."""
+    """Set scores [num_keys, LANES] = exp(scores - highest [LANES]) and add their sum to total [LANES]."""
     scores, num_keys, highest, total = arguments
     emit = Emitter(builder, WIDTH)
     places = [emit.offset(total, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
@@ -78,7 +77,7 @@ def _exponentiate(_typing: Any, scores: Any, num_keys: Any, highest: Any, total:
 
 @serial
 def _mask(scores: FloatArray, tile: int, num_keys: int, first: IntArray, last: IntArray) -> None:
-    """Masks what a lane does not see: it sees keys from its `first` to its `last`."""
+    """Mask all keys of a lane but those from its `first` to its `last`."""
     for j in range(num_keys):
         for lane in range(LANES):
             if tile + j > last[lane] or tile + j < first[lane]:
@@ -87,7 +86,7 @@ def _mask(scores: FloatArray, tile: int, num_keys: int, first: IntArray, last: I
 
 @serial
 def _squeeze(scores: FloatArray, num_keys: int, softcap: np.float32) -> None:
-    """Squeezes scores between ± `softcap`."""
+    """Bound scores to ± `softcap`."""
     for j in range(num_keys):
         for lane in range(LANES):
             scores[j, lane] = softcap * _f32(math.tanh(scores[j, lane] / softcap))
@@ -97,9 +96,9 @@ def _squeeze(scores: FloatArray, num_keys: int, softcap: np.float32) -> None:
 def _softmax(
     scores: FloatArray, num_keys: int, highest: FloatArray, total: FloatArray, sums: FloatArray, tops: FloatArray
 ) -> None:
-    """scores [num_keys, LANES] <- exp(scores - highest so far); brings highest, total and the weighted `sums` up to it.
+    """Set scores [num_keys, LANES] = exp(scores - running maximum); update highest, total and the weighted `sums`.
 
-    A lane that has seen only masked keys counts them fully, until its first real score wipes that out. `tops` is
+    A lane that has seen only masked keys counts them fully until its first visible key rescales them to 0. `tops` is
     scratch [LANES].
     """
     for lane in range(LANES):
@@ -131,13 +130,13 @@ def _attend_item(
     scale: np.float32,
     softcap: np.float32,
 ) -> None:
-    """One item: its rows of `out`."""
+    """Compute one item's rows of `out`."""
     row, num_tokens, context, table, head, first_lane, window = item
     kv_heads, block_size, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
     group = queries.shape[1] // kv_heads
     num_lanes = min(LANES, num_tokens * group - first_lane)
     line = head_dim * 4
-    run = min(TILE, block_size)  # keys of a tile that lie side by side
+    run = min(TILE, block_size)  # contiguous keys of a tile
     turned = np.zeros((head_dim, LANES), np.float32)
     sums = np.zeros((head_dim, LANES), np.float32)
     scores = np.empty((TILE, LANES), np.float32)
@@ -145,7 +144,7 @@ def _attend_item(
     tops = np.empty(LANES, np.float32)
     first, last = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
     for lane in range(LANES):
-        # Lanes beyond the chunk are copies of its last one.
+        # Lanes beyond the chunk repeat its last query.
         token, g = divmod(first_lane + min(lane, num_lanes - 1), group)
         last[lane] = context + token
         first[lane] = max(0, last[lane] + 1 - window)
@@ -164,7 +163,7 @@ def _attend_item(
         if tile + num_keys - 1 > last[0] or tile < first[LANES - 1]:
             _mask(scores, tile, num_keys, first, last)
         _softmax(scores, num_keys, highest, total, sums, tops)
-        # Slots before the first visible key are left out: a weight of 0 does not hide infinity or NaN.
+        # Skip slots before the first visible key: a weight of 0 does not mask infinity or NaN.
         begin = max(first[0] - tile, 0)
         for offset in range(begin // run * run, num_keys, run):
             skipped = max(begin - offset, 0)
@@ -193,16 +192,16 @@ def attend_chunks(
     scale: np.float32,
     softcap: np.float32,
 ) -> None:
-    """Attention of all prompt chunks of a pass, one layer; all arrays contiguous.
+    """Compute the attention of all prompt chunks of a step in one layer. All arrays are contiguous.
 
     Args:
         queries, out: [T, heads, head_dim]; rows of `out` that are in chunks are written. head_dim a multiple of 4.
-        keys, values: the layer's cache, [blocks, kv heads, block size, head_dim], the chunks' own already written;
-            block size a power of two from 16.
-        tables: all block tables, one after another.
-        items: see `chunk_items.cut`.
-        scale: on the scores.
-        softcap: scores are squeezed between ± this by tanh; 0 where not.
+        keys, values: the layer's cache, [blocks, kv heads, block size, head_dim], including the chunks' own; block size
+            a power of two from 16.
+        tables: all block tables, concatenated.
+        items: see `prefill_work_items.cut`.
+        scale: factor of the scores.
+        softcap: bound of the scores, applied by tanh; 0 for no bound.
     """
     for n in prange(items.shape[0]):
         _attend_item(items[n], queries, keys, values, tables, out, scale, softcap)

@@ -1,4 +1,4 @@
-"""Cuts the attention of a pass's prompt chunks into items of one size, for `chunk.attend_chunks`. Pure arithmetic."""
+"""Split the attention of prompt chunks into work items of equal size, for `prefill_attention`. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ _NO_WINDOW = 1 << 40  # longer than any context
 def cut(
     chunks: IntArray, *, lanes: int, num_kv_heads: int, group: int, num_threads: int, window: int | None = None
 ) -> IntArray:
-    """Cuts the attention of C chunks.
+    """Split the attention of C chunks.
 
     Args:
-        chunks: [C, 4]: a chunk's first row, its tokens, the tokens of its sequence before it, and where its block table
-            begins.
-        lanes: queries of an item.
+        chunks: [C, 4]: first row, number of tokens, computed tokens before the chunk, and start of the block table.
+        lanes: queries per item.
         num_kv_heads: heads of the cache.
-        group: query heads for each of them.
+        group: query heads per kv head.
         num_threads: threads that share the items.
-        window: each token sees this many, itself the last of them; None where it sees all.
+        window: number of keys that each token attends to, including its own; None for all.
 
     Returns:
-        [n, 7]: what `chunks` says of it, kv head, first of its queries (tokens times `group`), and the window. Ordered
-        so that an even cut into runs, one a thread, is an even share of the keys too.
+        [n, 7]: the columns of `chunks`, kv head, first query (tokens times `group`), and window. Ordered so that equal
+        runs of items, one per thread, have about equal numbers of keys.
     """
     counts = -(-chunks[:, 1] * group // lanes)
     owner = np.repeat(np.arange(len(chunks)), counts)

@@ -1,4 +1,4 @@
-"""FastGenDeployments as tests handle them: apply, watch conditions, talk to the Service."""
+"""Helpers for FastGenDeployments that serve: manifests, service URLs, chat, metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL = "file:///models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def manifest(name: str, **spec: Any) -> Object:
-    """A FastGenDeployment of the demo model; keywords override parts of its spec."""
+    """Return a FastGenDeployment of the demo model; keywords override fields of its spec."""
     return {
         "apiVersion": "fastgen.dev/v1alpha1",
         "kind": "FastGenDeployment",
@@ -32,18 +32,18 @@ def manifest(name: str, **spec: Any) -> Object:
 
 
 class ServedNamespace(Namespace[Bed]):
-    """One namespace of a bed, where pods really run."""
+    """A namespace of a cluster whose pods really run."""
 
     patience = 180
     every = 0.5
 
     def url(self, service: str) -> contextlib.AbstractContextManager[str]:
-        """http://host:port of the Service, as this machine reaches it."""
+        """Yield a URL of the Service that this machine can reach."""
         return service_url(self.cluster, self.name, service)
 
 
 def chat(url: str, question: str = "What is the capital of France?") -> str:
-    """The greedy answer to one question, over the OpenAI client."""
+    """Ask one question with the OpenAI client and return the greedy answer."""
     client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=3)
     answer = client.chat.completions.create(
         model="smollm2", messages=[{"role": "user", "content": question}], max_tokens=24, temperature=0
@@ -52,7 +52,7 @@ def chat(url: str, question: str = "What is the capital of France?") -> str:
 
 
 def metric(url: str, name: str) -> float:
-    """The value of the first sample whose name starts with `name`; KeyError if there is none."""
+    """Return the first sample whose name starts with `name`; raise KeyError if there is none."""
     for line in httpx.get(f"{url}/metrics").text.splitlines():
         if line.startswith(name):
             return float(line.rsplit(" ", 1)[1])

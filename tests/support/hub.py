@@ -1,4 +1,4 @@
-"""A hub of the tests' own: what huggingface_hub asks for when it lists a model and fetches its files."""
+"""A fake Hugging Face hub that serves what huggingface_hub needs to list a model and download its files."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ PIECE = 1 << 16
 
 @dataclass
 class Hub:
-    """Serves the files of `folder` as tests/tiny, and as tests/gated to those who have the token.
+    """Serves the files of `folder` as tests/tiny, and with the token as tests/gated.
 
     Attributes:
-        url: where.
-        downloads: paths of files that were fetched, and from which byte on.
-        served: bytes of files that were sent.
-        cut_after: bytes of files after which the connection is cut, once for each number here.
-        failures: status codes that the next requests are answered with.
-        ranges: whether it takes notice of asked ranges.
+        url: base URL.
+        downloads: paths of the files requested.
+        starts: first byte of each file sent.
+        served: bytes of files sent.
+        cut_after: totals of bytes sent after which the connection is cut, once each.
+        failures: status codes of the next responses.
+        ranges: whether Range headers are honoured.
         before_file: called with a file's path before it is sent.
     """
 
@@ -43,7 +44,7 @@ class Hub:
     before_file: Callable[[str], None] | None = None
 
     def answer(self, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of a GET."""
+        """Return status, headers and body for a GET."""
         if self.failures:
             return self.failures.pop(0), {}, b""
         if re.search(r"/(revision|resolve)/gone(/|$)", path):
@@ -89,7 +90,7 @@ class Hub:
         return sibling
 
     def sendable(self) -> int | None:
-        """Bytes that may still be sent before the connection is cut; None for all."""
+        """Return the bytes left to send before the connection is cut; None for all."""
         return self.cut_after[0] - self.served if self.cut_after else None
 
 
@@ -114,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             if is_file:
                 self.hub.starts.append(start)
-                # A view: a slice of a model for every piece of it would be a copy each.
+                # A view, because slicing the bytes would copy them for each piece.
                 self._send_file(memoryview(body)[start:])
             else:
                 self.wfile.write(body)
@@ -134,12 +135,12 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[len(piece) :]
 
     def log_message(self, *_arguments: object) -> None:
-        """Says nothing."""
+        """Do not log."""
 
 
 @contextmanager
 def serving(folder: Path, address: str = "127.0.0.1") -> Iterator[Hub]:
-    """A hub on a port of its own."""
+    """Run a hub on a free port."""
     hub = Hub(folder)
     handler = type("Handler", (_Handler,), {"hub": hub})
     with ThreadingHTTPServer((address, 0), handler) as server:

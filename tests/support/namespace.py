@@ -1,4 +1,4 @@
-"""One namespace of a cluster, as tests handle it: apply, get, watch the conditions of FastGenDeployments."""
+"""One namespace of a test cluster: apply, get, and wait for conditions of FastGenDeployments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Object = dict[str, Any]
 
 
 class Cluster(Protocol):
-    """Anything that kubectl can talk to."""
+    """A cluster that kubectl can reach."""
 
     def kubectl(self, *args: str, stdin: str | None = None) -> str: ...
 
@@ -22,7 +22,7 @@ ClusterT = TypeVar("ClusterT", bound=Cluster)
 
 @dataclass
 class Namespace(Generic[ClusterT]):
-    """One namespace. `patience`: seconds that a condition is waited for, looking `every` so many."""
+    """One namespace. Waits for a condition take at most `patience` seconds and poll `every` seconds."""
 
     patience: ClassVar[float] = 20
     every: ClassVar[float] = 0.1
@@ -48,12 +48,12 @@ class Namespace(Generic[ClusterT]):
         return items
 
     def pods(self, name: str = "chat") -> list[Object]:
-        """The resource's pods that are not on their way out."""
+        """Return the resource's pods that are not being deleted."""
         pods = self.items("pods", "--selector", f"fastgen.dev/deployment={name}")
         return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
 
     def condition(self, kind: str, name: str = "chat") -> Object:
-        """The condition of the newest generation, or {}."""
+        """Return the condition if it was observed for the current generation, or {}."""
         obj = self.get("fgd", name)
         for condition in obj.get("status", {}).get("conditions", []):
             if condition["type"] == kind and condition["observedGeneration"] == obj["metadata"]["generation"]:
@@ -62,14 +62,14 @@ class Namespace(Generic[ClusterT]):
         return {}
 
     def wait_condition(self, kind: str, status: str, reason: str | None = None, name: str = "chat") -> Object:
-        """The condition, as soon as it has this status, and this reason where one is given."""
+        """Wait until the condition has this status, and this reason if given, and return it."""
 
-        def look() -> Object | None:
+        def matching() -> Object | None:
             condition = self.condition(kind, name)
             fits = condition.get("status") == status and reason in (None, condition.get("reason"))
             return condition if fits else None
 
         what = f"{kind}={status}" + (f"/{reason}" if reason else "") + f" of {name}"
-        condition = eventually(look, within=self.patience, what=what, every=self.every)
+        condition = eventually(matching, within=self.patience, what=what, every=self.every)
         assert condition is not None
         return condition

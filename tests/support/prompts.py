@@ -1,4 +1,4 @@
-"""Twenty prompts unlike each other."""
+"""Twenty diverse prompts."""
 
 from __future__ import annotations
 

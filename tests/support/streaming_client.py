@@ -1,12 +1,13 @@
-"""Streams completions without an end, each over a connection of its own, and writes a line about each.
+"""Streams completions in a loop, each over a new connection, and prints a line about each.
 
-It runs in a pod of the cluster under test, from its text alone: the standard library and nothing else.
+It runs in a pod of the cluster under test, passed as text, so it uses only the standard library.
 
     python -c TEXT HOST PORT MODEL CLIENTS SECONDS
 
-A line is `ok SECONDS PIECES` or `failed SECONDS WHY`. It ends when the file STOP exists, after the streams under way.
+A line is `ok SECONDS PIECES` or `failed SECONDS REASON`. The client exits when the file STOP exists, after its open
+streams have ended.
 
-A stream has 8 tokens, or as many as took SECONDS at the pace of the client's last stream, whichever is more.
+A stream has 8 tokens, or as many as take SECONDS at the speed of the client's previous stream, whichever is more.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import threading
 import time
 
 STOP = "/tmp/stop"
-# The model of the tests takes 2048, prompt included.
+# The tests serve the model with 2048 tokens, prompt included.
 FEWEST, MOST = 8, 2000
-# Between two requests of a client: on a small machine the engines that start need the processor too.
+# Pause between two requests of a client. On a small machine, starting engines need the CPU too.
 PAUSE_SECONDS = 0.5
 
 
 def stream(host: str, port: int, model: str, tokens: int) -> str:
-    """One request; returns what is to be said of it."""
+    """Send one request and return its line."""
     started = time.monotonic()
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True}
     try:
@@ -49,20 +50,20 @@ def stream(host: str, port: int, model: str, tokens: int) -> str:
 
 
 def client(host: str, port: int, model: str, wanted: float) -> None:
-    """One request after the other, of about so many seconds."""
+    """Send one request after the other, each of about `wanted` seconds."""
     tokens = FEWEST
     while not os.path.exists(STOP):
         started = time.monotonic()
         line = stream(host, port, model, tokens)
         tokens = min(MOST, max(FEWEST, round(tokens * wanted / (time.monotonic() - started))))
-        # One write for each line: threads may not come between a line and its end.
+        # One write per line, so that lines of other threads do not interleave.
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
         time.sleep(PAUSE_SECONDS)
 
 
 def main() -> None:
-    """All clients, until the last one has ended."""
+    """Run all clients until the last one has ended."""
     host, port, model, clients, wanted = (
         sys.argv[1],
         int(sys.argv[2]),

@@ -1,6 +1,7 @@
-"""A tiny model of every family and feature that is computed natively, built with transformers.
+"""A tiny model for every family and feature with a native implementation, built with transformers.
 
-Windows are shorter than prompts, rotary scalings are outgrown, weights are large enough that a wrong step shows.
+Windows are shorter than the prompts, sequences exceed the original length of rotary scalings, and weights are large
+enough to expose a wrong computation.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ def _scaled(**parameters: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model: transformers' names of its classes, and what its configuration has beside the common sizes.
+    """A model: its family in transformers, and its configuration besides the common sizes.
 
     Attributes:
-        max_model_length: what the engine is asked to serve; None for its own choice.
-        shortest: the shortest prompt that is then computed as transformers does.
+        max_model_length: the engine's setting, or None for its default.
+        shortest: shortest prompt for which the engine and transformers agree with that setting.
     """
 
     family: str
@@ -72,13 +73,13 @@ class Tiny:
         return getattr(transformers, f"{self.family}ForCausalLM")
 
     def build(self) -> PreTrainedModel:
-        """transformers' model, the same at every call; attention step by step, which alone knows score caps."""
+        """Return transformers' model, the same at every call, with eager attention: only that supports score caps."""
         torch.manual_seed(7)
         config = self.config_class(**{**SIZES, **self.settings})
         config._attn_implementation = "eager"
         model: PreTrainedModel = self.model_class(config).eval()
         for name, parameter in model.named_parameters():
-            # As made they are 0 or 1: a norm that is left out, or taken for another, would not show.
+            # Initialised to 0 or 1, a missing or confused norm would go unnoticed.
             if name.endswith(("norm.weight", "layernorm.weight", ".bias")):
                 torch.nn.init.normal_(parameter, 0.7 if "Gemma" not in self.family else 0.0, 0.3)
         return model
@@ -164,13 +165,13 @@ TINY: dict[str, Tiny] = {
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Tokens that are no special ones."""
+    """Return random tokens without special ones."""
     return random.Random(1000 * seed + length).choices(range(3, VOCABULARY), k=length)
 
 
 @cache
 def saved(name: str, root: Path) -> Path:
-    """The folder under `root` that a model was saved to."""
+    """Save a model under `root` and return its directory."""
     folder = root / name
     TINY[name].build().save_pretrained(folder)
     return folder

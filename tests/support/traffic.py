@@ -1,4 +1,4 @@
-"""A steady stream of streaming requests from inside the cluster, and what became of each."""
+"""Continuous streaming requests from inside the cluster, and their results."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ CLIENT = Path(__file__).with_name("streaming_client.py")
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests of one pod to one Service."""
+    """Requests of one client pod to one Service."""
 
     namespace: ServedNamespace
     pod: str
 
     def lines(self) -> list[str]:
-        """One for each request that has ended so far."""
+        """Return one line for each request that has ended."""
         return self.namespace.kubectl("logs", self.pod).splitlines()
 
     def failures(self) -> list[str]:
         return [line for line in self.lines() if not line.startswith("ok ")]
 
     def flows_on(self, count: int = 3) -> None:
-        """Returns when so many more requests have ended."""
+        """Wait until `count` more requests have ended."""
         target = len(self.lines()) + count
         eventually(lambda: len(self.lines()) >= target, within=60, what=f"{count} more requests", every=0.5)
 
     def stop(self) -> None:
-        """Lets the streams under way end."""
+        """Stop the clients and wait for their open streams to end."""
         self.namespace.kubectl("exec", self.pod, "--", "python", "-c", "open('/tmp/stop', 'w').close()")
 
         def ended() -> bool:
@@ -47,7 +47,7 @@ class Traffic:
 def traffic(
     namespace: ServedNamespace, image: str, service: str, model: str, *, clients: int, seconds: int
 ) -> Iterator[Traffic]:
-    """Clients that stream again and again, for about so many seconds each (0: briefly); some have ended already."""
+    """Run clients whose streams take about `seconds` each (0: briefly); yield when a first round has ended."""
     pod_name = f"client-{seconds}"
     options = [f"{service}.{namespace.name}.svc", "8000", model, str(clients), str(seconds)]
     restricted = {

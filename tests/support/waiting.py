@@ -1,4 +1,4 @@
-"""Waiting for conditions, with a deadline and a word on what was awaited."""
+"""Polls for conditions with a deadline."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from cluster.waiting import wait_for
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], *, within: float, what: str, every: float = 0.2) -> T:
-    """The first truthy value of `look`; exceptions of it count as "not yet" until the deadline, in seconds.
+def eventually(poll: Callable[[], T], *, within: float, what: str, every: float = 0.2) -> T:
+    """Call `poll` every `every` seconds until it returns a truthy value, and return that. Exceptions count as falsy.
 
     Raises:
-        TimeoutError: naming `what`, with the last value or exception seen.
+        TimeoutError: after `within` seconds, with `what` and the last value or exception.
     """
     seen: object = None
 
     def guarded() -> T | None:
         nonlocal seen
         try:
-            value = look()
+            value = poll()
         except Exception as error:
             seen = error
             return None

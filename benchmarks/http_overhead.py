@@ -1,7 +1,7 @@
-"""What the HTTP process spends on each token of each stream, in microseconds of processor time.
+"""CPU time of the HTTP process per streamed token, in microseconds.
 
-The engine process is the tests' scripted one: no model, so that nothing but the way from the engine's socket to the
-client's is measured. Processor time, not elapsed time: it is the same on a busy machine.
+Uses the tests' scripted engine, which has no model, so only the path from the engine's socket to the client's is
+measured. CPU time, unlike elapsed time, does not depend on other load of the machine.
 
     python benchmarks/http_overhead.py [--streams 1 8 64] [--tokens 200] [--endpoint chat]
 """
@@ -28,14 +28,14 @@ PROMPTS = {
 
 
 def processor_seconds(pid: int) -> tuple[float, float]:
-    """Of all of a process's threads since its start: in programs, and in the kernel on their behalf."""
+    """Return the user and system CPU seconds of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
     return int(fields[11]) / ticks, int(fields[12]) / ticks
 
 
 async def stream(port: int, endpoint: str, tokens: int) -> None:
-    """Reads one stream to its end."""
+    """Read one stream to its end."""
     body = {**PROMPTS[endpoint], "max_tokens": tokens, "ignore_eos": True, "stream": True}
     content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -47,7 +47,7 @@ async def stream(port: int, endpoint: str, tokens: int) -> None:
 
 
 async def measure(server: Serving, endpoint: str, streams: int, tokens: int) -> tuple[float, float]:
-    """Microseconds of the HTTP process per token of each of so many streams side by side, as above."""
+    """Return the user and system CPU microseconds of the HTTP process per token, for concurrent streams."""
     began = processor_seconds(server.process.pid)
     await asyncio.gather(*(stream(server.port, endpoint, tokens) for _ in range(streams)))
     spent = zip(processor_seconds(server.process.pid), began, strict=True)
@@ -56,20 +56,20 @@ async def measure(server: Serving, endpoint: str, streams: int, tokens: int) -> 
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64, 256])
-    parser.add_argument("--tokens", type=int, default=200, help="of each stream (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens per stream (default: %(default)s)")
     parser.add_argument("--endpoint", choices=tuple(PATHS), default="completions")
-    parser.add_argument("--pass-seconds", default="0.01", help="what a pass takes (default: %(default)s)")
+    parser.add_argument("--step-seconds", default="0.01", help="duration of a step (default: %(default)s)")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(Path(folder), environment={"SCRIPT_PASS_SECONDS": options.pass_seconds}) as server,
+        serving(Path(folder), environment={"SCRIPT_STEP_SECONDS": options.step_seconds}) as server,
     ):
         server.wait_status("/ready", 200)
         asyncio.run(measure(server, options.endpoint, 8, 50))  # warm
-        print(f"{'streams':>8}{'µs/token':>10}{'program':>10}{'kernel':>10}")
+        print(f"{'streams':>8}{'µs/token':>10}{'user':>10}{'system':>10}")
         for streams in options.streams:
             repeats = max(1, 3000 // (streams * options.tokens))
             program, kernel = asyncio.run(measure(server, options.endpoint, streams, options.tokens * repeats))

@@ -56,10 +56,10 @@ _ERROR = {
 
 def document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of `app`."""
-    whole = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    openapi = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas_by_type, definitions = msgspec.json.schema_components(set(_RESPONSES.values()), ref_template=_REF)
     by_type = dict(zip(set(_RESPONSES.values()), schemas_by_type, strict=True))
-    components = whole.setdefault("components", {})
+    components = openapi.setdefault("components", {})
     schemas = {
         name: schema
         for name, schema in components.get("schemas", {}).items()
@@ -67,11 +67,11 @@ def document(app: FastAPI) -> dict[str, Any]:
     }
     components["schemas"] = {**schemas, **definitions, "Error": _ERROR}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    for path, operations in whole["paths"].items():
+    for path, operations in openapi["paths"].items():
         for operation in operations.values():
             operation["responses"] = _responses(path, by_type)
             operation["security"] = [{"key": []}, {}]
-    return whole
+    return openapi
 
 
 def _responses(path: str, by_type: dict[type, dict[str, Any]]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _responses(path: str, by_type: dict[type, dict[str, Any]]) -> dict[str, Any]
         content["text/event-stream"] = {"schema": {"type": "string"}}
     error = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
     if path in ("/health", "/ready"):
-        unavailable = {"description": "Why not.", "content": content}
-        return {"200": {"description": "Yes.", "content": content}, "503": unavailable}
+        unavailable = {"description": "The reason.", "content": content}
+        return {"200": {"description": "Healthy or ready.", "content": content}, "503": unavailable}
     errors = {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
     return {"200": {"description": "Success.", "content": content}, **errors}

@@ -43,7 +43,7 @@ def llm() -> LLM:
     return model
 
 
-def test_several_prompts_give_what_each_gives_alone(llm: LLM) -> None:
+def test_a_batch_gives_the_same_output_as_each_prompt_alone(llm: LLM) -> None:
     prompts = ["The sun is", "Once upon a time", "1, 2, 3, 4,"]
     together = llm.generate(prompts, GREEDY, progress=True)
     assert list(map(contents, together)) == [contents(llm.generate(prompt, GREEDY)[0]) for prompt in prompts]
@@ -54,7 +54,7 @@ def test_several_prompts_give_what_each_gives_alone(llm: LLM) -> None:
     assert first.finish_reason == "length"
 
 
-def test_each_prompt_may_have_its_own_sampling_and_several_completions(llm: LLM) -> None:
+def test_each_prompt_has_its_own_sampling_parameters_and_n_completions(llm: LLM) -> None:
     short, long = SamplingParams(temperature=0, max_tokens=2), SamplingParams(temperature=1, max_tokens=8, seed=5)
     done = llm.generate(["The sun is", "Once upon a time"], [short, long], n=3)
     assert [len(completion.token_ids) for completion in done] == [2, 2, 2, 8, 8, 8]
@@ -67,44 +67,44 @@ def test_each_prompt_may_have_its_own_sampling_and_several_completions(llm: LLM)
         llm.generate("a", short, n=0)
 
 
-def test_log_probabilities_come_where_they_are_asked_for(llm: LLM) -> None:
-    asked = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
-    (done,) = llm.generate("The sun is", asked)
+def test_logprobs_are_returned_only_if_requested(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
+    (done,) = llm.generate("The sun is", sampling)
     assert done.logprobs is not None
     assert [one.token_id for one in done.logprobs] == done.token_ids
     assert all(one.rank == 1 and one.top[0] == (one.token_id, one.logprob) for one in done.logprobs)
     assert llm.generate("The sun is", GREEDY)[0].logprobs is None
-    (stopped,) = llm.generate("1, 2, 3, 4,", replace(asked, max_tokens=50), stop=["7"])
+    (stopped,) = llm.generate("1, 2, 3, 4,", replace(sampling, max_tokens=50), stop=["7"])
     assert stopped.logprobs is not None
     assert len(stopped.logprobs) == len(stopped.token_ids)
 
 
-def test_a_grammar_is_followed(llm: LLM) -> None:
+def test_output_matches_the_grammar(llm: LLM) -> None:
     date = Grammar(kind="regex", text=r"\d{4}-\d{2}-\d{2}")
     (done,) = llm.generate("Today is ", SamplingParams(temperature=0, max_tokens=16, grammar=date))
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", done.text)
     assert done.finish_reason == "stop"
 
 
-def test_a_prompt_that_was_there_before_comes_from_the_cache(llm: LLM) -> None:
+def test_a_repeated_prompt_hits_the_prefix_cache(llm: LLM) -> None:
     prompt = [llm.tokenizer.encode("The sun is", add_special_tokens=True) * 50]
     assert llm.generate(prompt, GREEDY)[0].usage.cached_tokens == 0
     again = llm.generate(prompt, GREEDY)[0]
-    assert again.usage.cached_tokens == 128, "whole blocks of 64"
+    assert again.usage.cached_tokens == 128, "full blocks of 64"
 
 
-def test_token_ids_are_a_prompt(llm: LLM) -> None:
+def test_a_prompt_may_be_token_ids(llm: LLM) -> None:
     tokens = llm.tokenizer.encode("The sun is", add_special_tokens=True)
     assert contents(llm.generate([tokens], GREEDY)[0]) == contents(llm.generate(["The sun is"], GREEDY)[0])
 
 
-def test_a_chat_is_answered(llm: LLM) -> None:
+def test_chat_uses_the_chat_template(llm: LLM) -> None:
     done = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=32))
     assert (done.text, done.finish_reason) == (ANSWER, "stop")
     assert done.token_ids[-1] == 2  # the mark that ended it
 
 
-def test_streams_may_be_open_at_once_and_a_batch_run_between_their_pieces(llm: LLM) -> None:
+def test_streams_can_interleave_with_each_other_and_with_a_batch(llm: LLM) -> None:
     prompts = ["The sun is", "Once upon a time", "1, 2, 3, 4,"]
     alone = [completion.text for completion in llm.generate(prompts, GREEDY)]
     first, second = (llm.stream(prompt, GREEDY) for prompt in prompts[:2])
@@ -119,14 +119,14 @@ def test_streams_may_be_open_at_once_and_a_batch_run_between_their_pieces(llm: L
     assert llm.generate(prompts[0], GREEDY)[0].text == alone[0]
 
 
-def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:
+def test_streamed_text_adds_up_to_the_complete_text(llm: LLM) -> None:
     deltas = list(llm.stream("Once upon a time", GREEDY))
     assert "".join(delta.text for delta in deltas) == llm.generate("Once upon a time", GREEDY)[0].text
     assert deltas[-1].finish_reason == "length"
     assert len(deltas) > 6
 
 
-def test_a_stream_left_early_ends_its_generation(llm: LLM) -> None:
+def test_closing_a_stream_cancels_its_generation(llm: LLM) -> None:
     stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)
     assert llm.engine.has_work
@@ -141,14 +141,14 @@ def test_a_stop_string_ends_text_and_tokens(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
-def test_one_prompt_that_cannot_be_served_refuses_all_and_leaves_nothing(llm: LLM) -> None:
+def test_one_invalid_prompt_rejects_the_whole_batch(llm: LLM) -> None:
     with pytest.raises(RequestError, match="shorten the prompt"):
         llm.generate([[1, 2, 3], [1] * 600], GREEDY)
     assert not llm.engine.has_work
     assert llm.generate([[504]], GREEDY)[0].finish_reason == "length"
 
 
-def test_a_hugging_face_directory_is_served(llm: LLM, tmp_path: Path) -> None:
+def test_a_hugging_face_directory_can_be_loaded(llm: LLM, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     shape = LlamaConfig(
@@ -175,23 +175,23 @@ def test_a_hugging_face_directory_is_served(llm: LLM, tmp_path: Path) -> None:
     assert done.text == tiny.tokenizer.decode(done.token_ids)
 
 
-def test_a_setting_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_setting_is_rejected() -> None:
     with pytest.raises(ConfigError, match="tensor_cores: no such setting; choose from device, dtype"):
         LLM(str(demo_model()), tensor_cores=True)
 
 
-def test_generate_answers_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_writes_completions_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     question = str(QUESTION[0]["content"])
     flags = ["--max-tokens", "32", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
     assert main.main(["generate", str(demo_model()), question, question, *flags]) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{ANSWER}\n{ANSWER}\n"
-    assert said.err == ""
+    captured = capsys.readouterr()
+    assert captured.out == f"{ANSWER}\n{ANSWER}\n"
+    assert captured.err == ""
     assert main.main(["generate", str(demo_model()), "1, 2, 3, 4,", "--raw", "--stop", "7", *flags]) == 0
     assert capsys.readouterr().out == " 5, 6, \n"
 
 
-def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
+def test_generate_completes_a_file_of_prompts(tmp_path: Path) -> None:
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     prompts.write_text('{"prompt": "1, 2, 3, 4,"}\n\n"The sun is"\n')
     flags = ["--raw", "--max-tokens", "5", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
@@ -208,14 +208,14 @@ def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
     }
 
 
-def test_a_pipeline_answers_as_miis_does(llm: LLM) -> None:
+def test_a_pipeline_responds_like_miis(llm: LLM) -> None:
     pipe = Pipeline(llm)
     prompts = ["1, 2, 3, 4,", "The sun is"]
     first, second = pipe(prompts, max_new_tokens=12, do_sample=False)
     assert (str(first), first.generated_length, first.finish_reason) == (" 5, 6, 7, 8,", 12, "length")
     assert second.prompt_length == 3
-    (whole,) = pipe(prompts[0], max_new_tokens=50, do_sample=False, stop="7", return_full_text=True)
-    assert (whole.generated_text, whole.finish_reason) == ("1, 2, 3, 4, 5, 6, ", "stop")
+    (full,) = pipe(prompts[0], max_new_tokens=50, do_sample=False, stop="7", return_full_text=True)
+    assert (full.generated_text, full.finish_reason) == ("1, 2, 3, 4, 5, 6, ", "stop")
     with pytest.raises(RequestError, match="num_beams: no such argument"):
         pipe(prompts, num_beams=2)
     with pytest.raises(RequestError, match="max_length is 3 and the prompt has 11 tokens"):
@@ -225,7 +225,7 @@ def test_a_pipeline_answers_as_miis_does(llm: LLM) -> None:
         pipe(prompts)
 
 
-def test_a_pipeline_measures_its_budget_and_gives_its_memory_back() -> None:
+def test_a_pipeline_measures_its_token_budget_and_frees_its_memory() -> None:
     pipe = pipeline(
         str(demo_model()), kv_cache_memory="16MiB", max_model_length=64, token_budget="auto", max_sequences=4
     )
@@ -236,17 +236,17 @@ def test_a_pipeline_measures_its_budget_and_gives_its_memory_back() -> None:
     assert runner() is None
 
 
-def test_calibrate_prints_the_curve_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrate_prints_and_plots_the_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "curve.png"
     flags = ["--most-tokens", "32", "--seconds", "0.01", "--kv-cache-memory", "128MiB", "--max-model-length", "64"]
     assert main.main(["calibrate", str(demo_model()), "--output", str(picture), *flags]) == 0
-    said = capsys.readouterr()
-    rows = [line.split() for line in said.out.splitlines()]
+    captured = capsys.readouterr()
+    rows = [line.split() for line in captured.out.splitlines()]
     assert [row[0] for row in rows[1:3]] == ["16", "32"]
-    assert sum("<- budget" in line for line in said.out.splitlines()) == 1
-    assert "token budget auto: " in said.out
-    assert "a step takes about" in said.out
-    assert said.err == ""
+    assert sum("<- budget" in line for line in captured.out.splitlines()) == 1
+    assert "token budget auto: " in captured.out
+    assert "a step takes about" in captured.out
+    assert captured.err == ""
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,4 +1,4 @@
-"""A small OTLP collector: keeps the spans that are sent to it over HTTP."""
+"""A minimal OTLP collector that keeps the spans it receives over HTTP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Collector:
 
 
 def attributes(pairs: Any) -> dict[str, Any]:
-    """OTLP's key-value pairs as a dictionary."""
+    """Return OTLP key-value pairs as a dictionary."""
 
     def plain(value: Any) -> Any:
         kind = value.WhichOneof("value")

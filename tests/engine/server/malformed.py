@@ -1,4 +1,4 @@
-"""Bodies that no client should send."""
+"""Invalid request bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ JSON = {"Content-Type": "application/json"}
 HUGE = 10**400
 SAY = {"messages": [{"role": "user", "content": "a"}]}
 
-REFUSED: dict[str, tuple[str, Any]] = {
+INVALID: dict[str, tuple[str, Any]] = {
     "a prompt of 10 MB": (COMPLETIONS, {"prompt": "lorem ipsum " * 850_000}),
     "a message of 10 MB": (CHAT, {"messages": [{"role": "user", "content": "x" * 10_000_000}]}),
     "a million prompts": (COMPLETIONS, {"prompt": [[1]] * 1_000_000}),
@@ -59,5 +59,5 @@ RAW: dict[str, bytes] = {
 }
 
 
-def is_refused(status: int, body: dict[str, Any]) -> bool:
+def is_rejected(status: int, body: dict[str, Any]) -> bool:
     return 400 <= status < 500 and set(body["error"]) == {"message", "type", "param", "code"}

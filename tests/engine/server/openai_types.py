@@ -1,4 +1,4 @@
-"""Replies, whole and streamed, read strictly with OpenAI's own types."""
+"""Validates complete and streamed replies strictly against OpenAI's types."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def events(server: Serving, path: str, body: dict[str, Any]) -> list[Any]:
     return [json.loads(chunk) for chunk in chunks]
 
 
-def whole(server: Serving, path: str, body: dict[str, Any]) -> Any:
+def complete(server: Serving, path: str, body: dict[str, Any]) -> Any:
     response = server.post(path, body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def without_the_first(reply: Any) -> Any:
-    """OpenAI's types know no null among log-probabilities, though its API sends one for an echo's first token."""
+    """Drop the null logprob of an echo's first token, which OpenAI's API sends but its types do not allow."""
     for choice in reply["choices"]:
         logprobs = choice["logprobs"]
         if logprobs and logprobs["token_logprobs"][:1] == [None]:
@@ -35,14 +35,14 @@ def without_the_first(reply: Any) -> Any:
 
 
 def check_completion(server: Serving, body: dict[str, Any]) -> None:
-    """Sends it to /v1/completions, whole and, where the body does not say otherwise, as a stream."""
-    reply = without_the_first(whole(server, "/v1/completions", body))
+    """Validate the reply of /v1/completions and, unless the body sets `stream`, its stream."""
+    reply = without_the_first(complete(server, "/v1/completions", body))
     Completion.model_validate(reply, strict=True)
     if "stream" in body:
         return
     chunks = [without_the_first(chunk) for chunk in events(server, "/v1/completions", body)]
     for chunk in chunks[:-1]:
-        # A piece has no finish_reason yet, which this type alone does not foresee.
+        # This type does not allow a chunk without finish_reason.
         for choice in chunk["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
         Completion.model_validate(chunk, strict=True)
@@ -50,8 +50,8 @@ def check_completion(server: Serving, body: dict[str, Any]) -> None:
 
 
 def check_chat(server: Serving, body: dict[str, Any]) -> None:
-    """Sends it to /v1/chat/completions, whole and as a stream."""
-    reply = whole(server, "/v1/chat/completions", body)
+    """Validate the reply of /v1/chat/completions and its stream."""
+    reply = complete(server, "/v1/chat/completions", body)
     ChatCompletion.model_validate(reply, strict=True)
     assert reply["id"].startswith("chatcmpl-")
     chunks = [ChatCompletionChunk.model_validate(c, strict=True) for c in events(server, "/v1/chat/completions", body)]

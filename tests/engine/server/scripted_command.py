@@ -1,4 +1,4 @@
-"""The command `fastgen` with the scripted engine behind it."""
+"""The `fastgen` command with the scripted engine."""
 
 import sys
 from pathlib import Path

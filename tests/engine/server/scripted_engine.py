@@ -1,10 +1,10 @@
 """The engine's real process, step loop and scheduler over a scripted model: it repeats each prompt's tokens.
 
-A prompt may say what to answer instead: what stands between SPEAK tokens, of several such texts the one that the
-request's seed falls on, and then the end. How likely a token is follows from its number: `likelihood`.
+A prompt may set the reply instead: the text between REPLY tokens, followed by the end-of-sequence token. Of several
+such texts, the request's seed selects one. Logprobs follow from the token id: `scripted_logprobs`.
 
-Faults are asked for by the environment: SCRIPT is `refuse` (a configuration that cannot be served), `crash` (while
-loading), `hold` (load until the file in SCRIPT_GATE exists) or empty; SCRIPT_PASS_SECONDS is what a pass takes.
+The environment injects faults: SCRIPT is `refuse` (reject the configuration), `crash` (while loading), `hold` (load
+until the file in SCRIPT_GATE exists) or empty. SCRIPT_STEP_SECONDS is the duration of a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
 
-SPEAK = 5  # <file_sep> in the demo model's vocabulary, a token that no test needs otherwise
+REPLY = 5  # <file_sep> in the demo model's vocabulary; no test uses it otherwise
 END = 2
 
 
@@ -32,7 +32,7 @@ END = 2
 class ScriptedRunner:
     block_size: int
     max_model_length: int
-    pass_seconds: float
+    step_seconds: float
     architecture: types.SimpleNamespace = field(default_factory=lambda: types.SimpleNamespace(name="scripted"))
     vocab_size: int = 49152
     eos_token_ids: frozenset[int] = frozenset({END})
@@ -44,7 +44,7 @@ class ScriptedRunner:
     dtype: str = "float32"
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        threading.Event().wait(self.pass_seconds)
+        threading.Event().wait(self.step_seconds)
         return StepOutput(
             [sampled(chunk.sequence) for chunk in plan.chunks if chunk.samples],
             {index: rows for index, chunk in enumerate(plan.chunks) if (rows := prompt_rows(chunk))},
@@ -55,34 +55,34 @@ class ScriptedRunner:
 
 
 def sampled(sequence: Sequence) -> SampledToken:
-    token, asked = next_token(sequence), sequence.sampling.logprobs
-    return SampledToken(token, None if asked is None else likelihood(token, asked))
+    token, num_top = next_token(sequence), sequence.sampling.logprobs
+    return SampledToken(token, None if num_top is None else scripted_logprobs(token, num_top))
 
 
 def next_token(sequence: Sequence) -> int:
-    prompt, place = sequence.tokens[: sequence.num_prompt_tokens], sequence.num_generated_tokens
-    marks = [index for index, token in enumerate(prompt) if token == SPEAK]
+    prompt, position = sequence.tokens[: sequence.num_prompt_tokens], sequence.num_generated_tokens
+    marks = [index for index, token in enumerate(prompt) if token == REPLY]
     if not marks:
-        return prompt[place % len(prompt)]
+        return prompt[position % len(prompt)]
     texts = [prompt[start + 1 : end] for start, end in pairwise(marks)]
     text = texts[sequence.seed % len(texts)]
-    return text[place] if place < len(text) else END
+    return text[position] if position < len(text) else END
 
 
 def prompt_rows(chunk: Chunk) -> list[TokenLogprobs]:
     sequence = chunk.sequence
-    asked = sequence.sampling.prompt_logprobs
-    if asked is None:
+    num_top = sequence.sampling.prompt_logprobs
+    if num_top is None:
         return []
     last = min(chunk.start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
-    return [likelihood(token, asked) for token in sequence.tokens[chunk.start + 1 : last + 1]]
+    return [scripted_logprobs(token, num_top) for token in sequence.tokens[chunk.start + 1 : last + 1]]
 
 
-def likelihood(token: int, asked: int) -> TokenLogprobs:
-    """Even tokens are the likeliest at their place, odd ones come second to the even one before them."""
+def scripted_logprobs(token: int, num_top: int) -> TokenLogprobs:
+    """Rank even tokens first at their position, and odd ones second to the even token before them."""
     first = token - token % 2
     ranked = [(first, -0.1), (first + 1, -2.5), *((rival, -3.0 - rival) for rival in range(2, 20))]
-    return TokenLogprobs(token, ranked[token % 2][1], token % 2 + 1, tuple(ranked[:asked]))
+    return TokenLogprobs(token, ranked[token % 2][1], token % 2 + 1, tuple(ranked[:num_top]))
 
 
 def load(_source: object, config: EngineConfig, progress: Callable[[str, float], None]) -> ScriptedRunner:
@@ -97,12 +97,12 @@ def load(_source: object, config: EngineConfig, progress: Callable[[str, float],
     return ScriptedRunner(
         block_size=config.block_size,
         max_model_length=config.max_model_length or 2048,
-        pass_seconds=float(os.environ.get("SCRIPT_PASS_SECONDS", "0.001")),
+        step_seconds=float(os.environ.get("SCRIPT_STEP_SECONDS", "0.001")),
     )
 
 
 if __name__ == "__main__":
-    # In the place of the module that loads the real runner, and of torch with it.
+    # Replaces the module that loads the real runner, and torch with it.
     stub = types.ModuleType("fastgen.runner.loader")
     stub.load_runner = load  # type: ignore[attr-defined]
     sys.modules["fastgen.runner.loader"] = stub

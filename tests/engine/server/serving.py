@@ -1,4 +1,4 @@
-"""A `fastgen serve` process for tests: started on a free port, watched, stopped."""
+"""A `fastgen serve` process for tests, on a free port."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from support.demo_weights import demo_model
 REAL = (sys.executable, "-m", "fastgen")
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_command.py")))
 _START_SECONDS = 60.0
-# Every httpx call would otherwise load the system's certificates, which takes longer than the request.
+# Otherwise every httpx call loads the system's certificates, which takes longer than the request.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
-    """Polls until `condition()` is true; fails the test if it does not become so in time."""
+    """Poll until `condition()` is true; fail the test after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -37,7 +37,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0
 
 @dataclass
 class Serving:
-    """A server process and how to talk to it."""
+    """A server process and a client for it."""
 
     process: subprocess.Popen[bytes]
     log_path: Path
@@ -59,7 +59,7 @@ class Serving:
         return httpx.get(self.url + path, timeout=10, verify=_NO_TLS, **options)  # type: ignore[arg-type]
 
     def status(self, path: str) -> int | None:
-        """The status of a GET, or None while nobody listens."""
+        """Return the status of a GET; None if the connection fails."""
         try:
             return self.get(path).status_code
         except httpx.TransportError:
@@ -72,7 +72,7 @@ class Serving:
         return httpx.request(method, self.url + path, timeout=60, verify=_NO_TLS, **options)
 
     def metric(self, name: str, default: float | None = None, **labels: str) -> float:
-        """The value of a sample, summed over the labels not given; `default` where there is none yet."""
+        """Return a sample's value, summed over the labels not given; `default` if there is no sample yet."""
         families = text_string_to_metric_families(self.get("/metrics").text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         if not samples and default is not None:
@@ -81,16 +81,16 @@ class Serving:
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def num_files(self) -> int:
-        """Files and connections that the server's process has open."""
+        """Return the number of file descriptors that the server process has open."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def resident_bytes(self) -> int:
-        """Memory of the server's process."""
+        """Return the resident memory of the server process."""
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines())
         return int(fields["VmRSS"].split()[0]) << 10
 
     def engine_pid(self) -> int:
-        """The engine process: the server's only child."""
+        """Return the pid of the engine process, the server's only child."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         assert len(children) == 1, children
         return int(children[0])
@@ -126,7 +126,7 @@ def serving(
     host: str = "127.0.0.1",
     port: int | None = None,
 ) -> Iterator[Serving]:
-    """Starts a server and, whatever happens, ends it. It may still be loading: `wait_status("/ready", 200)`."""
+    """Start a server and kill it on exit. It may still be loading: use `wait_status("/ready", 200)`."""
     port, log_path = port or free_port(), folder / "server.log"
     arguments = ["serve", model or str(demo_model()), "--host", host, "--port", str(port)]
     with log_path.open("wb") as log:

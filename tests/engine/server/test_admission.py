@@ -1,4 +1,4 @@
-"""The bounded queue: what is beyond it is refused before the engine sees it."""
+"""The bounded queue: requests beyond it are rejected before they reach the engine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server with few places and a short queue."""
+    """A server with two running places and a queue of three."""
     options = ("--max-sequences", str(PLACES), "--max-queued-requests", str(QUEUE))
     folder = tmp_path_factory.mktemp("small")
-    with serving(folder, *options, environment={"SCRIPT_PASS_SECONDS": "0.02"}) as server:
+    with serving(folder, *options, environment={"SCRIPT_STEP_SECONDS": "0.02"}) as server:
         server.wait_status("/ready", 200)
         yield server
 
@@ -46,7 +46,7 @@ def is_idle(server: Serving) -> bool:
     return server.metric("fastgen_num_requests_running") == 0 == server.metric("fastgen_num_requests_waiting")
 
 
-def test_a_burst_fills_the_places_and_the_queue_exactly(small: Serving) -> None:
+def test_a_burst_fills_the_running_places_and_the_queue_exactly(small: Serving) -> None:
     rejected = small.metric("fastgen_request_rejected_total", default=0.0, reason="queue_full")
     with ExitStack() as connections:
         burst = [connections.enter_context(send(small, ENDLESS)) for _ in range(20)]
@@ -55,41 +55,41 @@ def test_a_burst_fills_the_places_and_the_queue_exactly(small: Serving) -> None:
         wait_until(lambda: small.metric("fastgen_num_requests_running") == PLACES, "the places to be taken")
         assert small.metric("fastgen_num_requests_waiting") == QUEUE
         assert small.metric("fastgen_request_rejected_total", reason="queue_full") == rejected + 15
-    wait_until(lambda: is_idle(small), "what the clients left behind to be freed")
+    wait_until(lambda: is_idle(small), "the disconnected clients' sequences to be freed")
     assert small.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
-def test_a_full_queue_says_when_to_come_back(small: Serving) -> None:
+def test_a_full_queue_sends_retry_after(small: Serving) -> None:
     with ExitStack() as connections:
         for _ in range(PLACES + QUEUE):
             assert status_of(connections.enter_context(send(small, ENDLESS))) == 200
-        refused = small.post("/v1/completions", ENDLESS)
-        assert refused.status_code == 429
-        assert 1 <= int(refused.headers["Retry-After"]) <= 60
-        assert refused.json()["error"] == {
+        response = small.post("/v1/completions", ENDLESS)
+        assert response.status_code == 429
+        assert 1 <= int(response.headers["Retry-After"]) <= 60
+        assert response.json()["error"] == {
             "message": "the queue is full: 3 requests are waiting; try again later",
             "type": "rate_limit_error",
             "param": None,
             "code": "queue_full",
         }
-    wait_until(lambda: is_idle(small), "what the clients left behind to be freed")
+    wait_until(lambda: is_idle(small), "the disconnected clients' sequences to be freed")
 
 
-def test_each_prompt_of_a_request_counts_and_all_or_none_are_taken(small: Serving) -> None:
+def test_all_prompts_of_a_request_are_admitted_or_none(small: Serving) -> None:
     body = {"max_tokens": 2, "prompt": ["a"] * (PLACES + QUEUE)}
     with send(small, {"prompt": "go on", "max_tokens": 400, "ignore_eos": True}) as one:
         wait_until(lambda: small.metric("fastgen_num_requests_running") == 1, "one to run")
         assert small.post("/v1/completions", body).status_code == 429
         assert small.metric("fastgen_num_requests_running") == 1
         assert one.fileno() > 0
-    wait_until(lambda: is_idle(small), "what the client left behind to be freed")
+    wait_until(lambda: is_idle(small), "the disconnected client's sequence to be freed")
     assert len(small.post("/v1/completions", body).json()["choices"]) == PLACES + QUEUE
 
 
-def test_more_prompts_than_there_are_ever_places_for_are_not_told_to_come_back(small: Serving) -> None:
-    refused = small.post("/v1/completions", {"max_tokens": 2, "prompt": ["a"] * (PLACES + QUEUE + 1)})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
-    assert f"at most {PLACES + QUEUE}" in refused.json()["error"]["message"]
+def test_more_prompts_than_can_ever_be_admitted_are_rejected_without_retry(small: Serving) -> None:
+    response = small.post("/v1/completions", {"max_tokens": 2, "prompt": ["a"] * (PLACES + QUEUE + 1)})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+    assert f"at most {PLACES + QUEUE}" in response.json()["error"]["message"]
 
 
 def report(*outputs: TokenOutput, running: int, waiting: int) -> StepReport:
@@ -97,7 +97,7 @@ def report(*outputs: TokenOutput, running: int, waiting: int) -> StepReport:
     return StepReport(list(outputs), StepStats(), scheduler, (0.0, 0.0, 0.0))
 
 
-def test_requests_sent_since_the_last_report_fill_its_free_places_first() -> None:
+def test_requests_sent_since_the_last_report_take_its_free_places_first() -> None:
     in_flight = InFlight(max_sequences=4)
     for name in "abc":
         in_flight.open(name)
@@ -109,18 +109,18 @@ def test_requests_sent_since_the_last_report_fill_its_free_places_first() -> Non
     assert in_flight.num_queued == 1
 
 
-def test_an_engine_short_of_memory_has_fewer_places() -> None:
+def test_an_engine_short_of_memory_has_fewer_running_places() -> None:
     in_flight = InFlight(max_sequences=4)
     for name in "abcd":
         in_flight.open(name)
     in_flight.record(report(running=2, waiting=2))
     assert in_flight.num_queued == 2
     ended = TokenOutput(request_id="a", token_ids=[1], finish_reason=FinishReason.LENGTH)
-    in_flight.record(report(ended, running=1, waiting=2))  # the place of the one that ended is free
+    in_flight.record(report(ended, running=1, waiting=2))  # the finished request freed its place
     assert in_flight.num_queued == 1
 
 
-def test_the_rate_is_right_from_the_start_and_follows_a_change() -> None:
+def test_the_rate_is_unbiased_from_the_start_and_follows_a_change() -> None:
     now = 0.0
     rate = Rate(lambda: now)
     assert rate.per_second() == 0.0
@@ -133,5 +133,5 @@ def test_the_rate_is_right_from_the_start_and_follows_a_change() -> None:
 
 
 @pytest.mark.parametrize(("queue", "rate", "seconds"), [(100, 10.0, 5), (3, 100.0, 1), (1000, 0.1, 60), (10, 0.0, 60)])
-def test_a_client_is_told_to_wait_for_half_the_queue(queue: int, rate: float, seconds: int) -> None:
+def test_retry_after_is_the_time_to_drain_half_the_queue(queue: int, rate: float, seconds: int) -> None:
     assert retry_after(queue, rate) == seconds

@@ -1,4 +1,4 @@
-"""API keys, from a file and from the environment."""
+"""API keys from a file and from the environment."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/version", "/docs", "/openapi.json", "/nowhere", "/health/", "//metrics"]
 )
-def test_everything_but_probes_and_metrics_asks_for_a_key(locked: Locked, path: str) -> None:
-    refused = locked.server.get(path)
-    assert refused.status_code == 401
-    assert refused.headers["WWW-Authenticate"] == "Bearer"
-    assert refused.json()["error"] == {
+def test_every_path_except_probes_and_metrics_requires_a_key(locked: Locked, path: str) -> None:
+    response = locked.server.get(path)
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+    assert response.json()["error"] == {
         "message": "no API key: send Authorization: Bearer KEY",
         "type": "authentication_error",
         "param": None,
@@ -60,7 +60,7 @@ def test_probes_and_metrics_need_no_key(locked: Locked, path: str) -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, "sk-of-the-file-2", "sk-env-1", "sk-env-2"])
-def test_every_key_of_file_and_environment_opens(locked: Locked, key: str) -> None:
+def test_every_key_from_the_file_and_the_environment_is_accepted(locked: Locked, key: str) -> None:
     assert locked.server.get("/v1/models", headers=bearer(key)).status_code == 200
 
 
@@ -68,12 +68,12 @@ def test_every_key_of_file_and_environment_opens(locked: Locked, key: str) -> No
     "given",
     ["", "Bearer", "Bearer sk-of-the-file", f"Bearer {KEY}x", f"Basic {KEY}", KEY, "Bearer # team a"],
 )
-def test_nothing_else_opens(locked: Locked, given: str) -> None:
+def test_any_other_credential_is_rejected(locked: Locked, given: str) -> None:
     assert locked.server.get("/v1/models", headers={"Authorization": given}).status_code == 401
 
 
 @pytest.mark.parametrize("given", ["first", "second", "third", "neither"])
-def test_a_key_is_compared_with_all_in_constant_time(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_compared_with_all_keys_in_constant_time(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
     def compare(one: bytes, other: bytes) -> bool:
@@ -84,7 +84,7 @@ def test_a_key_is_compared_with_all_in_constant_time(given: str, monkeypatch: py
     monkeypatch.setattr(hmac, "compare_digest", compare)
     keys = KeyRing(None, {"FASTGEN_API_KEY": "first,second,third"})
     assert keys.allows(f"Bearer {given}") == (given != "neither")
-    assert len(compared) == 3, "whichever is the right one"
+    assert len(compared) == 3, "whichever key is valid"
     assert {len(one) == len(other) == 32 for one, other in compared} == {True}
 
 
@@ -93,14 +93,14 @@ def test_the_openai_client_raises_its_authentication_error(locked: Locked) -> No
         locked.server.client().models.list()
 
 
-def test_a_refusal_is_counted_and_no_key_is_logged(locked: Locked) -> None:
+def test_a_rejection_is_counted_and_no_key_is_logged(locked: Locked) -> None:
     locked.server.get("/v1/models", headers=bearer("sk-wrong"))
     assert locked.server.metric("fastgen_request_rejected_total", reason="invalid_api_key") >= 1
     assert "sk-" not in locked.server.log
     assert "rejected status=401 code=invalid_api_key" in locked.server.log
 
 
-def test_a_changed_file_counts_without_a_restart(locked: Locked) -> None:
+def test_a_changed_key_file_takes_effect_without_a_restart(locked: Locked) -> None:
     def opens(key: str) -> bool:
         return locked.server.get("/version", headers=bearer(key)).status_code == 200
 
@@ -108,24 +108,26 @@ def test_a_changed_file_counts_without_a_restart(locked: Locked) -> None:
     replacement = locked.key_file.with_suffix(".new")
     replacement.write_text("sk-rotated\n")
     os.replace(replacement, locked.key_file)
-    wait_until(lambda: opens("sk-rotated"), "the new key to count")
+    wait_until(lambda: opens("sk-rotated"), "the new key to take effect")
     assert not opens(KEY)
     assert opens("sk-env-1")
     locked.key_file.write_text("# nothing\n")
-    wait_until(lambda: "keeping the previous keys" in (opens("x"), locked.server.log)[1], "the empty file to be seen")
+    wait_until(lambda: "keeping the previous keys" in (opens("x"), locked.server.log)[1], "the empty file to be read")
     assert opens("sk-rotated")
     locked.key_file.write_text(before)
-    wait_until(lambda: opens(KEY), "the old keys to count again")
+    wait_until(lambda: opens(KEY), "the old keys to take effect again")
 
 
-def test_a_browser_may_ask_from_an_allowed_origin_only(locked: Locked) -> None:
+def test_only_allowed_origins_get_cors_headers(locked: Locked) -> None:
     def allowed(origin: str) -> str | None:
         preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
         fields = {"Origin": origin, **preflight}
-        asked = locked.server.request("OPTIONS", "/v1/completions", headers=fields)
+        preflight_response = locked.server.request("OPTIONS", "/v1/completions", headers=fields)
         answered = locked.server.get("/v1/models", headers={"Origin": origin})  # errors must be readable too
-        assert answered.headers.get("access-control-allow-origin") == asked.headers.get("access-control-allow-origin")
-        return asked.headers.get("access-control-allow-origin")
+        assert answered.headers.get("access-control-allow-origin") == preflight_response.headers.get(
+            "access-control-allow-origin"
+        )
+        return preflight_response.headers.get("access-control-allow-origin")
 
     assert allowed("https://page.example") == "https://page.example"
     assert allowed("https://other.example") is None
@@ -137,13 +139,13 @@ def test_no_origin_is_allowed_by_default(scripted: Serving) -> None:
     assert "access-control-allow-origin" not in answered.headers
 
 
-def test_keys_are_asked_for_only_where_there_are_any() -> None:
+def test_keys_are_required_only_if_any_are_configured() -> None:
     assert not KeyRing(None, {})
     assert not KeyRing(None, {"FASTGEN_API_KEY": " ,\n"})
     assert KeyRing(None, {"FASTGEN_API_KEY": "a"}).allows("bearer a")
 
 
-def test_a_file_without_a_key_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_key_file_without_a_key_is_rejected_at_startup(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# none\n")
     with pytest.raises(
         ConfigError, match=r"--api-key-file .*/empty: contains no key; give a file with one key per line"

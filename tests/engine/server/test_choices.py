@@ -1,4 +1,4 @@
-"""Several answers to one prompt, what they cost, and when their time is up."""
+"""Several choices per prompt, usage, and deadlines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import openai
 import pytest
 
-from engine.server.scripted_engine import likelihood
+from engine.server.scripted_engine import scripted_logprobs
+from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving, wait_until
-from engine.server.speaking import asking, speak
 
-COLOURS = speak("red", "green and blue", "yellow of some kind", "violet", "no colour at all")
+COLOURS = prompt_for("red", "green and blue", "yellow of some kind", "violet", "no colour at all")
 
 
 def complete(server: Serving, **body: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def texts(done: dict[str, Any]) -> list[str]:
     return [choice["text"] for choice in done["choices"]]
 
 
-def test_n_choices_differ_and_the_first_is_what_one_alone_would_be(scripted: Serving) -> None:
+def test_n_choices_differ_and_the_first_equals_a_single_choice(scripted: Serving) -> None:
     one = complete(scripted, prompt=COLOURS, seed=3)
     several = complete(scripted, prompt=COLOURS, seed=3, n=8)
     assert texts(several)[0] == texts(one)[0]
@@ -36,19 +36,19 @@ def test_n_choices_differ_and_the_first_is_what_one_alone_would_be(scripted: Ser
     }
 
 
-def test_choices_of_several_prompts_come_prompt_by_prompt(scripted: Serving) -> None:
-    done = complete(scripted, prompt=[speak("a"), speak("b")], n=2)
+def test_choices_of_several_prompts_are_grouped_by_prompt(scripted: Serving) -> None:
+    done = complete(scripted, prompt=[prompt_for("a"), prompt_for("b")], n=2)
     assert texts(done) == ["a", "a", "b", "b"]
 
 
-def test_a_prompt_with_several_answers_is_read_once(scripted: Serving) -> None:
-    one, three = (complete(scripted, prompt=[speak("a b"), speak("c")], n=n)["usage"] for n in (1, 3))
+def test_a_prompt_with_several_choices_counts_once_in_usage(scripted: Serving) -> None:
+    one, three = (complete(scripted, prompt=[prompt_for("a b"), prompt_for("c")], n=n)["usage"] for n in (1, 3))
     assert three["prompt_tokens"] == one["prompt_tokens"]
     assert three["completion_tokens"] == 3 * one["completion_tokens"]
     assert three["total_tokens"] == three["prompt_tokens"] + three["completion_tokens"]
 
 
-def test_the_best_of_several_are_the_likeliest_per_token(scripted: Serving) -> None:
+def test_best_of_returns_the_choices_with_the_highest_mean_logprob(scripted: Serving) -> None:
     body = {"prompt": COLOURS, "seed": 11, "logprobs": 0}
     everything = complete(scripted, **body, n=12)
     best = complete(scripted, **body, n=2, best_of=12)
@@ -60,7 +60,7 @@ def test_the_best_of_several_are_the_likeliest_per_token(scripted: Serving) -> N
     assert best["usage"] == everything["usage"]
 
 
-def test_the_best_are_found_without_log_probabilities_being_shown(scripted: Serving) -> None:
+def test_best_of_works_without_returning_logprobs(scripted: Serving) -> None:
     done = complete(scripted, prompt=COLOURS, seed=11, best_of=12)
     assert len(done["choices"]) == 1
     assert done["choices"][0]["logprobs"] is None
@@ -77,30 +77,32 @@ def test_the_best_are_found_without_log_probabilities_being_shown(scripted: Serv
         ({"n": 100, "prompt": ["a"] * 11}, "prompt"),
     ],
 )
-def test_a_number_of_choices_that_cannot_be_is_refused(scripted: Serving, fields: dict[str, Any], param: str) -> None:
+def test_an_invalid_number_of_choices_is_rejected(scripted: Serving, fields: dict[str, Any], param: str) -> None:
     response = scripted.post("/v1/completions", {"prompt": "a", **fields})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-def test_choices_of_a_chat_stream_side_by_side_each_with_its_role(scripted: Serving) -> None:
+def test_streamed_chat_choices_interleave_and_each_starts_with_its_role(scripted: Serving) -> None:
     chunks = list(
         scripted.client().chat.completions.create(
-            model="smollm2", messages=asking("one", "two three"), n=4, seed=1, stream=True
+            model="smollm2", messages=messages_for("one", "two three"), n=4, seed=1, stream=True
         )
     )
-    whole = scripted.client().chat.completions.create(model="smollm2", messages=asking("one", "two three"), n=4, seed=1)
+    full = scripted.client().chat.completions.create(
+        model="smollm2", messages=messages_for("one", "two three"), n=4, seed=1
+    )
     for index in range(4):
         own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
         assert [choice.delta.role for choice in own] == ["assistant"] + [None] * (len(own) - 1)
-        assert "".join(choice.delta.content or "" for choice in own) == whole.choices[index].message.content
+        assert "".join(choice.delta.content or "" for choice in own) == full.choices[index].message.content
         assert [choice.finish_reason for choice in own] == [None] * (len(own) - 1) + ["stop"]
 
 
-def test_the_usage_may_come_with_every_piece(scripted: Serving) -> None:
+def test_usage_can_be_sent_with_every_chunk(scripted: Serving) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(
         scripted.client().completions.create(
-            model="smollm2", prompt=speak("one two three"), stream=True, stream_options=options
+            model="smollm2", prompt=prompt_for("one two three"), stream=True, stream_options=options
         )
     )
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
@@ -109,7 +111,7 @@ def test_the_usage_may_come_with_every_piece(scripted: Serving) -> None:
     assert len(set(counts)) > 2
 
 
-def test_usage_tells_how_much_was_cached(scripted: Serving) -> None:
+def test_usage_reports_cached_tokens(scripted: Serving) -> None:
     body = {"prompt": "word " * 300, "max_tokens": 1}
     complete(scripted, **body)
     details = complete(scripted, **body)["usage"]["prompt_tokens_details"]
@@ -118,14 +120,14 @@ def test_usage_tells_how_much_was_cached(scripted: Serving) -> None:
     assert salted["cached_tokens"] == 0
 
 
-def test_a_deadline_ends_a_generation_with_what_there_is(slow: Serving) -> None:
+def test_a_deadline_ends_a_generation_with_its_output_so_far(slow: Serving) -> None:
     body = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "timeout": 0.5}
     done = slow.post("/v1/completions", body).json()
     assert done["choices"][0]["finish_reason"] == "abort"
     assert 1 < done["usage"]["completion_tokens"] < 200
 
 
-def test_a_deadline_that_passes_before_the_first_token_is_an_error(slow: Serving) -> None:
+def test_a_deadline_before_the_first_token_is_a_408(slow: Serving) -> None:
     body = {"prompt": "go on", "timeout": 1e-6}
     response = slow.post("/v1/completions", body)
     assert (response.status_code, response.json()["error"]["code"]) == (408, "deadline_exceeded")
@@ -135,12 +137,12 @@ def test_a_deadline_that_passes_before_the_first_token_is_an_error(slow: Serving
                 model=slow.client().models.list().data[0].id, prompt="go on", stream=True, extra_body=body
             )
         )
-    refused = slow.post("/v1/completions", {**body, "timeout": 0})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "timeout")
-    assert "timeout is 0" in refused.json()["error"]["message"]
+    response = slow.post("/v1/completions", {**body, "timeout": 0})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "timeout")
+    assert "timeout is 0" in response.json()["error"]["message"]
     wait_until(lambda: slow.metric("fastgen_num_requests_running") == 0, "everything to be freed")
 
 
-def test_the_scripts_likelihoods_have_an_order() -> None:
-    assert likelihood(8, 3).rank == 1
-    assert likelihood(9, 3).rank == 2
+def test_scripted_logprobs_have_ranks() -> None:
+    assert scripted_logprobs(8, 3).rank == 1
+    assert scripted_logprobs(9, 3).rank == 2

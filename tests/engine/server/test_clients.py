@@ -1,4 +1,4 @@
-"""OpenAI's own types, and the clients that people build on, against every kind of reply."""
+"""Every kind of reply against OpenAI's types and common clients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.server.openai_types import check_chat, check_completion
+from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving
-from engine.server.speaking import asking, speak
 
 TOOL = {
     "type": "function",
@@ -18,12 +18,12 @@ CALL = '{"name": "add", "arguments": {"a":1}}'
 COMPLETIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "several": {"n": 3, "seed": 1},
-    "prompts": {"prompt": [speak("a"), speak("b")]},
+    "prompts": {"prompt": [prompt_for("a"), prompt_for("b")]},
     "logprobs": {"logprobs": 2},
     "echo": {"echo": True},
     "scored": {"echo": True, "logprobs": 1, "max_tokens": 0},
     "stopped": {"stop": ["three"]},
-    "structure": {"prompt": speak('{"a": 1}'), "response_format": {"type": "json_object"}},
+    "structure": {"prompt": prompt_for('{"a": 1}'), "response_format": {"type": "json_object"}},
     "best": {"best_of": 3, "n": 2, "stream": False},
     "prompt logprobs": {"prompt_logprobs": 1, "stream": False},
 }
@@ -31,24 +31,24 @@ CHATS: dict[str, dict[str, Any]] = {
     "plain": {},
     "several": {"n": 3, "seed": 1},
     "logprobs": {"logprobs": True, "top_logprobs": 2},
-    "tool call": {"messages": asking(CALL), "tools": [TOOL]},
-    "required": {"messages": asking(CALL), "tools": [TOOL], "tool_choice": "required", "logprobs": True},
-    "structure": {"messages": asking('{"a": 1}'), "response_format": {"type": "json_object"}},
+    "tool call": {"messages": messages_for(CALL), "tools": [TOOL]},
+    "required": {"messages": messages_for(CALL), "tools": [TOOL], "tool_choice": "required", "logprobs": True},
+    "structure": {"messages": messages_for('{"a": 1}'), "response_format": {"type": "json_object"}},
     "stopped": {"stop": "three", "max_completion_tokens": 9},
 }
 
 
 @pytest.mark.parametrize("name", COMPLETIONS)
-def test_every_completion_is_one_to_openais_types(scripted: Serving, name: str) -> None:
-    check_completion(scripted, {"prompt": speak("one two three four"), **COMPLETIONS[name]})
+def test_every_completion_validates_against_openais_types(scripted: Serving, name: str) -> None:
+    check_completion(scripted, {"prompt": prompt_for("one two three four"), **COMPLETIONS[name]})
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_every_chat_is_one_to_openais_types(scripted: Serving, name: str) -> None:
-    check_chat(scripted, {"messages": asking("one two three four"), **CHATS[name]})
+def test_every_chat_completion_validates_against_openais_types(scripted: Serving, name: str) -> None:
+    check_chat(scripted, {"messages": messages_for("one two three four"), **CHATS[name]})
 
 
-def test_langchain_chats_streams_calls_tools_and_reads_structures(scripted: Serving) -> None:
+def test_langchain_can_chat_stream_call_tools_and_parse_structured_output(scripted: Serving) -> None:
     from langchain_openai import ChatOpenAI
     from pydantic import BaseModel
 
@@ -56,38 +56,38 @@ def test_langchain_chats_streams_calls_tools_and_reads_structures(scripted: Serv
         a: int
 
     def add(a: int) -> int:
-        """Adds."""
+        """Add."""
         return a
 
     model = ChatOpenAI(model="smollm2", base_url=f"{scripted.url}/v1", api_key="none", max_retries=0)  # type: ignore[arg-type]
-    answer = model.invoke(speak("Hello you"))
+    answer = model.invoke(prompt_for("Hello you"))
     assert answer.content == "Hello you"
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["output_tokens"] > 0
-    assert "".join(str(chunk.content) for chunk in model.stream(speak("one two three"))) == "one two three"
+    assert "".join(str(chunk.content) for chunk in model.stream(prompt_for("one two three"))) == "one two three"
     with_tools = model.bind_tools([add])
-    assert with_tools.invoke(speak(CALL)).tool_calls[0]["args"] == {"a": 1}
+    assert with_tools.invoke(prompt_for(CALL)).tool_calls[0]["args"] == {"a": 1}
     streamed = None
-    for chunk in with_tools.stream(speak(CALL)):
+    for chunk in with_tools.stream(prompt_for(CALL)):
         streamed = chunk if streamed is None else streamed + chunk
     assert streamed is not None
     assert streamed.tool_calls[0]["name"] == "add"  # type: ignore[attr-defined]
     called = model.with_structured_output(Sum, method="function_calling").invoke(
-        speak('{"name": "Sum", "arguments": {"a":2}}')
+        prompt_for('{"name": "Sum", "arguments": {"a":2}}')
     )
     assert called == Sum(a=2)
-    assert model.with_structured_output(Sum, method="json_schema").invoke(speak('{"a":3}')) == Sum(a=3)
+    assert model.with_structured_output(Sum, method="json_schema").invoke(prompt_for('{"a":3}')) == Sum(a=3)
 
 
 def test_litellm_completes_and_streams(scripted: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it downloads a price list
     import litellm
 
     target: dict[str, Any] = {"model": "openai/smollm2", "api_base": f"{scripted.url}/v1", "api_key": "none"}
-    done = litellm.completion(messages=asking("Hello you"), **target)
+    done = litellm.completion(messages=messages_for("Hello you"), **target)
     assert done.choices[0].message.content == "Hello you"
     assert done.usage.completion_tokens > 0
-    called = litellm.completion(messages=asking(CALL), tools=[TOOL], **target)
+    called = litellm.completion(messages=messages_for(CALL), tools=[TOOL], **target)
     assert called.choices[0].message.tool_calls[0].function.name == "add"
-    chunks = litellm.completion(messages=asking("one two three"), stream=True, **target)
+    chunks = litellm.completion(messages=messages_for("one two three"), stream=True, **target)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"

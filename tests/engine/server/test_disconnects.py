@@ -1,4 +1,4 @@
-"""Clients that vanish by the hundred, at any point, leave nothing behind."""
+"""Hundreds of clients that disconnect at any point are freed completely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": 
 @pytest.fixture(scope="module")
 def stormy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("stormy")
-    with serving(folder, "--max-sequences", "64", environment={"SCRIPT_PASS_SECONDS": "0.02"}) as server:
+    with serving(folder, "--max-sequences", "64", environment={"SCRIPT_STEP_SECONDS": "0.02"}) as server:
         server.wait_status("/ready", 200)
         yield server
 
@@ -37,7 +37,7 @@ def request(body: dict[str, object], length: int | None = None) -> bytes:
 
 
 def vanish(connection: socket.socket) -> None:
-    """Ends a connection as a crash does: with a reset."""
+    """Close a connection with a reset, as a crash does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
@@ -66,11 +66,11 @@ def is_quiet(server: Serving, files: int) -> bool:
 
 
 @pytest.mark.parametrize("leave", [in_mid_stream, before_reading, in_mid_body, in_mid_head])
-def test_five_hundred_clients_that_vanish_are_forgotten_in_five_seconds(
+def test_five_hundred_disconnected_clients_are_freed_within_five_seconds(
     stormy: Serving, leave: Callable[[socket.socket], None]
 ) -> None:
     stormy.metric("fastgen_http_requests_open")
-    files = stormy.num_files() + 1  # the probe's own
+    files = stormy.num_files() + 1  # the probe's own connection
     with ExitStack() as storm:
         for _ in range(STORM):
             connection = connect(stormy)
@@ -86,7 +86,7 @@ def test_five_hundred_clients_that_vanish_are_forgotten_in_five_seconds(
     assert "Traceback" not in stormy.log
 
 
-def test_storms_leave_no_memory_behind(stormy: Serving) -> None:
+def test_repeated_disconnect_storms_do_not_leak_memory(stormy: Serving) -> None:
     def storm() -> int:
         connections = [connect(stormy) for _ in range(100)]
         for connection in connections:
@@ -96,6 +96,6 @@ def test_storms_leave_no_memory_behind(stormy: Serving) -> None:
         wait_until(lambda: is_quiet(stormy, 1000), "everything to be freed", GONE_SECONDS)
         return stormy.resident_bytes()
 
-    first = [storm() for _ in range(4)]  # what the allocator takes once
+    first = [storm() for _ in range(4)]  # the allocator grows once
     later = [storm() for _ in range(6)]
     assert max(later) <= max(first) * 1.02

@@ -1,4 +1,4 @@
-"""Bodies that no client should send: each is refused as the client's mistake, and leaves nothing behind."""
+"""Invalid requests: each is rejected with 4xx and leaves no state behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.server.malformed import COMPLETIONS, JSON, RAW, REFUSED, is_refused
+from engine.server.malformed import COMPLETIONS, INVALID, JSON, RAW, is_rejected
 from engine.server.serving import Serving, wait_until
 
 KINDS = [
@@ -29,38 +29,38 @@ def _nothing_stays(scripted: Serving) -> Any:
     assert scripted.post(COMPLETIONS, {"prompt": "a"}).status_code == 200
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_value_that_makes_no_sense_is_the_clients_mistake(scripted: Serving, name: str) -> None:
-    path, body = REFUSED[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_value_is_rejected_with_4xx(scripted: Serving, name: str) -> None:
+    path, body = INVALID[name]
     answered = scripted.post(path, body)
-    assert is_refused(answered.status_code, answered.json())
+    assert is_rejected(answered.status_code, answered.json())
     assert len(answered.content) < 2000, "an error does not repeat what was sent"
 
 
 @pytest.mark.parametrize("name", RAW)
-def test_a_body_that_is_no_json_is_the_clients_mistake(scripted: Serving, name: str) -> None:
+def test_an_invalid_json_body_is_rejected_with_4xx(scripted: Serving, name: str) -> None:
     answered = scripted.request("POST", COMPLETIONS, content=RAW[name], headers=JSON)
-    assert is_refused(answered.status_code, answered.json())
+    assert is_rejected(answered.status_code, answered.json())
 
 
-def test_what_was_refused_leaves_no_memory_behind(scripted: Serving) -> None:
+def test_rejected_requests_do_not_leak_memory(scripted: Serving) -> None:
     def every() -> int:
-        for path, body in REFUSED.values():
+        for path, body in INVALID.values():
             scripted.post(path, body)
         for content in RAW.values():
             scripted.request("POST", COMPLETIONS, content=content, headers=JSON)
         return scripted.resident_bytes()
 
-    first = [every() for _ in range(3)]  # what the allocator takes once
+    first = [every() for _ in range(3)]  # the allocator grows once
     later = [every() for _ in range(5)]
     assert max(later) <= max(first) * 1.02
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_content_type_other_than_json_is_no_crash(scripted: Serving, kind: str) -> None:
+def test_other_content_types_are_handled_without_a_crash(scripted: Serving, kind: str) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 1})
     answered = scripted.request("POST", COMPLETIONS, content=body, headers={"Content-Type": kind})
-    assert answered.status_code == 200 or is_refused(answered.status_code, answered.json())
+    assert answered.status_code == 200 or is_rejected(answered.status_code, answered.json())
     assert kind.startswith("application/json") or answered.status_code != 200
 
 
@@ -75,7 +75,7 @@ CONTRADICTIONS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_http_that_contradicts_itself_is_refused_and_closed(scripted: Serving, name: str) -> None:
+def test_contradictory_http_is_rejected_and_closed(scripted: Serving, name: str) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", scripted.port), timeout=20) as connection:
         connection.sendall(head + CONTRADICTIONS[name])
@@ -88,5 +88,5 @@ def test_http_that_contradicts_itself_is_refused_and_closed(scripted: Serving, n
 @pytest.mark.parametrize(
     "path", ["/v1/completions/", "/v1//completions", "/%00", "/v1/completions%2f..", "/" + "a" * 5000]
 )
-def test_a_path_that_is_not_served_is_not_found(scripted: Serving, path: str) -> None:
+def test_an_unknown_path_is_not_found(scripted: Serving, path: str) -> None:
     assert scripted.request("POST", path, json={}).status_code in (307, 404)

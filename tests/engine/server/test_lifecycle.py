@@ -1,4 +1,4 @@
-"""Start, faults, disconnects and drain, over the scripted engine in its real process."""
+"""Startup, faults, disconnects and drain, with the scripted engine in its real process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import pytest
 
 from engine.server.serving import Serving, serving, wait_until
 
-SLOW = {"SCRIPT_PASS_SECONDS": "0.02"}
+SLOW = {"SCRIPT_STEP_SECONDS": "0.02"}
 STREAMING_CLIENT = Path(__file__).parents[2] / "support" / "streaming_client.py"
-# Longer than any test waits: these end by what the test does.
+# Longer than any test waits: the test ends these requests.
 ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True}
 
 
@@ -29,7 +29,7 @@ def running(server: Serving) -> float:
 
 
 def is_alive(pid: int) -> bool:
-    """Is there such a process, other than as a zombie?"""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -37,7 +37,7 @@ def is_alive(pid: int) -> bool:
 
 
 def send_raw(server: Serving, body: dict[str, object]) -> socket.socket:
-    """Sends a completion request over a socket that the test holds."""
+    """Send a completion request and return its socket."""
     content = json.dumps(body).encode()
     fields = f"Host: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     connection = socket.create_connection(("127.0.0.1", server.port))
@@ -46,7 +46,7 @@ def send_raw(server: Serving, body: dict[str, object]) -> socket.socket:
 
 
 class Streaming(threading.Thread):
-    """A client that streams in the background until the stream ends."""
+    """A client thread that reads a stream to its end."""
 
     def __init__(self, server: Serving, body: dict[str, object]) -> None:
         super().__init__(daemon=True)
@@ -65,28 +65,28 @@ class Streaming(threading.Thread):
                     self.began.set()
 
     def finish_reasons(self) -> list[str | None]:
-        """Of every chunk, after the stream has ended."""
+        """Wait for the end of the stream and return the finish reason of each chunk."""
         self.join(30)
         assert not self.is_alive(), "the stream did not end"
         return [json.loads(event)["choices"][0]["finish_reason"] for event in self.events if event != "[DONE]"]
 
 
-def test_the_server_listens_while_the_engine_loads(tmp_path: Path) -> None:
+def test_the_server_responds_while_the_engine_loads(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with serving(tmp_path, environment={"SCRIPT": "hold", "SCRIPT_GATE": str(gate)}) as server:
         server.wait_status("/health", 200)
         wait_until(lambda: server.get("/ready").json() == {"status": "loading weights 40 %"}, "the engine's progress")
         assert server.status("/ready") == 503
-        refused = server.post("/v1/completions", ENDLESS)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
-        assert int(refused.headers["Retry-After"]) > 0
+        response = server.post("/v1/completions", ENDLESS)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "loading")
+        assert int(response.headers["Retry-After"]) > 0
         assert server.status("/metrics") == 200
         gate.touch()
         server.wait_status("/ready", 200)
         assert server.status("/health") == 200
 
 
-def test_a_term_signal_while_loading_ends_both_processes(tmp_path: Path) -> None:
+def test_sigterm_while_loading_ends_both_processes(tmp_path: Path) -> None:
     with serving(tmp_path, environment={"SCRIPT": "hold", "SCRIPT_GATE": str(tmp_path / "never")}) as server:
         server.wait_status("/health", 200)
         wait_until(lambda: "40 %" in server.get("/ready").text, "the engine's progress")
@@ -97,18 +97,18 @@ def test_a_term_signal_while_loading_ends_both_processes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("script", "exit_code", "said"),
+    ("script", "exit_code", "last_line"),
     [
         ("refuse", 2, "fastgen: error: --max-model-length 99999: the KV cache holds 4096 tokens; lower it"),
         ("crash", 1, "fastgen: error: the engine process was killed by SIGKILL (out of memory?)"),
     ],
 )
-def test_an_engine_that_cannot_start_ends_the_server_with_one_line(
-    tmp_path: Path, script: str, exit_code: int, said: str
+def test_a_failed_engine_start_ends_the_server_with_one_log_line(
+    tmp_path: Path, script: str, exit_code: int, last_line: str
 ) -> None:
     with serving(tmp_path, environment={"SCRIPT": script}) as server:
         assert server.wait_exit(60) == exit_code
-        assert server.log.splitlines()[-1] == said
+        assert server.log.splitlines()[-1] == last_line
         assert "Traceback" not in server.log
 
 
@@ -116,8 +116,8 @@ def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
     with serving(tmp_path, environment=SLOW) as server:
         server.wait_status("/ready", 200)
         stream = Streaming(server, ENDLESS)
-        whole: list[httpx.Response] = []
-        waiting = threading.Thread(target=lambda: whole.append(server.post("/v1/completions", ENDLESS)))
+        full: list[httpx.Response] = []
+        waiting = threading.Thread(target=lambda: full.append(server.post("/v1/completions", ENDLESS)))
         waiting.start()
         name = server.client().models.list().data[0].id
         openais = server.client().completions.create(model=name, prompt="go on", max_tokens=2000, stream=True)
@@ -125,8 +125,8 @@ def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
         os.kill(server.engine_pid(), signal.SIGKILL)
         wait_until(lambda: server.status("/health") == 503, "/health 503")
         assert "killed by SIGKILL" in server.get("/health").json()["status"]
-        refused = server.post("/v1/completions", ENDLESS)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+        response = server.post("/v1/completions", ENDLESS)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
         with pytest.raises(openai.APIError, match="the engine died during this request"):
             list(openais)
         assert server.wait_exit() == 1
@@ -134,13 +134,13 @@ def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
         waiting.join(10)
         assert json.loads(stream.events[-2])["error"]["code"] == "engine_dead"
         assert stream.events[-1] == "[DONE]"
-        assert (whole[0].status_code, whole[0].json()["error"]["type"]) == (500, "server_error")
+        assert (full[0].status_code, full[0].json()["error"]["type"]) == (500, "server_error")
         assert "exiting because the engine died" in server.log
         assert "Traceback" not in server.log
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_its_sequence(slow: Serving, stream: bool) -> None:
+def test_a_disconnect_frees_the_sequence(slow: Serving, stream: bool) -> None:
     aborted = slow.metric("fastgen_request_success_total", finish_reason="abort")
     lines = slow.log.count("status=499 finish=none")
     connection = send_raw(slow, {**ENDLESS, "stream": stream})
@@ -156,9 +156,9 @@ def test_a_client_that_goes_away_frees_its_sequence(slow: Serving, stream: bool)
     assert "Traceback" not in slow.log
 
 
-def test_a_client_that_goes_away_frees_its_sequence_within_one_step(tmp_path: Path) -> None:
-    """The step under way when the connection closes is the last one: steps take a second here, and are counted."""
-    with serving(tmp_path, environment={"SCRIPT_PASS_SECONDS": "1"}) as server:
+def test_a_disconnect_frees_the_sequence_within_one_step(tmp_path: Path) -> None:
+    """At most the step running at the disconnect is counted after it; steps take one second here."""
+    with serving(tmp_path, environment={"SCRIPT_STEP_SECONDS": "1"}) as server:
         server.wait_status("/ready", 200)
         body = {"prompt": "go on", "max_tokens": 300, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as stream:
@@ -169,7 +169,7 @@ def test_a_client_that_goes_away_frees_its_sequence_within_one_step(tmp_path: Pa
         assert server.metric("fastgen_step_seconds_count") <= steps + 1
 
 
-def test_a_client_with_several_prompts_that_goes_away_frees_all(slow: Serving) -> None:
+def test_a_disconnect_frees_the_sequences_of_all_prompts(slow: Serving) -> None:
     connection = send_raw(slow, {**ENDLESS, "prompt": ["a", "b", "c"]})
     wait_until(lambda: running(slow) == 3, "the prompts to run")
     connection.close()
@@ -183,7 +183,7 @@ def test_a_stop_string_frees_its_sequence(slow: Serving) -> None:
     wait_until(lambda: running(slow) == 0, "the sequence to be freed")
 
 
-def test_a_term_signal_lets_running_requests_finish(tmp_path: Path) -> None:
+def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
     with serving(tmp_path, environment=SLOW) as server:
         server.wait_status("/ready", 200)
         stream = Streaming(server, {**ENDLESS, "max_tokens": 100})
@@ -192,15 +192,15 @@ def test_a_term_signal_lets_running_requests_finish(tmp_path: Path) -> None:
         wait_until(lambda: server.status("/ready") == 503, "/ready 503")
         assert server.get("/ready").json() == {"status": "draining"}
         assert server.status("/health") == 200
-        refused = server.post("/v1/completions", ENDLESS)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-        assert int(refused.headers["Retry-After"]) > 0
+        response = server.post("/v1/completions", ENDLESS)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
+        assert int(response.headers["Retry-After"]) > 0
         assert stream.finish_reasons()[-1] == "length"
         assert server.wait_exit() == 0
         assert not is_alive(engine)
 
 
-def test_a_term_signal_loses_no_stream_of_the_client_that_the_cluster_tests_use(tmp_path: Path) -> None:
+def test_sigterm_loses_no_stream_of_the_cluster_tests_client(tmp_path: Path) -> None:
     with serving(tmp_path, "--served-model-name", "smollm2", environment=SLOW) as server:
         server.wait_status("/ready", 200)
         command = [sys.executable, "-c", STREAMING_CLIENT.read_text(), "127.0.0.1", str(server.port), "smollm2"]
@@ -218,11 +218,11 @@ def test_a_term_signal_loses_no_stream_of_the_client_that_the_cluster_tests_use(
         assert "draining: 3 open requests" in server.log
         assert [(line[0], line[2]) for line in brief] == [("ok", "8")] * 3
         assert all(line[0] == "ok" and int(line[2]) > 8 for line in ended[:3]), ended
-        # Nobody serves any more, and the client tells.
+        # The server has stopped, and the client reports failures.
         assert [line[0] for line in ended[3:]] == ["failed"] * 3
 
 
-def test_a_drain_that_takes_too_long_aborts_what_is_left(tmp_path: Path) -> None:
+def test_requests_still_running_after_the_drain_are_aborted(tmp_path: Path) -> None:
     with serving(tmp_path, "--drain-seconds", "1", environment=SLOW) as server:
         server.wait_status("/ready", 200)
         stream = Streaming(server, ENDLESS)
@@ -261,19 +261,19 @@ def test_a_killed_server_leaves_no_engine_behind(tmp_path: Path) -> None:
         wait_until(lambda: not is_alive(engine), "the engine to end with its server")
 
 
-def test_each_request_is_one_line_in_the_log(scripted: Serving) -> None:
+def test_each_request_is_logged_once(scripted: Serving) -> None:
     done = scripted.post("/v1/completions", {"prompt": "a b c", "max_tokens": 4}).json()
     (line,) = (line for line in scripted.log.splitlines() if done["id"] in line)
     assert "status=200 finish=length prompt_tokens=3 completion_tokens=4 first_token=0." in line
 
 
-def test_each_refusal_is_one_line_in_the_log(scripted: Serving) -> None:
+def test_each_rejection_is_logged_once(scripted: Serving) -> None:
     before = scripted.log.count("rejected status=400 code=invalid_value param=best_of")
     scripted.post("/v1/completions", {"prompt": "a", "best_of": 0})
     assert scripted.log.count("rejected status=400 code=invalid_value param=best_of") == before + 1
 
 
-def test_the_start_is_told_in_words(scripted: Serving) -> None:
+def test_startup_logs_the_model_and_the_limits(scripted: Serving) -> None:
     assert "model smollm2: scripted, 135 M parameters, float32 on cpu" in scripted.log
     assert "KV cache: 64 blocks of 64 tokens; token budget 256, at most 256 sequences" in scripted.log
     assert f"ready on http://127.0.0.1:{scripted.port} after " in scripted.log

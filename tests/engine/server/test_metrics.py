@@ -1,4 +1,4 @@
-"""What Prometheus reads, over the scripted engine."""
+"""Metrics of the server with the scripted engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.server.serving import Serving, wait_until
 
-# The contract with the operator, the dashboards and the gateways: type, and labels beside model_name.
+# The contract with the operator, the dashboards and gateways: type, and labels besides model_name.
 TABLE: dict[str, tuple[str, set[str]]] = {
     "num_requests_running": ("gauge", set()),
     "num_requests_waiting": ("gauge", set()),
@@ -20,10 +20,10 @@ TABLE: dict[str, tuple[str, set[str]]] = {
     "backlog_prompt_tokens": ("gauge", set()),
     "oldest_waiting_seconds": ("gauge", set()),
     "step_model": ("gauge", {"coefficient"}),
-    # The classic format has no info type: a gauge that is 1.
+    # The text format has no info type and exposes a gauge of 1.
     "cache_config_info": ("gauge", {"block_size", "num_blocks"}),
     "engine_info": ("gauge", {"version", "device", "dtype"}),
-    # The parser takes counters' _total off.
+    # The parser strips _total from counters.
     "scheduled_tokens": ("counter", {"phase"}),
     "prompt_tokens": ("counter", set()),
     "generation_tokens": ("counter", set()),
@@ -49,7 +49,7 @@ VALUES = {
 }
 
 
-def test_the_table_of_names_types_and_labels_is_the_agreed_one(scripted: Serving) -> None:
+def test_metric_names_types_and_labels_match_the_contract(scripted: Serving) -> None:
     scripted.post("/v1/completions", {})  # request_rejected has no sample before a rejection
     families = {
         f.name.removeprefix("fastgen_"): f for f in text_string_to_metric_families(scripted.get("/metrics").text)
@@ -65,7 +65,7 @@ def test_the_table_of_names_types_and_labels_is_the_agreed_one(scripted: Serving
             assert {sample.labels[label] for sample in samples} == VALUES[label]
 
 
-def test_a_request_is_counted(scripted: Serving) -> None:
+def test_a_request_updates_the_counters(scripted: Serving) -> None:
     def now() -> dict[str, float]:
         return {
             "prompt": scripted.metric("fastgen_prompt_tokens_total"),
@@ -75,7 +75,7 @@ def test_a_request_is_counted(scripted: Serving) -> None:
             "first": scripted.metric("fastgen_time_to_first_token_seconds_count"),
             "gaps": scripted.metric("fastgen_inter_token_latency_seconds_count"),
             "queued": scripted.metric("fastgen_request_queue_seconds_count"),
-            "passes": scripted.metric("fastgen_step_tokens_count"),
+            "steps": scripted.metric("fastgen_step_tokens_count"),
             "forward": scripted.metric("fastgen_step_tokens_sum"),
             "length": scripted.metric("fastgen_request_success_total", finish_reason="length"),
             "ended": scripted.metric("fastgen_e2e_request_latency_seconds_count"),
@@ -92,51 +92,51 @@ def test_a_request_is_counted(scripted: Serving) -> None:
         "first": 1,
         "gaps": 4,
         "queued": 1,
-        "passes": 5,
+        "steps": 5,
         "forward": 7,
         "length": 1,
         "ended": 1,
     }
 
 
-def test_the_caches_hits_and_the_fit_of_step_times_are_told(scripted: Serving) -> None:
+def test_prefix_cache_hits_and_the_step_model_are_exported(scripted: Serving) -> None:
     prompt = [*range(600, 800)]
 
     def now() -> tuple[float, float]:
         names = ("query", "hit")
-        asked, found = (scripted.metric(f"fastgen_prefix_cache_{name}_tokens_total") for name in names)
-        return asked, found
+        queried, found = (scripted.metric(f"fastgen_prefix_cache_{name}_tokens_total") for name in names)
+        return queried, found
 
     before = now()
     for _ in range(2):
         assert scripted.post("/v1/completions", {"prompt": prompt, "max_tokens": 9}).status_code == 200
-    asked, found = now()
-    assert (asked - before[0], found - before[1]) == (400, 192), "three blocks of 64, the second time"
-    assert scripted.metric("fastgen_step_model") > 0, "a pass takes some time"
+    queried, found = now()
+    assert (queried - before[0], found - before[1]) == (400, 192), "three blocks of 64, the second time"
+    assert scripted.metric("fastgen_step_model") > 0, "a step takes some time"
     assert scripted.metric("fastgen_num_requests_swapped") == 0
 
 
-def test_refusals_are_counted_by_reason(scripted: Serving) -> None:
-    scripted.post("/v1/completions", {"model": "nobody", "prompt": "a"})
+def test_rejections_are_counted_by_reason(scripted: Serving) -> None:
+    scripted.post("/v1/completions", {"model": "unknown", "prompt": "a"})
     before = scripted.metric("fastgen_request_rejected_total", reason="model_not_found")
-    scripted.post("/v1/completions", {"model": "nobody", "prompt": "a"})
+    scripted.post("/v1/completions", {"model": "unknown", "prompt": "a"})
     assert scripted.metric("fastgen_request_rejected_total", reason="model_not_found") == before + 1
 
 
-def test_what_does_not_change_is_described(scripted: Serving) -> None:
+def test_info_metrics_describe_the_engine(scripted: Serving) -> None:
     assert scripted.metric("fastgen_cache_config_info", block_size="64", num_blocks="64") == 1
     assert scripted.metric("fastgen_engine_info", device="cpu", dtype="float32") == 1
     assert scripted.metric("fastgen_kv_cache_capacity_tokens") == 64 * 64
     assert scripted.metric("fastgen_token_budget") == 256
 
 
-def test_token_latencies_begin_at_a_millisecond(scripted: Serving) -> None:
+def test_inter_token_latency_buckets_start_at_one_millisecond(scripted: Serving) -> None:
     text = scripted.get("/metrics").text
     assert 'fastgen_inter_token_latency_seconds_bucket{le="0.001",model_name="smollm2"}' in text
     assert 'fastgen_inter_token_latency_seconds_bucket{le="0.0025",model_name="smollm2"}' in text
 
 
-def test_the_format_is_the_one_asked_for(scripted: Serving) -> None:
+def test_the_exposition_format_follows_the_accept_header(scripted: Serving) -> None:
     plain = scripted.get("/metrics")
     assert plain.headers["content-type"].startswith("text/plain")
     opened = scripted.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
@@ -145,7 +145,7 @@ def test_the_format_is_the_one_asked_for(scripted: Serving) -> None:
     assert any(f.name == "fastgen_token_budget" for f in parse_openmetrics(opened.text))
 
 
-def test_all_is_quiet_when_nothing_runs(scripted: Serving) -> None:
+def test_gauges_are_zero_when_idle(scripted: Serving) -> None:
     scripted.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
     for name in ("num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_ratio"):
         wait_until(lambda name=name: scripted.metric(f"fastgen_{name}") == 0, name)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Our own OpenAPI document holds: whatever is made up from it is answered as it says, and never by a 5xx."""
+"""Requests generated from the OpenAPI document are answered as documented, never with a 5xx."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def described(scripted: Serving) -> Any:
     return schema
 
 
-def test_every_operation_is_tried(described: Any) -> None:
+def test_every_operation_of_the_document_is_tested(described: Any) -> None:
     assert {(path, method.upper()) for path in described for method in described[path]} == set(OPERATIONS)
 
 
-# Of the library's own plug-in, which parametrizes tests by the document, pytest 9 is too new.
+# pytest 9 is too new for schemathesis' own plug-in, which would parametrize by the document.
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-def test_whatever_is_asked_is_answered_as_documented(
+def test_generated_requests_are_answered_as_documented(
     described: Any, path: str, method: str, mode: GenerationMode
 ) -> None:
     session = requests.Session()
-    fewer = 5 if method == "GET" else 40
+    max_examples = 5 if method == "GET" else 40
 
-    @settings(max_examples=fewer, deadline=None, derandomize=True, database=None,
+    @settings(max_examples=max_examples, deadline=None, derandomize=True, database=None,
               phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(case=described[path][method].as_strategy(generation_mode=mode))
     def answered(case: Any) -> None:
@@ -65,10 +65,10 @@ def test_whatever_is_asked_is_answered_as_documented(
     try:
         answered()
     except Unsatisfiable:
-        assert (method, mode) == ("GET", GenerationMode.NEGATIVE)  # nothing to get wrong
+        assert (method, mode) == ("GET", GenerationMode.NEGATIVE)  # no invalid input exists
 
 
-def test_every_error_is_documented_in_openais_form(scripted: Serving) -> None:
+def test_every_error_is_documented_in_openais_format(scripted: Serving) -> None:
     document = scripted.get("/openapi.json").json()
     for path in ("/v1/completions", "/v1/chat/completions"):
         responses = document["paths"][path]["post"]["responses"]

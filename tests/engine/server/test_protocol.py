@@ -1,4 +1,4 @@
-"""OpenAI's protocol, over the scripted engine, which repeats the prompt."""
+"""OpenAI's protocol with the scripted engine, which repeats the prompt."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def test_a_completion_has_text_and_usage(scripted: Serving) -> None:
     assert done.usage.total_tokens == done.usage.prompt_tokens + 100
 
 
-def test_sixteen_tokens_are_the_default(scripted: Serving) -> None:
+def test_max_tokens_of_a_completion_defaults_to_sixteen(scripted: Serving) -> None:
     done = scripted.client().completions.create(model="smollm2", prompt=HELLO)
     assert done.usage is not None
     assert done.usage.completion_tokens == 16
 
 
-def test_several_prompts_are_answered_in_order(scripted: Serving) -> None:
+def test_choices_follow_the_order_of_the_prompts(scripted: Serving) -> None:
     prompts = ["one two", "three four five", "six"]
     done = scripted.client().completions.create(model="smollm2", prompt=prompts, max_tokens=1, temperature=0)
     assert [choice.index for choice in done.choices] == [0, 1, 2]
     assert [choice.text for choice in done.choices] == ["one", "three", "six"]
 
 
-def test_token_ids_are_a_prompt(scripted: Serving) -> None:
+def test_a_prompt_may_be_token_ids(scripted: Serving) -> None:
     one = scripted.client().completions.create(model="smollm2", prompt=[504, 1743], max_tokens=2)
     assert one.usage is not None
     assert one.usage.prompt_tokens == 2
@@ -52,22 +52,22 @@ def test_token_ids_are_a_prompt(scripted: Serving) -> None:
     assert len(two.choices) == 2
 
 
-def test_a_streamed_completion_adds_up_to_the_whole_one(scripted: Serving) -> None:
+def test_streamed_completion_text_adds_up_to_the_complete_text(scripted: Serving) -> None:
     client = scripted.client()
-    whole = client.completions.create(model="smollm2", prompt=HELLO, max_tokens=60)
+    full = client.completions.create(model="smollm2", prompt=HELLO, max_tokens=60)
     chunks = list(
         client.completions.create(
             model="smollm2", prompt=HELLO, max_tokens=60, stream=True, stream_options={"include_usage": True}
         )
     )
-    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == whole.choices[0].text
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == full.choices[0].text
     assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage == full.usage
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_several_prompts_stream_side_by_side(scripted: Serving) -> None:
+def test_streams_of_several_prompts_interleave(scripted: Serving) -> None:
     texts = {0: "", 1: ""}
     for chunk in scripted.client().completions.create(
         model="smollm2", prompt=["one two", "three four"], max_tokens=4, stream=True
@@ -76,7 +76,7 @@ def test_several_prompts_stream_side_by_side(scripted: Serving) -> None:
     assert texts == {0: "one twoone two", 1: "three fourthree four"}
 
 
-def test_a_chat_is_rendered_by_the_models_template(scripted: Serving) -> None:
+def test_a_chat_is_rendered_with_the_chat_template(scripted: Serving) -> None:
     done = scripted.client().chat.completions.create(
         model="smollm2",
         messages=[
@@ -86,13 +86,13 @@ def test_a_chat_is_rendered_by_the_models_template(scripted: Serving) -> None:
         max_completion_tokens=40,
         extra_body={"ignore_eos": True},
     )
-    # The script repeats the prompt, whose marks are no text.
+    # The scripted engine repeats the prompt; special tokens give no text.
     assert done.choices[0].message.content is not None
     assert done.choices[0].message.content.startswith("system\nBe brief.\nuser\nHello, you\nassistant\n")
     assert done.choices[0].message.role == "assistant"
 
 
-def test_a_chat_may_fill_the_context_by_default(scripted: Serving) -> None:
+def test_a_chat_may_use_the_whole_model_length_by_default(scripted: Serving) -> None:
     done = scripted.client().chat.completions.create(
         model="smollm2", messages=[{"role": "user", "content": "go on"}], extra_body={"ignore_eos": True}
     )
@@ -101,7 +101,7 @@ def test_a_chat_may_fill_the_context_by_default(scripted: Serving) -> None:
     assert done.choices[0].finish_reason == "length"
 
 
-def test_a_streamed_chat_begins_with_its_role_and_ends_with_its_reason(scripted: Serving) -> None:
+def test_a_streamed_chat_starts_with_the_role_and_ends_with_the_finish_reason(scripted: Serving) -> None:
     chunks = list(
         scripted.client().chat.completions.create(
             model="smollm2",
@@ -136,7 +136,7 @@ def test_a_stop_string_cuts_the_text(scripted: Serving) -> None:
     assert done.choices[0].finish_reason == "stop"
 
 
-def test_a_stop_token_ends_the_text_and_the_models_own_end_still_does(scripted: Serving) -> None:
+def test_stop_strings_do_not_disable_the_end_of_sequence_token(scripted: Serving) -> None:
     body = {"model": "smollm2", "prompt": "one<|im_end|>two", "max_tokens": 9, "stop": ["never"]}
     ended = scripted.post("/v1/completions", body).json()
     assert (ended["choices"][0]["text"], ended["choices"][0]["finish_reason"]) == ("one", "stop")
@@ -144,17 +144,17 @@ def test_a_stop_token_ends_the_text_and_the_models_own_end_still_does(scripted: 
     assert further["choices"][0]["text"].startswith("onetwoone")
 
 
-def test_both_names_and_no_other_are_served(scripted: Serving) -> None:
+def test_only_the_served_model_names_are_accepted(scripted: Serving) -> None:
     client = scripted.client()
     assert [model.id for model in client.models.list()] == ["smollm2", "other-name"]
     assert client.completions.create(model="other-name", prompt="a").model == "other-name"
-    with pytest.raises(openai.NotFoundError) as refusal:
+    with pytest.raises(openai.NotFoundError) as raised:
         client.completions.create(model="gpt-5", prompt="a")
-    assert refusal.value.code == "model_not_found"
-    assert "smollm2, other-name" in refusal.value.message
+    assert raised.value.code == "model_not_found"
+    assert "smollm2, other-name" in raised.value.message
 
 
-def test_a_model_is_described_by_its_name(scripted: Serving) -> None:
+def test_a_model_can_be_retrieved_by_its_name(scripted: Serving) -> None:
     client = scripted.client()
     assert client.models.retrieve("other-name") == client.models.list().data[1]
     with pytest.raises(openai.NotFoundError, match="gpt-5"):
@@ -222,7 +222,7 @@ def test_a_model_is_described_by_its_name(scripted: Serving) -> None:
         ("prompt", ["a"] * 2000),
     ],
 )
-def test_a_completion_field_that_cannot_be_served_is_named(scripted: Serving, field: str, value: object) -> None:
+def test_an_invalid_completion_field_is_named(scripted: Serving, field: str, value: object) -> None:
     response = scripted.post("/v1/completions", {"model": "smollm2", "prompt": "a", field: value})
     error = error_of(response)
     assert (response.status_code, error["param"]) == (400, field)
@@ -251,13 +251,13 @@ def test_a_completion_field_that_cannot_be_served_is_named(scripted: Serving, fi
         ("continue_final_message", 1, "continue_final_message"),
     ],
 )
-def test_a_chat_field_that_cannot_be_served_is_named(scripted: Serving, field: str, value: object, param: str) -> None:
+def test_an_invalid_chat_field_is_named(scripted: Serving, field: str, value: object, param: str) -> None:
     body = {"model": "smollm2", "messages": [{"role": "user", "content": "a"}], field: value}
     response = scripted.post("/v1/chat/completions", body)
     assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
-def test_fields_that_change_nothing_or_that_nobody_knows_are_taken(scripted: Serving) -> None:
+def test_neutral_and_unknown_fields_are_accepted(scripted: Serving) -> None:
     body = {
         "model": "smollm2",
         "messages": [{"role": "user", "content": "a", "name": "ann"}],
@@ -282,7 +282,7 @@ def test_fields_that_change_nothing_or_that_nobody_knows_are_taken(scripted: Ser
     assert scripted.post("/v1/chat/completions", body).status_code == 200
 
 
-def test_a_request_beyond_the_models_length_is_refused_with_the_numbers(scripted: Serving) -> None:
+def test_a_request_beyond_the_model_length_is_rejected_with_the_numbers(scripted: Serving) -> None:
     response = scripted.post("/v1/completions", {"prompt": "a b c", "max_tokens": 510})
     error = error_of(response)
     assert (response.status_code, error["param"]) == (400, "max_tokens")
@@ -291,7 +291,7 @@ def test_a_request_beyond_the_models_length_is_refused_with_the_numbers(scripted
     assert (too_long.status_code, error_of(too_long)["param"]) == (400, "prompt")
 
 
-def test_a_body_that_is_no_json_is_refused(scripted: Serving) -> None:
+def test_a_body_that_is_not_json_is_rejected(scripted: Serving) -> None:
     response = httpx.post(
         f"{scripted.url}/v1/completions", content=b'{"prompt": ', headers={"Content-Type": "application/json"}
     )
@@ -302,20 +302,20 @@ def test_a_body_that_is_no_json_is_refused(scripted: Serving) -> None:
     assert "application/json" in error_of(no_type)["message"]
 
 
-def test_a_body_that_is_too_large_is_refused(scripted: Serving) -> None:
+def test_a_body_that_is_too_large_is_rejected(scripted: Serving) -> None:
     response = scripted.post("/v1/completions", {"prompt": "a" * (17 << 20)})
     assert response.status_code == 413
     assert error_of(response)["code"] == "too_large"
 
 
-def test_an_unknown_path_is_refused_in_the_same_form(scripted: Serving) -> None:
+def test_an_unknown_path_gets_an_error_in_openais_format(scripted: Serving) -> None:
     response = scripted.get("/v1/nothing")
     assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
 
 
-def test_a_long_text_is_tokenised_like_a_short_one(scripted: Serving) -> None:
-    refused = scripted.post("/v1/completions", {"prompt": "word " * 5000})
-    assert "5001 tokens" in error_of(refused)["message"] or "5000 tokens" in error_of(refused)["message"]
+def test_a_long_text_is_tokenized_like_a_short_one(scripted: Serving) -> None:
+    response = scripted.post("/v1/completions", {"prompt": "word " * 5000})
+    assert "5001 tokens" in error_of(response)["message"] or "5000 tokens" in error_of(response)["message"]
 
 
 def test_many_streams_at_once_do_not_mix(scripted: Serving) -> None:
@@ -330,7 +330,7 @@ def test_many_streams_at_once_do_not_mix(scripted: Serving) -> None:
     assert all(f"#{number}.".startswith(text[:2]) and f"#{number}." in text for number, text in enumerate(texts))
 
 
-def test_the_version_is_told(scripted: Serving) -> None:
+def test_version_reports_the_package_version(scripted: Serving) -> None:
     from fastgen import __version__
 
     assert scripted.get("/version").json() == {"version": __version__}

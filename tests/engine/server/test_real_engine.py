@@ -1,4 +1,4 @@
-"""The whole way from HTTP to the real model and back, with real weights."""
+"""The server with the real engine and real weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.server.malformed import CHAT, COMPLETIONS, JSON, RAW, REFUSED, is_refused
+from engine.server.malformed import CHAT, COMPLETIONS, INVALID, JSON, RAW, is_rejected
 from engine.server.openai_types import check_chat, check_completion
 from engine.server.serving import REAL, Serving, serving, wait_until
 
@@ -34,13 +34,13 @@ def libraries(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_chat_is_answered(real: Serving) -> None:
+def test_chat_uses_the_chat_template(real: Serving) -> None:
     done = real.client().chat.completions.create(model="smollm2", messages=CAPITAL, temperature=0, max_tokens=32)  # type: ignore[arg-type]
     assert done.choices[0].message.content == "The capital of France is Paris."
     assert done.choices[0].finish_reason == "stop"
 
 
-def test_a_streamed_chat_says_the_same(real: Serving) -> None:
+def test_a_streamed_chat_gives_the_same_text(real: Serving) -> None:
     chunks = list(
         real.client().chat.completions.create(
             model="smollm2", messages=CAPITAL, temperature=0, max_tokens=32, stream=True
@@ -51,7 +51,7 @@ def test_a_streamed_chat_says_the_same(real: Serving) -> None:
     assert len(pieces) > 4
 
 
-def test_concurrent_streams_say_what_each_says_alone(real: Serving) -> None:
+def test_concurrent_streams_give_the_same_text_as_each_alone(real: Serving) -> None:
     client = real.client()
     prompts = ["The sun is", "def add(a, b):\n", "Once upon a time", "1, 2, 3, 4,", "Berlin is the capital of"]
 
@@ -64,14 +64,14 @@ def test_concurrent_streams_say_what_each_says_alone(real: Serving) -> None:
         assert list(pool.map(stream, prompts)) == alone
 
 
-def test_the_same_seed_says_the_same(real: Serving) -> None:
+def test_the_same_seed_gives_the_same_text(real: Serving) -> None:
     body = {"prompt": "My favourite animal is", "max_tokens": 16, "temperature": 1.2, "seed": 7}
     texts = {real.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(3)}
     assert len(texts) == 1
     assert real.post("/v1/completions", {**body, "seed": 8}).json()["choices"][0]["text"] not in texts
 
 
-def test_a_client_that_goes_away_frees_its_sequence(real: Serving) -> None:
+def test_a_disconnect_frees_the_sequence(real: Serving) -> None:
     stream = real.client().completions.create(
         model="smollm2", prompt="Once", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     )
@@ -82,14 +82,14 @@ def test_a_client_that_goes_away_frees_its_sequence(real: Serving) -> None:
     assert real.metric("fastgen_kv_cache_tokens") == 0
 
 
-def test_the_http_process_holds_no_torch_and_the_engine_does(real: Serving) -> None:
+def test_only_the_engine_process_loads_torch(real: Serving) -> None:
     heavy = re.compile(r"libtorch|libllvmlite|numba")
     assert not heavy.search(libraries(real.process.pid))
     assert heavy.search(libraries(real.engine_pid()))
 
 
 def test_a_prompt_is_scored_by_the_model(real: Serving) -> None:
-    """Capitals are likelier than nonsense, and scoring gives what generating gives."""
+    """Capitals score higher than nonsense, and scores equal the logprobs of generation."""
 
     def score(continuation: str) -> float:
         body = {"prompt": f"The capital of France is{continuation}", "max_tokens": 0, "echo": True, "logprobs": 1}
@@ -121,11 +121,11 @@ STRUCTURES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "pattern"), STRUCTURES, ids=[next(iter(asked)) for asked, _ in STRUCTURES])
-def test_every_spelling_of_a_structure_holds_on_both_endpoints(
-    real: Serving, asked: dict[str, Any], pattern: str
+@pytest.mark.parametrize(("fields", "pattern"), STRUCTURES, ids=[next(iter(fields)) for fields, _ in STRUCTURES])
+def test_every_structured_output_field_is_enforced_on_both_endpoints(
+    real: Serving, fields: dict[str, Any], pattern: str
 ) -> None:
-    body = {"temperature": 1.5, "seed": 3, "max_tokens": 400, **asked}
+    body = {"temperature": 1.5, "seed": 3, "max_tokens": 400, **fields}
     for path, question in (("completions", {"prompt": "The capital is"}), ("chat/completions", {"messages": CAPITAL})):
         choice = real.post(f"/v1/{path}", {**question, **body}).json()["choices"][0]
         text = choice["text"] if path == "completions" else choice["message"]["content"]
@@ -133,7 +133,7 @@ def test_every_spelling_of_a_structure_holds_on_both_endpoints(
         assert choice["finish_reason"] == "stop"
 
 
-def test_bad_words_do_not_come_on_either_endpoint(real: Serving) -> None:
+def test_bad_words_are_never_generated_on_either_endpoint(real: Serving) -> None:
     words = {"temperature": 0, "max_tokens": 24, "bad_words": ["Paris"]}
     chat = real.post("/v1/chat/completions", {"messages": CAPITAL, **words}).json()["choices"][0]
     assert "Paris" not in chat["message"]["content"]
@@ -143,7 +143,7 @@ def test_bad_words_do_not_come_on_either_endpoint(real: Serving) -> None:
     assert "Paris" not in real.post("/v1/completions", {**text, **words}).json()["choices"][0]["text"]
 
 
-def test_an_answer_keeps_to_its_schema_and_a_required_call_is_one(real: Serving) -> None:
+def test_a_json_schema_and_a_required_tool_call_are_enforced(real: Serving) -> None:
     properties = {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "maximum": 99}}
     schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
     body: dict[str, Any] = {"messages": CAPITAL, "temperature": 0, "max_tokens": 60}
@@ -160,13 +160,13 @@ def test_an_answer_keeps_to_its_schema_and_a_required_call_is_one(real: Serving)
     jsonschema.validate(json.loads(call["arguments"]), schema)
 
 
-# --- bodies of clients that err
+# --- malformed bodies
 
 
-# Larger ones are refused before the engine could matter, and take seconds: test_fuzz.py sends those.
+# Larger bodies are rejected before they reach the engine and take seconds: test_fuzz.py sends them.
 MOST_BYTES = 100_000
-SMALL = {name: sent for name, sent in REFUSED.items() if len(json.dumps(sent[1])) < MOST_BYTES}
-# Each is allowed, and at the end of what is.
+SMALL = {name: sent for name, sent in INVALID.items() if len(json.dumps(sent[1])) < MOST_BYTES}
+# Valid values at the limits.
 EXTREME: dict[str, dict[str, Any]] = {
     "almost greedy": {"temperature": 1e-9},
     "almost uniform": {"temperature": 100},
@@ -183,7 +183,7 @@ EXTREME: dict[str, dict[str, Any]] = {
 }
 
 
-def test_malformed_bodies_are_refused_and_leave_a_stream_of_the_real_engine_as_it_is(real: Serving) -> None:
+def test_malformed_bodies_are_rejected_without_disturbing_a_running_request(real: Serving) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 48, "temperature": 0, "ignore_eos": True}
     alone = real.post(COMPLETIONS, body).json()["choices"]
     pid = real.engine_pid()
@@ -194,19 +194,19 @@ def test_malformed_bodies_are_refused_and_leave_a_stream_of_the_real_engine_as_i
             if len(content) < MOST_BYTES:
                 answers[name] = real.request("POST", COMPLETIONS, content=content, headers=JSON)
         assert under_way.result().json()["choices"] == alone
-    assert [name for name, answer in answers.items() if not is_refused(answer.status_code, answer.json())] == []
+    assert [name for name, answer in answers.items() if not is_rejected(answer.status_code, answer.json())] == []
     assert real.engine_pid() == pid
     assert "Traceback" not in real.log
 
 
 @pytest.mark.parametrize("name", EXTREME)
-def test_every_extreme_that_is_allowed_is_answered_by_the_real_engine(real: Serving, name: str) -> None:
+def test_extreme_valid_values_are_served_by_the_real_engine(real: Serving, name: str) -> None:
     body = {"prompt": "The capital of France is", "max_tokens": 2, "logprobs": 2, **EXTREME[name]}
     answered = real.post(COMPLETIONS, body)
     assert answered.status_code == 200, answered.text
     for choice in answered.json()["choices"]:
         assert choice["finish_reason"] in ("length", "stop")
-        # A bias or a penalty may make a token as good as impossible, but never more likely than certain.
+        # A bias or penalty may make a token impossible, but a logprob never exceeds 0.
         assert all(logprob <= 1e-5 for logprob in choice["logprobs"]["token_logprobs"])
     assert real.metric("fastgen_num_requests_running") == 0
 
@@ -239,7 +239,7 @@ TYPED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_every_reply_of_the_real_engine_is_one_to_openais_types(real: Serving, name: str) -> None:
+def test_every_reply_of_the_real_engine_validates_against_openais_types(real: Serving, name: str) -> None:
     path, fields = TYPED[name]
     plain = {"temperature": 0, "max_tokens": 6}
     if path == COMPLETIONS:
@@ -248,7 +248,7 @@ def test_every_reply_of_the_real_engine_is_one_to_openais_types(real: Serving, n
         check_chat(real, {"messages": CAPITAL, **plain, **fields})
 
 
-def test_langchain_talks_to_the_real_engine(real: Serving) -> None:
+def test_langchain_works_with_the_real_engine(real: Serving) -> None:
     from langchain_openai import ChatOpenAI
     from pydantic import BaseModel
 
@@ -274,14 +274,14 @@ def test_langchain_talks_to_the_real_engine(real: Serving) -> None:
     assert isinstance(model.with_structured_output(Weather, method="json_schema").invoke(question), Weather)
 
 
-def test_litellm_talks_to_the_real_engine(real: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
+def test_litellm_works_with_the_real_engine(real: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it downloads a price list
     import litellm
 
     target: dict[str, Any] = {"model": "openai/smollm2", "api_base": f"{real.url}/v1", "api_key": "none"}
-    asked: dict[str, Any] = {"messages": CAPITAL, "temperature": 0, "max_tokens": 32, **target}
-    done = litellm.completion(**asked)
+    body: dict[str, Any] = {"messages": CAPITAL, "temperature": 0, "max_tokens": 32, **target}
+    done = litellm.completion(**body)
     assert done.choices[0].message.content == "The capital of France is Paris."
     assert done.usage.completion_tokens > 6
-    chunks = litellm.completion(**asked, stream=True)
+    chunks = litellm.completion(**body, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "The capital of France is Paris."

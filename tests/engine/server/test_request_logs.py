@@ -1,4 +1,4 @@
-"""Request ids, in and out and in the log; the log's two formats."""
+"""Request ids in headers and logs, and the two log formats."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def structured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.mark.parametrize(("method", "path", "status"), [
     ("GET", "/health", 200), ("GET", "/nowhere", 404), ("PUT", "/health", 405), ("POST", "/v1/completions", 400),
 ])  # fmt: skip
-def test_a_request_id_comes_back_whatever_the_answer(scripted: Serving, method: str, path: str, status: int) -> None:
+def test_every_response_echoes_the_request_id(scripted: Serving, method: str, path: str, status: int) -> None:
     answered = scripted.request(method, path, headers={"X-Request-Id": "from-the-client"})
     assert (answered.status_code, answered.headers["X-Request-Id"]) == (status, "from-the-client")
 
 
-def test_a_stream_says_its_request_id(scripted: Serving) -> None:
+def test_a_stream_echoes_the_request_id(scripted: Serving) -> None:
     body = {"prompt": "a", "max_tokens": 2, "stream": True}
     streamed = scripted.request("POST", "/v1/completions", json=body, headers={"X-Request-Id": "streamed-1"})
     assert streamed.headers["X-Request-Id"] == "streamed-1"
 
 
 @pytest.mark.parametrize("given", [None, "", "a b", "é".encode(), "x" * 129])
-def test_an_id_is_made_where_none_that_can_be_used_is_given(scripted: Serving, given: str | bytes | None) -> None:
+def test_an_invalid_or_missing_request_id_is_replaced(scripted: Serving, given: str | bytes | None) -> None:
     headers = {} if given is None else {b"X-Request-Id": given if isinstance(given, bytes) else given.encode()}
     made = [scripted.request("GET", "/health", headers=headers).headers["X-Request-Id"] for _ in range(2)]
     assert made[0] != made[1]
     assert all(re.fullmatch("[0-9a-f]{32}", each) for each in made)
 
 
-def test_log_lines_name_the_request(scripted: Serving) -> None:
+def test_log_lines_carry_the_request_id(scripted: Serving) -> None:
     body = {"prompt": "a b c", "max_tokens": 4}
     scripted.request("POST", "/v1/completions", json=body, headers={"X-Request-Id": "logged-1"})
     scripted.request("POST", "/v1/completions", json={**body, "top_p": 7}, headers={"X-Request-Id": "logged-2"})
@@ -53,7 +53,7 @@ def test_log_lines_name_the_request(scripted: Serving) -> None:
     assert "rejected status=400 code=invalid_value param=top_p" in line
 
 
-def test_every_line_is_json_where_that_is_asked_for(structured: Serving) -> None:
+def test_every_log_line_is_json_with_log_format_json(structured: Serving) -> None:
     body = {"prompt": "a b c", "max_tokens": 4}
     structured.request("POST", "/v1/completions", json=body, headers={"X-Request-Id": "logged-3"})
     wait_until(lambda: "logged-3" in structured.log, "the request's line")
@@ -65,7 +65,7 @@ def test_every_line_is_json_where_that_is_asked_for(structured: Serving) -> None
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JSONFormatter()])
-def test_a_traceback_is_logged_with_its_request(formatter: logging.Formatter) -> None:
+def test_a_traceback_is_logged_with_its_request_id(formatter: logging.Formatter) -> None:
     token = request_id.set("mine")
     try:
         raise ValueError("broken")

@@ -1,4 +1,4 @@
-"""Every sampling field, from a client's body to the engine's parameters."""
+"""Sampling fields, from the request body to the engine's parameters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving
-from engine.server.speaking import asking, speak
 from fastgen.core.request import SamplingParams
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
 from fastgen.server.serving.encoding import encode_bad_words
@@ -35,8 +35,10 @@ GIVEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("body", [CompletionRequest(prompt="a", **GIVEN), ChatRequest(messages=asking("a"), **GIVEN)])
-def test_every_field_reaches_the_engine(body: CompletionRequest | ChatRequest) -> None:
+@pytest.mark.parametrize(
+    "body", [CompletionRequest(prompt="a", **GIVEN), ChatRequest(messages=messages_for("a"), **GIVEN)]
+)
+def test_every_sampling_field_reaches_the_engine(body: CompletionRequest | ChatRequest) -> None:
     assert body.sampling(9, logprobs=1, bad_words=((1, 2),)) == SamplingParams(
         max_tokens=9,
         temperature=0.7,
@@ -58,12 +60,12 @@ def test_every_field_reaches_the_engine(body: CompletionRequest | ChatRequest) -
     )
 
 
-def test_nothing_given_is_openais_defaults() -> None:
+def test_missing_and_null_fields_get_openais_defaults() -> None:
     assert CompletionRequest(prompt="a").sampling(16) == SamplingParams(max_tokens=16)
     assert CompletionRequest.model_validate({"prompt": "a", **dict.fromkeys(GIVEN)}).sampling(16) == SamplingParams()
 
 
-def test_terms_and_rules_of_the_text_are_taken() -> None:
+def test_scheduling_fields_and_text_rules_are_mapped() -> None:
     body = CompletionRequest.model_validate(
         {
             "prompt": "a", "priority": -2, "timeout": 1.5, "cache_salt": "me", "stop": "x", "min_tokens": 2,
@@ -75,14 +77,14 @@ def test_terms_and_rules_of_the_text_are_taken() -> None:
     assert body.text_rules() == TextRules(stop=("x",), include_stop=True, min_tokens=2, skip_special_tokens=False)
 
 
-async def test_a_bad_word_is_meant_at_the_beginning_and_after_a_space(smollm2: Tokenizer) -> None:
+async def test_a_bad_word_is_encoded_with_and_without_a_leading_space(smollm2: Tokenizer) -> None:
     def encode(text: str) -> tuple[int, ...]:
         return tuple(smollm2.encode(text, add_special_tokens=False))
 
     assert await encode_bad_words(["cat", "cat"], smollm2) == (encode("cat"), encode(" cat"))
 
 
-async def test_a_bad_word_is_meant_within_a_line_too_where_texts_get_a_space_before_them() -> None:
+async def test_a_bad_word_is_also_encoded_without_the_space_that_a_tokenizer_prepends() -> None:
     names = ["<unk>", "\u2581", "h", "i", "hi", "\u2581hi", *(f"<0x{byte:02X}>" for byte in range(256))]
     ids = {name: token for token, name in enumerate(names)}
     merges = [("h", "i"), ("\u2581", "hi")]
@@ -94,7 +96,7 @@ async def test_a_bad_word_is_meant_within_a_line_too_where_texts_get_a_space_bef
     assert (ids["\u2581hi"],) in await encode_bad_words(["hi"], tokenizer)
 
 
-def test_a_seed_may_be_negative_and_minus_one_is_none() -> None:
+def test_negative_seeds_are_mapped_and_minus_one_is_random() -> None:
     def seed(given: int) -> int | None:
         return CompletionRequest.model_validate({"prompt": "a", "seed": given}).sampling(1).seed
 
@@ -105,8 +107,8 @@ def test_a_seed_may_be_negative_and_minus_one_is_none() -> None:
     assert all(value is not None and value >= 0 for value in seeds)
 
 
-def test_a_stop_string_may_be_kept_and_may_have_to_wait(scripted: Serving) -> None:
-    body = {"prompt": speak("one two one two"), "stop": ["two"]}
+def test_stop_strings_respect_include_stop_str_in_output_and_min_tokens(scripted: Serving) -> None:
+    body = {"prompt": prompt_for("one two one two"), "stop": ["two"]}
 
     def text(**fields: Any) -> str:
         choice = scripted.post("/v1/completions", {**body, **fields}).json()["choices"][0]
@@ -118,14 +120,14 @@ def test_a_stop_string_may_be_kept_and_may_have_to_wait(scripted: Serving) -> No
     assert text(min_tokens=3) == "one two one "
 
 
-def test_special_tokens_may_be_shown(scripted: Serving) -> None:
+def test_special_tokens_can_be_shown(scripted: Serving) -> None:
     body = {"prompt": "one<repo_name>two", "max_tokens": 3}
     assert scripted.post("/v1/completions", body).json()["choices"][0]["text"] == "onetwo"
     shown = scripted.post("/v1/completions", {**body, "skip_special_tokens": False}).json()
     assert shown["choices"][0]["text"] == "one<repo_name>two"
 
 
-def test_a_stop_token_says_which_it_was(scripted: Serving) -> None:
+def test_stop_reason_names_the_stop_token(scripted: Serving) -> None:
     body = {"prompt": [504, 2365, 28], "max_tokens": 9, "stop_token_ids": [2365]}
     choice = scripted.post("/v1/completions", body).json()["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 2365)

@@ -17,7 +17,7 @@ class QuickToKeepAlive(EventStream):
 
 
 class Wire:
-    """The server's side of a connection: what was sent, and whether the client is still there."""
+    """The server's side of a connection: messages sent, and the client's disconnect."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -41,7 +41,7 @@ class Wire:
             await asyncio.wait_for(self.sent.wait_for(lambda: self.bodies().count(body) >= count), 10)
 
 
-async def test_a_silence_is_filled_with_comments_before_and_between_events() -> None:
+async def test_comments_are_sent_during_silence_before_and_between_events() -> None:
     wire, go_on = Wire(), [asyncio.Event(), asyncio.Event()]
 
     async def events() -> AsyncGenerator[bytes]:
@@ -62,7 +62,7 @@ async def test_a_silence_is_filled_with_comments_before_and_between_events() -> 
     assert wire.bodies()[0] == KEEP_ALIVE
 
 
-async def test_a_client_that_goes_away_ends_the_events() -> None:
+async def test_a_disconnect_closes_the_event_generator() -> None:
     wire, closed = Wire(), asyncio.Event()
 
     async def events() -> AsyncGenerator[bytes]:
@@ -80,7 +80,7 @@ async def test_a_client_that_goes_away_ends_the_events() -> None:
     assert DONE not in wire.bodies()
 
 
-async def test_an_error_is_the_streams_last_event_but_its_end() -> None:
+async def test_an_error_is_sent_as_the_last_event_before_done() -> None:
     wire = Wire()
 
     async def events() -> AsyncGenerator[bytes]:
@@ -92,7 +92,7 @@ async def test_an_error_is_the_streams_last_event_but_its_end() -> None:
     assert wire.bodies()[2] == DONE
 
 
-async def test_a_defect_is_not_hidden() -> None:
+async def test_an_unexpected_exception_is_propagated() -> None:
     async def events() -> AsyncGenerator[bytes]:
         yield b"data: 1\n\n"
         raise KeyError("a defect")
@@ -103,7 +103,7 @@ async def test_a_defect_is_not_hidden() -> None:
     assert DONE not in wire.bodies()
 
 
-async def test_while_a_client_does_not_read_nothing_is_added() -> None:
+async def test_no_comments_are_sent_while_a_client_does_not_read() -> None:
     wire, reads = Wire(), asyncio.Event()
 
     async def send(message: Message) -> None:

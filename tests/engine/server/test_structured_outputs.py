@@ -1,4 +1,4 @@
-"""The structures that clients ask for, as grammars for the engine."""
+"""Structured output fields, converted to grammars for the engine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving
-from engine.server.speaking import asking, speak
 from fastgen.core.request import Grammar, RequestError
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
 
@@ -18,9 +18,9 @@ BY_SCHEMA = Grammar(kind="json_schema", text=json.dumps(SCHEMA))
 
 
 def structure(**fields: Any) -> tuple[Grammar, str] | None:
-    asked = ChatRequest.model_validate({"messages": asking("a"), **fields}).structure()
-    assert asked == CompletionRequest.model_validate({"prompt": "a", **fields}).structure()
-    return asked
+    parsed = ChatRequest.model_validate({"messages": messages_for("a"), **fields}).structure()
+    assert parsed == CompletionRequest.model_validate({"prompt": "a", **fields}).structure()
+    return parsed
 
 
 @pytest.mark.parametrize(
@@ -38,31 +38,31 @@ def structure(**fields: Any) -> tuple[Grammar, str] | None:
         ("structured_outputs", {"regex": "a", "disable_fallback": True}, Grammar(kind="regex", text="a")),
     ],
 )
-def test_each_spelling_is_a_grammar(field: str, value: object, grammar: Grammar) -> None:
+def test_every_structured_output_field_becomes_a_grammar(field: str, value: object, grammar: Grammar) -> None:
     assert structure(**{field: value}) == (grammar, field)
 
 
-def test_a_choice_is_one_of_its_texts_to_the_letter() -> None:
+def test_guided_choice_matches_exactly_its_strings() -> None:
     choices = ["yes", "no (or not)", "1+1", "a|b", "new\nline", "[x]"]
-    asked = structure(guided_choice=choices)
-    assert asked is not None
+    parsed = structure(guided_choice=choices)
+    assert parsed is not None
     again = structure(structured_outputs={"choice": choices})
     assert again is not None
-    assert again[0] == asked[0]
-    pattern = re.compile(asked[0].text)
+    assert again[0] == parsed[0]
+    pattern = re.compile(parsed[0].text)
     assert all(pattern.fullmatch(choice) for choice in choices)
     assert not any(pattern.fullmatch(text) for text in ("11", "a", "b", "x", "no or not", "yesno"))
 
 
-def test_text_is_no_structure() -> None:
+def test_response_format_text_is_no_structure() -> None:
     assert structure(response_format={"type": "text"}) is None
     assert structure() is None
 
 
-def test_two_structures_at_once_are_refused() -> None:
-    with pytest.raises(RequestError, match="guided_regex: response_format already gives a structure") as refusal:
+def test_two_structures_in_one_request_are_rejected() -> None:
+    with pytest.raises(RequestError, match="guided_regex: response_format already gives a structure") as raised:
         structure(response_format={"type": "json_object"}, guided_regex="a")
-    assert refusal.value.param == "guided_regex"
+    assert raised.value.param == "guided_regex"
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,21 @@ def test_two_structures_at_once_are_refused() -> None:
         ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}),
     ],
 )
-def test_a_structure_that_cannot_be_followed_is_refused_by_its_field(
-    scripted: Serving, field: str, value: object
-) -> None:
-    for path, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": asking("a")})):
+def test_an_invalid_structure_is_rejected_with_its_field(scripted: Serving, field: str, value: object) -> None:
+    for path, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": messages_for("a")})):
         response = scripted.post(f"/v1/{path}", {**body, field: value})
         assert (response.status_code, response.json()["error"]["param"]) == (400, field)
         assert response.json()["error"]["message"].startswith(f"{field}: ")
 
 
-def test_only_json_goes_with_tools(scripted: Serving) -> None:
+def test_only_json_structures_can_be_combined_with_tools(scripted: Serving) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    body = {"messages": asking("a"), "tools": tools, "guided_regex": "a+"}
+    body = {"messages": messages_for("a"), "tools": tools, "guided_regex": "a+"}
     response = scripted.post("/v1/chat/completions", body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_regex")
 
 
-def test_an_answer_within_its_structure_comes_whole(scripted: Serving) -> None:
-    body = {"prompt": speak('{"a":12}'), "guided_json": SCHEMA}
+def test_output_that_matches_its_structure_is_complete(scripted: Serving) -> None:
+    body = {"prompt": prompt_for('{"a":12}'), "guided_json": SCHEMA}
     choice = scripted.post("/v1/completions", body).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ('{"a":12}', "stop")

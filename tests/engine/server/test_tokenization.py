@@ -10,7 +10,7 @@ HELLO = "Hello, wörld! 👋🏽 <|im_end|>"
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
-def test_a_text_goes_to_tokens_and_back(scripted: Serving) -> None:
+def test_tokenize_and_detokenize_round_trip(scripted: Serving) -> None:
     got = scripted.post("/tokenize", {"model": "smollm2", "prompt": HELLO}).json()
     assert set(got) == {"count", "max_model_len", "tokens"}
     assert got["count"] == len(got["tokens"]) > 5
@@ -18,18 +18,18 @@ def test_a_text_goes_to_tokens_and_back(scripted: Serving) -> None:
     assert scripted.post("/detokenize", {"model": "smollm2", "tokens": got["tokens"]}).json() == {"prompt": HELLO}
 
 
-def test_a_conversation_is_counted_as_the_chat_endpoint_counts_it(scripted: Serving) -> None:
+def test_tokenize_counts_a_conversation_like_the_chat_endpoint(scripted: Serving) -> None:
     counted = scripted.post("/tokenize", {"messages": CHAT}).json()["count"]
     answered = scripted.post("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1}).json()
     assert counted == answered["usage"]["prompt_tokens"]
 
 
-def test_tokens_are_spelled_out_on_request(scripted: Serving) -> None:
+def test_token_strings_are_returned_on_request(scripted: Serving) -> None:
     got = scripted.post("/tokenize", {"prompt": "a b", "return_token_strs": True}).json()
     assert got["token_strs"] == ["a", "Ġb"]
 
 
-def test_a_text_of_any_length_is_counted(scripted: Serving) -> None:
+def test_tokenize_accepts_texts_longer_than_the_model(scripted: Serving) -> None:
     assert scripted.post("/tokenize", {"prompt": "word " * 20_000}).json()["count"] > 20_000
 
 
@@ -43,9 +43,11 @@ def test_a_text_of_any_length_is_counted(scripted: Serving) -> None:
     ("/detokenize", {"tokens": ["5"]}, "tokens"),
     ("/detokenize", {"tokens": [True]}, "tokens"),
     ("/tokenize", {"prompt": 5}, "prompt"),
-    ("/detokenize", {"tokens": [1], "model": "nobody"}, "model"),
+    ("/detokenize", {"tokens": [1], "model": "unknown"}, "model"),
 ])  # fmt: skip
-def test_what_is_wrong_is_named(scripted: Serving, path: str, body: dict[str, object], param: str) -> None:
-    refused = scripted.post(path, body)
-    assert refused.status_code in (400, 404)
-    assert refused.json()["error"]["param"] == param
+def test_an_invalid_tokenization_field_is_named(
+    scripted: Serving, path: str, body: dict[str, object], param: str
+) -> None:
+    response = scripted.post(path, body)
+    assert response.status_code in (400, 404)
+    assert response.json()["error"]["param"] == param

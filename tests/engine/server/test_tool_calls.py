@@ -1,4 +1,4 @@
-"""Tools through the server: offered, called in OpenAI's form, and their results handed back to the model."""
+"""Tools through the server: offered to the model, called in OpenAI's format, and results passed back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving, serving
-from engine.server.speaking import asking, speak
 
 WEATHER = {
     "type": "function",
@@ -21,7 +21,7 @@ WEATHER = {
 }
 TIME = {"type": "function", "function": {"name": "get_time"}}
 CALL = '{"name": "get_weather", "arguments": {"city": "Zürich"}}'
-# A required call is written as its grammar has it, and the script is not held to grammars: it must write the same.
+# The scripted engine ignores grammars, so it must write a required call exactly as the grammar requires.
 REQUIRED = '{"name": "get_weather", "arguments": {"city":"Bern"}}'
 
 
@@ -34,7 +34,7 @@ def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def chat(server: Serving, *texts: str, **fields: Any) -> dict[str, Any]:
-    body = {"messages": asking(*texts), "tools": [WEATHER, TIME], **fields}
+    body = {"messages": messages_for(*texts), "tools": [WEATHER, TIME], **fields}
     response = server.post("/v1/chat/completions", body)
     assert response.status_code == 200, response.text
     return dict(response.json())
@@ -44,7 +44,7 @@ def tagged(call: str) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def test_a_call_comes_in_openais_form(scripted: Serving) -> None:
+def test_a_tool_call_is_returned_in_openais_format(scripted: Serving) -> None:
     choice = chat(scripted, CALL)["choices"][0]
     call = choice["message"]["tool_calls"][0]
     assert choice["finish_reason"] == "tool_calls"
@@ -53,7 +53,7 @@ def test_a_call_comes_in_openais_form(scripted: Serving) -> None:
     assert json.loads(call["function"]["arguments"]) == {"city": "Zürich"}
 
 
-def test_the_server_is_told_which_format_the_model_writes(hermes: Serving) -> None:
+def test_the_tool_parser_option_selects_the_format(hermes: Serving) -> None:
     choice = chat(hermes, "I shall look.\n" + tagged(CALL) + "\n" + tagged('{"name": "get_time", "arguments": {}}'))
     message = choice["choices"][0]["message"]
     assert message["content"] == "I shall look."
@@ -62,24 +62,24 @@ def test_the_server_is_told_which_format_the_model_writes(hermes: Serving) -> No
 
 
 @pytest.mark.parametrize("text", ["It is sunny.", '{"city": "Zürich"}', '{"name": "no_such_tool", "arguments": {}}'])
-def test_an_answer_that_is_no_call_is_content(scripted: Serving, text: str) -> None:
+def test_output_that_is_not_a_tool_call_is_content(scripted: Serving, text: str) -> None:
     choice = chat(scripted, text)["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["content"] == text
     assert "tool_calls" not in choice["message"]
 
 
-def test_without_tools_nothing_is_taken_for_a_call(scripted: Serving) -> None:
+def test_without_tools_nothing_is_parsed_as_a_call(scripted: Serving) -> None:
     for fields in ({"tools": None}, {"tool_choice": "none"}):
         choice = chat(scripted, CALL, **fields)["choices"][0]
         assert choice["message"]["content"] == CALL
 
 
-def test_a_streamed_call_comes_in_deltas(hermes: Serving) -> None:
+def test_a_tool_call_is_streamed_in_deltas(hermes: Serving) -> None:
     chunks = list(
         hermes.client().chat.completions.create(
             model="smollm2",
-            messages=asking("Wait. " + tagged(CALL) + tagged('{"name": "get_time", "arguments": {}}')),
+            messages=messages_for("Wait. " + tagged(CALL) + tagged('{"name": "get_time", "arguments": {}}')),
             tools=[WEATHER, TIME],  # type: ignore[list-item]
             stream=True,
         )
@@ -99,13 +99,13 @@ def test_a_streamed_call_comes_in_deltas(hermes: Serving) -> None:
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "tool_calls"
 
 
-def test_a_call_that_is_cut_short_keeps_its_reason(hermes: Serving) -> None:
+def test_a_truncated_tool_call_keeps_finish_reason_length(hermes: Serving) -> None:
     choice = chat(hermes, tagged(CALL), max_tokens=22)["choices"][0]
     assert choice["finish_reason"] == "length"
     assert '{"city": "Zürich"}'.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
 
 
-def test_a_single_call_can_be_asked_for(hermes: Serving) -> None:
+def test_parallel_tool_calls_false_returns_one_call(hermes: Serving) -> None:
     choice = chat(hermes, tagged(CALL) + tagged(CALL), parallel_tool_calls=False)["choices"][0]
     assert len(choice["message"]["tool_calls"]) == 1
 
@@ -113,7 +113,7 @@ def test_a_single_call_can_be_asked_for(hermes: Serving) -> None:
 @pytest.mark.parametrize(
     "tool_choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=["required", "named"]
 )
-def test_a_required_call_is_made(scripted: Serving, tool_choice: Any) -> None:
+def test_a_required_tool_call_is_returned(scripted: Serving, tool_choice: Any) -> None:
     choice = chat(scripted, REQUIRED, tool_choice=tool_choice)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city":"Bern"}'}
@@ -122,11 +122,11 @@ def test_a_required_call_is_made(scripted: Serving, tool_choice: Any) -> None:
 @pytest.mark.parametrize(
     "tool_choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=["required", "named"]
 )
-def test_a_required_call_is_streamed_in_deltas(scripted: Serving, tool_choice: Any) -> None:
+def test_a_required_tool_call_is_streamed_in_deltas(scripted: Serving, tool_choice: Any) -> None:
     chunks = list(
         scripted.client().chat.completions.create(
             model="smollm2",
-            messages=asking(REQUIRED),
+            messages=messages_for(REQUIRED),
             tools=[WEATHER, TIME],  # type: ignore[list-item]
             tool_choice=tool_choice,
             stream=True,
@@ -145,15 +145,15 @@ def test_a_required_call_is_streamed_in_deltas(scripted: Serving, tool_choice: A
     assert (reasons[-1], set(reasons[:-1])) == ("tool_calls", {None})
 
 
-def test_tools_that_no_grammar_can_be_made_of_are_refused(scripted: Serving) -> None:
+def test_required_tools_with_an_invalid_schema_are_rejected(scripted: Serving) -> None:
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "no such type"}}}
-    body = {"messages": asking("a"), "tools": [broken], "tool_choice": "required"}
+    body = {"messages": messages_for("a"), "tools": [broken], "tool_choice": "required"}
     response = scripted.post("/v1/chat/completions", body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
 
 
-def test_a_model_whose_template_has_no_tools_is_told_of_them_in_the_system_message(scripted: Serving) -> None:
-    """The script repeats what it was given."""
+def test_tools_go_into_the_system_message_if_the_template_does_not_take_them(scripted: Serving) -> None:
+    """The scripted engine repeats its prompt."""
     body = {
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
         "tools": [WEATHER],
@@ -165,33 +165,33 @@ def test_a_model_whose_template_has_no_tools_is_told_of_them_in_the_system_messa
     assert "get_weather" in text.partition("user\n")[0]
 
 
-def test_a_conversation_with_calls_and_results_goes_through_the_template(scripted: Serving) -> None:
+def test_a_conversation_with_tool_calls_and_results_is_rendered(scripted: Serving) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
     messages = [
         {"role": "user", "content": "Weather in Bern?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "snow"}]},
-        {"role": "user", "content": speak("It snows.")},
+        {"role": "user", "content": prompt_for("It snows.")},
     ]
     response = scripted.post("/v1/chat/completions", {"messages": messages, "tools": [WEATHER]})
     assert response.json()["choices"][0]["message"]["content"] == "It snows."
 
 
-def test_an_answer_may_be_continued(scripted: Serving) -> None:
+def test_continue_final_message_continues_the_last_message(scripted: Serving) -> None:
     messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one two"}]
     body = {"messages": messages, "continue_final_message": True, "ignore_eos": True, "max_tokens": 60}
     text = scripted.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
-    # The script starts over right behind the prompt.
+    # The scripted engine starts over after the prompt.
     assert "assistant\none twosystem" in text.replace("<|im_start|>", "")
 
 
-def test_an_answer_need_not_be_opened(scripted: Serving) -> None:
+def test_add_generation_prompt_false_leaves_out_the_assistant_header(scripted: Serving) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False, "ignore_eos": True}
     text = scripted.post("/v1/chat/completions", {**body, "max_tokens": 40}).json()["choices"][0]["message"]["content"]
     assert "assistant" not in text.partition("Hi")[2].partition("system")[0]
 
 
-def test_openais_new_name_for_the_system_is_known(scripted: Serving) -> None:
+def test_the_developer_role_is_rendered_as_system(scripted: Serving) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     body = {"messages": messages, "ignore_eos": True, "max_tokens": 30}
     text = scripted.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]

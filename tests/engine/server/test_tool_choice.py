@@ -1,4 +1,4 @@
-"""What `tool_choice` lets a model write: the grammar of its answer."""
+"""The grammar that `tool_choice` imposes on the output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMATS = {
 
 
 def use_of(format: Any, **fields: Any) -> tuple[ToolUse, ServedModel]:
-    """What a request with these fields says about tools, to a model of this format."""
+    """Return the ToolUse of a request with these fields, for a model with this tool-call format."""
     model = cast(ServedModel, SimpleNamespace(tokenizer=TOKENIZER, tool_format=format))
     body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **fields}
     use = ToolUse.of(ChatRequest.model_validate(body), model)
@@ -57,7 +57,7 @@ def model_with(template: str) -> ServedModel:
     [(NO_SYSTEM, "<turn>user"), (TOOLS_OF_MESSAGES, "<system>"), (OWN_WAY, "[{")],
     ids=["no-system", "tools-of-messages", "tools"],
 )
-def test_every_template_tells_the_model_of_its_tools(template: str, told_in: str) -> None:
+def test_every_kind_of_template_renders_the_tools(template: str, told_in: str) -> None:
     model = cast(
         ServedModel, SimpleNamespace(tokenizer=byte_tokenizer(ChatTemplate(template, {})), tool_format=Hermes())
     )
@@ -69,7 +69,7 @@ def test_every_template_tells_the_model_of_its_tools(template: str, told_in: str
     assert text.endswith("Weather in Bern?")
 
 
-def test_a_template_that_refuses_the_messages_says_so_with_tools_too() -> None:
+def test_a_template_error_is_reported_with_tools_too() -> None:
     model = cast(
         ServedModel, SimpleNamespace(tokenizer=byte_tokenizer(ChatTemplate(NO_SYSTEM, {})), tool_format=Hermes())
     )
@@ -90,7 +90,7 @@ def test_a_template_that_refuses_the_messages_says_so_with_tools_too() -> None:
         ({"tool_choice": named("g"), "parallel_tool_calls": True}, "g", False),
     ],
 )
-def test_a_choice_leaves_the_calls_that_it_names_and_nothing_else(
+def test_a_tool_choice_allows_only_the_calls_that_it_names(
     format: Any, call: str, fields: dict[str, Any], may_be_called: str, several: bool
 ) -> None:
     use, model = use_of(format, **fields)
@@ -103,12 +103,12 @@ def test_a_choice_leaves_the_calls_that_it_names_and_nothing_else(
     assert not matches(grammar, TOKENIZER, "No, thanks.")
 
 
-def test_a_named_function_must_be_offered() -> None:
+def test_a_named_function_must_be_in_tools() -> None:
     with pytest.raises(RequestError, match="'h' is not a function in tools"):
         use_of(Hermes(), tool_choice=named("h"))
 
 
-def test_the_reader_goes_by_the_schemas_that_are_offered() -> None:
+def test_the_parser_uses_the_schemas_of_the_offered_tools() -> None:
     count = {"type": "object", "properties": {"count": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": count}}
     use, _ = use_of(Qwen3Coder(), tools=[tool])

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces, as a collector gets them."""
+"""OpenTelemetry traces as a collector receives them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
 
 
 def span_of(traced: Traced, request_id: str) -> tuple[Span, list[Span]]:
-    """The span of a request and its children."""
+    """Return the span of a request and its children."""
 
     def found() -> list[Span]:
         return [s for s in traced.collector.spans if attributes(s.attributes).get("fastgen.request_id") == request_id]
@@ -50,7 +50,7 @@ def span_of(traced: Traced, request_id: str) -> tuple[Span, list[Span]]:
     return span, children
 
 
-def test_a_generation_is_a_span_below_its_caller(traced: Traced) -> None:
+def test_a_generation_is_a_child_span_of_its_caller(traced: Traced) -> None:
     headers = {"X-Request-Id": "traced-1", "traceparent": f"00-{TRACE}-{CALLER}-01"}
     body = {"model": "other-name", "messages": [{"role": "user", "content": "a b"}], "max_tokens": 5, "stream": True}
     streamed = traced.server.request("POST", "/v1/chat/completions", json=body, headers=headers)
@@ -58,27 +58,27 @@ def test_a_generation_is_a_span_below_its_caller(traced: Traced) -> None:
     span, children = span_of(traced, "traced-1")
     assert (span.name, span.kind) == ("POST /v1/chat/completions", Span.SPAN_KIND_SERVER)
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, CALLER)
-    said = attributes(span.attributes)
-    assert said["http.response.status_code"] == 200
-    assert said["gen_ai.operation.name"] == "chat"
-    assert said["gen_ai.request.model"] == "other-name"
-    assert said["gen_ai.response.id"].startswith("chatcmpl-")
-    assert said["gen_ai.response.finish_reasons"] == ["length"]
-    assert said["gen_ai.usage.output_tokens"] == 5
-    assert said["gen_ai.usage.input_tokens"] > 2
-    assert 0 < said["gen_ai.latency.time_to_first_token"] <= said["gen_ai.latency.e2e"]
+    span_attributes = attributes(span.attributes)
+    assert span_attributes["http.response.status_code"] == 200
+    assert span_attributes["gen_ai.operation.name"] == "chat"
+    assert span_attributes["gen_ai.request.model"] == "other-name"
+    assert span_attributes["gen_ai.response.id"].startswith("chatcmpl-")
+    assert span_attributes["gen_ai.response.finish_reasons"] == ["length"]
+    assert span_attributes["gen_ai.usage.output_tokens"] == 5
+    assert span_attributes["gen_ai.usage.input_tokens"] > 2
+    assert 0 < span_attributes["gen_ai.latency.time_to_first_token"] <= span_attributes["gen_ai.latency.e2e"]
     assert [child.name for child in children] == ["queue", "prefill", "decode"]
     assert [child.end_time_unix_nano for child in children[:2]] == [c.start_time_unix_nano for c in children[1:]]
-    assert 0 <= said["gen_ai.latency.time_in_queue"] <= said["gen_ai.latency.time_to_first_token"]
+    assert 0 <= span_attributes["gen_ai.latency.time_in_queue"] <= span_attributes["gen_ai.latency.time_to_first_token"]
     for child in children:
         assert span.start_time_unix_nano <= child.start_time_unix_nano <= child.end_time_unix_nano
         assert child.end_time_unix_nano <= span.end_time_unix_nano
     assert traced.collector.service_names == {"chat-in-test"}
 
 
-def test_a_refused_request_is_a_span_of_its_own_trace(traced: Traced) -> None:
-    refused = traced.server.request("POST", "/v1/completions", json={}, headers={"X-Request-Id": "traced-2"})
-    assert refused.status_code == 400
+def test_a_rejected_request_is_a_span_in_its_own_trace(traced: Traced) -> None:
+    response = traced.server.request("POST", "/v1/completions", json={}, headers={"X-Request-Id": "traced-2"})
+    assert response.status_code == 400
     span, children = span_of(traced, "traced-2")
     assert not span.parent_span_id
     assert attributes(span.attributes)["http.response.status_code"] == 400
@@ -95,9 +95,9 @@ def test_probes_are_not_traced(traced: Traced) -> None:
     assert "traced-probe" not in requests
 
 
-def test_nothing_of_opentelemetry_is_loaded_where_no_endpoint_is_given(scripted: Serving) -> None:
+def test_opentelemetry_is_not_loaded_without_an_endpoint(scripted: Serving) -> None:
     loaded = Path(f"/proc/{scripted.process.pid}/maps").read_text()
-    assert "google/_upb" not in loaded  # protobuf's library, which the exporter needs
+    assert "google/_upb" not in loaded  # the protobuf library, which the exporter needs
     assert scripted.status("/version") == 200
 
 
@@ -117,7 +117,7 @@ def test_traces_are_off_unless_an_endpoint_is_configured(
     assert is_configured(endpoint, environment) is wanted
 
 
-def test_an_endpoint_that_is_no_address_is_refused() -> None:
+def test_an_endpoint_that_is_not_a_url_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match="--otlp-endpoint collector:4318: not an HTTP URL; give one like http://collector:4318"
     ):

@@ -1,4 +1,4 @@
-"""Calls behind special tokens, which are hidden from clients and must not be from who reads the calls."""
+"""Tool calls marked by special tokens, which are hidden from clients but not from the tool-call parser."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from engine.server.scripted_prompts import messages_for
 from engine.server.serving import Serving, serving
-from engine.server.speaking import asking
 from fastgen.text.tokenizer import Tokenizer
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-# A token that nothing uses: it gets the mark's name.
+# An unused token, which is renamed to the marker.
 SPARE = "<gh_stars>"
 CONFIG = {
     "model_type": "llama",
@@ -34,7 +34,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def server_with(smollm2: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Serving]]:
-    """Servers, one for each mark, of a model in whose vocabulary the mark is a special token."""
+    """Start one server per marker, with a model that has the marker as a special token."""
     started: dict[str, Serving] = {}
     with ExitStack() as stack:
 
@@ -66,7 +66,9 @@ def write_model(folder: Path, tokenizer: Tokenizer, mark: str) -> None:
         ("<|python_tag|>", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}'),
     ],
 )
-def test_a_call_behind_a_special_token_is_found(server_with: Callable[[str], Serving], mark: str, answer: str) -> None:
+def test_a_tool_call_marked_by_a_special_token_is_parsed(
+    server_with: Callable[[str], Serving], mark: str, answer: str
+) -> None:
     server = server_with(mark)
     choice = ask(server, answer)["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
@@ -78,26 +80,26 @@ def test_a_call_behind_a_special_token_is_found(server_with: Callable[[str], Ser
     assert not any(chunk["delta"].get("content") for chunk in chunks)
 
 
-def test_a_mark_that_begins_no_call_is_content(server_with: Callable[[str], Serving]) -> None:
+def test_a_marker_without_a_call_is_content(server_with: Callable[[str], Serving]) -> None:
     server, answer = server_with("<|python_tag|>"), "<|python_tag|>print(6 * 7)"
     assert ask(server, answer)["choices"][0]["message"]["content"] == answer
     assert "".join(chunk["delta"].get("content", "") for chunk in streamed(server, answer)) == answer
 
 
-def test_without_tools_a_mark_is_a_special_token_like_any_other(server_with: Callable[[str], Serving]) -> None:
+def test_without_tools_a_marker_is_hidden_like_any_special_token(server_with: Callable[[str], Serving]) -> None:
     choice = ask(server_with("[TOOL_CALLS]"), "[TOOL_CALLS] none", tools=None)["choices"][0]
     assert choice["message"]["content"] == " none"
 
 
 def ask(server: Serving, answer: str, **fields: Any) -> dict[str, Any]:
-    response = server.post("/v1/chat/completions", {"messages": asking(answer), "tools": [TOOL], **fields})
+    response = server.post("/v1/chat/completions", {"messages": messages_for(answer), "tools": [TOOL], **fields})
     assert response.status_code == 200, response.text
     return dict(response.json())
 
 
 def streamed(server: Serving, answer: str) -> list[dict[str, Any]]:
-    """The one choice of each chunk."""
-    body = {"messages": asking(answer), "tools": [TOOL], "stream": True}
+    """Return the only choice of each chunk."""
+    body = {"messages": messages_for(answer), "tools": [TOOL], "stream": True}
     lines = server.post("/v1/chat/completions", body).text.split("\n\n")
     events = [line.removeprefix("data: ") for line in lines if line]
     assert events.pop() == "[DONE]"

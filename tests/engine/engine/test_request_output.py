@@ -1,0 +1,67 @@
+"""The output of one request, accumulated from token outputs."""
+
+from __future__ import annotations
+
+from engine.text.matching import END, byte_tokenizer
+from fastgen.core.request import FinishReason, Request, SamplingParams
+from fastgen.core.step_output import TokenLogprobs
+from fastgen.engine.messages import TokenOutput
+from fastgen.engine.request_output import RequestOutput, Usage
+from fastgen.text.output import TextRules
+
+TOKENIZER = byte_tokenizer(None)
+
+
+def tokens(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def token_output(token_ids: list[int], finish_reason: FinishReason | None = None) -> TokenOutput:
+    logprobs = [TokenLogprobs(token, -0.5, 1) for token in token_ids]
+    return TokenOutput(request_id="a", token_ids=token_ids, finish_reason=finish_reason, logprobs=logprobs)
+
+
+def request_output(*, stop: tuple[str, ...] = (), **sampling: object) -> RequestOutput:
+    request = Request(id="a", prompt_token_ids=[1, 2, 3], sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
+    return RequestOutput(request, TOKENIZER, TextRules(stop=stop))
+
+
+def test_logprobs_of_held_back_text_come_with_the_next_text() -> None:
+    output = request_output(logprobs=0)
+    first, second = tokens("é")
+    held, shown = output.push(token_output([first])), output.push(token_output([second]))
+    assert (held.text, list(held.logprobs)) == ("", [])
+    assert (shown.text, [entry.token_id for entry in shown.logprobs]) == ("é", [first, second])
+
+
+def test_tokens_after_a_stop_string_are_dropped() -> None:
+    output = request_output(stop=("b",), logprobs=0)
+    delta = output.push(token_output(tokens("abc")))
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("a", FinishReason.STOP, "b")
+    assert output.token_ids == tokens("ab")
+    assert output.logprobs is not None
+    assert [entry.token_id for entry in output.logprobs] == tokens("ab")
+
+
+def test_stop_reason_is_the_stop_token_but_not_the_end_of_sequence_token() -> None:
+    stopped, ended = request_output(stop_token_ids=(7,)), request_output(stop_token_ids=(7,))
+    assert stopped.push(token_output([*tokens("a"), 7], FinishReason.STOP)).stop_reason == 7
+    assert ended.push(token_output([*tokens("a"), END], FinishReason.STOP)).stop_reason is None
+
+
+def test_deltas_add_up_to_the_complete_output() -> None:
+    output = request_output(logprobs=0)
+    deltas = [output.push(token_output([token])) for token in tokens("naïve")]
+    deltas.append(output.push(token_output([], FinishReason.LENGTH)))
+    complete = output.as_delta()
+    assert "".join(delta.text for delta in deltas) == complete.text == output.text == "naïve"
+    assert [entry for delta in deltas for entry in delta.logprobs] == list(complete.logprobs)
+    assert complete.finish_reason is FinishReason.LENGTH
+
+
+def test_usage_counts_prompt_completion_and_cached_tokens() -> None:
+    output = request_output()
+    output.push(TokenOutput(request_id="a", token_ids=tokens("ab"), cached_tokens=2, queue_seconds=0.5))
+    assert output.usage == Usage(3, 2, 2)
+    assert output.usage.total_tokens == 5
+    assert (output.queue_seconds, output.logprobs, output.prompt_logprobs) == (0.5, None, None)

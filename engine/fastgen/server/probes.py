@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from fastgen.server.openai.responses import ModelCard, ModelList
+from fastgen.server.openai.responses import ModelCard, ModelList, json_response
 from fastgen.server.serving.service import Service
 from fastgen.version import VERSION
 
@@ -24,16 +24,12 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
-
-
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Return 200 while the engine is alive or loading; 503 if it is dead."""
     service: Service = request.app.state.service
     reason = service.lifecycle.why_not_healthy()
-    return _json(Status("ok")) if reason is None else _json(Status(reason), 503)
+    return json_response(Status("ok")) if reason is None else json_response(Status(reason), 503)
 
 
 @router.get("/ready")
@@ -41,7 +37,7 @@ async def ready(request: Request) -> Response:
     """Return 200 while requests are accepted; otherwise 503 with the reason, such as `loading weights 40 %`."""
     service: Service = request.app.state.service
     reason = service.lifecycle.why_not_ready()
-    return _json(Status("ready")) if reason is None else _json(Status(reason), 503)
+    return json_response(Status("ready")) if reason is None else json_response(Status(reason), 503)
 
 
 @router.get("/metrics")
@@ -55,21 +51,21 @@ async def metrics(request: Request) -> Response:
 @router.get("/version")
 async def version() -> Response:
     """Return the version of FastGen."""
-    return _json(Version(VERSION))
+    return json_response(Version(VERSION))
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     """List the served model names."""
     service: Service = request.app.state.service
-    return _json(ModelList([_card(service, name) for name in service.names]))
+    return json_response(ModelList([_card(service, name) for name in service.names]))
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
     """Return one served model name."""
     service: Service = request.app.state.service
-    return _json(_card(service, service.check_model(name)))
+    return json_response(_card(service, service.check_model(name)))
 
 
 def _card(service: Service, name: str) -> ModelCard:

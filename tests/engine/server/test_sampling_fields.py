@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving
 from fastgen.core.request import SamplingParams
-from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
+from fastgen.server.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from fastgen.server.serving.encoding import encode_bad_words
 from fastgen.text.output import TextRules
 from fastgen.text.tokenizer import Tokenizer
@@ -33,6 +34,13 @@ GIVEN: dict[str, Any] = {
     "stop_token_ids": [4, 5],
     "prompt_logprobs": 2,
 }
+
+
+def test_every_sampling_parameter_is_a_field_of_both_endpoints() -> None:
+    endpoint_specific = {"logprobs", "grammar"}
+    assert {parameter.name for parameter in fields(SamplingParams)} - endpoint_specific <= set(
+        GenerationRequest.model_fields
+    )
 
 
 @pytest.mark.parametrize(

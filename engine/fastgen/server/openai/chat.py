@@ -16,7 +16,7 @@ from fastgen.server.http.sse import EventStream, event, while_connected
 from fastgen.server.openai.chat_choices import ChatChoiceWriter, ChatChunkWriter
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
-from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, ChatCompletion, CompletionUsage
+from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, ChatCompletion, CompletionUsage, json_response
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
@@ -107,7 +107,7 @@ async def _complete(
         if body.prompt_logprobs is None
         else prompt_logprobs(token_text, outputs[0].prompt_logprobs or ()),
     )
-    return Response(msgspec.json.encode(completion), media_type="application/json")
+    return json_response(completion)
 
 
 async def _stream(

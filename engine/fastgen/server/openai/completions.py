@@ -22,6 +22,7 @@ from fastgen.server.openai.responses import (
     CompletionUsage,
     PromptLogprobs,
     finish_reason,
+    json_response,
 )
 from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
@@ -88,7 +89,7 @@ async def _complete(handler: RequestHandler, name: str, writer: _ChoiceWriter) -
         outputs = await handler.finish()
     choices = [writer.write(index, output, output.as_delta()) for index, output in enumerate(outputs)]
     completion = Completion(handler.id, handler.created, name, choices, CompletionUsage.of(handler.usage()))
-    return Response(msgspec.json.encode(completion), media_type="application/json")
+    return json_response(completion)
 
 
 async def _stream(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+from fastapi import Response
 from msgspec import UNSET, Struct, UnsetType
 
 from fastgen.core.request import FinishReason
@@ -11,6 +13,11 @@ from fastgen.engine.request_output import Usage
 from fastgen.version import VERSION
 
 FINGERPRINT = f"fastgen-{VERSION}"
+
+
+def json_response(body: Struct, status: int = 200) -> Response:
+    """Encode a response body."""
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
 
 
 def finish_reason(reason: FinishReason | None) -> str | None:

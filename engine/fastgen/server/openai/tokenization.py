@@ -16,6 +16,7 @@ from fastgen.server.openai.chat import render
 from fastgen.server.openai.field_types import Boolean, String, TokenIds
 from fastgen.server.openai.messages import Message
 from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.responses import json_response
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.server.serving.encoding import encode
 from fastgen.server.serving.lifecycle import ServedModel
@@ -63,7 +64,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     text, add_special_tokens = _text(body, model)
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=add_special_tokens)
     spelled = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
-    return _json(Tokens(len(tokens), model.engine.info.max_model_length, tokens, spelled))
+    return json_response(Tokens(len(tokens), model.engine.info.max_model_length, tokens, spelled))
 
 
 def _text(body: TokenizeRequest, model: ServedModel) -> tuple[str, bool]:
@@ -86,8 +87,4 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     if invalid is not None:
         raise RequestError(f"tokens: {invalid} is not in the vocabulary; use ids from 0 to {size - 1}", "tokens")
     text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return _json(Text(text))
-
-
-def _json(body: Tokens | Text) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return json_response(Text(text))

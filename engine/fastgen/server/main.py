@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import prometheus_client
 import uvicorn
@@ -102,33 +102,36 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, highest))
 
 
+@dataclass(eq=False)
 class Server:
-    """The server process from start to exit."""
+    """The server process from start to exit.
 
-    def __init__(
-        self,
-        engine_config: EngineConfig,
-        server_config: ServerConfig,
-        source: ModelSource,
-        listener: socket.socket,
-        keys: KeyRing,
-        tracer: Tracer | None,
-        launch: Launch,
-        started: float,
-    ) -> None:
-        self._engine_config = engine_config
-        self._server_config = server_config
-        self._source = source
-        self._listener = listener
-        self._launch = launch
-        self._started = started
-        default_name = hub_repository(engine_config.model) or default_model_name(engine_config.model)
-        names = server_config.served_model_names or (default_name,)
-        self._keys = keys
-        self._tracer = tracer
+    Attributes:
+        engine_config: the engine's settings.
+        server_config: the server's settings.
+        source: the model's files.
+        listener: the listening socket.
+        keys: valid API keys.
+        tracer: None if tracing is off.
+        launch: the engine process, which waits for its configuration.
+        started: start time of the process, in seconds of the monotonic clock.
+    """
+
+    engine_config: EngineConfig
+    server_config: ServerConfig
+    source: ModelSource
+    listener: socket.socket
+    keys: KeyRing
+    tracer: Tracer | None
+    launch: Launch
+    started: float
+
+    def __post_init__(self) -> None:
+        default_name = hub_repository(self.engine_config.model) or default_model_name(self.engine_config.model)
+        names = self.server_config.served_model_names or (default_name,)
         self._lifecycle = Lifecycle()
         self._metrics = Metrics(names[0])
-        self._service = Service(names, self._lifecycle, self._metrics, server_config.max_queued_requests)
+        self._service = Service(names, self._lifecycle, self._metrics, self.server_config.max_queued_requests)
         self._stop_requested = asyncio.Event()
         self._second_signal = asyncio.Event()
 
@@ -138,8 +141,8 @@ class Server:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         http = _HTTPServer(
             uvicorn.Config(
-                create_app(self._service, self._server_config, self._keys, self._tracer),
-                http=connection_class(self._server_config.request_read_seconds),
+                create_app(self._service, self.server_config, self.keys, self.tracer),
+                http=connection_class(self.server_config.request_read_seconds),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -148,14 +151,14 @@ class Server:
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
             )
         )
-        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        serving = asyncio.create_task(http.serve(sockets=[self.listener]))
         try:
             return await self._load_and_serve()
         finally:
             http.should_exit = True
             await serving
-            if self._tracer is not None:
-                await self._tracer.close()
+            if self.tracer is not None:
+                await self.tracer.close()
 
     async def _load_and_serve(self) -> int:
         loading = asyncio.create_task(self._load())
@@ -183,16 +186,16 @@ class Server:
     async def _load(self) -> ServedModel:
         """Load the tokenizer here while the engine process loads the weights."""
         # The local path: the download is complete, so the engine process does not contact the hub.
-        config = replace(self._engine_config, model=str(self._source.path))
-        log.info("fastgen %s: loading %s", VERSION, self._engine_config.model)
+        config = replace(self.engine_config, model=str(self.source.path))
+        log.info("fastgen %s: loading %s", VERSION, self.engine_config.model)
         engine = asyncio.create_task(
             EngineClient.start(
-                self._launch, config, self._lifecycle.set_loading_progress, on_report=self._metrics.record
+                self.launch, config, self._lifecycle.set_loading_progress, on_report=self._metrics.record
             )
         )
         try:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, self._source.tokenizer)
-            tool_format = choose_format(self._server_config.tool_parser, tokenizer)
+            tokenizer = await asyncio.to_thread(Tokenizer.load, self.source.tokenizer)
+            tool_format = choose_format(self.server_config.tool_parser, tokenizer)
             ready = await engine
             limit = PromptSizeLimit(tokenizer, ready.info.max_model_length)
             return ServedModel(ready, tokenizer, limit, tool_format)
@@ -209,7 +212,7 @@ class Server:
 
     def _announce(self, engine: EngineClient) -> None:
         info = engine.info
-        host, port = self._listener.getsockname()[:2]
+        host, port = self.listener.getsockname()[:2]
         log.info(
             "model %s: %s, %.0f M parameters, %s on %s",
             self._service.names[0],
@@ -227,12 +230,12 @@ class Server:
             info.max_model_length,
         )
         address = f"[{host}]" if ":" in host else host
-        log.info("ready on http://%s:%d after %.1f s", address, port, time.monotonic() - self._started)
+        log.info("ready on http://%s:%d after %.1f s", address, port, time.monotonic() - self.started)
 
     async def _drain(self, engine: EngineClient, dead: asyncio.Task[int]) -> int:
         """Let open requests finish within the drain time, then abort the rest, which keep their output so far."""
         self._lifecycle.begin_draining()
-        seconds = self._server_config.drain_seconds
+        seconds = self.server_config.drain_seconds
         log.info("draining: %d open requests, up to %d s", self._lifecycle.num_open, seconds)
         idle = asyncio.create_task(self._lifecycle.wait_idle())
         immediate = asyncio.create_task(self._second_signal.wait())

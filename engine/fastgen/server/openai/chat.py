@@ -13,7 +13,7 @@ from fastgen.core.request import Request as EngineRequest
 from fastgen.core.request import RequestError
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import EventStream, event, while_connected
-from fastgen.server.openai.chat_choices import ChatChoiceWriter, ChatChunkWriter
+from fastgen.server.openai.chat_choices import ChatChunkWriter, chat_choice
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, ChatCompletion, CompletionUsage, json_response
@@ -40,10 +40,9 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
         service.check_num_generations(model, 1, body.num_choices)
         handler = service.admit("chatcmpl", model, [await _engine_request(body, model, tools)], options)
     token_text = TokenText(model.tokenizer, bool(body.return_tokens_as_token_ids))
-    writer = ChatChoiceWriter(token_text if body.logprobs else None, tools)
     if body.stream:
-        return EventStream(_stream(handler, name, body, writer))
-    return await while_connected(request, _complete(handler, name, body, writer, token_text))
+        return EventStream(_stream(handler, name, body, token_text, tools))
+    return await while_connected(request, _complete(handler, name, body, token_text, tools))
 
 
 def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
@@ -93,7 +92,7 @@ async def _engine_request(body: ChatRequest, model: ServedModel, tools: ToolUse 
 
 
 async def _complete(
-    handler: RequestHandler, name: str, body: ChatRequest, writer: ChatChoiceWriter, token_text: TokenText
+    handler: RequestHandler, name: str, body: ChatRequest, token_text: TokenText, tools: ToolUse | None
 ) -> Response:
     with handler:
         outputs = await handler.finish()
@@ -101,7 +100,10 @@ async def _complete(
         handler.id,
         handler.created,
         name,
-        [writer.write(index, output) for index, output in enumerate(outputs)],
+        [
+            chat_choice(index, output, token_text if body.logprobs else None, tools)
+            for index, output in enumerate(outputs)
+        ],
         CompletionUsage.of(handler.usage()),
         msgspec.UNSET
         if body.prompt_logprobs is None
@@ -111,7 +113,7 @@ async def _complete(
 
 
 async def _stream(
-    handler: RequestHandler, name: str, body: ChatRequest, writer: ChatChoiceWriter
+    handler: RequestHandler, name: str, body: ChatRequest, token_text: TokenText, tools: ToolUse | None
 ) -> AsyncGenerator[bytes]:
     no_usage_yet = None if body.include_usage else msgspec.UNSET
 
@@ -124,7 +126,7 @@ async def _stream(
         async with aclosing(handler.stream()) as deltas:
             async for index, delta in deltas:
                 if index not in chunk_writers:
-                    chunk_writers[index] = writer.chunk_writer(index)
+                    chunk_writers[index] = ChatChunkWriter(index, token_text if body.logprobs else None, tools)
                     yield chunk(chunk_writers[index].first())
                 for choice in chunk_writers[index].write(delta):
                     yield chunk(choice)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.openai.logprobs import TokenText, chat_logprobs
@@ -24,52 +22,41 @@ from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Coll
 _TOOL_CALLS = "tool_calls"
 
 
-class ChatChoiceWriter:
-    """Writes the choices of one chat request.
+def chat_choice(index: int, output: RequestOutput, token_text: TokenText | None, tools: ToolUse | None) -> ChatChoice:
+    """Return a complete choice.
 
     Args:
+        index: the choice's index.
+        output: its generation.
         token_text: how to write tokens in logprobs; None if logprobs are not requested.
         tools: the tools that the model may call, if any.
     """
-
-    def __init__(self, token_text: TokenText | None, tools: ToolUse | None) -> None:
-        self._token_text = token_text
-        self._tools = tools
-
-    def write(self, index: int, output: RequestOutput) -> ChatChoice:
-        """Return a complete choice."""
-        text, reason = output.text, finish_reason(output.finish_reason)
-        message = AssistantMessage(text)
-        if self._tools is not None:
-            parser, found = self._tools.parser(), Collected()
-            found.take(parser.push(text))
-            found.take(parser.finish())
-            calls = found.calls[: self._tools.max_calls]
-            if calls:
-                tool_calls = [
-                    ToolCall(self._tools.format.new_id(), FunctionCall(call.arguments, call.name)) for call in calls
-                ]
-                message = AssistantMessage(found.content or None, tool_calls)
-                reason = _TOOL_CALLS if reason == "stop" else reason
-            else:
-                message = AssistantMessage(found.content)
-        return ChatChoice(index, message, reason, self.logprobs(output.logprobs or ()), output.stop_reason)
-
-    def chunk_writer(self, index: int) -> ChatChunkWriter:
-        """Return a writer of one streamed choice."""
-        return ChatChunkWriter(index, self, self._tools)
-
-    def logprobs(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
-        """Return OpenAI's logprobs; None if they are not requested."""
-        return None if self._token_text is None else chat_logprobs(self._token_text, entries)
+    text, reason = output.text, finish_reason(output.finish_reason)
+    message = AssistantMessage(text)
+    if tools is not None:
+        parser, found = tools.parser(), Collected()
+        found.take(parser.push(text))
+        found.take(parser.finish())
+        calls = found.calls[: tools.max_calls]
+        if calls:
+            tool_calls = [ToolCall(tools.format.new_id(), FunctionCall(call.arguments, call.name)) for call in calls]
+            message = AssistantMessage(found.content or None, tool_calls)
+            reason = _TOOL_CALLS if reason == "stop" else reason
+        else:
+            message = AssistantMessage(found.content)
+    logprobs = None if token_text is None else chat_logprobs(token_text, output.logprobs or ())
+    return ChatChoice(index, message, reason, logprobs, output.stop_reason)
 
 
 class ChatChunkWriter:
-    """Writes the chunks of one streamed choice: the role first, then deltas, then the finish reason."""
+    """Writes the chunks of one streamed choice: the role first, then deltas, then the finish reason.
 
-    def __init__(self, index: int, writer: ChatChoiceWriter, tools: ToolUse | None) -> None:
+    The arguments are those of `chat_choice`.
+    """
+
+    def __init__(self, index: int, token_text: TokenText | None, tools: ToolUse | None) -> None:
         self._index = index
-        self._writer = writer
+        self._token_text = token_text
         self._tools = tools
         self._parser = None if tools is None else tools.parser()
         self._valid_calls: set[int] = set()
@@ -99,7 +86,7 @@ class ChatChunkWriter:
 
     def _take_logprobs(self) -> ChatLogprobs | None:
         entries, self._pending_logprobs = self._pending_logprobs, []
-        return self._writer.logprobs(entries) if entries else None
+        return chat_logprobs(self._token_text, entries) if entries and self._token_text is not None else None
 
     def _deltas(self, event: ToolEvent) -> list[Delta]:
         assert self._tools is not None

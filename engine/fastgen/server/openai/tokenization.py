@@ -63,8 +63,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service.check_model(body.model)
     text, add_special_tokens = _text(body, model)
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=add_special_tokens)
-    spelled = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
-    return json_response(Tokens(len(tokens), model.engine.info.max_model_length, tokens, spelled))
+    token_strs = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
+    return json_response(Tokens(len(tokens), model.engine.info.max_model_length, tokens, token_strs))
 
 
 def _text(body: TokenizeRequest, model: ServedModel) -> tuple[str, bool]:

@@ -1,1 +1,1 @@
-"""Load for an engine or a server, and what came of it."""
+"""Closed-loop load on an engine or a server, and its results."""

@@ -1,4 +1,4 @@
-"""Closed-loop clients of a server, each a thread with a request of its own under way."""
+"""Closed-loop clients of a server, one thread and one running request each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastgen.bench.workload import Ask, Workload
 
 
 def run_against(remote: Remote, workload: Workload, model: str | None, on_answer: Callable[[], None]) -> Results:
-    """Plays the workload against a server's /v1/completions, streamed, after one request that does not count.
+    """Run the workload against a server's streaming /v1/completions, after one warm-up request.
 
     Args:
         remote: the server.
@@ -22,7 +22,7 @@ def run_against(remote: Remote, workload: Workload, model: str | None, on_answer
         on_answer: called after each request, answered or not, in the client's thread.
 
     Raises:
-        RemoteError: when the server cannot be asked at all.
+        RemoteError: the server cannot be reached.
     """
     name = model if model is not None else remote.model_names()[0]
     for ask in workload.warm_up().asks():
@@ -31,7 +31,7 @@ def run_against(remote: Remote, workload: Workload, model: str | None, on_answer
 
     def client() -> list[Answer | str]:
         done: list[Answer | str] = []
-        for ask in asks:  # the clients share it: next() of a list's iterator is atomic
+        for ask in asks:  # shared by all clients: next() on a list's iterator is atomic
             try:
                 done.append(_ask(remote, name, ask))
             except RemoteError as error:

@@ -1,4 +1,4 @@
-"""The same closed loop over an engine in this process: no HTTP, no second process."""
+"""The same closed loop over an engine in this process, without HTTP."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Encode = Callable[[str], list[int]]
 def run_in_process(
     engine: Engine, encode: Encode, workload: Workload, max_model_length: int, on_answer: Callable[[], None]
 ) -> Results:
-    """Plays the workload over an idle engine, after one request that does not count.
+    """Run the workload on an idle engine, after one warm-up request.
 
-    Prompts that leave no room are cut; so are generations.
+    Prompts and generations that exceed the model length are shortened.
     """
     _run(engine, encode, workload.warm_up(), max_model_length, lambda: None)
     return _run(engine, encode, workload, max_model_length, on_answer)
@@ -27,7 +27,7 @@ def run_in_process(
 def _run(
     engine: Engine, encode: Encode, workload: Workload, max_model_length: int, on_answer: Callable[[], None]
 ) -> Results:
-    """The loop: a request is added when another has ended."""
+    """Add a request whenever another has finished."""
     todo = [
         (encode(ask.text)[: max(1, max_model_length - ask.max_tokens)], min(ask.max_tokens, max_model_length - 1))
         for ask in workload.asks()

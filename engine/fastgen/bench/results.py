@@ -1,4 +1,4 @@
-"""What came of a load: throughput and latencies, as those who measure servers name them."""
+"""Results of a load: throughput and latencies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARES = (0.5, 0.9, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request that was answered; times in seconds on one clock.
+    """One completed request; times in seconds on one clock.
 
     Attributes:
         sent: when it was sent.
@@ -29,13 +29,13 @@ class Answer:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between one arrival and the next."""
+        """Seconds between consecutive tokens."""
         return [after - before for before, after in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A kind of latency over all requests, in seconds."""
+    """One kind of latency over all requests, in seconds."""
 
     name: str
     mean: float
@@ -44,7 +44,7 @@ class Latency:
 
     @classmethod
     def of(cls, name: str, values: Sequence[float]) -> Latency | None:
-        """None where there are no values."""
+        """Summarize values; None without any."""
         if not values:
             return None
         ordered = sorted(values)
@@ -66,20 +66,20 @@ class Results:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all answered requests."""
+        """Total over all completed requests."""
         return sum(answer.prompt_tokens for answer in self.answers)
 
     @property
     def generated_tokens(self) -> int:
-        """Of all answered requests."""
+        """Total over all completed requests."""
         return sum(answer.generated_tokens for answer in self.answers)
 
     def rate(self, count: float) -> float:
-        """`count` per second of the run."""
+        """Return `count` per second of the run."""
         return count / self.seconds if self.seconds > 0 else 0.0
 
     def latencies(self) -> list[Latency]:
-        """Time to first token, every gap between tokens, the mean gap of each request, and from end to end."""
+        """Return time to first token, every inter-token gap, mean gap per request, and end-to-end latency."""
         whole = [answer for answer in self.answers if answer.arrivals]
         kinds = {
             "time to first token": [a.arrivals[0] - a.sent for a in whole],
@@ -94,7 +94,7 @@ class Results:
 
 
 def as_json(workload: Workload, results: Results) -> dict[str, Any]:
-    """The results as plain data; latencies in milliseconds."""
+    """Return the results as plain data, latencies in milliseconds."""
     latencies = {
         latency.name.replace(" ", "_").replace("-", "_") + "_ms": {
             "mean": round(latency.mean * 1000, 3),
@@ -118,7 +118,7 @@ def as_json(workload: Workload, results: Results) -> dict[str, Any]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the ascending values are at or below, between two of them by a straight line."""
+    """Return a percentile of ascending values by linear interpolation; `share` is 0 to 1."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)

@@ -1,11 +1,11 @@
-"""What clients ask: prompts and generations of random length."""
+"""Workloads: prompts and generations of random length."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
 
-# Common words: about one token each in most vocabularies.
+# Common words, about one token each in most vocabularies.
 _WORDS = """
 time year people way day man thing woman life child world school state family student group country problem hand
 part place case week company system program question work number night point home water room mother area money
@@ -16,7 +16,7 @@ power hour game line end member law car city community name president team minut
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Closed-loop load: each client sends its next request when its last one has ended.
+    """Closed-loop load: each client sends its next request when its previous one ends.
 
     Attributes:
         requests: in all.
@@ -34,7 +34,7 @@ class Workload:
     seed: int
 
     def asks(self) -> list[Ask]:
-        """Every request, in order."""
+        """Return every request, in order."""
         draw = random.Random(self.seed)
         return [
             Ask(
@@ -45,7 +45,7 @@ class Workload:
         ]
 
     def warm_up(self) -> Workload:
-        """One short request for before the clock starts: the first pass of a process takes longer than any other."""
+        """Return a short request to run before the clock starts: the first step of a process is slow."""
         return replace(self, requests=1, clients=1, prompt_tokens=256, generation_tokens=8, seed=-1 - self.seed)
 
     def _length(self, draw: random.Random, mean: int) -> int:
@@ -54,7 +54,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: a text of about as many tokens as words, and how many tokens to generate."""
+    """One request: a prompt of about one token per word, and the number of tokens to generate."""
 
     text: str
     max_tokens: int

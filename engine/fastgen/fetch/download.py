@@ -1,4 +1,4 @@
-"""A whole model: what its source lists, into its folder, whatever was there of it already."""
+"""Download a model: everything its source lists, reusing what its folder already has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastgen.fetch.remote import Listing, Remote
 from fastgen.fetch.source import Source
 from fastgen.fetch.transfer import Retries, transfer
 
-# Seconds without a byte after which a connection counts as cut.
+# Seconds without a byte after which a connection counts as broken.
 STALLED_SECONDS = 30.0
 
 
@@ -27,18 +27,18 @@ def fetch(
     retries: Retries | None = None,
     tell: Callable[[str], None] = say,
 ) -> None:
-    """Fetches a model into the folder `to`; returns at once where it is complete.
+    """Download a model into the folder `to`; return at once if it is complete.
 
     `keep`, where given, names the model folders beside `to` that stay: all others are removed first.
 
     Raises:
-        FetchError: what came so far is kept for the next time.
+        FetchError: the download failed; partial files are kept for the next attempt.
     """
     folder = ModelFolder(to)
     with _disk_errors(to), folder.locked():
         if keep is not None:
             for name in folder.evict_siblings(keep):
-                tell(f"removed the model folder {name}, which nobody uses any more")
+                tell(f"removed the unused model folder {name}")
         if folder.is_complete():
             tell(f"{to} is complete")
             return
@@ -59,10 +59,9 @@ def _fetch_files(
     free = shutil.disk_usage(folder.path).free
     if total - here > free:
         raise VolumeFull(
-            f"the volume of {folder.path} is too small: {in_units(total - here)} are still to be fetched, "
-            f"{in_units(free)} are free"
+            f"the volume of {folder.path} is too small: {in_units(total - here)} missing, {in_units(free)} free"
         )
-    tell(f"{len(listing.files)} files, {in_units(total)}, of which {in_units(here)} are here")
+    tell(f"{len(listing.files)} files, {in_units(total)}, {in_units(here)} of them present")
     progress = Progress(total, here, tell=tell)
     for file in listing.files:
         if not folder.holds(file):

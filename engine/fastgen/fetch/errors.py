@@ -1,4 +1,4 @@
-"""How fetching a model can fail. The exit codes are read by the operator, which has to tell the causes apart."""
+"""Errors of a model download. The operator reads the exit codes to tell the causes apart."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ VOLUME_FULL: Final = 5
 
 
 class FetchError(Exception):
-    """The model could not be fetched. The message is one line: what is wrong, and the remedy where there is one."""
+    """The download failed. The message is one line with the cause and, if there is one, the remedy."""
 
     exit_code: ClassVar[int] = FAILED
 
 
 class SourceNotFound(FetchError):
-    """There is no such repository, revision, bucket or file, or nothing in it that can be served."""
+    """No such repository, revision, bucket or file, or nothing in it that can be served."""
 
     exit_code = SOURCE_NOT_FOUND
 
 
 class AccessDenied(FetchError):
-    """The source wants other credentials, or any."""
+    """The source requires other credentials, or any."""
 
     exit_code = ACCESS_DENIED
 
 
 class VolumeFull(FetchError):
-    """What is still to be fetched does not fit."""
+    """The missing files do not fit on the volume."""
 
     exit_code = VOLUME_FULL
 
 
 class Interrupted(FetchError):
-    """The source did not answer, or not to the end: the same may work in a moment."""
+    """The source did not respond, or not completely; a retry may work."""

@@ -1,10 +1,10 @@
-"""The folder of one model: its files, and beside them what is known about them.
+"""The folder of one model: its files and their records.
 
-    FOLDER/config.json, ...           files, each renamed to its name when it was whole
-    FOLDER/.fastgen/NAME.TAG.part     a file on its way
+    FOLDER/config.json, ...           files, each renamed to its name when complete
+    FOLDER/.fastgen/NAME.TAG.part     a partial file
     FOLDER/.fastgen/files.json        size and tag of each file, written before it gets its name
     FOLDER/.fastgen/complete.json     the marker, written last: without it the folder is not served
-    FOLDER/.fastgen/lock              held by whoever fetches
+    FOLDER/.fastgen/lock              held by the downloading process
 
 A process that is killed at any point leaves a folder that the next one goes on with.
 """
@@ -28,7 +28,7 @@ _STATE: Final = ".fastgen"
 
 
 class ModelFolder:
-    """A model's folder, which need not be there yet. Any method may raise OSError."""
+    """A model's folder, which may not exist yet. Any method may raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,32 +36,32 @@ class ModelFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder where it is missing, and keeps other processes out; waits for one that is in."""
+        """Create the folder if missing, and hold its lock; wait for another holder."""
         self._state.mkdir(parents=True, exist_ok=True)
         with (self._state / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def is_complete(self) -> bool:
-        """Whether there is a marker, and every file that it names has its size."""
+        """Return whether the marker exists and every file it names has its size."""
         sizes = _read(self._state / MARKER).get("files", {})
         return bool(sizes) and all(_size(self.path / name) == size for name, size in sizes.items())
 
     def holds(self, file: RemoteFile) -> bool:
-        """Whether this very file is there, whole."""
+        """Return whether this exact file is present and complete."""
         known = _read(self._state / "files.json").get(file.name)
         return known == {"size": file.size, "tag": file.tag} and _size(self.path / file.name) == file.size
 
     def part(self, file: RemoteFile) -> Path:
-        """Where the file grows; another content of that name has another place."""
+        """Return the path of the partial file; other contents of that name have other paths."""
         return self._state / f"{file.name}.{hashlib.sha256(file.tag.encode()).hexdigest()[:12]}.part"
 
     def fetched(self, file: RemoteFile) -> int:
-        """How many bytes of it are here."""
+        """Return how many bytes of it are present."""
         return file.size if self.holds(file) else min(file.size, _size(self.part(file)) or 0)
 
     def tidy(self, files: Iterable[RemoteFile]) -> None:
-        """Removes the marker, and all but these files and what was fetched of them."""
+        """Remove the marker, and everything except these files and their partial files."""
         wanted = tuple(files)
         (self._state / MARKER).unlink(missing_ok=True)
         kept = {self.path / file.name for file in wanted if self.holds(file)} | {self._state}
@@ -71,30 +71,30 @@ class ModelFolder:
                 _remove(entry)
 
     def keep(self, file: RemoteFile) -> None:
-        """Gives a file, which is whole, its name."""
+        """Rename a complete file to its name."""
         record = {**_read(self._state / "files.json"), file.name: {"size": file.size, "tag": file.tag}}
-        # First the record: where only that is written, the file is not at its name yet and so not held.
+        # The record comes first: with only the record, the file does not count as present.
         _write(self._state / "files.json", record)
         self.part(file).replace(self.path / file.name)
 
     def finish(self, files: Iterable[RemoteFile], **about: str) -> None:
-        """Writes the marker; keywords say where the files are from."""
+        """Write the marker; keywords name the origin of the files."""
         _sync(self.path)
         _write(self._state / MARKER, {**about, "files": {file.name: file.size for file in files}})
 
     def evict_siblings(self, keep: Iterable[str]) -> list[str]:
-        """Removes the model folders beside this one, but those named; folders of others are left alone."""
+        """Remove the model folders next to this one except those named; other folders stay."""
         names = {self.path.name, *keep}
         siblings = [entry.parent for entry in self.path.parent.glob(f"*/{_STATE}") if entry.parent.name not in names]
         for sibling in sorted(siblings):
-            # First the marker: a folder that is half removed is not served.
+            # The marker goes first, so that a half-removed folder is not served.
             (sibling / _STATE / MARKER).unlink(missing_ok=True)
             _remove(sibling)
         return sorted(sibling.name for sibling in siblings)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} where there is none, or only a part of one."""
+    """Return the object in a JSON file; {} if the file is missing or incomplete."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -103,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:
-    """Writes a JSON file, so that at any time either the old or the new one is there."""
+    """Write a JSON file atomically."""
     new = path.with_suffix(".new")
     with new.open("w", encoding="utf-8") as out:
         json.dump(values, out, indent=1)

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
-    HTTPError,  # the transport's own, by the one name that does not change with it
+    HTTPError,  # the transport's error, under a name that is independent of the transport
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -31,7 +31,7 @@ _TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
 class HubRemote:
-    """A repository at one revision; the listing pins the commit that is read from then on.
+    """A repository at one revision; the listing pins the commit for all reads.
 
     Args:
         file: path of the one file that is wanted; the model's folder where None.
@@ -75,7 +75,7 @@ class HubRemote:
         url = huggingface_hub.hf_hub_url(
             self._repository, file.path, revision=self._commit, endpoint=constants.ENDPOINT
         )
-        # A compressed answer has no ranges.
+        # Compressed responses do not support ranges.
         headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-"}
         with (
             _plain_errors(f"{self._named()}: {file.path}"),
@@ -84,7 +84,7 @@ class HubRemote:
             if not response.is_success:
                 response.read()
             hf_raise_for_status(response)
-            # As they come: what is collected first is lost when the connection is cut.
+            # Yield at once: collected bytes would be lost with the connection.
             chunks = response.iter_bytes()
             yield chunks if response.status_code == 206 else _without_first(start, chunks)
 
@@ -93,7 +93,7 @@ class HubRemote:
 
 
 def _without_first(count: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """What follows the first bytes: the answer of a server that takes no notice of ranges."""
+    """Drop the first bytes of a response from a server that ignores ranges."""
     for chunk in chunks:
         yield chunk[count:]
         count = max(0, count - len(chunk))
@@ -108,7 +108,7 @@ def _plain_errors(what: str) -> Iterator[None]:
     except RevisionNotFoundError:
         raise SourceNotFound(f"{what}: no such revision") from None
     except RepositoryNotFoundError as error:
-        # A hub answers both in the same way, so as not to tell strangers which names there are.
+        # A hub returns the same error for both, so as not to reveal which repositories exist.
         hint = "that HF_TOKEN may read" if huggingface_hub.get_token() else "that may be read without HF_TOKEN"
         raise SourceNotFound(f"{what}: no such repository {hint} (HTTP {error.response.status_code})") from None
     except EntryNotFoundError:

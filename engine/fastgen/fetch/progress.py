@@ -1,4 +1,4 @@
-"""How far a download is, in lines for a log."""
+"""Download progress as log lines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 
 def say(line: str) -> None:
-    """One line on standard error."""
+    """Write one line to standard error."""
     print(f"fastgen: {line}", file=sys.stderr, flush=True)
 
 
 class Progress:
-    """Counts bytes, and says now and then how far it is.
+    """Counts bytes and reports progress periodically.
 
     Args:
         total, done: bytes of all files, and those that were here before.
@@ -35,7 +35,7 @@ class Progress:
         self._told_at, self._told_received = clock(), 0
 
     def count(self, size: int) -> None:
-        """Bytes that came."""
+        """Count received bytes."""
         self.received += size
         passed = self._clock() - self._told_at
         if passed >= self._every:
@@ -47,7 +47,7 @@ class Progress:
 
 
 def in_units(size: float) -> str:
-    """Bytes for people: at most four digits and a unit of a thousand."""
+    """Format bytes with at most four digits and a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

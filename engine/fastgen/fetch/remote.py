@@ -1,4 +1,4 @@
-"""What a source offers: files with sizes and tags, of which only those are fetched that serving needs."""
+"""Remote sources: files with sizes and tags, reduced to those that serving needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from fastgen.fetch.errors import SourceNotFound
 
 WANTED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.*", "merges.txt")
-"""Weights and what describes them; never code, nor the same weights once more in another format."""
+"""Weights and their descriptions; never code or the same weights in another format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """What it is called in the model's folder, which has no folders in it."""
+        """Return its name in the model's folder, which is flat."""
         return PurePosixPath(self.path).name
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What is to be fetched; `version` is the source's own name for exactly this state, where it has one."""
+    """Files to download; `version` is the source's identifier of this exact state, if it has one."""
 
     version: str
     files: tuple[RemoteFile, ...]
@@ -51,27 +51,27 @@ class Listing:
 class Remote(Protocol):
     """A model's source.
 
-    Every method raises Interrupted where the same may work in a moment, else another FetchError.
+    Every method raises Interrupted if a retry may work, else another FetchError.
     """
 
     def list(self) -> Listing:
-        """What is to be fetched."""
+        """Return the files to download."""
         ...
 
     def read(self, file: RemoteFile, start: int) -> AbstractContextManager[Iterator[bytes]]:
-        """The file's bytes from `start` on. May end early without an error."""
+        """Yield the file's bytes from `start`. May end early without an error."""
         ...
 
 
 def select_model(source: str, files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
-    """Those of a folder's own files that a model in Hugging Face's layout is served from.
+    """Return the files of a folder that a model in Hugging Face's layout needs.
 
     Raises:
-        SourceNotFound: where they are no such model.
+        SourceNotFound: the folder has no such model.
     """
     offered = tuple(files)
     names = [file.name for file in offered]
-    # Some repositories have the weights twice: in the layout that is read here, and in their author's own.
+    # Some repositories have the weights twice: in this layout and in their author's own.
     usual = any(fnmatchcase(name, "model*.safetensors") for name in names)
     skipped = "consolidated*" if usual else ""
     found = tuple(

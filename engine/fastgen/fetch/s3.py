@@ -28,7 +28,7 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 from fastgen.fetch.errors import AccessDenied, FetchError, Interrupted, SourceNotFound
 from fastgen.fetch.remote import Listing, RemoteFile, select_model
 
-# What was collected of a chunk is lost when the connection is cut.
+# Bytes collected for a chunk are lost with the connection.
 _CHUNK = 1 << 16
 _CUTS: Final = (
     BotoConnectionError,
@@ -69,7 +69,7 @@ class S3Remote:
         return Listing("", select_model(source, files))
 
     def _look_at(self, key: str) -> RemoteFile:
-        # Not HEAD: its answer has no room for the reason of a refusal. No list either: that is another permission.
+        # Not HEAD, whose response has no body to explain an error; not a list, which needs another permission.
         found = self._s3.get_object(Bucket=self._bucket, Key=key, Range="bytes=0-0")
         found["Body"].close()
         return RemoteFile(key, int(found["ContentRange"].rpartition("/")[2]), found["ETag"])
@@ -79,7 +79,7 @@ class S3Remote:
         """See `Remote.read`."""
         with _plain_errors(f"s3://{self._bucket}/{file.path}"):
             answer = self._s3.get_object(Bucket=self._bucket, Key=file.path, Range=f"bytes={start}-", IfMatch=file.tag)
-            # Its own context manager gives what it wraps, without the errors that can be told apart.
+            # Its own context manager exposes the wrapped stream, which raises less specific errors.
             with closing(answer["Body"]) as body:
                 yield body.iter_chunks(_CHUNK)
 
@@ -90,9 +90,9 @@ def _client(timeout: float) -> Any:
     settings: dict[str, Any] = {
         "connect_timeout": min(timeout, 10.0),
         "read_timeout": timeout,
-        # Retries are counted in one place, which knows what progress is.
+        # Retries are counted in one place, which knows about progress.
         "retries": {"total_max_attempts": 1},
-        # Stores that are not Amazon's have neither a name for each bucket nor its newest checksums.
+        # Other stores support neither virtual-hosted buckets nor Amazon's newest checksums.
         "s3": {"addressing_style": "path" if custom else "auto"},
         "response_checksum_validation": "when_required",
     }
@@ -119,12 +119,12 @@ def _plain_errors(what: str) -> Iterator[None]:
 def _of_answer(what: str, error: ClientError) -> FetchError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    message = f"{what}: {code}: {error.response.get('Error', {}).get('Message', 'no more was said')}"
+    message = f"{what}: {code}: {error.response.get('Error', {}).get('Message', 'no message')}"
     if code in _MISSING:
         return SourceNotFound(f"{what}: {'no such bucket' if code == 'NoSuchBucket' else 'no such object'}")
-    # Some stores have not found the key's owner, where others refuse it.
+    # Some stores report an unknown key as not found, others as denied.
     if code in _REFUSED or status in (401, 403, 404):
         return AccessDenied(f"{message}: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     if code == _CHANGED:
-        return FetchError(f"{what}: changed while it was fetched")
+        return FetchError(f"{what}: changed during the download")
     return Interrupted(message) if status >= 500 or status in (408, 429) else FetchError(message)

@@ -1,4 +1,4 @@
-"""SOURCE as a user writes it."""
+"""Parse SOURCE as users write it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DEFAULT_REVISION: Final = "main"
 
 
 class NotASource(FetchError):
-    """The text is no source that can be fetched."""
+    """The text is not a source that can be downloaded."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model that can be fetched.
+    """A model to download.
 
     Attributes:
         text: hf://owner/name, hf://owner/name/file.gguf, s3://bucket/prefix or s3://bucket/file.gguf.
@@ -33,12 +33,12 @@ class Source:
     revision: str = DEFAULT_REVISION
 
     def open(self, timeout: float) -> Remote:
-        """The source's own end; `timeout` is seconds without a byte.
+        """Return the remote; `timeout` is seconds without a byte.
 
         Raises:
-            NotASource: where the text is none.
+            NotASource: the text is not a source.
         """
-        # Each brings a library of its own, which takes its time to import.
+        # Each imports its own slow library.
         if (match := _HUB.fullmatch(self.text)) is not None:
             from fastgen.fetch.hub import HubRemote
 

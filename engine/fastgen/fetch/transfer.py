@@ -1,4 +1,4 @@
-"""One file from its source to the disk, through cuts of the connection."""
+"""Transfer one file to disk, resuming after broken connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often and after what time the same is tried again; seconds, doubling from `first` to `longest`.
+    """Retry policy: number of attempts, and waits in seconds that double from `first` to `longest`.
 
     `limit` counts failures in a row without a byte between them: a source that gives a little each time is stayed with.
     """
@@ -29,10 +29,10 @@ class Retries:
     sleep: Callable[[float], None] = time.sleep
 
     def run(self, attempt: Callable[[], T], received: Callable[[], int], say: Callable[[str], None]) -> T:
-        """The attempt's result; `received` gives the bytes so far, `say` is told of each failure.
+        """Return the attempt's result; `received` returns the bytes so far, `say` reports each failure.
 
         Raises:
-            Interrupted: the last of too many.
+            Interrupted: the last attempt failed.
         """
         failures, before = 0, received()
         while True:
@@ -49,12 +49,12 @@ class Retries:
 
 
 def transfer(remote: Remote, file: RemoteFile, part: Path, count: Callable[[int], None]) -> None:
-    """Appends to `part` what it lacks of the file, and checks the whole; `count` is told of bytes as they come.
+    """Append the missing bytes to `part` and verify the file; `count` receives the number of new bytes.
 
     Raises:
-        Interrupted: the source ended early; `part` keeps what came.
-        FetchError: what came is not the file; `part` is gone.
-        OSError: it could not be written.
+        Interrupted: the source ended early; `part` keeps its bytes.
+        FetchError: the bytes are not those of the file; `part` is removed.
+        OSError: writing failed.
     """
     with part.open("ab") as out:
         if out.tell() < file.size:
@@ -66,10 +66,10 @@ def transfer(remote: Remote, file: RemoteFile, part: Path, count: Callable[[int]
         os.fsync(out.fileno())
         size = out.tell()
     if size < file.size:
-        raise Interrupted(f"{file.path}: the answer ended after {size} of {file.size} bytes")
+        raise Interrupted(f"{file.path}: the response ended after {size} of {file.size} bytes")
     if size > file.size or (file.sha256 is not None and _sha256(part) != file.sha256):
         part.unlink()
-        raise FetchError(f"{file.path}: what came is not the file that was listed: its checksum or size differs")
+        raise FetchError(f"{file.path}: the received file is not the listed one: its checksum or size differs")
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""MII's arguments of a generation, and its answer."""
+"""DeepSpeed-MII's generation arguments and response."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from fastgen.config import ConfigError
 from fastgen.core.request import RequestError, SamplingParams
 
-# Ours beside MII's, by our own names.
+# Additional arguments, by our names.
 _MORE = ("seed", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-# What MII's users may pass where a model is loaded, and what takes its place here.
+# MII's model arguments that do not exist here, and what to use instead.
 _ELSEWHERE = {
-    "tensor_parallel": "one process runs a model whole: leave it out",
+    "tensor_parallel": "a model runs in one process: leave it out",
     "replica_num": "one server is one replica: for more, set replicas in a FastGenDeployment",
     "quantization_mode": 'use quantization="int8" (on a CPU)',
-    "model_config": "give each setting as an argument of its own",
+    "model_config": "pass each setting as its own argument",
     "tokenizer": "the model's own is used: leave it out",
-    "enable_restful_api": "HTTP is how every server is reached: leave it out",
+    "enable_restful_api": "every server has an HTTP API: leave it out",
     "restful_api_port": "use port",
     "port_number": "use port",
     "all_rank_output": "there is one rank: leave it out",
@@ -28,7 +28,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer.
+    """One response.
 
     Attributes:
         generated_text: the generation, after the prompt where `return_full_text` asks for it.
@@ -47,7 +47,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateArguments:
-    """What a call to generate may say.
+    """Arguments of a call to generate.
 
     Attributes:
         max_length: most tokens of prompt and generation together, where `max_new_tokens` is not given.
@@ -74,10 +74,10 @@ class GenerateArguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> GenerateArguments:
-        """Out of a call's keyword arguments.
+        """Build from a call's keyword arguments.
 
         Raises:
-            RequestError: when there is no argument of a name.
+            RequestError: an argument has an unknown name.
         """
         own = {f.name for f in fields(cls)} - {"more"}
         for name in given:
@@ -90,26 +90,26 @@ class GenerateArguments:
         return cls(**known, more={name: value for name, value in given.items() if name in _MORE})
 
     def max_tokens(self, prompt_length: int) -> int:
-        """Most tokens to generate after a prompt of this many.
+        """Return the maximum number of tokens to generate after a prompt of this length.
 
         Raises:
-            RequestError: when the prompt alone is as long as `max_length`.
+            RequestError: the prompt is as long as `max_length`.
         """
         if self.max_new_tokens is not None:
             return self.max_new_tokens
         if prompt_length >= self.max_length:
             raise RequestError(
-                f"max_length is {self.max_length} and the prompt has {prompt_length} tokens: raise it, or give "
+                f"max_length is {self.max_length} and the prompt has {prompt_length} tokens: raise it, or pass "
                 "max_new_tokens instead",
                 "max_length",
             )
         return self.max_length - prompt_length
 
     def sampling(self, prompt_length: int) -> SamplingParams:
-        """As our own parameters.
+        """Return the arguments as SamplingParams.
 
         Raises:
-            RequestError: when a value is out of range.
+            RequestError: a value is out of range.
         """
         return SamplingParams(
             max_tokens=self.max_tokens(prompt_length),
@@ -119,7 +119,7 @@ class GenerateArguments:
         )
 
     def body(self, prompt_length: int) -> dict[str, Any]:
-        """As fields of a request to /v1/completions; `prompt_length` matters only without `max_new_tokens`."""
+        """Return the fields of a /v1/completions request; `prompt_length` is used only without `max_new_tokens`."""
         return {
             "max_tokens": self.max_tokens(prompt_length),
             "min_tokens": self.min_new_tokens,
@@ -136,12 +136,12 @@ class GenerateArguments:
 
 
 def check_model_arguments(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError with the remedy where an argument is MII's and not ours."""
+    """Raise ConfigError with the remedy for an argument that only MII has."""
     for name in given:
         if name in _ELSEWHERE:
             raise ConfigError(f"{name}: {_ELSEWHERE[name]}")
 
 
 def as_list(prompts: str | Sequence[str]) -> list[str]:
-    """One prompt or several, as a list."""
+    """Return one prompt or several as a list."""
     return [prompts] if isinstance(prompts, str) else list(prompts)

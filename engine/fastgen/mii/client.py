@@ -1,4 +1,4 @@
-"""`fastgen.client`: talks to a server that `fastgen.serve` started, from any program of the same user."""
+"""`fastgen.client`: a client of a server that `fastgen.serve` started, for any program of the same user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastgen.mii.deployments import Deployment, DeploymentError
 
 _MOST_AT_ONCE = 64
 _LOOK_SECONDS = 0.05
-# On top of the drain: the server's own limits for its last answers and for its engine's end.
+# In addition to the drain: the server's limits for its last responses and for its engine's exit.
 _END_SECONDS = 20.0
 _LAST_MOMENT_SECONDS = 1.0
 
@@ -27,18 +27,20 @@ StreamingFunction = Callable[[list[Response]], Any]
 
 
 def client(deployment_name: str, *, api_key: str | None = None) -> Client:
-    """A client of a deployment on this machine.
+    """Return a client of a deployment on this machine.
 
     Args:
         deployment_name: as given to `fastgen.serve`.
         api_key: where the server asks for one; the environment's FASTGEN_API_KEY where not given.
 
     Raises:
-        DeploymentError: when there is none of this name, or it has ended.
+        DeploymentError: no deployment has this name, or it has ended.
     """
     deployment = deployments.find(deployment_name)
     if not deployment.url:
-        raise DeploymentError(f"deployment {deployment_name!r} is not ready yet: try again when fastgen.serve is back")
+        raise DeploymentError(
+            f"deployment {deployment_name!r} is not ready yet: try again when fastgen.serve has returned"
+        )
     if not deployment.alive:
         deployments.forget(deployment_name)
         raise DeploymentError(
@@ -48,7 +50,7 @@ def client(deployment_name: str, *, api_key: str | None = None) -> Client:
 
 
 class Client:
-    """Asks a deployment to generate, and ends it. For any number of threads.
+    """Generates on a deployment, and terminates it. Thread-safe.
 
     Attributes:
         deployment: what is known of it; `deployment.url` is its address for other clients.
@@ -56,20 +58,20 @@ class Client:
 
     def __init__(self, deployment: Deployment, *, api_key: str | None = None) -> None:
         self.deployment = deployment
-        # The variable may hold several keys, as the server takes them.
+        # The variable may hold several keys.
         self._remote = Remote(deployment.url, api_key or own_key())
 
     def generate(
         self, prompts: str | Sequence[str], streaming_fn: StreamingFunction | None = None, **arguments: Any
     ) -> list[Response]:
-        """Continues prompts, all at once; `arguments` are those of `GenerateArguments`.
+        """Generate for all prompts concurrently; `arguments` are those of `GenerateArguments`.
 
         With `streaming_fn`, which takes one prompt only, it is called with a list of one response for each piece of
         text as it comes; the whole is returned all the same.
 
         Raises:
-            RequestError: when the server refuses an argument or a prompt.
-            DeploymentError: when the server cannot be reached.
+            RequestError: the server rejected an argument or a prompt.
+            DeploymentError: the server cannot be reached.
         """
         asked = GenerateArguments.of(arguments)
         texts = as_list(prompts)
@@ -86,24 +88,24 @@ class Client:
             raise DeploymentError(self._what_became_of_it(error)) from error
 
     def terminate_server(self) -> None:
-        """Ends the server, for everybody: it takes no more requests, and running ones may finish until its drain ends.
+        """Terminate the server for all clients; running requests may finish within its drain.
 
         Raises:
-            DeploymentError: when it does not end.
+            DeploymentError: the server does not exit.
         """
         deadline = time.monotonic() + self.deployment.drain_seconds + _END_SECONDS
         self._signal(signal.SIGTERM)
         while self._running():
             if time.monotonic() > deadline:
                 raise DeploymentError(
-                    f"deployment {self.deployment.name!r} (process {self.deployment.pid}) does not end: see "
+                    f"deployment {self.deployment.name!r} (process {self.deployment.pid}) does not exit: see "
                     f"{self.deployment.log}"
                 )
             time.sleep(_LOOK_SECONDS)
         deployments.forget(self.deployment.name)
 
     def kill(self) -> None:
-        """Ends the server at once. Running requests are lost."""
+        """Kill the server. Running requests are lost."""
         self._signal(signal.SIGKILL)
         while self._running():
             time.sleep(_LOOK_SECONDS)
@@ -133,7 +135,7 @@ class Client:
         return {"model": self.deployment.name, "prompt": text, **asked.body(counted)}
 
     def _what_became_of_it(self, error: RemoteError) -> str:
-        # A process that is killed closes its connections a moment before it is gone.
+        # A killed process closes its connections a moment before it disappears.
         deadline = time.monotonic() + _LAST_MOMENT_SECONDS
         while error.status is None and self._running() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -142,7 +144,7 @@ class Client:
         return f"deployment {self.deployment.name!r} has ended ({error}; its log: {self.deployment.log})"
 
     def _running(self) -> bool:
-        # Where this program started it, the kernel keeps its end for us until it is asked for.
+        # If this program started the server, reap it.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.deployment.pid, os.WNOHANG)
         return self.deployment.alive

@@ -1,4 +1,4 @@
-"""Servers that were started by name on this machine: a file each, in a folder of the user's own."""
+"""Servers started by name on this machine: one file each, in a private folder of the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class DeploymentError(Exception):
-    """A deployment that is not there, cannot be started or has ended; the message says the remedy."""
+    """A deployment does not exist, cannot start or has ended; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +39,15 @@ class Deployment:
 
     @property
     def alive(self) -> bool:
-        """Is its process running?"""
+        """Return whether the process is running."""
         return process_began(self.pid) == self.began
 
 
 def runtime_folder() -> Path:
-    """Where deployments are noted: only this user may look into it.
+    """Return the folder of the deployment files, readable only by this user.
 
     Raises:
-        DeploymentError: when the folder is somebody else's.
+        DeploymentError: others can write to the folder.
     """
     given = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(given) / "fastgen" if given else Path(tempfile.gettempdir()) / f"fastgen-{os.getuid()}"
@@ -55,16 +55,16 @@ def runtime_folder() -> Path:
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise DeploymentError(
-            f"{folder}: others may write here: remove it, or set XDG_RUNTIME_DIR to a folder of yours"
+            f"{folder}: others can write to this folder: remove it, or set XDG_RUNTIME_DIR to a private folder"
         )
     return folder
 
 
 def find(name: str) -> Deployment:
-    """The deployment of this name, alive or not.
+    """Return the deployment of this name, running or not.
 
     Raises:
-        DeploymentError: when there is none.
+        DeploymentError: no deployment has this name.
     """
     try:
         return Deployment(**json.loads(_file(name).read_text()))
@@ -77,10 +77,10 @@ def find(name: str) -> Deployment:
 
 
 def reserve(name: str) -> None:
-    """Notes that this process is about to start a deployment; one that has ended gives its name away.
+    """Reserve a name for a deployment that this process starts; an ended one releases its name.
 
     Raises:
-        DeploymentError: when the name is in use, or cannot be a name.
+        DeploymentError: the name is in use or invalid.
     """
     if not _NAME.fullmatch(name):
         raise DeploymentError(f"deployment name {name!r}: use at most 63 letters, digits, dots, dashes and underscores")
@@ -88,7 +88,7 @@ def reserve(name: str) -> None:
     began = process_began(pid)
     assert began is not None, "this process runs"
     with (runtime_folder() / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed: two programs must not both find the name free
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held until closed: two programs must not both find the name free
         if _file(name).exists() and (held := find(name)).alive:
             where = f"at {held.url} (process {held.pid})" if held.url else f"being started by process {held.pid}"
             raise DeploymentError(
@@ -99,7 +99,7 @@ def reserve(name: str) -> None:
 
 
 def note(deployment: Deployment) -> None:
-    """Replaces what is noted of this name, at once and whole."""
+    """Replace the record of this name atomically."""
     path = _file(deployment.name)
     draft = path.with_suffix(".new")
     draft.write_text(_text(deployment))
@@ -107,19 +107,19 @@ def note(deployment: Deployment) -> None:
 
 
 def forget(name: str) -> None:
-    """Gives the name away."""
+    """Release the name."""
     _file(name).unlink(missing_ok=True)
 
 
 def log_file(name: str) -> Path:
-    """Where the server of this name writes its log."""
+    """Return the log file of this deployment."""
     return runtime_folder() / f"{name}.log"
 
 
 def process_began(pid: int) -> int | None:
-    """When a process began, in ticks since boot; None where it has ended, be it only in its parent's books."""
+    """Return a process's start time in ticks since boot; None if it has ended or is a zombie."""
     try:
-        # The name, in brackets, may hold anything: what follows the last bracket are the numbers.
+        # The command name in brackets may contain anything; the numbers follow the last bracket.
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -10,33 +10,33 @@ from fastgen.mii.arguments import GenerateArguments, Response, as_list, check_mo
 
 
 def pipeline(model: str, **settings: Any) -> Pipeline:
-    """Loads a model into this process.
+    """Load a model into this process.
 
     Args:
         model: a GGUF file or a Hugging Face directory.
         settings: the engine's settings, by the names of `fastgen.config.EngineConfig`.
 
     Raises:
-        ConfigError: when the model or the settings cannot be served.
+        ConfigError: the model or a setting is not supported.
     """
     check_model_arguments(settings)
     return Pipeline(LLM(model, **settings))
 
 
 class Pipeline:
-    """A model that is called with prompts. For one thread."""
+    """A model that is called with prompts. Not thread-safe."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm: LLM | None = llm
 
     def __call__(self, prompts: str | Sequence[str], **arguments: Any) -> list[Response]:
-        """Continues prompts, all at once; `arguments` are those of `GenerateArguments`.
+        """Generate for all prompts as a batch; `arguments` are those of `GenerateArguments`.
 
         Raises:
-            RequestError: when the model cannot serve one of them; none is then run.
+            RequestError: the model cannot serve one of them; none is run.
         """
         if self._llm is None:
-            raise RuntimeError("this pipeline was destroyed: make a new one with fastgen.pipeline")
+            raise RuntimeError("this pipeline is destroyed: create a new one with fastgen.pipeline")
         asked = GenerateArguments.of(arguments)
         texts = as_list(prompts)
         tokens = [self._llm.tokenizer.encode(text, add_special_tokens=True) for text in texts]
@@ -52,5 +52,5 @@ class Pipeline:
         ]
 
     def destroy(self) -> None:
-        """Gives back the memory of weights and KV cache. The pipeline cannot be called any more."""
+        """Free the memory of weights and KV cache. The pipeline can no longer be called."""
         self._llm = None

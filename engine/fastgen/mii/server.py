@@ -28,7 +28,7 @@ from fastgen.mii.deployments import Deployment, DeploymentError
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 
-# What a server is started with; its arguments are added.
+# Command that starts a server, without its arguments.
 COMMAND = (sys.executable, "-m", "fastgen")
 _LOOK_SECONDS = 0.1
 
@@ -42,7 +42,7 @@ def serve(
     replica_num: int = 1,
     **settings: Any,
 ) -> Client:
-    """Starts a server of its own on this machine and returns when it is ready. It goes on when this program ends.
+    """Start a server process on this machine; return when it is ready. It outlives this program.
 
     Args:
         model: a GGUF file or a Hugging Face directory.
@@ -52,12 +52,12 @@ def serve(
         settings: the engine's and the server's settings, by the names of `fastgen.config`.
 
     Raises:
-        ConfigError: when the model or the settings cannot be served.
-        DeploymentError: when the name is in use, or the server ends before it is ready.
+        ConfigError: the model or a setting is not supported.
+        DeploymentError: the name is in use, or the server exits before it is ready.
     """
     check_model_arguments(settings | ({"replica_num": replica_num} if replica_num != 1 else {}))
     settings = parsed_settings(settings, (*ENGINE_SETTINGS, *SERVER_SETTINGS))
-    # What is wrong shows here, not in a log.
+    # Report errors here, not in a log.
     EngineConfig(
         model=model, **{setting.name: settings[setting.name] for setting in ENGINE_SETTINGS if setting.name in settings}
     )
@@ -91,7 +91,7 @@ def serve(
 
 
 def _start(arguments: list[str], log: Path) -> int:
-    """A process in a session of its own: what ends this program, or its terminal, does not reach it."""
+    """Start a process in its own session, so that signals to this program or its terminal do not reach it."""
     with log.open("wb") as output:
         return os.posix_spawn(
             COMMAND[0],
@@ -107,10 +107,10 @@ def _start(arguments: list[str], log: Path) -> int:
 
 
 def _wait_until_ready(deployment: Deployment) -> None:
-    """Shows how far the server is.
+    """Wait until the server is ready, with a progress bar.
 
     Raises:
-        DeploymentError: when it ends before.
+        DeploymentError: the server exits before.
     """
     remote = Remote(deployment.url, timeout=10.0)
     with progress_bar() as on_progress:
@@ -131,7 +131,7 @@ def _wait_until_ready(deployment: Deployment) -> None:
 
 
 def _stage(said: str) -> tuple[str, float]:
-    """Out of `.../ready: 503 loading weights 40 %`: the stage and its share."""
+    """Parse the stage and its share from `.../ready: 503 loading weights 40 %`."""
     words = said.rpartition(": 503 ")[2].split()
     if len(words) > 2 and words[-1] == "%" and words[-2].isdigit():
         return " ".join(words[:-2]), int(words[-2]) / 100
@@ -143,7 +143,7 @@ def _last_words(log: Path) -> str:
     errors = [line for line in lines if line.startswith("fastgen: error: ")]
     if errors:
         return errors[-1].removeprefix("fastgen: error: ")
-    return f"the server ended before it was ready: {lines[-1] if lines else 'it said nothing'} (see {log})"
+    return f"the server exited before it was ready: {lines[-1] if lines else 'no output'} (see {log})"
 
 
 def _flags(settings: dict[str, Any]) -> list[str]:
@@ -164,4 +164,4 @@ def _free_port(host: str) -> int:
         with socket.create_server((host, 0), family=family) as listener:
             return int(listener.getsockname()[1])
     except OSError as error:
-        raise ConfigError(f"host {host}: {error.strerror}; give an address of this machine") from None
+        raise ConfigError(f"host {host}: {error.strerror}; use an address of this machine") from None

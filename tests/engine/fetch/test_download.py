@@ -179,7 +179,7 @@ def test_room_is_looked_for_before_the_first_byte(tmp_path: Path, monkeypatch: p
     usage = type("Usage", (), {"free": 100})
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)  # type: ignore[attr-defined]
     remote = FakeRemote()
-    with pytest.raises(VolumeFull, match="352 B are still to be fetched, 100 B are free"):
+    with pytest.raises(VolumeFull, match="352 B missing, 100 B free"):
         run(remote, tmp_path / "one")
     assert remote.served == 0
 
@@ -207,7 +207,7 @@ def test_models_that_nobody_uses_go_and_other_folders_stay(tmp_path: Path) -> No
     said = run(FakeRemote(), tmp_path / "d", keep=["b"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "d", "mine"]
     assert [line for line in said if "removed" in line] == [
-        f"removed the model folder {name}, which nobody uses any more" for name in ("a", "c")
+        f"removed the unused model folder {name}" for name in ("a", "c")
     ]
     assert run(FakeRemote(), tmp_path / "b") == [f"{tmp_path / 'b'} is complete"]
 

@@ -39,7 +39,7 @@ def test_a_full_volume_is_named_and_what_came_is_used_when_it_has_grown(volume: 
     with serving(repository) as hub:
         ended = fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url)
         assert ended.code == 5, ended.output
-        assert "6.3 MB are still to be fetched" in ended.last
+        assert "6.3 MB missing" in ended.last
         assert hub.served == 0
         # Others fill it while the download runs: what is promised free is not there when it is written.
         subprocess.run(["mount", "-o", f"remount,size={2 * SMALL}", volume], check=True)

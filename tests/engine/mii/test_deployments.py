@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_read_says_what_to_do(runtime: Path) -> None:
 def test_a_folder_open_to_others_is_refused(runtime: Path) -> None:
     (runtime / "fastgen").mkdir()
     (runtime / "fastgen").chmod(0o777)
-    with pytest.raises(DeploymentError, match="others may write here"):
+    with pytest.raises(DeploymentError, match="others can write to this folder"):
         fastgen.client("chat")
 
 

@@ -130,7 +130,7 @@ def test_an_interrupted_download_keeps_its_pod(space: Space, operator: OperatorP
     pod = download(space)
     back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
     for _ in range(3):
-        report(space, pod, back_off, last=terminated(1, "fastgen: error: the answer ended after 1 of 2 bytes\n"))
+        report(space, pod, back_off, last=terminated(1, "fastgen: error: the response ended after 1 of 2 bytes\n"))
         space.wait_condition("ModelCached", "False", "DownloadFailed")
         operator.let_resyncs_pass(1)
         report(space, pod, {"running": {"startedAt": NOW}}, last=terminated(1))

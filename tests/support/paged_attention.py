@@ -1,4 +1,4 @@
-"""Calls of the attention kernels on a paged cache, as a pass makes them."""
+"""Calls of the attention kernels on a paged cache, as a step makes them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def chunks(
     window: int | None = None,
     softcap: float | None = None,
 ) -> None:
-    """Attends spans (first row, tokens, context), one for each sequence of `paged`, as a pass does."""
+    """Attends spans (first row, tokens, context), one for each sequence of `paged`, as a step does."""
     starts = np.cumsum([0, *(len(table) for table in paged.tables)])[:-1]
     kv_heads = paged.keys.shape[1]
     items = prefill_work_items.cut(

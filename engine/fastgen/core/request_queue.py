@@ -17,7 +17,8 @@ def _heap_entry(sequence: Sequence) -> _HeapEntry:
     return (sequence.ordinal, sequence.num_preemptions, sequence)
 
 
-def _rank(sequence: Sequence) -> Rank:
+def by_rank(sequence: Sequence) -> Rank:
+    """Return the sort key of a list of sequences: `sequence.rank`."""
     return sequence.rank
 
 
@@ -52,7 +53,7 @@ class RequestQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Insert a sequence by rank."""
-        insort(self.sequences, sequence, key=_rank)
+        insort(self.sequences, sequence, key=by_rank)
         heapq.heappush(self._by_arrival, _heap_entry(sequence))
         if len(self._by_arrival) > 2 * len(self.sequences) + _MAX_STALE:
             self._by_arrival = [_heap_entry(waiting) for waiting in self.sequences]
@@ -61,7 +62,7 @@ class RequestQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence. Call it before the sequence changes."""
-        index = bisect_left(self.sequences, sequence.rank, key=_rank)
+        index = bisect_left(self.sequences, sequence.rank, key=by_rank)
         assert self.sequences[index] is sequence
         del self.sequences[index]
         self._count(sequence, -1)

@@ -15,8 +15,8 @@ from fastgen.core.deadlines import Deadlines
 from fastgen.core.kv_cache_manager import KVCacheManager
 from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.request import FinishReason
-from fastgen.core.request_queue import RequestQueue
-from fastgen.core.sequence import Rank, Sequence
+from fastgen.core.request_queue import RequestQueue, by_rank
+from fastgen.core.sequence import Sequence
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_model import StepModel
 from fastgen.core.step_plan import Chunk, StepPlan, StepPlanBuilder
@@ -25,10 +25,6 @@ __all__ = ["Chunk", "Scheduler", "StepPlan"]
 
 # The backlog is counted up to this many full steps. A longer one makes no difference to the next step.
 _LOOKAHEAD_STEPS = 64
-
-
-def _rank(sequence: Sequence) -> Rank:
-    return sequence.rank
 
 
 class Scheduler:
@@ -247,7 +243,7 @@ class Scheduler:
             self._kv_cache.swap_in(sequence, table, builder)
         else:
             self._kv_cache.allocate(sequence, table)
-        insort(self._running, sequence, key=_rank)
+        insort(self._running, sequence, key=by_rank)
         scheduled = builder.add_prompt(sequence)
         assert scheduled, "an admitted sequence has room for a token"
         return True

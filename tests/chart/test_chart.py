@@ -69,7 +69,7 @@ def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
     ]
     deployment = helm.one("Deployment")["spec"]
     assert deployment["replicas"] == 1
-    # A new one stands by before the old one, which leads, is stopped.
+    # A new standby starts before the leader is stopped.
     assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
@@ -82,7 +82,7 @@ def test_leader_election_has_rights_on_one_lease_in_the_releases_namespace_only(
     settings = parse_settings(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
     assert settings.leader_elect
     assert role["metadata"]["namespace"] == settings.lease_namespace == SYSTEM
-    # lease.py: read and write
+    # Reads and writes of the Lease in lease.py.
     assert rights(role) == {(LEASE.group, LEASE.plural, verb) for verb in ("get", "create", "update")}
     named = {verb: rule.get("resourceNames") for rule in role["rules"] for verb in rule["verbs"]}
     assert named == {"create": None, "get": [settings.lease_name], "update": [settings.lease_name]}

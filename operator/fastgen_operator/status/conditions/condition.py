@@ -26,7 +26,7 @@ class Condition:
 
 
 # Returns None if the condition does not apply to the spec; it is then omitted from the status.
-Judge = Callable[[Spec, Observed], Condition | None]
+ComputeCondition = Callable[[Spec, Observed], Condition | None]
 
 
 def not_observed(kind: str) -> Condition:

@@ -9,7 +9,7 @@ from fastgen_operator.status.conditions.condition import Condition
 
 READY: Final = "Ready"
 """The summary, for `kubectl wait`. True: all replicas of the current template are ready. Otherwise status, reason and
-message are those of the first condition in `table.SUMMED` that is False, else of the first that is Unknown."""
+message are those of the first condition in `table.SUMMARIZED` that is False, else of the first that is Unknown."""
 
 
 def ready(parts: Sequence[Condition]) -> Condition:

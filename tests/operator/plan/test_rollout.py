@@ -12,7 +12,7 @@ from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.rollout import DELETION_COST, deletion_costs, unblock_rollout
-from harness.objects import applied, container, leaving, observed, pod, spec_of, stored
+from harness.objects import applied, container, leaving, lose, observed, pod, spec_of, stored
 
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 TWO = stored(replicas=2, resources={"gpu": {"count": 1}})
@@ -106,6 +106,26 @@ def test_a_new_template_sets_deletion_costs_too_but_a_scale_up_does_not() -> Non
     up = plan_of(replace(seen, resource=stored(replicas=5)))
     assert DEPLOYMENT in [apply.kind for apply in up.applies]
     assert up.deletion_costs == ()
+
+
+def test_a_change_beside_the_template_sets_no_deletion_costs() -> None:
+    seen = fleet(a=1.0, b=2.0)
+    live = copy.deepcopy(seen.deployment)
+    assert live is not None
+    live["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"  # as the API server does
+    edited = stored(replicas=3, rollout={"progressDeadlineSeconds": 900})
+    plan = plan_of(replace(seen.with_child(DEPLOYMENT, live), resource=edited))
+    assert [apply.why for apply in plan.applies if apply.kind == DEPLOYMENT] == ["updated to the new spec"]
+    assert plan.deletion_costs == ()
+
+
+def test_restoring_the_template_sets_deletion_costs_and_restoring_another_field_does_not() -> None:
+    seen = fleet(a=1.0, b=2.0)
+    assert seen.deployment is not None
+    template = lose(seen.deployment, "f:spec", "f:template", "f:spec", "f:terminationGracePeriodSeconds")
+    deadline = lose(seen.deployment, "f:spec", "f:progressDeadlineSeconds")
+    assert costs(plan_of(seen.with_child(DEPLOYMENT, template))) == {"a": "1", "b": "2"}
+    assert costs(plan_of(seen.with_child(DEPLOYMENT, deadline))) == {}
 
 
 def test_no_cost_is_set_in_the_steady_state() -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, Key, Kind, Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.reconcile.reconciler import Reconciler
-from harness.objects import applied, stored
+from harness.objects import applied, deployment, stored
 
 KEY = ("space", "chat")
 
@@ -220,3 +220,15 @@ def test_no_child_is_created_for_a_resource_that_only_the_cache_still_holds(live
     server = FakeCluster(objects=changed)
     reconcile(a_cluster(), 1, client=server)
     assert server.writes == 0
+
+
+def test_an_autoscaled_deployment_without_its_label_keeps_its_replicas() -> None:
+    """The cache does not hold it, so that its replicas are known only after a look-up by name."""
+    owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 8})
+    live = deployment(owner)
+    live["spec"]["replicas"] = 4
+    known = {(FASTGEN.name, "chat"): owner}
+    server = FakeCluster(objects={**known, (DEPLOYMENT.name, "chat"): live})
+    reconcile(FakeCluster(objects=known), 1, client=server)
+    assert server.objects[DEPLOYMENT.name, "chat"]["spec"]["replicas"] == 4
+    assert server.objects[FASTGEN.name, "chat"]["status"]["desiredReplicas"] == 4

@@ -1,4 +1,4 @@
-"""Messages to a prompt, by the model's own Jinja template.
+"""Render messages to a prompt with the model's own Jinja chat template.
 
 The environment is the one that templates are written for (transformers' `apply_chat_template`): its whitespace rules,
 its `raise_exception`, `strftime_now` and `tojson`, and its `generation` blocks, which only matter in training.
@@ -21,14 +21,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastgen.config import ConfigError
 
-# White space that no template writes behind a message itself.
+# White space that no template writes after a message.
 _MARK_SPACE = " \n\t"
-# The name of a tool that no template has in it.
+# A tool name that no template contains.
 _PROBE = "fastgen_probe"
 
 
 class ChatTemplateError(ValueError):
-    """These messages do not fit the model's template; the message is the template's own."""
+    """The template rejected the messages; the message is the template's own."""
 
 
 class ChatTemplate:
@@ -53,7 +53,7 @@ class ChatTemplate:
 
     @classmethod
     def named(cls, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """The template of a model with templates of these names, as transformers chooses among them; None without any.
+        """Choose the template among these names as transformers does; None without any.
 
         Raises:
             ConfigError: when a template is not valid Jinja.
@@ -71,7 +71,7 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages` (role, content, ...), ending where the assistant is to speak.
+        """Return the prompt for `messages` (role, content, ...), ending with the generation prompt.
 
         `tools` are JSON schemas of functions, `documents` texts with titles, and `variables` whatever else this
         template reads (for example `enable_thinking`).
@@ -96,18 +96,18 @@ class ChatTemplate:
             raise ChatTemplateError("something in them is nested too deeply") from None
 
     def _shows_tools(self) -> bool:
-        """Is a tool that is offered told to the model? The word alone, which may be a message's field, says little."""
+        """Return whether the template renders offered tools; the word alone may be a message's field."""
         if re.search(r"\btools\b", self.tool_source) is None:
             return False
         function = {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}}
         try:
             shown = self.render([{"role": "user", "content": "a"}], tools=[{"type": "function", "function": function}])
-        except ChatTemplateError:  # it wants another conversation, or another tool
+        except ChatTemplateError:  # it requires another conversation or tool
             return True
         return _PROBE in shown
 
     def render_unfinished(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
-        """As `render`, ending inside the last message, so that the model goes on with it.
+        """Like `render`, ending inside the last message, so that the model continues it.
 
         The text itself is no guide to where that is, as it may stand in the template's marks behind it too: a mark of
         our own goes behind it, as transformers does it.
@@ -118,13 +118,13 @@ class ChatTemplate:
         last = str(messages[-1].get("content") or "")
         if not last.strip():
             raise ChatTemplateError("the last message has no text to go on with")
-        # Digits: a template that changes letters leaves them alone. Nobody can have written these.
+        # Digits, because templates may change the case of letters; random, so that no text contains them.
         mark = str(secrets.randbits(128))
         marked = [*messages[:-1], {**messages[-1], "content": last + mark + _MARK_SPACE}]
         shown, found, behind = self.render(marked, add_generation_prompt=False, **context).rpartition(mark)
         if not found:
             raise ChatTemplateError("the last message's text is not shown, so that nothing can go on with it")
-        # A template that strips the white space behind the mark would have stripped the text's own.
+        # A template that strips white space after the mark would also strip the text's.
         return shown if behind.startswith(_MARK_SPACE) else shown.removesuffix(last[len(last.rstrip()) :])
 
 
@@ -136,9 +136,9 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}...{% endgeneration %}`: marks what a model is trained on; here its body as it is."""
+    """Jinja tag `{% generation %}...{% endgeneration %}`, which marks training text: renders its body."""
 
-    tags = {"generation"}  # noqa: RUF012  (the name and type that jinja2 asks for)
+    tags = {"generation"}  # noqa: RUF012  (name and type required by jinja2)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -163,7 +163,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML, which a prompt must not have.
+    # Jinja's own filter escapes HTML, which does not belong in a prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Generated tokens to text, as they come."""
+"""Incremental detokenization."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastgen.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Decodes one generation bit by bit: what it gave is never taken back, and no half character is given.
+    """Decodes one generation incrementally; output is final and never ends inside a character.
 
     Each token costs its own length only. The texts given add up to the generation's text as a continuation of its
     prompt: with SentencePiece, a first word keeps the space that parts it from the prompt.
@@ -25,10 +25,10 @@ class Detokenizer:
         self._bytes_so_far = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that has become certain with these tokens; hidden tokens give none."""
+        """Return the text that these tokens complete; hidden tokens give none."""
         spelled = b"".join(self._vocabulary.token_bytes(i) for i in token_ids if i not in self._hidden)
         return self._bytes_so_far.decode(spelled)
 
     def finish(self) -> str:
-        """What is left: U+FFFD if the generation ended inside a character."""
+        """Return the rest: U+FFFD if the generation ended inside a character."""
         return self._bytes_so_far.decode(b"", final=True)

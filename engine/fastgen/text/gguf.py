@@ -1,4 +1,4 @@
-"""A tokenizer out of a GGUF file's metadata.
+"""Build a tokenizer from a GGUF file's metadata.
 
 The keys are those of the GGUF specification (`tokenizer.ggml.*`). What the file does not hold, how text is cut before
 the merges apply, is known by the name in `tokenizer.ggml.pre` (`cuts`).
@@ -19,7 +19,7 @@ from fastgen.text.pre_tokenizers import CUTS
 # Token types of the GGUF specification.
 _CONTROL, _USER_DEFINED = 3, 4
 
-# Phi-3's marks that take the white space behind them along; a GGUF file does not say so (llama.cpp goes by the model).
+# Phi-3's special tokens strip the white space after them. GGUF files do not say so; llama.cpp goes by the model.
 _PHI3 = "<|placeholder1|>"
 _PHI3_STRIPPING = frozenset(
     {"</s>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>", *(f"<|placeholder{n}|>" for n in range(1, 7))}
@@ -27,7 +27,7 @@ _PHI3_STRIPPING = frozenset(
 
 
 def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer that the metadata describes.
+    """Return the tokenizer that the metadata describes.
 
     Raises:
         ConfigError: for a kind of tokenizer, or a way to cut text, that is not known here, and where a key is missing.
@@ -49,7 +49,7 @@ def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates by name; the one without a name is the default."""
+    """Return the chat templates by name; the unnamed one is the default."""
     keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
     return {name: str(metadata[key]) for name, key in keys.items() if metadata.get(key)}
 
@@ -77,7 +77,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _from_json(whole: str) -> tokenizers.Tokenizer:
-    """A file may carry the model's own tokenizer.json, which says everything."""
+    """Return the tokenizer of an embedded tokenizer.json, if there is one."""
     try:
         backend = tokenizers.Tokenizer.from_str(whole)
     except Exception as error:  # tokenizers raises bare Exception
@@ -93,7 +93,7 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 def _sentence_piece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """SentencePiece BPE: the merges follow from the scores; bytes stand in for unknown characters."""
+    """Build SentencePiece BPE: merges follow from scores, with byte fallback."""
     tokens: Sequence[str] = _key(metadata, "tokens")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
@@ -112,7 +112,7 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _merges_of_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to put a token together from two others, the best-scored token first."""
+    """Return all merges of two tokens into a third, best score first."""
     known = {token: token_id for token_id, token in enumerate(tokens)}
     best_first = sorted(range(len(tokens)), key=lambda token_id: -scores[token_id])
     return [
@@ -124,7 +124,7 @@ def _merges_of_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[tu
 
 
 def _add_marked_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Control and user-defined tokens stay whole wherever they stand in a text."""
+    """Add control and user-defined tokens, which are never split."""
     tokens: Sequence[str] = _key(metadata, "tokens")
     types: Sequence[int] = metadata.get("tokenizer.ggml.token_type", ())
     stripping = _PHI3_STRIPPING if _PHI3 in tokens else frozenset()
@@ -139,7 +139,7 @@ def _add_marked_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any
 
 
 def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Puts the beginning and end tokens around a prompt, where the file says so."""
+    """Add BOS and EOS around prompts where the file says so."""
     cut = CUTS.get(metadata.get("tokenizer.ggml.pre", ""))
     is_sentence_piece = metadata["tokenizer.ggml.model"] == "llama"
     default = is_sentence_piece or (cut is not None and cut.begins)

@@ -1,4 +1,4 @@
-"""Structured output: what a grammar lets come next, token by token, by the library llguidance.
+"""Structured output: token masks of grammars, computed by llguidance.
 
 A grammar is checked in the server's process, where a bad one is answered with its fault, and followed in the engine's.
 """
@@ -17,12 +17,12 @@ from fastgen.text.tokenizer import Tokenizer
 
 log = logging.getLogger("fastgen.grammar")
 
-# Between the parts of a JSON text. Unbounded, a small model may go on with white space for ever.
+# White space between JSON tokens. Without a bound a small model may emit it forever.
 JSON_SPACE = r"[ \t\n\r]{0,20}"
-# Compiled grammars that are kept: the requests of one application share a few.
+# Compiled grammars to cache: the requests of one application share a few.
 _GRAMMARS_KEPT = 64
 
-# What messages call each kind of grammar, and the field that clients give it in.
+# Name of each kind of grammar in messages, and the request field that holds it.
 _NAMES = {
     "json_schema": ("the JSON schema", "response_format"),
     "json_object": ("the JSON object", "response_format"),
@@ -32,7 +32,7 @@ _NAMES = {
 
 
 class GrammarFactory:
-    """Makes the constraints of one engine.
+    """Creates the constraints of one engine.
 
     The first grammar pays for the tables of the whole vocabulary, about a second; engines without grammars never do.
 
@@ -51,7 +51,7 @@ class GrammarFactory:
         self._kept: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
 
     def __call__(self, grammar: Grammar) -> GrammarConstraint:
-        """The state before the first token.
+        """Return a constraint in its initial state.
 
         Raises:
             RequestError: when the grammar cannot be followed; it names the fault.
@@ -80,7 +80,7 @@ class GrammarFactory:
 
 
 class GrammarConstraint:
-    """A generation within its grammar: a `fastgen.core.constraint.Constraint`.
+    """The state of one generation in its grammar: a `fastgen.core.constraint.Constraint`.
 
     A match that is complete allows only the model's end tokens; one that may end here or go on allows them too. Where
     the library gives up (a grammar may turn out too ambiguous to follow), the one request ends as aborted.
@@ -94,11 +94,11 @@ class GrammarConstraint:
         self.end: FinishReason | None = None
 
     def fill_mask(self, mask: memoryview) -> None:
-        """Writes which tokens may come next, as `Constraint.fill_mask` says."""
+        """Write the mask of allowed next tokens; see `Constraint.fill_mask`."""
         allowed = mask.cast("B")
         words = self._matcher.compute_bitmask()
         if not self._matcher.is_error():
-            # The library's rows may be a word longer than the vocabulary needs.
+            # llguidance's rows may be one word longer than the vocabulary needs.
             allowed[:] = words[: len(allowed)]
             return
         self._give_up()
@@ -107,7 +107,7 @@ class GrammarConstraint:
             allowed[token // 8] |= 1 << token % 8
 
     def accept(self, token: int) -> None:
-        """Takes note of a generated token."""
+        """Advance by a generated token."""
         if self.end is not None:
             return
         if not self._matcher.consume_token(token):
@@ -121,14 +121,14 @@ class GrammarConstraint:
 
 
 def check_grammar(grammar: Grammar, tokenizer: Tokenizer) -> None:
-    """Checks that a grammar can be followed, without the tables of a whole vocabulary: takes milliseconds.
+    """Check a grammar without building tables for the whole vocabulary; takes milliseconds.
 
     The library lets go of Python's lock meanwhile: call it in a thread where the grammar is large.
 
     Raises:
         RequestError: it names the fault.
     """
-    # Every single byte, and the special tokens, which a grammar in Lark's syntax may name.
+    # All single bytes, and the special tokens, which a Lark grammar may name.
     special = [tokenizer.vocabulary.token_bytes(token) for token in sorted(tokenizer.special_token_ids)]
     tokens = [*(bytes([byte]) for byte in range(256)), b"<|end of match|>", *special]
     _compile(grammar, _describe(tokens, list(range(256, len(tokens))), [256], lambda text: list(text.encode())))
@@ -140,7 +140,7 @@ def _compile(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llguidance.
     )
     fault = matcher.get_error()
     if not fault:
-        # Some faults show at the first token only: a grammar that matches nothing.
+        # Some errors only show at the first token, for example a grammar that matches nothing.
         probe = matcher.deep_copy()
         some = any(probe.compute_bitmask())
         fault = "" if some and not probe.is_error() else "nothing can match it"
@@ -150,7 +150,7 @@ def _compile(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llguidance.
 
 
 def _serialised(grammar: Grammar) -> str:
-    """The grammar as llguidance reads it."""
+    """Serialize the grammar for llguidance."""
     try:
         grammar.text.encode()
     except UnicodeEncodeError:
@@ -161,7 +161,7 @@ def _serialised(grammar: Grammar) -> str:
         return llguidance.LLMatcher.grammar_from_lark(grammar.text)
     schema = grammar.text if grammar.kind == "json_schema" else '{"type": "object"}'
     try:
-        # With defaults given, the text is parsed here, not pasted.
+        # With defaults, llguidance parses the text here instead of pasting it.
         return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": JSON_SPACE})
     except ValueError as error:
         raise _refusal(grammar, str(error)) from None
@@ -170,7 +170,7 @@ def _serialised(grammar: Grammar) -> str:
 def _describe(
     tokens: list[bytes], special: list[int], end_tokens: list[int], encode: Callable[[str], list[int]]
 ) -> llguidance.LLTokenizer:
-    """A vocabulary as llguidance wants to know it.
+    """Describe a vocabulary for llguidance.
 
     Where only one text can follow, it asks for the tokens that the model is used to, and allows only these. `encode`
     may put a space before the first word, and it takes special tokens written out for such: then the longest tokens
@@ -192,7 +192,7 @@ def _describe(
 
 
 def _encode_greedily(text: bytes, tokens: Mapping[bytes, int], longest: int) -> list[int]:
-    """`text` in the longest of `tokens` that fit, as far as there are such; the longest of all has `longest` bytes."""
+    """Encode `text` greedily with the longest matching `tokens`, of at most `longest` bytes."""
     ids, start = [], 0
     while start < len(text):
         pieces = (text[start : start + length] for length in range(min(longest, len(text) - start), 0, -1))
@@ -205,7 +205,7 @@ def _encode_greedily(text: bytes, tokens: Mapping[bytes, int], longest: int) -> 
 
 
 class _Vocabulary:
-    """What llguidance's wrapper of a tokenizer reads."""
+    """The tokenizer attributes that llguidance reads."""
 
     def __init__(
         self, tokens: list[bytes], special: list[int], end_token: int, encode: Callable[[bytes], list[int]]
@@ -221,7 +221,7 @@ class _Vocabulary:
 
 
 def _summary(fault: str) -> str:
-    """One line of the library's words, which may draw the place of the fault below them."""
+    """Return the first line of llguidance's message, which may continue with a drawing."""
     lines = [line.strip() for line in fault.splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "unknown fault")
     return said.removeprefix("error: ")[:300]

@@ -1,4 +1,4 @@
-"""A tokenizer out of a Hugging Face model folder."""
+"""Build a tokenizer from a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastgen.config import ConfigError
 
 
 def build(directory: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of tokenizer.json, which says everything: how text is cut, merged, and what is put around it.
+    """Return the tokenizer that tokenizer.json defines completely.
 
     Raises:
         ConfigError: when there is none, or it cannot be read.
@@ -25,14 +25,14 @@ def build(directory: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(f"{path}: not a tokenizer: {error}") from None
-    # A file may ask for padding or truncation to some training length; prompts get neither.
+    # The file may request padding or truncation to a training length; prompts get neither.
     backend.no_padding()
     backend.no_truncation()
     return backend
 
 
 def read_settings(directory: Path) -> Mapping[str, Any]:
-    """tokenizer_config.json, over the older special_tokens_map.json; empty where there is neither."""
+    """Return tokenizer_config.json merged over special_tokens_map.json; empty without both."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         path = directory / name
@@ -46,14 +46,14 @@ def read_settings(directory: Path) -> Mapping[str, Any]:
 
 
 def named_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens that templates use by name, such as `bos_token`."""
+    """Return the special tokens that templates use by name, such as `bos_token`."""
     names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
     found = {name: settings[name] for name in names if settings.get(name)}
     return {name: token["content"] if isinstance(token, dict) else str(token) for name, token in found.items()}
 
 
 def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates by name, the usual one as `default`: in files of their own, or in the settings.
+    """Return the chat templates by name, the usual one as `default`, from files or settings.
 
     As transformers has it, chat_template.jinja replaces all that the settings have.
     """

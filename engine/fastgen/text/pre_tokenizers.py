@@ -1,4 +1,4 @@
-"""How byte-level vocabularies cut text into words before their merges apply, by the name in `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level vocabularies, by the name in `tokenizer.ggml.pre`.
 
 llama.cpp's converter gives the names (`get_vocab_base_pre`), its loader says what else goes with each
 (`llama-vocab.cpp`); the expressions are those of the models' own tokenizer.json. A name is here only where that is
@@ -15,7 +15,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-# Words by case: upper-case letters, then lower-case ones.
+# Splits words by case: upper-case letters, then lower-case ones.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -35,7 +35,7 @@ _DEEPSEEK_V3 = (
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a name stands for.
+    """One pre-tokenizer.
 
     Attributes:
         make: the pre-tokenizer.
@@ -51,7 +51,7 @@ class Cut:
 
 
 def _by(*expressions: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    """One expression after the other, each on what the last has left whole."""
+    """Return a sequence of splits; each applies to the pieces of the previous one."""
 
     def make() -> pre_tokenizers.PreTokenizer:
         splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]

@@ -1,4 +1,4 @@
-"""Where a tokenizer comes from, as plain data."""
+"""The source of a tokenizer as plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """What `Tokenizer.load` needs; whoever opens the model fills it in.
+    """Input of `Tokenizer.load`, filled in when a model is opened.
 
     Attributes:
         kind: "gguf" uses `metadata`; "huggingface" uses `directory`.

@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text."""
+"""Find stop strings in a stream of text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Passes text on until one of the stop strings is complete; the result does not depend on how the text was cut.
+    """Passes text on until a stop string is complete, independently of how the text is split.
 
     Of several, the one that is complete first counts; of those complete at once, the longest. Only text that may yet
     become a stop string is held back.
@@ -18,10 +18,10 @@ class StopStrings:
         assert all(stops), "an empty stop string would stop everything"
         self._stops = tuple(stops)
         self._held = ""
-        self._num_passed = 0  # characters at the beginning of the held text in which nothing might stop
+        self._num_passed = 0  # leading characters of the held text that cannot be part of a match
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text to pass on, and the stop string that was found. After one is found, push no more."""
+        """Return the text to pass on and the stop string found; push nothing after a match."""
         if not self._stops:
             return text, None
         text = self._held + text
@@ -33,7 +33,7 @@ class StopStrings:
         return self._hold(text), None
 
     def let_pass(self, text: str) -> str:
-        """The text to pass on where nothing may stop yet: what only begins in it may be complete later."""
+        """Return the text to pass on while stopping is not allowed; a match may still start in it."""
         if not self._stops:
             return text
         shown = self._hold(self._held + text)
@@ -41,7 +41,7 @@ class StopStrings:
         return shown
 
     def _find(self, stop: str, text: str) -> int:
-        """Where a stop string begins that was not complete before it might stop anything; else -1."""
+        """Return the start of a stop string that completes after stopping is allowed; else -1."""
         return text.find(stop, max(0, self._num_passed - len(stop) + 1))
 
     def _hold(self, text: str) -> str:
@@ -51,12 +51,12 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The text held back, which is now known to be none of the stop strings."""
+        """Return the held text, which is no stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def possible_start(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with, short of all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(stop) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for whichever kind of model file."""
+"""Text to token ids and back, for GGUF files and Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Tokenizer", "TokenizerSource"]
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """Encodes prompts and decodes generations. Safe to use from several threads.
+    """Encodes prompts and decodes generations. Thread-safe.
 
     Attributes:
         backend: the tokenizers library's own.
@@ -35,7 +35,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, source: TokenizerSource) -> Tokenizer:
-        """Builds the tokenizer of a model.
+        """Build the tokenizer of a model.
 
         Raises:
             ConfigError: when its kind is not served or its files are damaged.
@@ -73,16 +73,16 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens in the vocabulary, added ones included. A model's embedding may have more rows."""
+        """Number of tokens, added ones included; the embedding may have more rows."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that are marks, not text."""
+        """Ids of special tokens."""
         return self.vocabulary.special_ids
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`; special tokens written out in it count as such.
+        """Return the token ids of `text`; special tokens written in it are recognized.
 
         `add_special_tokens` puts what the model wants around a text, for example its beginning token. A rendered chat
         template has these already.
@@ -90,15 +90,15 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_unlocked(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of texts, as of `encode`; other threads run meanwhile."""
-        # The library lets go of Python's lock for its batches only. One text at a time, because a batch of several is
-        # spread over all cores, which are the engine's.
+        """Encode several texts like `encode`, with the interpreter lock released."""
+        # tokenizers releases the interpreter lock only in batches. A batch of several texts would use all cores, which
+        # belong to the engine, so each batch has one text.
         return [self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids for text in texts]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `token_ids`; invalid UTF-8 becomes U+FFFD."""
         text = b"".join(self._spelled(token_ids, skip_special_tokens)).decode(errors="replace")
-        # Some kinds put a space before the first word when they encode.
+        # Some tokenizers add a space before the first word.
         return text.removeprefix(" ") if self.vocabulary.drops_first_space else text
 
     def _spelled(self, token_ids: Sequence[int], skip_special_tokens: bool) -> Iterable[bytes]:

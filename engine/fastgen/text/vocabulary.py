@@ -1,4 +1,4 @@
-"""The bytes that each token stands for.
+"""The bytes of each token.
 
 A token is not text: a character may span tokens. With bytes per token, decoding is concatenation, which is what makes
 incremental output exact and linear.
@@ -18,7 +18,7 @@ from fastgen.config import ConfigError
 
 
 def byte_alphabet() -> dict[int, str]:
-    """The printable character that byte-level BPE writes for each byte (GPT-2's `bytes_to_unicode`).
+    """Return the printable character of each byte in byte-level BPE (GPT-2's `bytes_to_unicode`).
 
     Printable Latin-1 stands for itself; the other bytes get the characters from U+0100 on, in order.
     """
@@ -29,7 +29,7 @@ def byte_alphabet() -> dict[int, str]:
 
 
 class Spelling(Enum):
-    """How a vocabulary writes bytes as characters."""
+    """How a vocabulary spells bytes as characters."""
 
     BYTE_LEVEL = "byte-level"  # each character is a byte: GPT-2, Llama 3, SmolLM
     SENTENCE_PIECE = "SentencePiece"  # U+2581 is a space, <0xE2> is a byte: Llama 2, Mistral
@@ -40,7 +40,7 @@ _SPACE = "\u2581"
 
 
 class Vocabulary:
-    """Token ids as bytes, spelled out when first asked for.
+    """The bytes of token ids, computed on first use.
 
     Attributes:
         spelling: how tokens write bytes.
@@ -63,7 +63,7 @@ class Vocabulary:
         )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token; none for an id that has no token."""
+        """Return the bytes of a token; empty for an unused id."""
         known = self._known.get(token_id)
         if known is None:
             known = self._known[token_id] = self._spell(token_id)
@@ -76,14 +76,14 @@ class Vocabulary:
         if self.spelling is Spelling.BYTE_LEVEL:
             if all(character in self._byte_of for character in token):
                 return bytes(self._byte_of[character] for character in token)
-            return token.encode()  # an added token, written as it reads
+            return token.encode()  # an added token is spelled literally
         if match := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(match.group(1), 16)])
         return token.replace(_SPACE, " ").encode()
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    # The library tells what a decoder is made of by pickling it, as JSON.
+    # tokenizers exposes the parts of a decoder only by pickling it, as JSON.
     decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
     steps: list[dict[str, Any]] = [] if decoder is None else decoder.get("decoders", [decoder])
     return steps

@@ -1,1 +1,1 @@
-"""Tool calls as models write them: how each format is read as it comes, and how it is enforced."""
+"""Tool-call formats of models: streaming parsers and the grammars that enforce them."""

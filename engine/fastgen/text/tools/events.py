@@ -1,4 +1,4 @@
-"""What reading an answer for tool calls brings to light, piece by piece."""
+"""Events of a tool-call parser."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text that is for the reader, not part of a call."""
+    """Content: text that is not part of a call."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call of the function `name`; calls are counted from 0."""
+    """The start of a call of the function `name`; calls are counted from 0."""
 
     index: int
     name: str
@@ -23,7 +23,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments, which together are JSON unless the answer is cut short."""
+    """The next piece of a call's arguments; the pieces form JSON unless the generation is cut short."""
 
     index: int
     text: str
@@ -31,7 +31,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """What looked like a call is none after all: `text` is all of it as it was written.
+    """A presumed call turned out not to be one: `text` is its complete text.
 
     Who has passed the call on already cannot take it back; who has not shows the text instead.
     """
@@ -44,32 +44,32 @@ ToolEvent = Content | CallBegun | CallArguments | CallBroken
 
 
 class ToolParser(Protocol):
-    """Reads one answer. How its text is cut does not change what is found in it."""
+    """Parses one generation; how its text is split does not change the events."""
 
     def push(self, text: str) -> list[ToolEvent]:
-        """What has become certain with this text."""
+        """Return the events that this text completes."""
 
     def finish(self) -> list[ToolEvent]:
-        """What is left when the answer has ended."""
+        """Return the remaining events at the end of the generation."""
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call, put together."""
+    """One complete call."""
 
     name: str
     arguments: str = ""
 
 
 class Collected:
-    """A whole answer: its content, and its calls in order."""
+    """A complete generation: its content and its calls in order."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
         self._calls: dict[int, ToolCall] = {}
 
     def take(self, events: list[ToolEvent]) -> None:
-        """Takes in what was found."""
+        """Add an event."""
         for event in events:
             match event:
                 case Content(text):
@@ -84,10 +84,10 @@ class Collected:
 
     @property
     def content(self) -> str:
-        """What is for the reader."""
+        """The content."""
         return "".join(self._content)
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls that held."""
+        """The completed calls."""
         return [self._calls[index] for index in sorted(self._calls)]

@@ -1,4 +1,4 @@
-"""Calls in tags, as Hermes and Qwen 2.5 and 3 write them: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+"""Hermes format (also Qwen 2.5 and 3): `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
 SmolLM2 writes a list of such objects between one pair of tags; both are read.
 """
@@ -15,19 +15,19 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Hermes:
-    """The format of tags."""
+    """The Hermes format."""
 
     name = "hermes"
     marks: tuple[str, ...] = (_OPEN, _CLOSE)
     example = f'{_OPEN}\n{{"name": <function name>, "arguments": <object>}}\n{_CLOSE}'
 
     def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
-        """A reader of one answer. The tags make a call clear: a name that nobody offered is passed on."""
+        """Return a parser. The tags identify a call, so unknown function names are passed on."""
         del tools
         return _Reader()
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Lark rules of which `calls` is one call or more."""
+        """Return Lark rules; `calls` matches one or more calls."""
         return (
             f"calls: {repeated('call', quoted(chr(10)), most_calls)}\n"
             f"call: {spell(_OPEN)} {quoted(chr(10))} ({named_objects(tools)}) {quoted(chr(10))} {spell(_CLOSE)}\n"
@@ -35,7 +35,7 @@ class Hermes:
         )
 
     def new_id(self) -> str:
-        """An id for a call."""
+        """Return a new call id."""
         return long_id()
 
 

@@ -1,4 +1,4 @@
-"""One call, read as it is written: a JSON object with a function's name and its arguments."""
+"""Streaming parser of one call: a JSON object with a function's name and arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Content, ToolEvent
 from fastgen.text.tools.json_text import JsonRepair, JsonSpan, dumped, is_name, loaded
 
-# What all models write; anything else is taken in whole before it is judged.
+# The usual spelling; any other is buffered completely before it is judged.
 _HEADER = re.compile(
     r'\s*\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]*"\s*,\s*)*'
     r'"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -18,7 +18,7 @@ _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
 
 
 class CallReader:
-    """Reads `{"name": ..., "arguments": {...}}`, passing the arguments on as they come.
+    """Parses `{"name": ..., "arguments": {...}}` and passes the arguments on as they arrive.
 
     Attributes:
         done: has it seen all it wants to?
@@ -42,7 +42,7 @@ class CallReader:
         self._repair = JsonRepair()
 
     def push(self, text: str) -> tuple[list[ToolEvent], str]:
-        """What came of this text, and what of it lies behind the object."""
+        """Return the events of this text, and its part after the object."""
         end = self._object.end(text)
         taken, rest = (text, "") if end is None else (text[:end], text[end:])
         before = len(self._raw)
@@ -50,7 +50,7 @@ class CallReader:
         events: list[ToolEvent] = []
         if not self.called:
             before = self._begin(events)
-        if self.done:  # no call, as its beginning shows
+        if self.done:  # not a call, as its beginning shows
             return events, self._over(events) + rest
         if self.called and self._arguments is not None:
             new = self._raw[before:]
@@ -65,12 +65,12 @@ class CallReader:
         return events, rest
 
     def finish(self) -> list[ToolEvent]:
-        """What is left where the answer ends inside the object: a call keeps what it has of its arguments."""
+        """Return the remaining events if the generation ends inside the object; a call keeps partial arguments."""
         self.done = True
         return [] if self.called else [Content(self._prefix + self._raw)]
 
     def _begin(self, events: list[ToolEvent]) -> int:
-        """Looks for the name; returns where in the object the arguments begin."""
+        """Find the name; return the position of the arguments."""
         first = _FIRST_KEY.match(self._raw)
         header = _HEADER.match(self._raw[:_LONGEST_HEADER])
         name = loaded(header.group(1)) if header else None
@@ -85,14 +85,14 @@ class CallReader:
         return 0
 
     def _over(self, events: list[ToolEvent]) -> str:
-        """Shows what can be no call; what lies behind the part that tells so is to be read again."""
+        """Emit text that cannot be a call as content; the text after the decisive part is parsed again."""
         first = _FIRST_KEY.match(self._raw)
         assert first is not None
         events.append(Content(self._prefix + self._raw[: first.end()]))
         return self._raw[first.end() :]
 
     def _close(self, events: list[ToolEvent]) -> None:
-        """The object has ended: is it a call?"""
+        """Decide at the end of the object whether it is a call."""
         self.done = True
         whole = loaded(self._raw)
         if self.called:
@@ -109,7 +109,7 @@ class CallReader:
 
 
 def _call_in(value: object) -> tuple[str, str] | None:
-    """Name and arguments of a call in an unusual spelling: arguments first, a text, left out, or inside `function`."""
+    """Return name and arguments of an unusual call: reordered, as text, missing, or inside `function`."""
     if not isinstance(value, dict):
         return None
     inner = value.get("function")

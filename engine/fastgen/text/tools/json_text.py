@@ -1,4 +1,4 @@
-"""JSON as models write it, which is not always quite JSON: where it ends, and how it becomes what a client can read."""
+"""Near-JSON written by models: find its end, and repair it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 
 class JsonSpan:
-    """Finds where a JSON object or array ends, whatever is in it."""
+    """Finds the end of a JSON object or array."""
 
     __slots__ = ("_depth", "_escaped", "_in_string")
 
@@ -18,7 +18,7 @@ class JsonSpan:
         self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """How much of `text` still belongs to it, where it ends in there; else None, and all of it does."""
+        """Return how much of `text` belongs to it if it ends there; else None."""
         for place, character in enumerate(text):
             if self._in_string:
                 if self._escaped:
@@ -39,7 +39,7 @@ class JsonSpan:
 
 
 class JsonRepair:
-    """Writes JSON that `loaded` takes so that every reader of JSON takes it, piece by piece.
+    """Rewrites JSON that `loaded` accepts into strict JSON, incrementally.
 
     Models write line breaks and tabs into strings as they are, where JSON must have them escaped. So must half a
     surrogate pair be, which is no character that could be sent.
@@ -52,7 +52,7 @@ class JsonRepair:
         self._escaped = False
 
     def push(self, text: str) -> str:
-        """The next piece, as it must be written."""
+        """Return the next piece as strict JSON."""
         return "".join(map(self._written, text))
 
     def _written(self, character: str) -> str:
@@ -69,7 +69,7 @@ class JsonRepair:
 
 
 def loaded(text: str) -> object:
-    """The JSON in `text`, or None where it is none; control characters may stand in its strings as they are."""
+    """Parse the JSON in `text`, allowing control characters in strings; None if it is not JSON."""
     try:
         return json.loads(text, strict=False, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -77,7 +77,7 @@ def loaded(text: str) -> object:
 
 
 def _finite(number: str) -> float:
-    """Python reads NaN and Infinity, and takes what is too large for infinite; JSON knows neither."""
+    """Reject NaN and Infinity, which Python accepts and JSON does not have."""
     value = float(number)
     if not isfinite(value):
         raise ValueError(f"{number} is no number of JSON's")
@@ -85,15 +85,15 @@ def _finite(number: str) -> float:
 
 
 def dumped(value: object) -> str:
-    """A value that `loaded` gave, as JSON that every reader takes."""
+    """Serialize a value from `loaded` as strict JSON."""
     return JsonRepair().push(json.dumps(value, ensure_ascii=False))
 
 
 def is_json_object(text: str) -> bool:
-    """Is `text` a JSON object, as `loaded` takes it?"""
+    """Return whether `text` is a JSON object by `loaded`."""
     return isinstance(loaded(text), dict)
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Is `value` a text that can be sent as it is? JSON can spell half a surrogate pair, which is none."""
+    """Return whether `value` is valid text; JSON can spell half a surrogate pair, which is not."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -1,4 +1,4 @@
-"""Mistral's calls, behind the token [TOOL_CALLS]: a list of objects, or a name and its arguments behind [ARGS]."""
+"""Mistral's formats after the token [TOOL_CALLS]: a list of objects, or a name, [ARGS] and arguments."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from fastgen.text.tools.parser import Machine
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARACTERS = string.ascii_letters + string.digits
-_ID_LENGTH = 9  # what Mistral's templates insist on
+_ID_LENGTH = 9  # required by Mistral's templates
 _LONGEST_NAME = 256
 
 
 class Mistral:
-    """The format of lists, up to the tokenizer's version 7."""
+    """The list format, up to tokenizer version 7."""
 
     name = "mistral"
     marks: tuple[str, ...] = (_CALLS, _ARGS, _ID)
     example = f'{_CALLS}[{{"name": <function name>, "arguments": <object>}}]'
 
     def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
-        """A reader of one answer, in either form. A name that nobody offered is passed on."""
+        """Return a parser of either form. Unknown function names are passed on."""
         del tools
         return _Reader()
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Lark rules of which `calls` is one call or more."""
+        """Return Lark rules; `calls` matches one or more calls."""
         return (
             f'calls: {spell(_CALLS)} " "? "[" {repeated("call", quoted(", "), most_calls)} "]"\n'
             f"call: {named_objects(tools)}\n{json_arguments(tools)}"
         )
 
     def new_id(self) -> str:
-        """An id for a call."""
+        """Return a new call id."""
         return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
 
 
 class MistralArguments(Mistral):
-    """The form of later tokenizers (from version 11 on), whose vocabulary has [ARGS]: `[TOOL_CALLS]name[ARGS]{...}`."""
+    """The format from tokenizer version 11, whose vocabulary has [ARGS]: `[TOOL_CALLS]name[ARGS]{...}`."""
 
     example = f"{_CALLS}<function name>{_ARGS}<object>"
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Lark rules of which `calls` is one call or more."""
+        """Return Lark rules; `calls` matches one or more calls."""
         bodies = [f"{quoted(tool.name)} {spell(_ARGS)} arguments_{i}" for i, tool in enumerate(tools)]
         most = "" if most_calls == 1 else "+"
         return f"calls: call{most}\ncall: {spell(_CALLS)} ({' | '.join(bodies)})\n{json_arguments(tools)}"
@@ -71,7 +71,7 @@ class _Reader(Machine):
         return True
 
     def _naming(self) -> bool:
-        """Takes `name[ARGS]`, with or without an id between."""
+        """Parse `name[ARGS]`, with or without an id in between."""
         place = self.buffer.find(_ARGS)
         if place < 0 or place > _LONGEST_NAME:
             if place < 0 and not self.ended and len(self.buffer) <= _LONGEST_NAME + len(_ARGS):
@@ -104,6 +104,6 @@ class _Reader(Machine):
         return True
 
     def _show_mark(self) -> None:
-        """What follows the mark makes no call: both are content."""
+        """Emit the mark and the text after it as content: they form no call."""
         self.show(_CALLS)
         self.state = self._reading

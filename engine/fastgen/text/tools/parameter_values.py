@@ -1,4 +1,4 @@
-"""A parameter's value where a model writes it as bare text: what its JSON schema makes of it."""
+"""Convert a bare-text parameter value by its JSON schema."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from fastgen.text.tools.json_text import JsonRepair, dumped, loaded
 
-# Of references that lead to references; a client may send a circle of them.
+# Bound on chained references, which a client may make circular.
 _LONGEST_CHAIN = 8
 
 
 class ParameterSchema:
-    """What a tool's schema says of one of its parameters. Schemas come from clients: anything may stand anywhere.
+    """The schema of one parameter. Schemas come from clients and may contain anything.
 
     Attributes:
         schema: the parameter's own, with whatever it refers to.
@@ -33,11 +33,11 @@ class ParameterSchema:
 
     @property
     def is_text(self) -> bool:
-        """Is the value what is written, whatever that is?"""
+        """Return whether the value is the text itself."""
         return self.types <= {"string"}
 
     def value(self, text: str) -> str:
-        """The JSON of what was written.
+        """Return the JSON value of the text.
 
         As vLLM's reader has it: what is no JSON stays a text, and constants may be written as Python does, since some
         templates show a model its own earlier calls so.
@@ -57,7 +57,7 @@ class ParameterSchema:
 
 
 def declared_parameters(tool: Mapping[str, Any]) -> tuple[list[str], frozenset[str]]:
-    """The parameters that the schema of all arguments names, in its order, and those that must be given."""
+    """Return the declared parameters in order, and the required ones."""
     required = [name for name in _list(tool.get("required")) if isinstance(name, str)]
     return list(dict.fromkeys([*_mapping(tool.get("properties")), *required])), frozenset(required)
 
@@ -71,7 +71,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema with what it refers to in the place of the reference."""
+    """Return a schema with its reference resolved."""
     found = _mapping(schema)
     for _ in range(_LONGEST_CHAIN):
         if "$ref" not in found:
@@ -89,7 +89,7 @@ def _referred(reference: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _types(schema: Mapping[str, Any], root: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema names, in whichever of its alternatives."""
+    """Return the JSON types of a schema, over all of its alternatives."""
     types: set[str] = set()
     followed: set[str] = set()  # a schema may refer to itself
     pending = [schema]

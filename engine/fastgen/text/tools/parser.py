@@ -1,4 +1,4 @@
-"""What the readers of all formats share: a state machine over the text not yet understood."""
+"""State machine shared by the parsers of all formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ State = Callable[[], bool]
 
 
 class Machine:
-    """Runs states over `buffer`. A state takes what it understands, sets the next one, and says whether it got on.
+    """Runs states over `buffer`. A state consumes text, sets the next state, and returns whether it progressed.
 
     White space around calls is no content: it is held until it is known what follows.
     """
@@ -26,14 +26,14 @@ class Machine:
         self._events: list[ToolEvent] = []
 
     def push(self, text: str) -> list[ToolEvent]:
-        """What has become certain with this text."""
+        """Return the events that this text completes."""
         self.buffer += text
         while self.state():
             pass
         return self._take()
 
     def finish(self) -> list[ToolEvent]:
-        """What is left when the answer has ended."""
+        """Return the remaining events at the end of the generation."""
         self.ended = True
         while self.state():
             pass
@@ -42,7 +42,7 @@ class Machine:
         return self._take()
 
     def show(self, text: str) -> None:
-        """Passes `text` on as content."""
+        """Emit `text` as content."""
         text = self._space + text
         solid = text.rstrip()
         self._space = text[len(solid) :]
@@ -50,7 +50,7 @@ class Machine:
             self._events.append(Content(solid))
 
     def read_call(self, prefix: str, names: frozenset[str] | None, then: State, otherwise: State) -> State:
-        """The state that reads one call from an object; `otherwise` goes on where it was none."""
+        """Return a state that parses one call object; `otherwise` continues if it is not a call."""
         reader = CallReader(self._num_calls, prefix, names)
 
         def reading() -> bool:
@@ -66,7 +66,7 @@ class Machine:
         return reading
 
     def read_list(self, mark: str, then: State, otherwise: State) -> State:
-        """The state that reads calls from a list, whose bracket comes next: `mark` stood before it.
+        """Return a state that parses a list of calls after `mark`.
 
         `otherwise` goes on where something in it was no call, and `then` behind its end.
         """
@@ -100,7 +100,7 @@ class Machine:
         return beginning
 
     def note(self, events: list[ToolEvent]) -> None:
-        """Passes on what a reader found."""
+        """Emit the events of a call parser."""
         for event in events:
             match event:
                 case Content(text):
@@ -114,11 +114,11 @@ class Machine:
 
     @property
     def num_calls(self) -> int:
-        """Calls begun so far."""
+        """Number of calls started so far."""
         return self._num_calls
 
     def take_until(self, marks: Sequence[str]) -> tuple[str, bool]:
-        """Takes what certainly stands before the first of `marks`; is one of them next?"""
+        """Consume the text certainly before the first of `marks`; return whether one is next."""
         places = [place for mark in marks if (place := self.buffer.find(mark)) >= 0]
         keep = 0 if self.ended else max(possible_start(self.buffer, mark) for mark in marks)
         certain = min(places, default=len(self.buffer) - keep)
@@ -126,7 +126,7 @@ class Machine:
         return taken, bool(places)
 
     def reach(self, marks: Sequence[str], then: State) -> bool:
-        """A state: shows everything before the first of `marks`, and goes on there with `then`."""
+        """Return a state that emits the text before the first of `marks` and continues with `then`."""
         before, found = self.take_until(marks)
         self.show(before)
         if found:
@@ -134,14 +134,14 @@ class Machine:
         return found
 
     def seek(self, mark: str, then: State) -> bool:
-        """A state: shows everything before `mark`, takes the mark, and goes on with `then`."""
+        """Return a state that emits the text before `mark`, consumes the mark and continues with `then`."""
         found = self.reach((mark,), then)
         if found:
             self.buffer = self.buffer.removeprefix(mark)
         return found
 
     def skip(self, mark: str, then: State) -> bool:
-        """A state: takes a closing mark and goes on with `then`; a model that forgot it made a call all the same."""
+        """Return a state that consumes an optional closing mark and continues with `then`."""
         body = self.buffer.lstrip()
         if not self.ended and len(body) < len(mark) and mark.startswith(body):
             return False

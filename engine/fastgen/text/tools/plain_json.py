@@ -1,4 +1,4 @@
-"""Calls as bare JSON: Llama 3.x's format, and the one for models that were taught none."""
+"""Bare-JSON formats: Llama 3.x's, and a default for models without a format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 class PlainJson:
-    """An answer that is nothing but calls: `{"name": ..., "arguments": ...}`, or several in a list."""
+    """Generations that are only calls: `{"name": ..., "arguments": ...}`, or a list of them."""
 
     name = "json"
     marks: tuple[str, ...] = ()
@@ -20,22 +20,22 @@ class PlainJson:
     _arguments = "arguments"
 
     def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
-        """A reader of one answer. Nothing but its name tells a call from any other JSON: it must have been offered."""
+        """Return a parser. Only an offered function name distinguishes a call from other JSON."""
         return _Reader(frozenset(tool.name for tool in tools))
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Lark rules of which `calls` is one call or more."""
+        """Return Lark rules; `calls` matches one or more calls."""
         del spell
         call = named_objects(tools, self._arguments)
         return f"calls: {repeated('call', quoted('; '), most_calls)}\ncall: {call}\n{json_arguments(tools)}"
 
     def new_id(self) -> str:
-        """An id for a call."""
+        """Return a new call id."""
         return long_id()
 
 
 class Llama3Json(PlainJson):
-    """Llama 3.1 and 3.2: the arguments are called parameters, and a special token may come first."""
+    """Llama 3.1 and 3.2: the key is `parameters`, and a special token may come first."""
 
     name = "llama3_json"
     marks = (_PYTHON_TAG,)
@@ -44,7 +44,7 @@ class Llama3Json(PlainJson):
 
 
 class _Reader(Machine):
-    """Calls stand at the very beginning; whatever follows something else is content."""
+    """Parses calls at the beginning of the generation; text after anything else is content."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(self._beginning)
@@ -73,12 +73,12 @@ class _Reader(Machine):
         return True
 
     def _read_at(self, body: str) -> None:
-        """Reads a call at the beginning of `body`, an end of the buffer."""
+        """Parse a call at the start of `body`, a suffix of the buffer."""
         self._prefix, self.buffer = self.buffer[: len(self.buffer) - len(body)], body
         self.state = self.read_call(self._prefix, self._names, self._between, self._content)
 
     def _between(self) -> bool:
-        """After a call: another one behind a separator, or the end of a list."""
+        """Parse another call after a separator, or the end of a list."""
         body = self.buffer.lstrip(" \t\r\n;,")
         if not body:
             if not self.ended:

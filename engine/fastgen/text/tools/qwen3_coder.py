@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder writes them: a tag for the function, and one for each parameter around its bare value.
+"""Qwen3-Coder format: a tag for the function and one for each parameter with its bare value.
 
 The form is that of the model's chat template; its reader is measured by vLLM's `qwen3_coder`.
 """
@@ -20,16 +20,16 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _LONGEST_NAME = 256
 _HEADER = re.compile(rf"({_OPEN}\s*)?{_FUNCTION}([^>\n]{{1,{_LONGEST_NAME}}})>")
-# Where a value ends. Models forget its closing tag now and then: others count where values are unlikely to have them.
+# Ends of a value. Models sometimes omit the closing tag, so other unlikely tags end a value too.
 _ENDS = (_PARAMETER_END, f"{_FUNCTION_END}\n{_CLOSE}", f"{_FUNCTION_END}{_CLOSE}")
 _VALUE_ENDS = (*(f"\n{tag}" for tag in (*_ENDS, _PARAMETER)), *_ENDS)
 _END_OF_VALUE = quoted(f"\n{_PARAMETER_END}\n")
-# A text that has none of these in it, as a terminal of a Lark grammar.
+# Lark terminal: text without any of these.
 _TEXT = r"/(?s:.*)/ & ~/(?s:.*)(<\/parameter>|<\/function>\n?<\/tool_call>|\n<parameter=)(?s:.*)/"
 
 
 class Qwen3Coder:
-    """The format of tags for everything."""
+    """The Qwen3-Coder format."""
 
     name = "qwen3_coder"
     marks: tuple[str, ...] = (_OPEN, _CLOSE)
@@ -39,11 +39,11 @@ class Qwen3Coder:
     )
 
     def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
-        """A reader of one answer. In its outer tags a call is clear; without them its name must have been offered."""
+        """Return a parser. Without the outer tags a call must name an offered function."""
         return _Reader(tools)
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Lark rules of which `calls` is one call or more; parameters stand in their schema's order."""
+        """Return Lark rules; `calls` matches one or more calls with parameters in schema order."""
         functions = " | ".join(f"function_{i}" for i in range(len(tools)))
         return (
             f"calls: {repeated('call', quoted(chr(10)), most_calls)}\n"
@@ -54,12 +54,12 @@ class Qwen3Coder:
         )
 
     def new_id(self) -> str:
-        """An id for a call."""
+        """Return a new call id."""
         return long_id()
 
 
 def _function(number: int, tool: OfferedTool) -> str:
-    """The rules of one function."""
+    """Return the rules of one function."""
     body, rules = [quoted(f"{_FUNCTION}{tool.name}>\n")], []
     declared, required = declared_parameters(tool.schema)
     for place, name in enumerate(declared):
@@ -73,7 +73,7 @@ def _function(number: int, tool: OfferedTool) -> str:
 
 
 def _value(parameter: ParameterSchema) -> str:
-    """A rule's end: a parameter's value, and the tag behind it."""
+    """Return the end of a rule: a parameter's value and its closing tag."""
     if parameter.choices:
         texts = (value if isinstance(value, str) else dumped(value) for value in parameter.choices)
         return f"({' | '.join(map(quoted, texts))}) {_END_OF_VALUE}"
@@ -83,7 +83,7 @@ def _value(parameter: ParameterSchema) -> str:
 
 
 class _Reader(Machine):
-    """Passes a text on as it comes; any other value once it is whole.
+    """Passes text values on as they arrive, other values when complete.
 
     An answer that ends inside a value has been cut short, and the call's arguments with it, as in the other formats.
     """
@@ -100,7 +100,7 @@ class _Reader(Machine):
         return self.reach((_OPEN, _FUNCTION), self._opened)
 
     def _opened(self) -> bool:
-        """Takes a function's name, with or without the outer tag before it, which some models forget."""
+        """Parse a function's name, with or without the outer tag, which some models omit."""
         header = _HEADER.match(self.buffer)
         if header and (header[1] or header[2] in self._schemas):
             self.buffer = self.buffer[header.end() :]
@@ -118,7 +118,7 @@ class _Reader(Machine):
         return True
 
     def _between(self) -> bool:
-        """Looks for the next parameter or the function's end; nothing else has a meaning there."""
+        """Find the next parameter or the function's end; ignore other text."""
         _, found = self.take_until((_PARAMETER, _FUNCTION_END, _CLOSE, _OPEN))
         if not found and not self.ended:
             return False
@@ -131,7 +131,7 @@ class _Reader(Machine):
         return True
 
     def _naming(self) -> bool:
-        """Takes `<parameter=NAME>`."""
+        """Parse `<parameter=NAME>`."""
         place = self.buffer.find(">")
         if place < 0 and not self.ended and len(self.buffer) <= _LONGEST_NAME:
             return False
@@ -147,7 +147,7 @@ class _Reader(Machine):
         return True
 
     def _at_value(self) -> bool:
-        """The line break before a value is none of it."""
+        """Drop the line break before a value."""
         if not self.buffer:
             return False
         self.buffer = self.buffer.removeprefix("\n")

@@ -1,4 +1,4 @@
-"""Which format a model writes its tool calls in, and how it is kept to."""
+"""Choose the tool-call format of a model, and build its grammar."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fastgen.text.tools.mistral import Mistral, MistralArguments
 from fastgen.text.tools.plain_json import Llama3Json, PlainJson
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
 
-# The special tokens that a Lark grammar can name as they are; others go by their number.
+# Special tokens that a Lark grammar can name directly; others are named by id.
 _NAMED = re.compile(r"<[^\s<>\[\]]+>")
 
 
 def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
-    """The format that `--tool-parser` names; for `auto`, the one that the model's template and vocabulary speak of."""
+    """Return the format of `--tool-parser`; `auto` detects it from the template and vocabulary."""
     assert name in TOOL_PARSERS
     if name == "auto":
         name = _detect(tokenizer)
@@ -49,7 +49,7 @@ def _has(tokenizer: Tokenizer, token: str) -> bool:
 
 
 def shown_tokens(format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int]:
-    """The special tokens that the format's reader must see as text."""
+    """Return the special tokens that the format's parser must see as text."""
     ids = (tokenizer.backend.token_to_id(mark) for mark in format.marks)
     return frozenset(i for i in ids if i is not None and i in tokenizer.special_token_ids)
 
@@ -62,7 +62,7 @@ def call_grammar(
     most_calls: int | None,
     answer: Grammar | None = None,
 ) -> Grammar:
-    """The grammar of calls of these tools; with `answer`, which is JSON, of either calls or that."""
+    """Return the grammar of calls of these tools; with `answer`, a JSON grammar, of either."""
 
     def spell(mark: str) -> str:
         token_id = tokenizer.backend.token_to_id(mark)
@@ -81,7 +81,7 @@ def call_grammar(
 
 
 def describe(format: ToolFormat, tools: Sequence[dict[str, object]]) -> str:
-    """What a model is told of its tools where its own template tells it nothing."""
+    """Return the system text that describes tools to a model whose template does not."""
     listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     return (
         f"You can call these functions, given as JSON with the schema of their parameters:\n{listed}\n\n"

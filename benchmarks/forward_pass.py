@@ -26,7 +26,7 @@ from fastgen.core.sequence import Sequence  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402
 from fastgen.model.layers.cpu_backend import CPUBackend  # noqa: E402
 from fastgen.model.layers.decoder import Decoder  # noqa: E402
-from fastgen.model.layers.linear import PackedPlacement  # noqa: E402
+from fastgen.model.layers.linear import PackedFormat  # noqa: E402
 from fastgen.model.layers.weights import MLP, DecoderWeights  # noqa: E402
 from fastgen.model.native import make_ropes, open_checkpoint  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
@@ -108,7 +108,7 @@ def main() -> None:
     source = ModelSource.open(arguments.model)
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
-    weights = DecoderWeights.load(architecture, checkpoint, PackedPlacement(), lambda _fraction: None)
+    weights = DecoderWeights.load(architecture, checkpoint, PackedFormat(), lambda _fraction: None)
     ropes = make_ropes(architecture, None, checkpoint.rope_factors)
     model = Decoder(weights, CPUBackend(architecture, ropes), device=torch.device("cpu"), dtype=torch.float32)
     print(f"{arguments.model}: {architecture.num_parameters / 1e6:.0f} M parameters, float32, {num_threads} threads")

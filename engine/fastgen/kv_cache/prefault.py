@@ -1,4 +1,4 @@
-"""Prefault KV cache memory before a step needs it. See docs/decisions/012.
+"""Prefault KV cache memory before a step needs it. See docs/decisions/012-prefault-kv-cache-memory.md.
 
 The kernel allocates a page of the cache when it is first written, in the middle of a step. As the cache fills up, all
 layers fault in new pages at the same time. Where that is slow, as in a virtual machine whose host overcommits memory,

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from fastgen.model.checkpoint.checkpoint import Checkpoint
 from fastgen.model.checkpoint.gguf import open_gguf
-from fastgen.model.checkpoint.safetensors import Checkpoint, open_safetensors
+from fastgen.model.checkpoint.safetensors import open_safetensors
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.layers.backend import Backend
 from fastgen.model.layers.decoder import Decoder
-from fastgen.model.layers.int8_linear import Int8Placement
-from fastgen.model.layers.linear import PackedPlacement, Placement
+from fastgen.model.layers.int8_linear import Int8Format
+from fastgen.model.layers.linear import PackedFormat, WeightFormat
 from fastgen.model.layers.rope import Rope
-from fastgen.model.layers.torch_backend import TorchBackend, TorchPlacement
+from fastgen.model.layers.torch_backend import TorchBackend, TorchFormat
 from fastgen.model.layers.weights import DecoderWeights
 from fastgen.model.source import ModelSource
 
@@ -44,8 +45,8 @@ def load_on_cpu(
     """
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
-    placement: Placement = Int8Placement() if quantization == "int8" else PackedPlacement()
-    weights = DecoderWeights.load(architecture, checkpoint, placement, progress)
+    weight_format: WeightFormat = Int8Format() if quantization == "int8" else PackedFormat()
+    weights = DecoderWeights.load(architecture, checkpoint, weight_format, progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     if make_backend is None:
         from fastgen.model.layers.cpu_backend import CPUBackend
@@ -69,7 +70,7 @@ def load_on_torch(
     """
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
-    weights = DecoderWeights.load(architecture, checkpoint, TorchPlacement(device, dtype), progress)
+    weights = DecoderWeights.load(architecture, checkpoint, TorchFormat(device, dtype), progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     return Decoder(weights, TorchBackend(architecture, ropes, device), device=device, dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""The processor that a CPU model runs on, and the matrix product that is chosen for it. No torch here."""
+"""The CPU and the matrix product selected for it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINEAR_VARIABLE = "FASTGEN_CPU_LINEAR"
 LINEAR_CHOICES = ("tiled", "onednn", "plain")  # the first is the default
 
 _CPUINFO = Path("/proc/cpuinfo")
-# The kernel's names of what decides how fast products are.
+# Instruction sets that determine the speed of products, by their flags in /proc/cpuinfo.
 _INSTRUCTION_SETS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -31,14 +31,14 @@ _INSTRUCTION_SETS = {
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A processor's model name and the instruction sets that matter to matrix products."""
+    """A processor's model name and its instruction sets for matrix products."""
 
     name: str
     instruction_sets: tuple[str, ...]
 
     @classmethod
     def parse(cls, cpuinfo: str) -> Processor:
-        """The first processor of /proc/cpuinfo; where it has no model name, the machine's architecture."""
+        """Parse the first processor of /proc/cpuinfo; without a model name, use the machine's architecture."""
         fields: dict[str, str] = {}
         for line in cpuinfo.splitlines():
             name, separator, value = line.partition(":")
@@ -56,7 +56,7 @@ class Processor:
 
 @cache
 def this_processor() -> Processor:
-    """The processor of this machine; /proc/cpuinfo is read once."""
+    """Return the processor of this machine, reading /proc/cpuinfo once."""
     try:
         return Processor.parse(_CPUINFO.read_text())
     except OSError:
@@ -64,10 +64,10 @@ def this_processor() -> Processor:
 
 
 def linear_choice(environment: Mapping[str, str] = os.environ) -> str:
-    """The float32 product to use, one of `LINEAR_CHOICES`.
+    """Return the float32 product to use, one of `LINEAR_CHOICES`.
 
     Raises:
-        ConfigError: when the environment names another one.
+        ConfigError: if the environment names an unknown product.
     """
     choice = environment.get(LINEAR_VARIABLE) or LINEAR_CHOICES[0]
     if choice not in LINEAR_CHOICES:
@@ -76,7 +76,7 @@ def linear_choice(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def describe() -> str:
-    """The processor, its instruction sets and the chosen product, for the first lines of a log.
+    """Return the processor, its instruction sets and the selected product, for the log.
 
     Raises:
         ConfigError: as `linear_choice`.

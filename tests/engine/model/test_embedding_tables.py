@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fastgen.model.checkpoint.safetensors import Table
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.config.architecture import EMBEDDING
 from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
@@ -18,7 +18,7 @@ from support.tiny_models import saved
 ROWS = torch.tensor([5, 0, 5, 156, 80])
 
 
-def held(table: Table) -> int:
+def held(table: EmbeddingTable) -> int:
     """Return the bytes of the arrays that a table keeps."""
     cells = [cell.cell_contents for cell in getattr(table, "__closure__", ())]
     return sum(cell.nbytes for cell in cells if isinstance(cell, np.ndarray | torch.Tensor))

@@ -12,7 +12,7 @@ from fastgen.model.layers import linear
 from fastgen.model.layers.linear import (
     LinearKind,
     OneDNNLinear,
-    PackedPlacement,
+    PackedFormat,
     PlainLinear,
     TiledLinear,
     packing_fault,
@@ -60,11 +60,11 @@ def test_environment_chooses_the_product(choice: str, kind: LinearKind, monkeypa
 def test_unknown_product_is_an_error_that_lists_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTGEN_CPU_LINEAR", "mkl")
     with pytest.raises(ConfigError, match=r"FASTGEN_CPU_LINEAR=mkl: choose one of tiled, onednn, plain$"):
-        PackedPlacement()
+        PackedFormat()
 
 
 def placed(weight: torch.Tensor) -> linear.Linear:
-    return PackedPlacement().linear([FloatTensor(lambda: weight)])
+    return PackedFormat().linear([FloatTensor(lambda: weight)])
 
 
 @pytest.mark.parametrize("shape", [(576, 576), (100, 17), (1, 5)])

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable, check_tensors
 from fastgen.model.checkpoint.dequantise import dequantise
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.checkpoint.gguf_tensor_names import locate_tensors, stored_shapes
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
-from fastgen.model.checkpoint.safetensors import Checkpoint, Table, check
 from fastgen.model.checkpoint.safetensors_tensor_names import TensorLocation
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.rope_from_gguf import LONG_FACTORS, SHORT_FACTORS
@@ -33,13 +33,13 @@ def open_gguf(file: GGUFFile, architecture: ModelArchitecture) -> Checkpoint:
     found = {name: file.shape(name) for name in names - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}}
     locations = locate_tensors(architecture, names)
     experts = max((layer.experts.count for layer in architecture.layers if layer.experts), default=0)
-    check(file.path, stored_shapes(shapes, locations, experts), found)
+    check_tensors(file.path, stored_shapes(shapes, locations, experts), found)
     factors = torch.from_numpy(np.array(file.tensor(ROPE_FACTORS))) if ROPE_FACTORS in names else None
     return Checkpoint(lambda name: GGUFTensor(file, locations[name], shapes[name]), factors)
 
 
 class GGUFTensor:
-    """A tensor in a GGUF file; see `safetensors.Stored`."""
+    """A tensor in a GGUF file; see `checkpoint.StoredTensor`."""
 
     def __init__(self, file: GGUFFile, location: TensorLocation, shape: tuple[int, ...]) -> None:
         self._kind, raw = file.raw(location.name)
@@ -61,7 +61,7 @@ class GGUFTensor:
         blocks = Int8Blocks.of_tensor(self._raw, self._kind, self._shape[-1])
         return Int8Blocks(_unpaired(blocks.values, self._heads), _unpaired(blocks.scales, self._heads))
 
-    def table(self) -> Table:
+    def table(self) -> EmbeddingTable:
         """Read the matrix in the file's blocks; rows are dequantised as they are looked up."""
         assert not self._heads, "only rows of projections are permuted"
         # Copy: pages of a mapped file may be evicted, and a step must not wait for the disk.

@@ -1,78 +1,20 @@
-"""The checkpoint interface, and checkpoints of safetensors files.
-
-Both formats are checked against the architecture's shapes: a tensor that is missing, unknown or has another shape is an
-error that names it.
-"""
+"""Checkpoints of safetensors files in a Hugging Face directory."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors
 import torch
 
 from fastgen.model import ModelError
+from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable, check_tensors
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.checkpoint.safetensors_tensor_names import locate_tensors, stored_shapes
 from fastgen.model.config.architecture import HEAD, ModelArchitecture
-
-
-class Table(Protocol):
-    """An embedding table."""
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Look up rows [n] int64 and return a new [n, columns]."""
-
-
-class Stored(Protocol):
-    """A tensor in a checkpoint, read on demand."""
-
-    def float32(self) -> torch.Tensor:
-        """Read the values as float32."""
-
-    def int8(self) -> Int8Blocks:
-        """Read a matrix as int8 blocks."""
-
-    def table(self) -> Table:
-        """Read a matrix as a table of float32 rows, kept in the stored format to save memory."""
-
-
-class Checkpoint:
-    """Tensors by the names of `ModelArchitecture.tensor_shapes`.
-
-    Attributes:
-        rope_factors: [head_dim / 2] divisors of the rotary frequencies (llama3 scaling in GGUF files), or None.
-    """
-
-    def __init__(self, find: Callable[[str], Stored], rope_factors: torch.Tensor | None = None) -> None:
-        self._find = find
-        self.rope_factors = rope_factors
-
-    def stored(self, name: str) -> Stored:
-        """Return a tensor without reading it."""
-        return self._find(name)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Read a tensor as float32."""
-        return self._find(name).float32()
-
-
-def check(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare the file's tensor shapes with the expected ones; raise ModelError at the first difference."""
-    for name, shape in expected.items():
-        if name not in found:
-            raise ModelError(f"{path}: tensor {name} is missing: the checkpoint is incomplete")
-        if found[name] != shape:
-            raise ModelError(f"{path}: tensor {name} has shape {found[name]}, the model's configuration says {shape}")
-    unknown = sorted(found.keys() - expected.keys())
-    if unknown:
-        raise ModelError(
-            f"{path}: tensor {unknown[0]} is not part of the model that its configuration describes: "
-            "ignoring it would change the results"
-        )
 
 
 def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkpoint:
@@ -87,7 +29,7 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
     if architecture.tie_word_embeddings:
         found.pop(HEAD, None)
     shapes, locations = architecture.tensor_shapes(), locate_tensors(architecture)
-    check(directory, stored_shapes(shapes, locations), found)
+    check_tensors(directory, stored_shapes(shapes, locations), found)
 
     def read(name: str) -> torch.Tensor:
         stored, first = locations[name].name, locations[name].first_row
@@ -116,7 +58,7 @@ class FloatTensor:
         """Quantise the matrix to int8 blocks."""
         return Int8Blocks.quantise(self.float32().numpy())
 
-    def table(self) -> Table:
+    def table(self) -> EmbeddingTable:
         """Read the matrix in its stored format."""
         # Copy: pages of a mapped file may be evicted, and a step must not wait for the disk.
         values = self._read().clone()

@@ -11,14 +11,14 @@ from typing import Protocol
 import torch
 
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.checkpoint.safetensors import Table
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.step_input import StepInput
 
 
 class Operations(Protocol):
     """The operations of one step. A result may be overwritten by the next call of the same method."""
 
-    def embed(self, table: Table, scale: float) -> torch.Tensor:
+    def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         """Look up the embeddings of the step's tokens, times `scale`: [T, hidden], the residual stream."""
 
     def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

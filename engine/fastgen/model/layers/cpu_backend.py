@@ -18,7 +18,7 @@ from fastgen.kernels.cpu.prefill_attention import attend_chunks
 from fastgen.kernels.cpu.vector_width import LANES
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import ModelError
-from fastgen.model.checkpoint.safetensors import Table
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.config.architecture import Activation, ModelArchitecture
 from fastgen.model.layers.rope import Rope
 from fastgen.model.step_input import StepInput
@@ -109,7 +109,7 @@ class CPUOperations:
         self._attended = _Shared(torch.empty(step_input.num_rows, a.num_heads, a.head_dim))
         self._stream: tuple[torch.Tensor, FloatArray] | None = None
 
-    def embed(self, table: Table, scale: float) -> torch.Tensor:
+    def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         """Look up the embeddings of the step's tokens."""
         stream = table(torch.from_numpy(self._step_input.token_ids))
         return stream if scale == 1 else stream.mul_(scale)

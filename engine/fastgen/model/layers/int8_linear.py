@@ -8,26 +8,26 @@ import torch
 import torch.nn.functional as F
 
 from fastgen.kernels.cpu.int8_layout import BLOCK, LANES, in_groups
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
-from fastgen.model.checkpoint.safetensors import Stored, Table
-from fastgen.model.layers.linear import Linear, PackedPlacement
+from fastgen.model.layers.linear import Linear, PackedFormat
 
 
-class Int8Placement:
+class Int8Format:
     """Weights on the CPU with int8 matrices; embeddings and routers are not quantised."""
 
     def __init__(self) -> None:
-        self._packed = PackedPlacement()
+        self._packed = PackedFormat()
 
-    def linear(self, parts: Sequence[Stored]) -> Linear:
+    def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the product with int8 blocks."""
         return Int8Linear(Int8Blocks.stacked([part.int8() for part in parts]))
 
-    def exact(self, part: Stored) -> Linear:
+    def exact(self, part: StoredTensor) -> Linear:
         """Return the packed product in float32."""
         return self._packed.exact(part)
 
-    def table(self, part: Stored) -> Table:
+    def table(self, part: StoredTensor) -> EmbeddingTable:
         """Return the table in its stored format."""
         return part.table()
 

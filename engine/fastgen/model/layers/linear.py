@@ -1,9 +1,9 @@
-"""Matrix products with weights that never change: packed once, used at every number of rows.
+"""Matrix products with constant weights: packed once, used for any number of rows.
 
-The project's own product is the default on every processor: its layout takes the weight's size, plus the padding of
-less than one tile of columns. `FASTGEN_CPU_LINEAR` chooses torch's oneDNN product or the plain one instead. A oneDNN
-packing made for 256 rows serves any number of rows, which is not documented: it is tried on every shape of the model
-before it is used. MKL's packed product is left out: its packing reserves more than twice the weight's size.
+The project's kernel is the default on every processor: its layout takes the weight's size plus padding of less than one
+tile of columns. `FASTGEN_CPU_LINEAR` selects torch's oneDNN product or the plain one instead. A oneDNN packing made for
+256 rows serves any number of rows, which is undocumented, so it is tested on every shape of the model before use. MKL's
+packed product is not offered: its packing reserves more than twice the weight's size.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch.nn.functional as F
 
 from fastgen.config import ConfigError
 from fastgen.kernels.cpu.vector_width import LANES
-from fastgen.model.checkpoint.safetensors import Stored, Table
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE, linear_choice
 
 _PACKED_FOR_ROWS = 256
-_TRIED_ROWS = (1, 2, 7, 16, 65, 129, 300)
-# Of a weight as large as a head, which takes long and sees few rows.
-_TRIED_ROWS_OF_LARGE = (1, 7, 65)
+_TESTED_ROWS = (1, 2, 7, 16, 65, 129, 300)
+# For weights as large as a head, which take long and are used for few rows.
+_TESTED_ROWS_OF_LARGE = (1, 7, 65)
 _LARGE = 10_000_000
-# Of the largest value of a result: far above the noise of another order of summation, far below a wrong result.
+# Relative to the largest result: far above rounding by another order of summation, far below a wrong result.
 _TOLERANCE = 1e-4
 
 
@@ -35,27 +35,27 @@ class Linear(Protocol):
     """y = x · weightᵀ for x [rows, in]; returns a new [rows, out]."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the product."""
+        """Compute the product."""
 
 
-class Placement(Protocol):
-    """Brings weights to where, and into the form in which, a forward pass uses them."""
+class WeightFormat(Protocol):
+    """Places weights on a device in the format that the forward pass uses."""
 
-    def linear(self, parts: Sequence[Stored]) -> Linear:
-        """The product with the matrices of `parts`, [out, in] each, one below the other."""
+    def linear(self, parts: Sequence[StoredTensor]) -> Linear:
+        """Return the product with the concatenated matrices of `parts`, [out, in] each."""
 
-    def exact(self, part: Stored) -> Linear:
-        """The product with a small matrix that decides much, such as a router: no more rounded than it is stored."""
+    def exact(self, part: StoredTensor) -> Linear:
+        """Return the product with a small, sensitive matrix such as a router, which must not be quantised."""
 
-    def table(self, part: Stored) -> Table:
-        """A matrix whose rows are looked up."""
+    def table(self, part: StoredTensor) -> EmbeddingTable:
+        """Return an embedding table."""
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
-        """Weights of a norm or a bias, in float32."""
+        """Return the weights of a norm or a bias in float32."""
 
 
 class PlainLinear:
-    """The product as torch does it without packing."""
+    """torch's product without packing."""
 
     __slots__ = ("_weight",)
 
@@ -63,12 +63,12 @@ class PlainLinear:
         self._weight = weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the product."""
+        """Compute the product."""
         return F.linear(x, self._weight)
 
 
 class OneDNNLinear:
-    """The product with a weight packed by oneDNN. The weight given is not kept."""
+    """The product with a weight packed by oneDNN. The original weight is not kept."""
 
     __slots__ = ("_in_features", "_packed")
 
@@ -77,7 +77,7 @@ class OneDNNLinear:
         self._in_features = weight.shape[1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the product."""
+        """Compute the product."""
         assert x.dim() == 2
         assert x.shape[1] == self._in_features
         assert x.is_contiguous()
@@ -86,7 +86,7 @@ class OneDNNLinear:
 
 
 class TiledLinear:
-    """The product with a weight laid out for the project's own kernel. The weight given is not kept."""
+    """The product with a weight in the layout of the project's kernel. The original weight is not kept."""
 
     __slots__ = ("_in_features", "_out_features", "_weights", "_width")
 
@@ -99,17 +99,17 @@ class TiledLinear:
         self._weights: npt.NDArray[np.float32] = tiles.numpy()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the product."""
+        """Compute the product."""
         assert x.dim() == 2
         assert x.shape[1] == self._in_features
         assert x.is_contiguous()
         out = torch.empty(x.shape[0], self._width)
-        _own_product()(x.numpy(), self._weights, out.numpy())
+        _tiled_kernel()(x.numpy(), self._weights, out.numpy())
         return out if self._width == self._out_features else out[:, : self._out_features].contiguous()
 
 
 class BiasedLinear:
-    """A product and a bias [out]: every kind of product returns a new tensor, so it is added in place."""
+    """A product plus a bias [out], which is added in place because every product returns a new tensor."""
 
     __slots__ = ("_bias", "_product")
 
@@ -118,13 +118,13 @@ class BiasedLinear:
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the product and adds the bias."""
+        """Compute the product and add the bias."""
         return self._product(x).add_(self._bias)
 
 
 @cache
-def _own_product() -> Callable[..., None]:
-    """The kernel: it brings numba, which other devices do without, and is compiled while weights are laid out."""
+def _tiled_kernel() -> Callable[..., None]:
+    """Import the kernel late: it needs numba, which other devices do not, and is compiled while weights are loaded."""
     from fastgen.kernels.cpu.matmul import multiply
 
     return multiply
@@ -135,22 +135,22 @@ LinearKind = type[OneDNNLinear] | type[TiledLinear] | type[PlainLinear]
 KINDS: dict[str, LinearKind] = dict(zip(LINEAR_CHOICES, (TiledLinear, OneDNNLinear, PlainLinear), strict=True))
 
 
-class PackedPlacement:
-    """Weights on the CPU in float32, packed for the chosen product.
+class PackedFormat:
+    """Float32 weights on the CPU, packed for the selected product.
 
     Raises:
-        ConfigError: when the environment names a product that does not exist.
+        ConfigError: if the environment names an unknown product.
     """
 
     def __init__(self) -> None:
         self._kind = KINDS[linear_choice()]
         self._tried: set[torch.Size] = set()
 
-    def linear(self, parts: Sequence[Stored]) -> Linear:
-        """The packed product.
+    def linear(self, parts: Sequence[StoredTensor]) -> Linear:
+        """Return the packed product.
 
         Raises:
-            ConfigError: when oneDNN's product is asked for and cannot be used.
+            ConfigError: if oneDNN is selected and gives wrong results.
         """
         weight = stacked(parts)
         if self._kind is OneDNNLinear and weight.shape not in self._tried:
@@ -160,30 +160,30 @@ class PackedPlacement:
             self._tried.add(weight.shape)
         return self._kind(weight)
 
-    def exact(self, part: Stored) -> Linear:
-        """The packed product."""
+    def exact(self, part: StoredTensor) -> Linear:
+        """Return the packed product."""
         return self.linear([part])
 
-    def table(self, part: Stored) -> Table:
-        """As it is stored."""
+    def table(self, part: StoredTensor) -> EmbeddingTable:
+        """Return the table in its stored format."""
         return part.table()
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
-        """As it is."""
+        """Return the weights unchanged."""
         return weight
 
 
-def stacked(parts: Sequence[Stored]) -> torch.Tensor:
-    """Matrices one below the other, float32."""
+def stacked(parts: Sequence[StoredTensor]) -> torch.Tensor:
+    """Concatenate the rows of matrices, in float32."""
     return parts[0].float32() if len(parts) == 1 else torch.cat([part.float32() for part in parts])
 
 
 def packing_fault(kind: LinearKind, weight: torch.Tensor) -> str | None:
-    """What is wrong with such a product of this weight at several numbers of rows; None if nothing is."""
+    """Test a product with this weight for several numbers of rows; return the error, or None if it is right."""
     try:
         packed = kind(weight)
         generator = torch.Generator().manual_seed(0)
-        for rows in _TRIED_ROWS_OF_LARGE if weight.numel() > _LARGE else _TRIED_ROWS:
+        for rows in _TESTED_ROWS_OF_LARGE if weight.numel() > _LARGE else _TESTED_ROWS:
             x = torch.randn(rows, weight.shape[1], generator=generator)
             expected = F.linear(x, weight)
             error = (packed(x) - expected).abs().max()

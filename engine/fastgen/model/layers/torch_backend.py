@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.checkpoint.safetensors import Stored, Table
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.layers.linear import Linear, PlainLinear, stacked
 from fastgen.model.layers.rope import Rope
@@ -21,21 +21,21 @@ from fastgen.model.step_input import StepInput
 
 
 @dataclass(frozen=True, slots=True)
-class TorchPlacement:
+class TorchFormat:
     """Weights on `device` with matrices in `dtype`; the few norms and biases stay float32 for exactness."""
 
     device: torch.device
     dtype: torch.dtype
 
-    def linear(self, parts: Sequence[Stored]) -> Linear:
+    def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return torch's product."""
         return PlainLinear(stacked(parts).to(self.device, self.dtype))
 
-    def exact(self, part: Stored) -> Linear:
+    def exact(self, part: StoredTensor) -> Linear:
         """Return torch's product."""
         return self.linear([part])
 
-    def table(self, part: Stored) -> Table:
+    def table(self, part: StoredTensor) -> EmbeddingTable:
         """Return a lookup in the matrix on the device."""
         matrix = part.float32().to(self.device, self.dtype)
         return lambda rows: F.embedding(rows, matrix)
@@ -75,7 +75,7 @@ class TorchOperations:
         positions = torch.from_numpy(step_input.positions).to(backend.device)
         self._rotations = [rope(positions) for rope in backend.ropes]
 
-    def embed(self, table: Table, scale: float) -> torch.Tensor:
+    def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         """Look up the embeddings of the step's tokens."""
         # The scale has the table's dtype, as in transformers: in bfloat16 it is rounded.
         stream = table(self._token_ids)

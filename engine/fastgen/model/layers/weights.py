@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastgen.model.checkpoint.safetensors import Checkpoint, Table
+from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable
 from fastgen.model.config.architecture import (
     EMBEDDING,
     FINAL_NORM,
@@ -17,7 +17,7 @@ from fastgen.model.config.architecture import (
     ModelArchitecture,
     layer_tensor,
 )
-from fastgen.model.layers.linear import BiasedLinear, Linear, Placement
+from fastgen.model.layers.linear import BiasedLinear, Linear, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class DecoderWeights:
     """All weights of a decoder."""
 
     architecture: ModelArchitecture
-    embedding: Table  # [vocabulary, hidden]
+    embedding: EmbeddingTable  # [vocabulary, hidden]
     layers: tuple[Layer, ...]
     final_norm: torch.Tensor  # [hidden] float32
     head: Linear  # hidden -> vocabulary
@@ -82,7 +82,7 @@ class DecoderWeights:
         cls,
         architecture: ModelArchitecture,
         source: Checkpoint,
-        placement: Placement,
+        weight_format: WeightFormat,
         progress: Callable[[float], None],
     ) -> DecoderWeights:
         """Read, fuse and place all weights; `progress` is called with the fraction done, 0 to 1.
@@ -91,15 +91,15 @@ class DecoderWeights:
             ModelError: if a tensor cannot be used.
         """
         progress(0.0)
-        reader = _Reader(architecture, source, placement)
+        reader = _Reader(architecture, source, weight_format)
         layers = []
         for index, kind in enumerate(architecture.layers):
             layers.append(reader.layer(index, kind))
             progress((index + 1) / (architecture.num_layers + 1))
-        final_norm = placement.vector(source.tensor(FINAL_NORM) + architecture.norm_offset)
+        final_norm = weight_format.vector(source.tensor(FINAL_NORM) + architecture.norm_offset)
         embedding = source.stored(EMBEDDING)
-        head = placement.linear([embedding if architecture.tie_word_embeddings else source.stored(HEAD)])
-        weights = cls(architecture, placement.table(embedding), tuple(layers), final_norm, head)
+        head = weight_format.linear([embedding if architecture.tie_word_embeddings else source.stored(HEAD)])
+        weights = cls(architecture, weight_format.table(embedding), tuple(layers), final_norm, head)
         progress(1.0)
         return weights
 
@@ -107,10 +107,10 @@ class DecoderWeights:
 class _Reader:
     """Builds layers from a checkpoint's tensors."""
 
-    def __init__(self, architecture: ModelArchitecture, source: Checkpoint, placement: Placement) -> None:
+    def __init__(self, architecture: ModelArchitecture, source: Checkpoint, weight_format: WeightFormat) -> None:
         self._architecture = architecture
         self._source = source
-        self._placement = placement
+        self._weight_format = weight_format
 
     def layer(self, index: int, kind: LayerKind) -> Layer:
         a = self._architecture
@@ -149,15 +149,17 @@ class _Reader:
     def _linear(self, index: int, *parts: str, with_bias: bool) -> Linear:
         """Return the product with the concatenated weights of `parts`."""
         names = [layer_tensor(index, part) for part in parts]
-        product = self._placement.linear([self._source.stored(name) for name in names])
+        product = self._weight_format.linear([self._source.stored(name) for name in names])
         if not with_bias:
             return product
         bias = torch.cat([self._source.tensor(name.removesuffix("weight") + "bias") for name in names])
-        return BiasedLinear(product, self._placement.vector(bias))
+        return BiasedLinear(product, self._weight_format.vector(bias))
 
     def _exact(self, index: int, part: str) -> Linear:
-        return self._placement.exact(self._source.stored(layer_tensor(index, part)))
+        return self._weight_format.exact(self._source.stored(layer_tensor(index, part)))
 
     def _norm(self, index: int, part: str) -> torch.Tensor:
         # Adding the offset to the weight here saves an operation per step; the sum is float32 either way.
-        return self._placement.vector(self._source.tensor(layer_tensor(index, part)) + self._architecture.norm_offset)
+        return self._weight_format.vector(
+            self._source.tensor(layer_tensor(index, part)) + self._architecture.norm_offset
+        )

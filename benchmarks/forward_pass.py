@@ -1,4 +1,4 @@
-"""How long one forward pass takes, and the share of matrix products in it: `python benchmarks/forward_pass.py MODEL`.
+"""Time of one forward pass, and its share of matrix products: `python benchmarks/forward_pass.py MODEL`.
 
 The floor is the pass's own packed products and nothing else, timed in the same run right after the pass: what is above
 it is attention, element-wise steps and Python. Each number is the least of its repeats; other load on the machine makes
@@ -37,7 +37,7 @@ BLOCK_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A pass: contexts of its decodes (their own token included), and (context, tokens) of its chunks."""
+    """A step: contexts of its decodes (including their own token), and (context, tokens) of its chunks."""
 
     name: str
     decodes: tuple[int, ...]
@@ -61,7 +61,7 @@ SCENARIOS = (
 
 
 def make_pass(scenario: Scenario, vocabulary: int) -> tuple[StepPlan, int]:
-    """The pass, its blocks in random order, and how many blocks it needs."""
+    """Return the step plan, with blocks in random order, and the number of blocks it needs."""
     lengths = [(context - 1, 1) for context in scenario.decodes] + list(scenario.chunks)
     sizes = [-(-(start + count) // BLOCK_SIZE) for start, count in lengths]
     blocks = iter(random.Random(0).sample(range(sum(sizes)), sum(sizes)))
@@ -77,7 +77,7 @@ def make_pass(scenario: Scenario, vocabulary: int) -> tuple[StepPlan, int]:
 
 
 def products_only(weights: DecoderWeights, num_rows: int, num_sampled: int) -> Callable[[], None]:
-    """The pass's matrix products on rows that are made once."""
+    """Return a function that computes the step's matrix products on prepared rows."""
     a = weights.architecture
     hidden, inner = torch.randn(num_rows, a.hidden_size), torch.randn(num_rows, a.intermediate_size)
     attended, sampled = torch.randn(num_rows, a.num_heads * a.head_dim), torch.randn(num_sampled, a.hidden_size)
@@ -95,7 +95,7 @@ def products_only(weights: DecoderWeights, num_rows: int, num_sampled: int) -> C
 
 
 def main() -> None:
-    """Runs the program."""
+    """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a GGUF file or a Hugging Face directory")
     parser.add_argument("--seconds", type=float, default=1.5, help="time for each measurement (default: 1.5)")

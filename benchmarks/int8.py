@@ -1,4 +1,4 @@
-"""What keeping matrices as int8 does to the speed and size of a model: `python benchmarks/int8.py MODEL`.
+"""Speed and memory of a model with int8 matrices: `python benchmarks/int8.py MODEL`.
 
 Each line is a pass of so many decodes with a context of 64 tokens, by float32 and by int8 weights of the same model in
 one process, their repeats taken in turns. The ratio of the least times is the result: a busy machine blurs it least.
@@ -31,7 +31,7 @@ CONTEXT = 64
 
 
 def run_of(model: Decoder, plan: StepPlan, cache: KVCache) -> Callable[[], torch.Tensor]:
-    """The pass as a function without arguments."""
+    """Return a function that runs the step."""
 
     def run() -> torch.Tensor:
         return model.head(model.forward(StepInput.from_plan(plan, block_size=BLOCK_SIZE), cache))
@@ -40,7 +40,7 @@ def run_of(model: Decoder, plan: StepPlan, cache: KVCache) -> Callable[[], torch
 
 
 def least_seconds_in_turns(runs: list[Callable[[], torch.Tensor]], budget: float) -> list[float]:
-    """The least time of each, called one after the other for `budget` seconds and three times at least."""
+    """Return the minimum time of each, called in turn for `budget` seconds and at least three times."""
     least = [float("inf")] * len(runs)
     end, rounds = time.perf_counter() + budget, 0
     while rounds < 3 or time.perf_counter() < end:
@@ -54,14 +54,14 @@ def least_seconds_in_turns(runs: list[Callable[[], torch.Tensor]], budget: float
 
 
 def resident_bytes() -> int:
-    """Memory that this process has of its own."""
+    """Return the private memory of this process in bytes."""
     with open("/proc/self/statm") as statm:
         _, resident, shared, *_ = (int(pages) * 4096 for pages in statm.read().split())
     return resident - shared
 
 
 def main() -> None:
-    """Runs the program."""
+    """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a GGUF file or a Hugging Face directory")
     parser.add_argument("--seconds", type=float, default=6.0, help="time for each line (default: 6)")

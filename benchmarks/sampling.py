@@ -1,4 +1,4 @@
-"""How long choosing the tokens of one pass takes: `python benchmarks/sampling.py [--rows 256] [--vocabulary 49152]`.
+"""Time to sample the tokens of one step: `python benchmarks/sampling.py [--rows 256] [--vocabulary 49152]`.
 
 Each row's logits fall with the logarithm of the token's rank, by a factor of its own from 1.5 to 3: top-p 0.95 then
 keeps from one to some hundreds of tokens. In the row "flat" they are nearly equal, which is the sampler's worst case.
@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def make_logits(rows: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Peaked and flat logits [rows, vocabulary]."""
+    """Return peaked and flat logits [rows, vocabulary]."""
     generator = torch.Generator().manual_seed(0)
     ranks = torch.rand(rows, vocabulary, generator=generator).argsort(-1) + 1
     slopes = torch.rand(rows, 1, generator=generator) * 1.5 + 1.5
@@ -50,7 +50,7 @@ def make_logits(rows: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def make_chunks(rows: int, vocabulary: int, settings: dict[str, Any]) -> list[Chunk]:
-    """The last chunks of `rows` sequences that have 500 tokens of a prompt and 500 of a generation."""
+    """Return the last chunks of `rows` sequences with 500 prompt tokens and 500 generated tokens."""
     chunks = []
     for row in range(rows):
         tokens = random.Random(row).choices(range(vocabulary), k=1000)
@@ -64,11 +64,11 @@ def make_chunks(rows: int, vocabulary: int, settings: dict[str, Any]) -> list[Ch
 
 
 def main() -> None:
-    """Runs the program."""
+    """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256, help="sequences that sample (default: 256)")
     parser.add_argument("--vocabulary", type=int, default=49152, help="columns of the logits (default: 49152)")
-    parser.add_argument("--device", default="cpu", help="where the logits are (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="device of the logits (default: cpu)")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement (default: 1)")
     arguments = parser.parse_args()

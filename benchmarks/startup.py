@@ -1,4 +1,4 @@
-"""From start to ready, and memory: `python benchmarks/startup.py MODEL [FLAG ...]`; flags go to `fastgen serve`.
+"""Start-up time and memory: `python benchmarks/startup.py MODEL [FLAG ...]`; flags are passed to `fastgen serve`.
 
 Memory is what the server's two processes hold (PSS, which counts shared pages once, without pages of files), before and
 after prompts that fill passes, less the weights in float32 and the whole KV cache: all of its memory is taken soon
@@ -28,20 +28,20 @@ MIB = 1 << 20
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def family(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(one for child in children for one in family(int(child)))]
 
 
 def memory(pid: int) -> int:
-    """Bytes that the processes hold, pages of files left out: those are the weights' file in the page cache."""
+    """Return the bytes that the processes hold, without file pages: those are the weights in the page cache."""
     total = 0
     for one in family(pid):
         rollup = Path(f"/proc/{one}/smaps_rollup").read_text()
@@ -51,21 +51,21 @@ def memory(pid: int) -> int:
 
 
 def get(url: str) -> bytes:
-    """The body behind a URL."""
+    """Return the body of a URL."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         body: bytes = answer.read()
         return body
 
 
 def generate(url: str, words: int) -> None:
-    """One completion."""
+    """Request one completion."""
     body = json.dumps({"prompt": " time" * words, "max_tokens": 32, "temperature": 0, "ignore_eos": True}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
     urllib.request.urlopen(request, timeout=300).read()
 
 
 def once(model: str, flags: list[str]) -> dict[str, float]:
-    """One start, one load, one stop."""
+    """Start a server, load it and stop it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "fastgen", "serve", model, "--host", "127.0.0.1", "--port", str(port), *flags]
@@ -91,7 +91,7 @@ def once(model: str, flags: list[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--starts", type=int, default=5)

@@ -40,7 +40,7 @@ def test_one_packing_serves_every_number_of_rows(kind: LinearKind, shape: tuple[
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_inputs_that_a_packed_product_might_get_wrong_are_refused(kind: LinearKind) -> None:
+def test_inputs_with_undocumented_behaviour_are_refused(kind: LinearKind) -> None:
     packed = kind(torch.randn(8, 6))
     for x in (torch.randn(6), torch.randn(2, 3, 6), torch.randn(6, 4).T, torch.randn(2, 7)):
         with pytest.raises(AssertionError):
@@ -74,7 +74,7 @@ def test_tiled_layout_is_padded_by_less_than_a_tile(shape: tuple[int, int]) -> N
     assert weights.base is None or weights.base.nbytes == weights.nbytes
 
 
-def test_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() -> None:
+def test_a_row_is_the_same_to_the_last_bit_in_every_batch() -> None:
     torch.manual_seed(0)
     tiled, x = TiledLinear(torch.randn(100, 700)), torch.randn(70, 700)
     together = tiled(x)
@@ -84,7 +84,7 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() -> None:
 
 
 class Wrong(OneDNNLinear):
-    """Right but for passes of 65 rows."""
+    """Wrong only for steps of 65 rows."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
@@ -94,7 +94,7 @@ class Wrong(OneDNNLinear):
 
 
 class Absent(OneDNNLinear):
-    """An operation that this torch does not have."""
+    """An operation that this build of torch lacks."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         raise AttributeError(f"no such operation for {tuple(weight.shape)}")

@@ -19,8 +19,8 @@ MIB = 1 << 20
 # 355 to 400 MiB were measured, 320 of them Python's, torch's and numba's; 570 where freed memory is kept.
 MOST = 450 * MIB
 
-# In a process of its own, which has nothing of the other tests': prints the bytes beyond the weights that no file
-# stands behind. The cache takes none before it is used. Then saves the logits of a prompt in two chunks and a decode.
+# Run in a separate process, free of other tests' memory. Prints the anonymous bytes beyond the weights; the cache takes
+# none before it is used. Then saves the logits of a prompt in two chunks and a decode.
 LOAD = """
 import re, sys
 from pathlib import Path
@@ -61,7 +61,7 @@ FORCED = {name for settings in VARIANTS.values() for name in settings}
 
 @dataclass(frozen=True)
 class Loaded:
-    """What one process printed and computed."""
+    """The output of one process."""
 
     beyond_weights: int  # bytes
     description: str
@@ -73,7 +73,7 @@ Load = Callable[[str], Loaded]
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """Runs a process with a variant's settings and no other forced ones, once for each variant."""
+    """Run one process per variant, with only the variant's settings forced."""
     folder = tmp_path_factory.mktemp("logits")
 
     @cache

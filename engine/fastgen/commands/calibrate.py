@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from fastgen.commands.curve import Fit, draw
 from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config
 from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, default_model_name
-from fastgen.core.budget_tuning import StepTime, TunedBudget, monotone_curve
+from fastgen.core.budget_tuning import TunedBudget, monotone_curve
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 
@@ -38,40 +39,6 @@ def add(commands: Subcommands) -> None:
     add_settings(parser, ENGINE_SETTINGS)
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Step model fitted to the measurements: seconds = base + token * tokens + kv_token * resident KV tokens.
-
-    `error` is the mean relative error of the points.
-    """
-
-    base: float
-    token: float
-    kv_token: float
-    error: float
-
-    @classmethod
-    def of(cls, calibration: Calibration) -> Fit:
-        """Fit by least squares of relative errors, dropping negative coefficients."""
-        import numpy as np
-
-        points = calibration.points
-        rows = np.array([[1.0, p.tokens, p.kv_tokens] for p in points]) / np.array([[p.seconds] for p in points])
-        coefficients, free = np.zeros(3), [0, 1, 2]
-        while free:
-            found = np.linalg.lstsq(rows[:, free], np.ones(len(points)))[0]
-            if found.min() >= 0:
-                coefficients[free] = found
-                break
-            free.pop(int(found.argmin()))
-        base, token, kv_token = map(float, coefficients)
-        return cls(base, token, kv_token, float(np.abs(rows @ coefficients - 1).mean()))
-
-    def seconds(self, point: StepTime) -> float:
-        """Return the modelled time of a step of this size."""
-        return self.base + self.token * point.tokens + self.kv_token * point.kv_tokens
-
-
 def run(options: argparse.Namespace) -> int:
     """Measure, and print the curve and the budget."""
     config = replace(engine_config(options), token_budget="auto")
@@ -91,8 +58,6 @@ def run(options: argparse.Namespace) -> int:
     for line in conclusion(budget, fit):
         console.print(line, highlight=False, soft_wrap=True)
     if options.output is not None:
-        from fastgen.commands.curve import draw
-
         draw(options.output, default_model_name(config.model), calibration.curve, budget, fit)
         console.print(f"drawn into {options.output}", highlight=False, soft_wrap=True)
     return 0

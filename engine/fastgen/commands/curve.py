@@ -1,17 +1,52 @@
-"""Plot of `fastgen calibrate`: throughput and step time against tokens per step."""
+"""The curve of `fastgen calibrate`: a fit of the step model, and a plot of throughput and step time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastgen.core.budget_tuning import PEAK_SHARE, StepTime, TunedBudget, monotone_curve
 
 if TYPE_CHECKING:
-    from fastgen.commands.calibrate import Fit
+    from fastgen.engine.calibration import Calibration
 
 _MEASURED, _FITTED, _CHOSEN, _QUIET = "#1f5fa8", "#8a8f98", "#c8501e", "#e3e5e8"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Step model fitted to the measurements: seconds = base + token * tokens + kv_token * resident KV tokens.
+
+    `error` is the mean relative error of the points.
+    """
+
+    base: float
+    token: float
+    kv_token: float
+    error: float
+
+    @classmethod
+    def of(cls, calibration: Calibration) -> Fit:
+        """Fit by least squares of relative errors, dropping negative coefficients."""
+        import numpy as np
+
+        points = calibration.points
+        rows = np.array([[1.0, p.tokens, p.kv_tokens] for p in points]) / np.array([[p.seconds] for p in points])
+        coefficients, free = np.zeros(3), [0, 1, 2]
+        while free:
+            found = np.linalg.lstsq(rows[:, free], np.ones(len(points)))[0]
+            if found.min() >= 0:
+                coefficients[free] = found
+                break
+            free.pop(int(found.argmin()))
+        base, token, kv_token = map(float, coefficients)
+        return cls(base, token, kv_token, float(np.abs(rows @ coefficients - 1).mean()))
+
+    def seconds(self, point: StepTime) -> float:
+        """Return the modelled time of a step of this size."""
+        return self.base + self.token * point.tokens + self.kv_token * point.kv_tokens
 
 
 def draw(path: Path, model_name: str, points: Sequence[StepTime], budget: TunedBudget, fit: Fit) -> None:

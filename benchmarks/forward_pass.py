@@ -1,8 +1,8 @@
 """Time of one forward pass, and its share of matrix products: `python benchmarks/forward_pass.py MODEL`.
 
-The floor is the pass's own packed products and nothing else, timed in the same run right after the pass: what is above
-it is attention, element-wise steps and Python. Each number is the least of its repeats; other load on the machine makes
-it larger, never smaller.
+The floor is the time of the step's packed products alone, measured in the same run right after the step. The rest is
+attention, element-wise operations and Python. Each figure is the minimum of its repeats, because other load on the
+machine only adds time.
 """
 
 from __future__ import annotations

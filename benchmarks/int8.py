@@ -1,7 +1,7 @@
 """Speed and memory of a model with int8 matrices: `python benchmarks/int8.py MODEL`.
 
-Each line is a pass of so many decodes with a context of 64 tokens, by float32 and by int8 weights of the same model in
-one process, their repeats taken in turns. The ratio of the least times is the result: a busy machine blurs it least.
+Each line is a step of N decodes with a context of 64 tokens, with float32 and int8 weights of the same model in one
+process, alternating. The result is the ratio of the minimum times, which other load on the machine distorts least.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Time to sample the tokens of one step: `python benchmarks/sampling.py [--rows 256] [--vocabulary 49152]`.
 
-Each row's logits fall with the logarithm of the token's rank, by a factor of its own from 1.5 to 3: top-p 0.95 then
-keeps from one to some hundreds of tokens. In the row "flat" they are nearly equal, which is the sampler's worst case.
-Every sequence has a prompt of 500 tokens and as many generated ones. Each figure is the least of its repeats, and
-beside it stands its ratio to a plain argmax in the same run: what one reading of the logits costs.
+Each row's logits fall with the logarithm of the token's rank, with a factor from 1.5 to 3 per row: top-p 0.95 keeps
+from one to some hundreds of tokens. In the line "flat" they are nearly equal, which is the sampler's worst case. Every
+sequence has 500 prompt tokens and 500 generated tokens. Each figure is the minimum of its repeats, with its ratio to a
+plain argmax in the same run, the cost of reading the logits once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Start-up time and memory: `python benchmarks/startup.py MODEL [FLAG ...]`; flags are passed to `fastgen serve`.
 
-Memory is what the server's two processes hold (PSS, which counts shared pages once, without pages of files), before and
-after prompts that fill passes, less the weights in float32 and the whole KV cache: all of its memory is taken soon
-after the start where it is as small as here.
+Memory is the PSS of the server's two processes without file pages, before and after prompts that fill steps, minus the
+float32 weights and the whole KV cache, which is prefaulted soon after the start if it is as small as here.
 """
 
 from __future__ import annotations

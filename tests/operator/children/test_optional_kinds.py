@@ -77,7 +77,9 @@ def test_children_of_optional_kinds_follow_the_installation_of_their_crds(
     assert (versions(space), operator.writes()) == (before, {})
     uninstall(bare)
     eventually(
-        lambda: operator.log.read_text().rstrip().count("has: none") >= 1, within=20, what="the kinds to be uninstalled"
+        lambda: operator.log.read_text().rstrip().count("cluster serves: none") >= 1,
+        within=20,
+        what="the kinds to be uninstalled",
     )
     operator.let_resyncs_pass(3)
     assert failures(operator) == 0

@@ -170,9 +170,9 @@ SMALL = {name: sent for name, sent in INVALID.items() if len(json.dumps(sent[1])
 EXTREME: dict[str, dict[str, Any]] = {
     "almost greedy": {"temperature": 1e-9},
     "almost uniform": {"temperature": 100},
-    "no mass": {"top_p": 1e-12},
+    "no mass": {"top_p": 1e-12, "temperature": 100},
     "no typical mass": {"typical_p": 1e-12},
-    "only the likeliest": {"min_p": 1},
+    "only the likeliest": {"min_p": 1, "temperature": 100},
     "more than the vocabulary": {"top_k": (1 << 63) - 1},
     "repetition forbidden": {"repetition_penalty": 100, "presence_penalty": 2, "frequency_penalty": 2},
     "repetition wanted": {"repetition_penalty": 1e-6, "presence_penalty": -2, "frequency_penalty": -2},
@@ -181,6 +181,8 @@ EXTREME: dict[str, dict[str, Any]] = {
     "many stops": {"stop": [f"stop {i}" for i in range(64)], "stop_token_ids": list(range(1000, 2024))},
     "the largest seed": {"seed": (1 << 63) - 1, "n": 2},
 }
+# Of these, those that leave only the likeliest token.
+GREEDY = {"almost greedy", "no mass", "only the likeliest", "all at once"}
 
 
 def test_malformed_bodies_are_rejected_without_disturbing_a_running_request(real: Serving) -> None:
@@ -206,6 +208,7 @@ def test_extreme_valid_values_are_served_by_the_real_engine(real: Serving, name:
     assert answered.status_code == 200, answered.text
     for choice in answered.json()["choices"]:
         assert choice["finish_reason"] in ("length", "stop")
+        assert name not in GREEDY or choice["text"].startswith(" Paris")
         # A bias or penalty may make a token impossible, but a logprob never exceeds 0.
         assert all(logprob <= 1e-5 for logprob in choice["logprobs"]["token_logprobs"])
     assert real.metric("fastgen_num_requests_running") == 0

@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-NO_CUDA = "or give --device cpu"  # the end of what the engine says where it finds no GPU
+NO_CUDA = "or use --device cpu"  # the end of what the engine says where it finds no GPU
 
 
 def test_more_gpus_than_there_are_shows_insufficient_gpu_and_nothing_else_breaks(namespace: ServedNamespace) -> None:

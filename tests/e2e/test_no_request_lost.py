@@ -38,7 +38,7 @@ def streams_at_sigterm(namespace: ServedNamespace, pod: str) -> int:
         log = namespace.kubectl("logs", pod)
     except CommandError:
         return 0
-    found = re.search(r"draining: (\d+) requests under way", log)
+    found = re.search(r"draining: (\d+) open requests", log)
     return 0 if found is None else int(found[1])
 
 

@@ -1,10 +1,11 @@
-"""How a sequence is preempted: its KV is dropped and recomputed, or swapped to the host and back.
+"""Which sequence is preempted, and how: its KV is dropped and recomputed, or swapped to the host and back.
 
 PagedAttention (Kwon et al., 2023), section 4.5, describes both. Which is cheaper depends on the model and the machine.
 """
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,3 +67,16 @@ class Preemption:
         # What the tokens add to steps that run anyway. 0 means unknown, not free.
         recomputing = self.times.seconds(num_recomputed, num_recomputed) - self.times.seconds(0, 0)
         return self.mode == "swap" or recomputing <= 0 or swapping <= recomputing
+
+
+def choose_victim(candidates: abc.Sequence[Sequence]) -> Sequence:
+    """Return the sequence to preempt for a block: the lowest-ranked one.
+
+    A victim ranks below the sequence that needs the block, or is that sequence: higher-ranked ones may already be in
+    the plan. The highest-ranked running sequence must advance in every step, so it is never the victim while a
+    lower-ranked one runs.
+
+    Args:
+        candidates: the sequence that needs the block, and the running ones that rank below it, by rank.
+    """
+    return candidates[-1]

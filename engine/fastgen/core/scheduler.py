@@ -13,7 +13,7 @@ from fastgen.core.block_pool import BlockPool
 from fastgen.core.chunking import Chunker, NoTarget, StepLoad
 from fastgen.core.deadlines import Deadlines
 from fastgen.core.kv_cache_manager import KVCacheManager
-from fastgen.core.preemption import HostBuffer, Preemption
+from fastgen.core.preemption import HostBuffer, Preemption, choose_victim
 from fastgen.core.request import FinishReason
 from fastgen.core.request_queue import RequestQueue, by_rank
 from fastgen.core.sequence import Sequence
@@ -31,7 +31,7 @@ class Scheduler:
     """Owns all unfinished sequences and the block pool. Running sequences hold cache blocks; waiting ones hold none.
 
     Sequences are ranked by priority, then by arrival. A higher-ranked sequence always goes first:
-    - If a sequence needs a block and none is free, the lowest-ranked running sequence is preempted. No sequence is
+    - A sequence that needs a block when none is free preempts a lower-ranked one, or itself. No sequence is
       admitted in that step.
     - Waiting sequences are admitted by rank. None overtakes the first, even if that one does not fit yet.
 
@@ -258,12 +258,13 @@ class Scheduler:
         return missing + len(self._running) <= self.pool.num_free
 
     def _make_room(self, sequence: Sequence, builder: StepPlanBuilder, num_reserved: int) -> bool:
-        """Preempt the lowest-ranked sequences until there is a block for `sequence` besides the reserved ones.
+        """Preempt sequences until there is a block for `sequence` besides the reserved ones.
 
         Return False if `sequence` itself was preempted.
         """
         while self.pool.num_free <= num_reserved:
-            victim = self._running.pop()
+            victim = choose_victim(self._running[self._running.index(sequence) :])
+            self._running.remove(victim)
             self._kv_cache.preempt(victim, builder)
             self._waiting.push(victim)
             if victim is sequence:

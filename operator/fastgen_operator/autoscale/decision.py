@@ -7,11 +7,7 @@ from typing import Final, Literal
 
 from fastgen_operator.autoscale.capacity import Capacity
 
-# Reasons for a change of the replicas.
-DEMAND_GREW: Final = "DemandGrew"
-DEMAND_JUMPED: Final = "DemandJumped"
-BACKLOG_TOO_LONG: Final = "BacklogTooLong"
-KV_CACHE_FULL: Final = "KVCacheFull"
+# Reasons for a change of the replicas. Those for a scale-up are in `needs`.
 DEMAND_FELL: Final = "DemandFell"
 BOUNDS_CHANGED: Final = "BoundsChanged"
 
@@ -71,3 +67,8 @@ class Decision:
     limit: Limit | None = None
     capacity: Capacity | None = field(default=None, compare=False)
     load: float = field(default=0.0, compare=False)
+
+
+def counted(replicas: int) -> str:
+    """Return the number with its noun, for messages."""
+    return f"{replicas} replica" if replicas == 1 else f"{replicas} replicas"

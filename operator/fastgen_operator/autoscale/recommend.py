@@ -12,14 +12,10 @@ from typing import Final
 from fastgen_operator.autoscale.averages import Average, WindowMaximum
 from fastgen_operator.autoscale.capacity import Capacity, fleet_capacity
 from fastgen_operator.autoscale.decision import (
-    BACKLOG_TOO_LONG,
     BOUNDS_CHANGED,
     CAPACITY_UNKNOWN,
     DEMAND_FELL,
-    DEMAND_GREW,
-    DEMAND_JUMPED,
     HOLD_AFTER_RESTART,
-    KV_CACHE_FULL,
     METRICS_STALE,
     NO_METRICS,
     NO_READY_REPLICAS,
@@ -30,14 +26,13 @@ from fastgen_operator.autoscale.decision import (
     Decision,
     Hold,
     Limit,
+    counted,
 )
 from fastgen_operator.autoscale.demand import Demand, ReplicaLoad
-from fastgen_operator.autoscale.needs import Needs, required_replicas
+from fastgen_operator.autoscale.needs import Need, required_replicas
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
 from fastgen_operator.autoscale.policy import Policy
 
-# If the fast average requires this many times the ready replicas, scale up without waiting for the slow average.
-PANIC_RATIO: Final = 2.0
 # Within this period, scale up to at most twice the size or by four, as the HorizontalPodAutoscaler does.
 UP_SECONDS: Final = 15.0
 UP_FACTOR: Final = 2
@@ -46,8 +41,6 @@ UP_REPLICAS: Final = 4
 DOWN_SECONDS: Final = 60.0
 # Time constant for smoothing the capacity: the step-time fit changes a little with every step.
 _CAPACITY_SECONDS: Final = 60.0
-# Weight from which the slow average is used: a single interval after a restart is noise.
-_WARM: Final = 1 - math.exp(-1.0) - 1e-9
 # Tolerance for floating-point errors: 3.0000000001 replicas are three.
 _ROUNDING: Final = 1e-6
 
@@ -98,17 +91,18 @@ def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[D
     if not demand.is_known:
         # A single sample gives no rate.
         return _held(state, None)
-    needs = required_replicas(fleet, demand, fresh, loaded, state.source, policy)
-    if state.source is None and (demand.slow.value > 0 or needs.backlog_tokens > 0):
+    if state.source is None and (demand.slow.value > 0 or any(load.sample.backlog_tokens for load in fresh.values())):
         return _held(state, Hold(CAPACITY_UNKNOWN, "the engines have not measured their speed yet"))
-    return _decide(policy, state, fleet, needs, loaded - len(fresh), now)
+    rate = state.source.tokens_per_second if state.source else math.inf
+    needs = required_replicas(fleet, demand, fresh, loaded, rate, policy)
+    return _decide(policy, state, fleet, needs, demand.slow.value / rate, now)
 
 
 def _within_bounds(policy: Policy, state: State) -> State:
     allowed = policy.within_bounds(state.replicas)
     if allowed == state.replicas:
         return state
-    message = f"{_counted(state.replicas)} outside the bounds {policy.min_replicas} to {policy.max_replicas}"
+    message = f"{counted(state.replicas)} outside the bounds {policy.min_replicas} to {policy.max_replicas}"
     return replace(state, replicas=allowed, change=Change(BOUNDS_CHANGED, message))
 
 
@@ -147,27 +141,25 @@ def _held(state: State, hold: Hold | None) -> tuple[Decision, State]:
     return Decision(state.replicas, state.change, hold, capacity=state.source), state
 
 
-def _decide(policy: Policy, state: State, fleet: Fleet, needs: Needs, stale: int, now: float) -> tuple[Decision, State]:
-    """Decide; `stale` ready replicas without fresh metrics count as fully utilized when scaling down."""
-    panic = needs.fast_load / policy.utilization >= PANIC_RATIO * len(fleet.ready)
-    load = max(needs.load, needs.fast_load) if panic else needs.load
-    by_load = load / policy.utilization if state.demand.slow.weight >= _WARM else 0.0
-    up = _whole(max(by_load, needs.queue, needs.kv))
-    down = max((needs.load + stale) / policy.down_utilization, needs.queue, needs.kv)
+def _decide(
+    policy: Policy, state: State, fleet: Fleet, needs: list[Need], load: float, now: float
+) -> tuple[Decision, State]:
+    up = _whole(max(need.up for need in needs))
+    down = max(need.down for need in needs)
     state = replace(
         state,
         down_needs=state.down_needs.add(now, down, policy.down_window),
         up_needs=state.up_needs.add(now, -up, policy.up_window),
         unbounded_needs=state.unbounded_needs.add(now, up, max(policy.down_window, UP_SECONDS)),
     )
-    state, hold, limit = _scale(policy, state, fleet, needs, panic, now)
+    state, hold, limit = _scale(policy, state, fleet, needs, now)
     if limit is None:
         limit = _bound_limit(policy, state)
-    return Decision(state.replicas, state.change, hold, limit, state.source, needs.load), state
+    return Decision(state.replicas, state.change, hold, limit, state.source, load), state
 
 
 def _scale(
-    policy: Policy, state: State, fleet: Fleet, needs: Needs, panic: bool, now: float
+    policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: float
 ) -> tuple[State, Hold | None, Limit | None]:
     current = state.replicas
     up = policy.within_bounds(round(-state.up_needs.value))
@@ -179,9 +171,9 @@ def _scale(
         if allowed < up:
             limit = Limit(RATE_LIMITED, f"scaling up is limited to {most} replicas within {UP_SECONDS:g} s")
         if allowed > current:
-            state = replace(state, replicas=allowed, change=_scale_up_change(policy, fleet, needs, panic))
+            state = replace(state, replicas=allowed, change=max(needs, key=lambda need: need.priority).change)
         return state, None, limit
-    down = policy.within_bounds(_whole(max(state.down_needs.value, needs.floor)))
+    down = policy.within_bounds(_whole(max(state.down_needs.value, *(need.floor for need in needs))))
     # Pods that are not ready carry no load, so enough ready replicas must remain.
     if down >= current or down > len(fleet.ready):
         return state, None, None
@@ -192,7 +184,8 @@ def _scale(
         return state, None, None
     step = max(1, math.floor(current * policy.max_step))
     fewer = max(down, current - step)
-    return replace(state, replicas=fewer, down_at=now, change=_scale_down_change(policy, current)), None, None
+    change = Change(DEMAND_FELL, f"fewer than {current} replicas were sufficient for {policy.down_window:g} s")
+    return replace(state, replicas=fewer, down_at=now, change=change), None, None
 
 
 def _up_period(state: State, now: float) -> State:
@@ -214,42 +207,6 @@ def _bound_limit(policy: Policy, state: State) -> Limit | None:
             f"the load requires fewer than spec.autoscaling.minReplicas, {policy.min_replicas}",
         )
     return None
-
-
-def _scale_up_change(policy: Policy, fleet: Fleet, needs: Needs, panic: bool) -> Change:
-    ready = len(fleet.ready)
-    replicas = _counted(ready)
-    if panic:
-        return Change(
-            DEMAND_JUMPED,
-            f"the demand of the last seconds requires {needs.fast_load:.1f} fully utilized replicas; {replicas} ready",
-        )
-    by_load = needs.load / policy.utilization
-    if needs.kv >= max(by_load, needs.queue):
-        return Change(KV_CACHE_FULL, f"the KV cache of {replicas} is {80 * needs.kv / ready:.0f} % full")
-    if needs.queue > by_load:
-        target = f"target {policy.first_token_seconds:g} s"
-        return Change(
-            BACKLOG_TOO_LONG,
-            f"the backlog of {needs.backlog_tokens:,.0f} tokens takes {needs.drain_seconds:.3g} s on {replicas}; "
-            f"{target}",
-        )
-    percent = 100 * needs.load / ready
-    return Change(
-        DEMAND_GREW,
-        f"the demand uses {percent:.0f} % of {replicas}; target {100 * policy.utilization:.0f} %",
-    )
-
-
-def _scale_down_change(policy: Policy, current: int) -> Change:
-    return Change(
-        DEMAND_FELL,
-        f"fewer than {current} replicas were sufficient for {policy.down_window:g} s",
-    )
-
-
-def _counted(replicas: int) -> str:
-    return f"{replicas} replica" if replicas == 1 else f"{replicas} replicas"
 
 
 def _whole(replicas: float) -> int:

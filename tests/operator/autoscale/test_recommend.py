@@ -15,6 +15,7 @@ from fastgen_operator.autoscale import decision as reasons
 from fastgen_operator.autoscale.averages import WindowMaximum
 from fastgen_operator.autoscale.capacity import RequestShape, fleet_capacity, modelled
 from fastgen_operator.autoscale.demand import rates_between
+from fastgen_operator.autoscale.needs import BACKLOG_TOO_LONG, DEMAND_JUMPED
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.recommend import State, recommend
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, FluidFleet, policy
@@ -130,7 +131,7 @@ def test_a_jump_scales_up_within_two_scrapes() -> None:
     assert fleet.sizes[-1] > 1
     change = fleet.decisions[-1].change
     assert change is not None
-    assert change.reason in (reasons.DEMAND_JUMPED, reasons.BACKLOG_TOO_LONG)
+    assert change.reason in (DEMAND_JUMPED, BACKLOG_TOO_LONG)
 
 
 def test_a_scale_down_removes_at_most_a_quarter_per_minute() -> None:
@@ -305,7 +306,7 @@ def test_a_backlog_is_explained_in_tokens_seconds_and_replicas() -> None:
         made, state = recommend(rules, state, fleet, time)
     assert made.replicas > 2
     assert made.change is not None
-    assert made.change.reason in (reasons.BACKLOG_TOO_LONG, reasons.DEMAND_JUMPED)
+    assert made.change.reason in (BACKLOG_TOO_LONG, DEMAND_JUMPED)
 
 
 def test_a_bound_is_reported_until_the_load_of_a_full_window_fits() -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from fastgen_operator.autoscale import decision as reasons
 from fastgen_operator.autoscale.averages import Average
-from fastgen_operator.autoscale.capacity import Capacity
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.demand import Demand, ReplicaLoad, RequestSums, rates_between
-from fastgen_operator.autoscale.needs import required_replicas
+from fastgen_operator.autoscale.needs import BACKLOG_TOO_LONG, DEMAND_JUMPED, KV_CACHE_FULL, Need, required_replicas
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.recommend import State, recommend
@@ -97,6 +96,10 @@ class SteadyFleet:
         )
 
 
+def of(reason: str, needs: list[Need]) -> Need:
+    return next(need for need in needs if need.change.reason == reason)
+
+
 # --- KV cache
 
 
@@ -107,7 +110,7 @@ class SteadyFleet:
 def test_the_kv_cache_is_used_up_to_80_percent(replicas: int, kv_used: float, wanted: int) -> None:
     fleet = SteadyFleet(policy(), replicas, replicas, load=0.1, kv_used=kv_used).watch(60)
     assert fleet.last.replicas == wanted
-    assert fleet.reason == (reasons.KV_CACHE_FULL if wanted > replicas else None)
+    assert fleet.reason == (KV_CACHE_FULL if wanted > replicas else None)
 
 
 @pytest.mark.parametrize(("kv_used", "wanted"), [(0.15, 1), (0.35, 2), (0.55, 3), (0.75, 4)])
@@ -117,12 +120,11 @@ def test_a_scale_down_leaves_room_for_the_used_kv_cache(kv_used: float, wanted: 
 
 
 def test_replicas_without_metrics_count_with_the_mean_kv_cache_use() -> None:
-    capacity = Capacity(RATE, int(BUDGET), "StepModel")
     samples = {name: Sample(time=0.0, kv_used=used) for name, used in (("a", 0.4), ("b", 0.8))}
     loads = {name: ReplicaLoad(sample, rates_between(Sample(time=-5.0), sample)) for name, sample in samples.items()}
     fleet = Fleet(wanted=3, ready=frozenset("abc"), samples=samples)
-    needs = required_replicas(fleet, Demand(replicas=loads, first_seen={}), loads, 3, capacity, policy())
-    assert needs.kv == pytest.approx(3 * 0.6 / 0.8)
+    needs = required_replicas(fleet, Demand(replicas=loads, first_seen={}), loads, 3, RATE, policy())
+    assert of(KV_CACHE_FULL, needs).up == pytest.approx(3 * 0.6 / 0.8)
 
 
 # --- scale-up stabilization window
@@ -197,7 +199,7 @@ def queue_need(*, demand: float, backlog: float = 0.0, pending: tuple[float, ...
         requests=RequestSums().add([rates_between(Sample(time=-5.0), ended)]),
     )
     fleet = Fleet(wanted=1, ready=frozenset("a"), samples={"a": sample}, pending_ages=pending, start_seconds=60.0)
-    return required_replicas(fleet, known, loads, 1, Capacity(RATE, int(BUDGET), "StepModel"), policy()).queue
+    return of(BACKLOG_TOO_LONG, required_replicas(fleet, known, loads, 1, RATE, policy())).up
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_a_scale_down_leaves_enough_ready_replicas(ready: int, wanted: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("load", "wanted", "reason"), [(3.7, 2, None), (4.0, 5, reasons.DEMAND_JUMPED)], ids=["below twice", "twice"]
+    ("load", "wanted", "reason"), [(3.7, 2, None), (4.0, 5, DEMAND_JUMPED)], ids=["below twice", "twice"]
 )
 def test_a_jump_to_twice_the_ready_replicas_scales_up_at_the_next_scrape(
     load: float, wanted: int, reason: str | None

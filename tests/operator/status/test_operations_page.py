@@ -119,8 +119,8 @@ def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
 
 def _changes() -> set[str]:
     """Reasons of the autoscaler's changes: they stand in the status' history, in no condition."""
-    path = CODE / "autoscale" / "decision.py"
-    return set(re.findall(r"\w+", path.read_text()))
+    paths = (CODE / "autoscale" / name for name in ("decision.py", "needs.py"))
+    return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
 
 
 def test_every_metric_that_the_page_names_is_one_of_the_operator() -> None:

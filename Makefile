@@ -34,8 +34,9 @@ test: lint ## run all tests, end to end included
 	@$(CLUSTER) prepare
 	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-test-fast: lint ## run the tests that need neither a cluster nor minutes
-	$(BIN)/python -m pytest $(TESTS) -m 'not controlplane and not cluster and not image'
+test-fast: lint ## run the tests that need no control plane, node or image
+	$(BIN)/python -m pytest $(TESTS) -m 'not controlplane and not cluster and not image' --numprocesses 2 \
+		--dist loadscope --no-loadscope-reorder
 
 lint: environment ## check style, types and import contracts
 	$(BIN)/ruff check $(CODE)

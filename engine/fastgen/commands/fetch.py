@@ -1,4 +1,4 @@
-"""`fastgen fetch`: download a model from a hub or an object store into a folder, atomically."""
+"""`fastgen fetch`: download a model into a folder, atomically."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from pathlib import Path
 from fastgen.commands.flags import Subcommands, add_command
 from fastgen.fetch.download import fetch
 from fastgen.fetch.errors import FetchError
-from fastgen.fetch.source import DEFAULT_REVISION, Source
+from fastgen.fetch.source import DEFAULT_REVISION, FORMS, Source
 
 
 def add(commands: Subcommands) -> None:
     """Add the command."""
     parser = add_command(commands, "fetch", "download a model into a folder, resuming an interrupted download", run)
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="hf://owner/name, hf://owner/name/file.gguf, s3://bucket/prefix or s3://bucket/file.gguf",
-    )
+    parser.add_argument("source", metavar="SOURCE", help=FORMS)
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="target folder")
     parser.add_argument(
         "--revision",

@@ -1,4 +1,4 @@
-"""Fetching a model's files, from a hub or an object store, into a folder that is whole or not served.
+"""Download a model's files into a folder that is complete or not served.
 
 Nothing here knows of torch or of Kubernetes: `fastgen fetch` is the program, whoever starts it again after it failed
 finds what was fetched so far.

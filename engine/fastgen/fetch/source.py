@@ -11,6 +11,7 @@ from fastgen.fetch.remote import Remote
 
 _HUB: Final = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>\S+\.gguf))?", re.ASCII)
 _S3: Final = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]+)/(?P<key>\S+)")
+FORMS: Final = "hf://owner/name, hf://owner/name/file.gguf, s3://bucket/prefix or s3://bucket/file.gguf"
 DEFAULT_REVISION: Final = "main"
 
 
@@ -25,8 +26,8 @@ class Source:
     """A model to download.
 
     Attributes:
-        text: hf://owner/name, hf://owner/name/file.gguf, s3://bucket/prefix or s3://bucket/file.gguf.
-        revision: branch, tag or commit of a repository; has no meaning for s3://.
+        text: one of `FORMS`.
+        revision: branch, tag or commit of a hub repository; other sources ignore it.
     """
 
     text: str
@@ -47,6 +48,4 @@ class Source:
             from fastgen.fetch.s3 import S3Remote
 
             return S3Remote(match["bucket"], match["key"], timeout)
-        raise NotASource(
-            f"{self.text}: give hf://owner/name, hf://owner/name/file.gguf, s3://bucket/prefix or s3://bucket/file.gguf"
-        )
+        raise NotASource(f"{self.text}: give {FORMS}")

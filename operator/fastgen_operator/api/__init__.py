@@ -5,7 +5,7 @@ Engine settings take their default, bounds and help text from `fastgen.config`. 
 
 from fastgen_operator.api.autoscaling import Autoscaling, ScaleDown, ScaleUp, Targets
 from fastgen_operator.api.engine import OPERATOR_FLAGS, Engine, KVCache
-from fastgen_operator.api.model import Cache, Model
+from fastgen_operator.api.model import DOWNLOADED, Cache, Model
 from fastgen_operator.api.network import IPBlock, LabelSelector, Network, Peer, Requirement
 from fastgen_operator.api.resources import GPU, GPU_RESOURCE, Resources
 from fastgen_operator.api.rollout import Disruption, Rollout
@@ -13,6 +13,7 @@ from fastgen_operator.api.scheduling import Scheduling, Toleration, TopologySpre
 from fastgen_operator.api.spec import INTER_TOKEN_TARGET, NAME_LIMIT, PodTemplate, Spec, TemplateMetadata
 
 __all__ = [
+    "DOWNLOADED",
     "GPU",
     "GPU_RESOURCE",
     "INTER_TOKEN_TARGET",

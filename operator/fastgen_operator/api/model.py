@@ -9,14 +9,25 @@ from pydantic import ConfigDict, Field
 from fastgen_operator.api.fields import QUANTITY_PATTERN, ApiModel, ObjectName, ShortText, rules
 
 _NAME: Final = "[A-Za-z0-9][-A-Za-z0-9._]*"
-_SOURCES: Final = "|".join(
-    (
-        rf"hf://{_NAME}/{_NAME}(/[^\\s]+[.]gguf)?",
-        r"s3://[a-z0-9][-a-z0-9.]+/[^\\s]+",
-        r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\\s]+",
-        r"file:///[^\\s]+",
-    )
+# Scheme, pattern of what follows ://, examples, whether it is downloaded.
+_SCHEMES: Final = (
+    ("hf", rf"{_NAME}/{_NAME}(/[^\\s]+[.]gguf)?", "hf://owner/name, hf://owner/name/file.gguf", True),
+    ("s3", r"[a-z0-9][-a-z0-9.]+/[^\\s]+", "s3://bucket/prefix", True),
+    ("pvc", r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\\s]+", "pvc://claim/path", False),
+    ("file", r"/[^\\s]+", "file:///absolute/path", False),
 )
+_PATTERN: Final = "|".join(f"{scheme}://{pattern}" for scheme, pattern, _, _ in _SCHEMES)
+_EXAMPLES: Final = " or ".join(", ".join(examples for _, _, examples, _ in _SCHEMES).rsplit(", ", 1))
+DOWNLOADED: Final = tuple(f"{scheme}://" for scheme, _, _, downloaded in _SCHEMES if downloaded)
+
+
+def downloaded_only(path: str, source: str) -> tuple[str, str]:
+    """Return the rule that the field `path` needs a downloaded source; `source` is relative to the field's parent."""
+    is_downloaded = " || ".join(f"self.{source}.startsWith('{scheme}')" for scheme in DOWNLOADED)
+    return (
+        f"!has(self.{path.rpartition('.')[2]}) || {is_downloaded}",
+        f"{path} applies to {' and '.join(DOWNLOADED)} sources only, because no other source is downloaded: remove it",
+    )
 
 
 class Model(ApiModel):
@@ -29,24 +40,17 @@ class Model(ApiModel):
                 "spec.model.revision applies to hf:// sources only: remove it, or put the revision into the path of "
                 "spec.model.source",
             ),
-            (
-                "!has(self.secretName) || self.source.startsWith('hf://') || self.source.startsWith('s3://')",
-                "spec.model.secretName applies to hf:// and s3:// sources only, because no other source is downloaded: "
-                "remove it",
-            ),
+            downloaded_only("spec.model.secretName", "source"),
         )
     )
     source: str = Field(
         max_length=1024,
-        description="Location of the model, a GGUF file or a folder in Hugging Face format: hf://owner/name on the "
-        "Hugging Face Hub (hf://owner/name/file.gguf for a single file), s3://bucket/prefix in an object store, "
-        "pvc://claim/path in a PersistentVolumeClaim of the same namespace, or file:///absolute/path in the engine "
-        "image.",
+        description=f"Location of the model, a GGUF file or a folder in Hugging Face format: {_EXAMPLES}. "
+        "The claim is in the same namespace; the absolute path is in the engine image.",
         json_schema_extra=rules(
             (
-                f"self.matches('^({_SOURCES})$')",
-                "spec.model.source must be hf://owner/name, hf://owner/name/file.gguf, s3://bucket/prefix, "
-                "pvc://claim/path or file:///absolute/path of a GGUF file or a model folder, for example "
+                f"self.matches('^({_PATTERN})$')",
+                f"spec.model.source must be {_EXAMPLES} of a GGUF file or a model folder, for example "
                 "file:///models/SmolLM2-135M-Instruct.Q4_1.gguf",
             ),
             (

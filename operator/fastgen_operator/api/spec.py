@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.api.engine import Engine
 from fastgen_operator.api.fields import ApiModel, FreeForm, ObjectName, engine_setting, rules, setting_field
-from fastgen_operator.api.model import Cache, Model
+from fastgen_operator.api.model import DOWNLOADED, Cache, Model, downloaded_only
 from fastgen_operator.api.network import Network
 from fastgen_operator.api.resources import Resources
 from fastgen_operator.api.rollout import Disruption, Rollout
@@ -88,10 +88,7 @@ class Spec(ApiModel):
                 "spec.replicas and spec.autoscaling are mutually exclusive: remove spec.replicas and set "
                 "spec.autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling",
             ),
-            (
-                "!has(self.cache) || self.model.source.startsWith('hf://') || self.model.source.startsWith('s3://')",
-                "spec.cache applies to hf:// and s3:// sources only, because no other source is downloaded: remove it",
-            ),
+            downloaded_only("spec.cache", "model.source"),
         )
     )
     model: Model = Field(description="The model to serve.")
@@ -123,7 +120,7 @@ class Spec(ApiModel):
     cache: Cache | None = Field(
         default=None,
         description="Persistent volume that the model is downloaded to once. If unset, each pod downloads its own copy "
-        "of an hf:// or s3:// model when it starts.",
+        f"of an {' or '.join(DOWNLOADED)} model when it starts.",
     )
     disruption: Disruption = Field(
         default=Disruption(), description="Disruption budget applied to voluntary evictions, such as node drains."

@@ -1,10 +1,10 @@
 """Volumes, mounts and init containers that a model source needs, by scheme and `spec.cache`.
 
-    file://                                part of the image: nothing is added
-    pvc://                                 the claim is mounted
-    hf:// s3://, no spec.cache             an init container downloads to the pod's own emptyDir
-    hf:// s3://, spec.cache, no preload    an init container downloads to the volume, unless the model is there
-    hf:// s3://, spec.cache                a Job downloads to the volume before pods are created: see `model_cache.py`
+    file://                               part of the image: nothing is added
+    pvc://                                the claim is mounted
+    downloaded, no spec.cache             an init container downloads to the pod's own emptyDir
+    downloaded, spec.cache, no preload    an init container downloads to the volume, unless the model is there
+    downloaded, spec.cache                a Job downloads to the volume before pods are created: see `model_cache.py`
 
 The engine mounts the model read-only.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from fastgen_operator.api import Spec
+from fastgen_operator.api import DOWNLOADED, Spec
 from fastgen_operator.children.metadata import without_empty
 from fastgen_operator.kinds import MODEL_ANNOTATION
 
@@ -25,12 +25,10 @@ VOLUME: Final = "models"
 FETCH_CONTAINER: Final = "fetch"
 DEFAULT_REVISION: Final = "main"
 
-_DOWNLOADED: Final = ("hf", "s3")
-
 
 def is_downloaded(spec: Spec) -> bool:
     """Return whether the model is downloaded from a remote source."""
-    return urlsplit(spec.model.source).scheme in _DOWNLOADED
+    return spec.model.source.startswith(DOWNLOADED)
 
 
 def is_preloaded(spec: Spec) -> bool:

@@ -4,7 +4,7 @@ Sampling parameters apply in this order, which is the order of transformers and 
 
 1. logit_bias, then repetition, frequency and presence penalties;
 2. masks: end tokens before min_tokens, bad words, tokens that the grammar forbids;
-3. greedy: the largest logit; otherwise temperature, top-k, top-p, min-p and typical-p, then a random draw.
+3. greedy: the largest logit; otherwise temperature and filters, see `top_k_top_p`, then a random draw.
 
 Random numbers are counter-based, keyed by (seed, position): the same seed gives the same tokens regardless of the rest
 of the batch, also after a preemption. Log-probabilities are those of the unmodified logits.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fastgen.kernels.cpu import environment
@@ -16,12 +18,23 @@ if TYPE_CHECKING:
     from fastgen.runner.runner import ModelRunner
 
 
+@pytest.fixture(autouse=True)
+def _root_logging() -> Iterator[None]:
+    """Undo logging set-up: commands log to a standard error that is closed when their test ends."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in [handler for handler in root.handlers if handler not in before]:
+        root.removeHandler(handler)
+    root.setLevel(level)
+
+
 @pytest.fixture(scope="session")
 def demo_source() -> ModelSource:
     """SmolLM2-135M-Instruct, Q4_1."""
     from fastgen.model.source import ModelSource
 
-    return ModelSource.open(str(str(demo_model())))
+    return ModelSource.open(str(demo_model()))
 
 
 @pytest.fixture(scope="session")

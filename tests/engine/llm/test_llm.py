@@ -221,7 +221,7 @@ def test_a_pipeline_responds_like_miis(llm: LLM) -> None:
     with pytest.raises(RequestError, match="max_length is 3 and the prompt has 11 tokens"):
         pipe(prompts, max_length=3)
     pipe.destroy()
-    with pytest.raises(RuntimeError, match="was destroyed"):
+    with pytest.raises(RuntimeError, match="is destroyed"):
         pipe(prompts)
 
 

@@ -1,4 +1,4 @@
-"""Near-JSON written by models: find its end, and repair it."""
+"""Find the end of near-JSON written by models, and repair it."""
 
 from __future__ import annotations
 

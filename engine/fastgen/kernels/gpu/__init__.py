@@ -1,1 +1,1 @@
-"""Operators of the GPU backend: each has a Triton kernel (`fastgen.kernels.triton`) and a readable twin in plain torch."""
+"""Operators of the GPU backend: each has a Triton kernel in `fastgen.kernels.triton` and a readable twin in torch."""

@@ -1,0 +1,31 @@
+"""A compiled form of a Triton kernel, as data: what the ahead-of-time compilation proves for chips that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One combination of types, constants and launch options that a launch function may choose.
+
+    Attributes:
+        name: unique among the variants of the kernel.
+        kernel: the `@triton.jit` function.
+        signature: type of each argument known at run time, by name: `*bf16`, `*i32`, `i32`, `i64`, `fp32`. The suffix
+            `:16` says that a pointer or an integer is divisible by 16, for which Triton specialises too: `*bf16:16`.
+        constants: value of each `tl.constexpr` argument, and None for each pointer that is absent, by name.
+        num_warps: warps of a program (32 threads each).
+        num_stages: stages of software pipelining of loads.
+        targets: compute capabilities that may choose it (80, 90, 100, 120); None: all.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    num_warps: int
+    num_stages: int
+    targets: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""A compiled form of a Triton kernel, as data: what the ahead-of-time compilation proves for chips that are not here."""
+"""A compiled form of a Triton kernel, as data, for ahead-of-time compilation."""
 
 from __future__ import annotations
 

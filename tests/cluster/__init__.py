@@ -1,1 +1,1 @@
-"""The test bed: real Kubernetes on this machine, from a control plane alone to a node that runs pods."""
+"""Test bed: real Kubernetes on this machine, as a bare control plane or as a node that runs pods."""

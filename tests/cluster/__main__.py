@@ -17,7 +17,7 @@ from cluster.programs import ensure_programs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carries out one command. An error that a person can do something about is one line or a program's own words."""
+    """Run one command and return its exit status. Expected errors are printed without a traceback."""
     options = _parser().parse_args(arguments)
     console = Console()
     try:
@@ -32,15 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("up", help="start the cluster, the operator and a small model, and ask it something")
-    commands.add_parser("down", help="remove all of it")
-    commands.add_parser("prepare", help="install, build and compile all that the cluster needs, and start nothing")
-    commands.add_parser("open", help="start the cluster and load the images, and no more")
-    commands.add_parser("status", help="say which processes of the native node run")
+    commands.add_parser("up", help="start the cluster, the operator and a small model, and send a request")
+    commands.add_parser("down", help="remove everything that `up` created")
+    commands.add_parser("prepare", help="install, build and compile what the cluster needs, without starting it")
+    commands.add_parser("open", help="start the cluster and load the images")
+    commands.add_parser("status", help="list the processes of the native node")
     commands.add_parser("kubeconfig", help="print the path of the cluster's kubeconfig")
-    commands.add_parser("programs", help="find or build kubectl, helm and the others, and print their folder")
-    commands.add_parser("control-plane", help="run a control plane alone until this program is ended")
-    build = commands.add_parser("build", help="build an image with buildah, and print its name")
+    commands.add_parser(
+        "programs", help="find or build kubectl, helm and the control plane programs, and print their folder"
+    )
+    commands.add_parser("control-plane", help="run a bare control plane until interrupted")
+    build = commands.add_parser("build", help="build an image with buildah and print its name")
     build.add_argument("target", choices=["engine", "operator"])
     build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     return parser
@@ -79,7 +81,7 @@ def _status() -> int:
 def _control_plane() -> None:
     with ControlPlane(ensure_programs()) as plane:
         print(plane.kubeconfig, flush=True)
-        print_to_stderr("running; end it with Ctrl-C")
+        print_to_stderr("running; press Ctrl-C to stop")
         ending = {signal.SIGINT, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, ending)
         signal.sigwait(ending)

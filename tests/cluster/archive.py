@@ -1,4 +1,4 @@
-"""Writes small images as docker-archives, which containerd, docker and kind all load, with nothing but Python."""
+"""Writes small container images as docker-archive files, which containerd, docker and kind can load."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What an image is made of: one layer and how its program is started.
+    """An image with one layer.
 
-    `files` maps an absolute path in the image to its contents (bytes, or a file of this machine), `links` to what a
-    symbolic link points to; `folders` are empty ones. Parents are made as needed.
+    `files` maps absolute paths in the image to their contents (bytes, or a file on this machine), `links` maps symbolic
+    links to their targets, and `folders` maps empty directories to their modes. Parent directories are added.
     """
 
     name: str
@@ -29,9 +29,7 @@ class Image:
 
 
 def write(image: Image, path: Path) -> None:
-    """Writes the image to a file. The same image is the same bytes each time, so that its digest says whether it
-    changed.
-    """
+    """Write the image to `path`. The output is deterministic, so the digest changes only with the image."""
     layer = _layer(image)
     config = json.dumps(
         {
@@ -73,7 +71,7 @@ def _layer(image: Image) -> bytes:
 
 
 def _folders(image: Image) -> dict[str, int]:
-    """Every folder of the image and its mode, parents before children."""
+    """Return all directories of the image with their modes, parents first."""
     folders = {folder.lstrip("/"): mode for folder, mode in image.folders.items()}
     for target in (*image.files, *image.links, *image.folders):
         for parent in PurePosixPath(target.lstrip("/")).parents:

@@ -1,8 +1,8 @@
-"""A stand-in for the image python:3.11-slim-bookworm, made of Debian's own packages where no registry is reached.
+"""A substitute for the image python:3.11-slim-bookworm, built from Debian packages if no registry is reachable.
 
-The Dockerfile builds on it unchanged, by its argument BASE. What this machine needs to reach its package registries
-(the list of authorities it trusts, pip's configuration) goes into the stand-in, which stays in the local store, and
-never into the Dockerfile.
+The Dockerfile uses it through its argument BASE. What this machine needs to reach its package registries (trusted
+certificate authorities, pip's configuration) is in the substitute, which stays in the local store, and never in the
+Dockerfile.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ SUITE = "bookworm"
 PACKAGES = ("ca-certificates", "python3", "python3-venv", "python-is-python3")
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_CONFIGURATION = Path("/etc/pip.conf")
-# Where packages are had from, if this machine's environment says so.
+# Package sources, if set in this machine's environment.
 PASSED_ON = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX")
-# Nothing that runs in a container reads these.
+# Not read by anything in a container.
 LEFT_OUT = ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
 
 
 def ensure_base(buildah: Buildah, say: Callable[[str], None]) -> str:
-    """The name of the stand-in in buildah's store, where it is made if it is not there (a minute or two)."""
+    """Return the substitute's name in buildah's store. Building it the first time takes a minute or two."""
     name = base_name(os.environ)
     if buildah.has(name):
         return name
-    say("making a stand-in for the image python:3.11-slim-bookworm out of Debian packages (once)")
+    say("building a substitute for the image python:3.11-slim-bookworm from Debian packages (once)")
     with tempfile.TemporaryDirectory(prefix="base-", dir=buildah.folder) as work:
         root = Path(work) / "root"
         run(["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, root, *_mirror()])
@@ -52,7 +52,7 @@ def ensure_base(buildah: Buildah, say: Callable[[str], None]) -> str:
 
 
 def base_name(environment: Mapping[str, str]) -> str:
-    """A name that changes with everything that goes into the stand-in."""
+    """Return a name that changes with every input of the substitute."""
     digest = hashlib.sha256(repr((SUITE, PACKAGES, LEFT_OUT, _environment(environment))).encode())
     for path in (AUTHORITIES, PIP_CONFIGURATION):
         digest.update(path.read_bytes() if path.exists() else b"")
@@ -63,7 +63,7 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         "PATH": "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin",
         "LANG": "C.UTF-8",
-        # pip and uv each bring a list of authorities of their own.
+        # pip and uv each bundle their own certificate authorities.
         "PIP_CERT": str(AUTHORITIES),
         "SSL_CERT_FILE": str(AUTHORITIES),
         **{name: environment[name] for name in PASSED_ON if name in environment},
@@ -71,7 +71,7 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _mirror() -> list[str]:
-    """The mirror that apt uses on this machine; debootstrap knows one of its own where apt's is not Debian's."""
+    """Return the Debian mirror that apt uses on this machine, if any; debootstrap has a default."""
     sources = Path("/etc/apt/sources.list.d/debian.sources")
     if not sources.exists():
         return []

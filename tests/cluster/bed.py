@@ -1,7 +1,7 @@
-"""The cluster that the tests and the demo use, whichever it is.
+"""The cluster that the tests and the demo use.
 
-Chosen in this order: the one that $FASTGEN_KUBECONFIG names; one made by kind, where docker answers; else a node on
-this machine, without docker.
+In order of precedence: the cluster of $FASTGEN_KUBECONFIG; a kind cluster, if the docker daemon is reachable; otherwise
+a node on this machine, without docker.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ Kind = Literal["external", "kind", "native"]
 Say = Callable[[str], None]
 DEMO = {"DEMO": "1"}
 NOT_OURS = "push it to a registry that the cluster of FASTGEN_KUBECONFIG pulls from"
-# Ending the programs does not need them, so that `down` works without a build.
+# Stopping processes does not need the programs, so `down` works without building them.
 UNUSED = Path("unused")
 
 
 @dataclass(frozen=True)
 class Bed:
-    """A running cluster with the project's two images in it."""
+    """A running cluster with the project's two images loaded."""
 
     kind: Kind
     kubeconfig: Path
-    programs: Path  # where kubectl and helm are
+    programs: Path  # contains kubectl and helm
     engine_image: str
     operator_image: str
 
     def kubectl(self, *args: str, stdin: str | None = None) -> str:
-        """Runs kubectl against this cluster and returns its stdout. Raises CommandError, whose text has its stderr."""
+        """Run kubectl against this cluster and return its stdout. Raises CommandError, which includes its stderr."""
         return run([self.programs / "kubectl", f"--kubeconfig={self.kubeconfig}", *args], stdin=stdin)
 
     def helm(self, *args: str) -> str:
-        """Runs helm against this cluster and returns its stdout. Raises CommandError, whose text has its stderr."""
+        """Run helm against this cluster and return its stdout. Raises CommandError, which includes its stderr."""
         return run([self.programs / "helm", f"--kubeconfig={self.kubeconfig}", *args])
 
     def load_image(self, name: str, archive: Path) -> None:
-        """Makes an image usable by pods under its name, out of a docker-archive that was saved under that name.
+        """Load a docker-archive into the cluster. It must have been saved under `name`.
 
-        Raises RuntimeError for a cluster that is not ours to load images into.
+        Raises RuntimeError for an external cluster.
         """
         if self.kind == "external":
             raise RuntimeError(f"{name}: {NOT_OURS}")
@@ -60,24 +60,24 @@ class Bed:
     def build_image(
         self, target: images.Target, build_args: Mapping[str, str] | None = None, say: Say = print_to_stderr
     ) -> str:
-        """Builds a target of the Dockerfile, makes it usable by pods, and returns its name. Quick if that was done.
+        """Build a target of the Dockerfile if it is out of date, load it into the cluster and return its name.
 
-        Raises CommandError where it does not build, RuntimeError for a cluster that is not ours to load images into.
+        Raises CommandError if the build fails, RuntimeError for an external cluster.
         """
         return _provide(self.kind, self.programs, target, build_args or {}, say)
 
 
 def choose(environment: Mapping[str, str], docker: Callable[[], bool]) -> Kind:
-    """Which kind of cluster it is to be."""
+    """Return the kind of cluster to use."""
     if environment.get("FASTGEN_KUBECONFIG"):
         return "external"
     return "kind" if docker() else "native"
 
 
 def open_bed(say: Say) -> Bed:
-    """Starts what does not run, sees to it that both images are there, and returns the cluster.
+    """Start the cluster if it does not run, load both images and return it.
 
-    Raises RuntimeError, PermissionError or CommandError with the remedy, or the failing program's words.
+    Raises RuntimeError, PermissionError or CommandError with the remedy or the failing program's output.
     """
     which = choose(os.environ, kind.docker_answers)
     if which == "external":
@@ -89,9 +89,9 @@ def open_bed(say: Say) -> Bed:
 
 
 def prepare_bed(say: Say) -> None:
-    """Does what open_bed() would have to do first on a new machine, which takes minutes, and starts nothing.
+    """Do the work that open_bed() needs once per machine, which takes minutes, without starting anything.
 
-    Raises what open_bed() raises.
+    Raises the errors of open_bed().
     """
     ensure_programs(say)
     if choose(os.environ, kind.docker_answers) == "native":
@@ -101,7 +101,7 @@ def prepare_bed(say: Say) -> None:
 
 
 def close_bed(say: Say) -> None:
-    """Removes the cluster with everything in it; one that was not made here is left alone."""
+    """Remove the cluster with everything in it. An external cluster is kept."""
     which = choose(os.environ, kind.docker_answers)
     if which == "kind":
         kind.down(kind.ensure_kind(say))
@@ -110,7 +110,7 @@ def close_bed(say: Say) -> None:
 
 
 def is_open() -> bool:
-    """Whether the cluster runs already, so that opening it starts nothing."""
+    """Return whether the cluster already runs."""
     which = choose(os.environ, kind.docker_answers)
     if which == "kind":
         return kind.CLUSTER in run([kind.ensure_kind(print_to_stderr), "get", "clusters"]).split()
@@ -118,7 +118,7 @@ def is_open() -> bool:
 
 
 def existing_bed(say: Say) -> Bed:
-    """The cluster as it is, with nothing started or loaded. Raises RuntimeError where there is none."""
+    """Return the running cluster without starting or loading anything. Raises RuntimeError if there is none."""
     which = choose(os.environ, kind.docker_answers)
     if which == "external":
         return _external(ensure_programs(say))
@@ -150,7 +150,7 @@ def _native(programs: Path, say: Say) -> Bed:
     node = _node(programs)
     standin.ensure_kernels(say)
     node.up(say)
-    # A few kilobytes, and its name does not say what is in it: loaded each time.
+    # Loaded each time: it has a few kilobytes, and its name does not depend on its content.
     archive = node.folder / "engine.tar"
     write(standin.image(), archive)
     node.load(archive)
@@ -159,7 +159,7 @@ def _native(programs: Path, say: Say) -> Bed:
 
 
 def _provide(which: Kind, programs: Path, target: images.Target, args: Mapping[str, str], say: Say) -> str:
-    """Builds an image and makes it usable by pods; see Bed.build_image."""
+    """Build an image and load it into the cluster; see Bed.build_image."""
     if which == "external":
         raise RuntimeError(f"the image of {target}: {NOT_OURS}")
     if which == "kind":
@@ -172,7 +172,7 @@ def _provide(which: Kind, programs: Path, target: images.Target, args: Mapping[s
         say(f"loading {name}")
         with images.saved(name) as archive:
             node.load(archive)
-        node.containers.remove_images(other for other in present if images.is_forerunner(other, target, name))
+        node.containers.remove_images(other for other in present if images.is_older_build(other, target, name))
     return name
 
 

@@ -1,4 +1,4 @@
-"""Running other programs to their end, and saying clearly why one failed."""
+"""Runs other programs to completion and reports their failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class CommandError(subprocess.CalledProcessError):
-    """A program that ended with a status other than 0. Its text holds what the program wrote to stderr."""
+    """A program exited with a non-zero status. The message includes its stderr."""
 
     def __str__(self) -> str:
         words = " ".join(str(word) for word in self.cmd)
@@ -23,10 +23,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     timeout: float | None = 600.0,
 ) -> str:
-    """Runs a program and returns what it wrote to stdout.
+    """Run a program and return its stdout.
 
-    `timeout` is in seconds. Raises CommandError where the program fails, FileNotFoundError where it does not
-    exist and subprocess.TimeoutExpired where it takes longer.
+    `timeout` is in seconds. Raises CommandError if the program fails, FileNotFoundError if it does not exist and
+    subprocess.TimeoutExpired if it takes longer.
     """
     words = [str(word) for word in argv]
     done = subprocess.run(
@@ -45,5 +45,5 @@ def run(
 
 
 def print_to_stderr(line: str) -> None:
-    """Says one line of progress where it does not mix with a command's result."""
+    """Print a progress line to stderr, which keeps it apart from a command's result."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The node's containerd, spoken to by its own command-line client."""
+"""Client of the node's containerd, through ctr."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ IMPORT_SECONDS = 1200.0
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """The containers and images behind one socket, in the namespace that the kubelet uses."""
+    """Containers and images of one containerd, in the kubelet's namespace."""
 
     socket: Path
 
     def answers(self) -> bool:
-        """Whether containerd is there to talk to."""
+        """Return whether containerd responds."""
         try:
             self._ctr(["version"])
         except (CommandError, subprocess.TimeoutExpired):
@@ -28,24 +28,24 @@ class Containers:
         return True
 
     def images(self) -> list[str]:
-        """The names of the images that pods can be made of."""
+        """Return the names of the loaded images."""
         return self._ctr(["images", "ls", "-q"]).split()
 
     def load(self, archive: Path) -> None:
-        """Imports a docker-archive; its image takes the place of one of the same name."""
+        """Import a docker-archive. It replaces an image of the same name."""
         self._ctr(["images", "import", "--snapshotter=overlayfs", str(archive)], timeout=IMPORT_SECONDS)
 
     def remove_images(self, names: Iterable[str]) -> None:
-        """Forgets images; containers that were made of them run on."""
+        """Remove images. Running containers keep theirs."""
         for name in names:
             self._ctr(["images", "rm", name])
 
     def ids(self) -> list[str]:
-        """Every container, the pods' sandboxes among them."""
+        """Return the ids of all containers, pod sandboxes included."""
         return self._ctr(["containers", "ls", "-q"]).split()
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Ends and forgets containers, so that each one's shim ends by itself and takes its socket along."""
+        """Kill and remove containers. Their shims then exit and remove their sockets."""
         for container in ids:
             for command in (["tasks", "rm", "--force", container], ["containers", "rm", container]):
                 with contextlib.suppress(CommandError, subprocess.TimeoutExpired):
@@ -56,5 +56,5 @@ class Containers:
 
 
 def default_spec() -> str:
-    """The runtime specification that containerd gives a container by default, as JSON."""
+    """Return containerd's default runtime specification of a container as JSON."""
     return run(["ctr", "oci", "spec"])

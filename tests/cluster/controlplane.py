@@ -1,4 +1,4 @@
-"""A Kubernetes control plane alone: etcd, API server and controller-manager, for tests that need no pod to run."""
+"""A bare Kubernetes control plane (etcd, API server, controller-manager) for tests that run no pods."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from cluster.processes import Processes, command_line
 from cluster.waiting import wait_for
 
 PREFIX = "fastgen-plane-"
-# Clients first: the API server waits for them, and etcd has to outlive the API server.
+# Clients stop first: the API server waits for them, and etcd must outlive the API server.
 STOPPED_IN_ORDER = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
 ATTEMPTS = 3
 
 
 class ControlPlane:
-    """A control plane on free ports of 127.0.0.1, in a temporary folder. Several may run at once.
+    """A control plane on free ports of 127.0.0.1, in a temporary folder. Several can run at the same time.
 
-    Used as a context manager, or by start() and stop(). Nodes do not exist: a Deployment gets its ReplicaSet and pods,
-    and the pods stay Pending. With `scheduler=True` pods are assigned to the nodes that a test makes up.
+    Use it as a context manager, or call start() and stop(). There are no nodes: a Deployment gets its ReplicaSet and
+    pods, and the pods stay Pending. With `scheduler=True` pods are assigned to nodes that a test creates.
     """
 
     def __init__(self, programs: Path, *, scheduler: bool = False) -> None:
@@ -42,14 +42,14 @@ class ControlPlane:
 
     @property
     def site(self) -> flags.Site:
-        """Where it keeps its files and listens. Raises RuntimeError before start()."""
+        """Files and ports of the control plane. Raises RuntimeError before start()."""
         if self._site is None:
             raise RuntimeError("the control plane is not started: use it as a context manager, or call start()")
         return self._site
 
     @property
     def folder(self) -> Path:
-        """The temporary folder; `logs/` in it has a file for each program."""
+        """The temporary folder; `logs/` contains a file per program."""
         return self.site.folder
 
     @property
@@ -58,10 +58,10 @@ class ControlPlane:
         return self.folder / "admin.kubeconfig"
 
     def start(self) -> None:
-        """Starts the programs and returns when all of them are healthy.
+        """Start the programs and wait until all of them are healthy.
 
-        Raises RuntimeError with the end of a program's log where it does not start, TimeoutError where it is not
-        healthy within a minute. What it had started is stopped then, and the folder is kept for its logs.
+        Raises RuntimeError with the end of a program's log if it does not start, TimeoutError if it is not healthy
+        within a minute. Then all programs are stopped, and the folder is kept for its logs.
         """
         remove_abandoned(Path(tempfile.gettempdir()))
         for attempt in range(1, ATTEMPTS + 1):
@@ -73,7 +73,7 @@ class ControlPlane:
                 self._start(processes)
             except RuntimeError as error:
                 stop_all(processes)
-                # A port is free when it is picked and may be taken when it is used.
+                # Another process may take a port between its choice and its use.
                 if "address already in use" not in str(error) or attempt == ATTEMPTS:
                     raise
                 shutil.rmtree(folder)
@@ -84,18 +84,18 @@ class ControlPlane:
                 return
 
     def stop(self) -> None:
-        """Ends every program and removes the folder. Harmless where nothing was started."""
+        """Stop all programs and remove the folder. Does nothing if nothing was started."""
         if self._processes is not None:
             stop_all(self._processes)
             shutil.rmtree(self.folder, ignore_errors=True)
             self._site = self._processes = None
 
     def kubectl(self, *args: str, stdin: str | None = None) -> str:
-        """Runs kubectl as the administrator and returns its stdout. Raises CommandError, whose text has its stderr."""
+        """Run kubectl as the administrator and return its stdout. Raises CommandError, which includes its stderr."""
         return run([self.programs / "kubectl", f"--kubeconfig={self.kubeconfig}", *args], stdin=stdin)
 
     def kubeconfig_for(self, name: str, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig in the folder for a client certificate of the user, who may do what RBAC gives it."""
+        """Return a kubeconfig in the folder with a client certificate of the user. Its rights come from RBAC."""
         authority = Authority.open(self.folder / "pki")
         return authority.kubeconfig(self.folder / f"{name}.kubeconfig", self.site.server, user, groups)
 
@@ -128,9 +128,9 @@ class ControlPlane:
 
 
 def wait_until_healthy(processes: Processes, name: str, port: int, path: str) -> None:
-    """Returns when the program's own health check succeeds.
+    """Wait until the program's health check succeeds.
 
-    Raises RuntimeError where any of the programs ends meanwhile, TimeoutError after a minute.
+    Raises RuntimeError if any of the programs exits meanwhile, TimeoutError after a minute.
     """
 
     def healthy() -> bool:
@@ -141,13 +141,13 @@ def wait_until_healthy(processes: Processes, name: str, port: int, path: str) ->
 
 
 def stop_all(processes: Processes) -> None:
-    """Ends the programs of a control plane, those that depend on others first."""
+    """Stop the programs of a control plane, clients before servers."""
     for name in STOPPED_IN_ORDER:
         processes.stop(name, patience=3)
 
 
 def answers(url: str) -> bool:
-    """Whether a server answers 200. Its certificate is not looked at: health needs no trust, and no client either."""
+    """Return whether a server responds with 200. Its certificate is not verified."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -159,7 +159,7 @@ def answers(url: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on at this moment."""
+    """Return ports of 127.0.0.1 without a listener at this moment."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -168,12 +168,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Ends the control planes in `folder` whose owner was killed before it could."""
+    """Stop the control planes in `folder` whose owner was killed."""
     for state in folder.glob(f"{PREFIX}*"):
         try:
             owner = int((state / "owner").read_text())
         except (OSError, ValueError):
-            continue  # one that is being made or removed at this moment
+            continue  # being created or removed at this moment
         if not command_line(owner):
             stop_all(Processes(state))
             shutil.rmtree(state, ignore_errors=True)

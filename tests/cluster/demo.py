@@ -1,4 +1,4 @@
-"""`make up` and `make down`: from nothing to an answer of a model that runs in a pod, and back."""
+"""`make up` and `make down`: start a cluster with a model that answers a question, and remove it."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ READY_SECONDS = 600.0
 
 
 def up(console: Console) -> None:
-    """Starts the cluster, the operator and a small model, and asks the model something. Harmless where all is there.
+    """Start the cluster, the operator and a small model, and send it a question. Reuses what already runs.
 
-    Raises what open_bed() raises, and TimeoutError where the model is not Ready in time, with the reason it gives.
+    Raises the errors of open_bed(), and TimeoutError with the last Ready condition if the model is not ready in time.
     """
     progress = Progress(console)
-    with progress.step("Kubernetes and the images"):
+    with progress.step("Start Kubernetes and load the images"):
         bed = open_bed(progress.say)
-    with progress.step("The operator, by its chart"):
+    with progress.step("Install the operator with its chart"):
         install(bed)
-    with progress.step(f"A model: {EXAMPLE.relative_to(REPOSITORY)}"):
+    with progress.step(f"Deploy a model: {EXAMPLE.relative_to(REPOSITORY)}"):
         bed.kubectl("-n", SPACE, "apply", "-f", str(EXAMPLE))
         wait_until_ready(bed, progress)
-    with progress.step(f"A question: {QUESTION}"), service_url(bed, SPACE, NAME) as url:
-        answer = wait_for("the Service answers", lambda: _ask(url), seconds=60, every=0.2)
+    with progress.step(f"Ask a question: {QUESTION}"), service_url(bed, SPACE, NAME) as url:
+        answer = wait_for("a response from the Service", lambda: _ask(url), seconds=60, every=0.2)
         progress.say(answer)
     _print_next(console, bed, url)
 
 
 def down(console: Console) -> None:
-    """Removes everything that up() made. Of a cluster that was there before: the model, the chart and the CRD."""
+    """Remove everything that up() created. On an external cluster: the model, the chart and the CRD."""
     progress = Progress(console)
     with progress.step("Removing the cluster" if _is_ours() else "Uninstalling from the cluster"):
         if _is_ours():
@@ -60,14 +60,14 @@ def down(console: Console) -> None:
 
 
 def install(bed: Bed) -> None:
-    """Installs or upgrades the chart with the bed's images, and waits for the operator."""
+    """Install or upgrade the chart with the bed's images, and wait for the operator."""
     images = [f"--set=operator.image={bed.operator_image}", f"--set=engine.image={bed.engine_image}"]
     where = ["--namespace", SYSTEM, "--create-namespace"]
     bed.helm("upgrade", "--install", RELEASE, str(CHART), *where, *images, "--wait", "--timeout=180s")
 
 
 def uninstall(bed: Bed) -> None:
-    """Removes the example, the chart and the CRD, in the order in which the operator still sees to the first."""
+    """Remove the example, the chart and the CRD. The example goes first, while the operator still runs."""
     bed.kubectl("-n", SPACE, "delete", "-f", str(EXAMPLE), "--ignore-not-found", "--wait=true")
     bed.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--ignore-not-found", "--wait")
     bed.kubectl("delete", "crd", CRD, "--ignore-not-found")
@@ -75,7 +75,7 @@ def uninstall(bed: Bed) -> None:
 
 
 def wait_until_ready(bed: Bed, progress: Progress) -> None:
-    """Waits for the resource's Ready condition, and says its reason and message whenever they change."""
+    """Wait for the resource's Ready condition, and print its reason and message when they change."""
     said = ""
 
     def ready() -> bool:
@@ -89,17 +89,17 @@ def wait_until_ready(bed: Bed, progress: Progress) -> None:
     try:
         wait_for(f"{RESOURCE} is Ready", ready, seconds=READY_SECONDS, every=0.5)
     except TimeoutError as error:
-        raise TimeoutError(f"{error}; its last word: {said}; see kubectl describe {RESOURCE}") from error
+        raise TimeoutError(f"{error}; last condition: {said}; see kubectl describe {RESOURCE}") from error
 
 
 def ready_condition(resource: dict[str, Any]) -> tuple[str, str]:
-    """The status of the Ready condition, of this generation of the resource, and its reason and message in words."""
+    """Return the Ready condition's status, and its reason and message as text. Older generations count as Unknown."""
     conditions = resource.get("status", {}).get("conditions", [])
     generation = resource["metadata"].get("generation")
     for condition in conditions:
         if condition["type"] == "Ready" and condition.get("observedGeneration") == generation:
             return condition["status"], f"{condition['reason']}: {condition.get('message', '')}"
-    return "Unknown", "waiting for the operator to see it"
+    return "Unknown", "waiting for the operator to observe it"
 
 
 def _is_ours() -> bool:
@@ -117,7 +117,7 @@ def _ask(url: str) -> str | None:
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
     except OSError:
-        return None  # the rules that lead to a pod follow its readiness by a moment
+        return None  # the Service forwards to a pod only a moment after it is ready
 
 
 def _print_next(console: Console, bed: Bed, url: str) -> None:
@@ -142,7 +142,7 @@ def _print_next(console: Console, bed: Bed, url: str) -> None:
         '    print(part.choices[0].delta.content or "", end="", flush=True)',
         "END",
     ]
-    console.print(Rule(f"The endpoint: {url}/v1"))
+    console.print(Rule(f"Endpoint: {url}/v1"))
     for line in lines:
         console.print(escape(line), highlight=False, soft_wrap=True)
-    console.print(Rule("make down removes it all"))
+    console.print(Rule("To remove everything: make down"))

@@ -1,4 +1,4 @@
-"""The cluster's DNS: CoreDNS in a pod, behind the address that the kubelet tells every pod."""
+"""Cluster DNS: CoreDNS in a pod, at the address that the kubelet configures in every pod."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COREFILE = """\
 
 
 def manifests() -> str:
-    """Everything of it, for `kubectl apply`."""
+    """Return all its manifests, for `kubectl apply`."""
     return yaml.safe_dump_all([*_identity(), _configuration(), _deployment(), _service()])
 
 
@@ -78,7 +78,7 @@ def _deployment() -> Mapping[str, Any]:
     }
     pod = {
         "serviceAccountName": NAME,
-        "dnsPolicy": "Default",  # it forwards to the machine's resolver
+        "dnsPolicy": "Default",  # forward to the machine's resolver
         "priorityClassName": "system-cluster-critical",
         "terminationGracePeriodSeconds": 1,
         "containers": [container],

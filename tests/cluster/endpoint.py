@@ -1,4 +1,4 @@
-"""The address by which this machine reaches a Service of the cluster."""
+"""The address at which this machine reaches a Service of the cluster."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PORT = 8000
 
 @contextmanager
 def service_url(bed: Bed, namespace: str, name: str, port: int = PORT) -> Iterator[str]:
-    """http://ADDRESS:PORT of the Service, for as long as the context is.
+    """Yield http://ADDRESS:PORT of the Service.
 
-    On a native bed this machine is the node, and the Service's own address works; else kubectl forwards a free port.
-    Raises CommandError where there is no such Service, RuntimeError where no port can be forwarded.
+    On a native bed this machine is the node, so the Service's cluster IP works. Otherwise kubectl forwards a free port
+    for the duration of the context. Raises CommandError if there is no such Service, RuntimeError if forwarding fails.
     """
     address = bed.kubectl("-n", namespace, "get", "service", name, "-o=jsonpath={.spec.clusterIP}")
     if bed.kind == "native":
@@ -34,7 +34,7 @@ def service_url(bed: Bed, namespace: str, name: str, port: int = PORT) -> Iterat
         line = forward.stdout.readline() if forward.stdout else ""
         found = re.search(r"127\.0\.0\.1:(\d+)", line)
         if found is None:
-            raise RuntimeError(f"service {name}: no port could be forwarded: {line.strip()}")
+            raise RuntimeError(f"service {name}: port forwarding failed: {line.strip()}")
         yield f"http://127.0.0.1:{found[1]}"
     finally:
         forward.terminate()

@@ -1,4 +1,4 @@
-"""The command lines of the control plane's programs, as values: shared by the control plane alone and the node."""
+"""Command lines of the control plane programs, shared by the bare control plane and the node."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
-# The controllers' own limit of 20 requests a second makes a namespace or a node take seconds to be seen to.
+# With the controllers' default limit of 20 requests per second, handling a namespace or a node takes seconds.
 UNHURRIED = ("--kube-api-qps=1000", "--kube-api-burst=2000")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where one control plane keeps its files and listens. Every port is on 127.0.0.1 but the API server's."""
+    """Files and ports of one control plane. All ports except the API server's are on 127.0.0.1."""
 
     programs: Path
     folder: Path
-    address: str  # the API server's, as told to clients
+    address: str  # the API server's, as advertised to clients
     api: int
     etcd: int
     peer: int
@@ -28,7 +28,7 @@ class Site:
 
     @property
     def pki(self) -> Path:
-        """The folder of the certificates."""
+        """Folder of the certificates."""
         return self.folder / "pki"
 
     @property
@@ -38,13 +38,13 @@ class Site:
 
 
 def hosts(site: Site) -> list[str]:
-    """Every name and address under which clients ask for the API server."""
+    """All names and addresses at which clients reach the API server."""
     service = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
     return list(dict.fromkeys(["localhost", *service, "127.0.0.1", site.address, API_SERVICE]))
 
 
 def etcd(site: Site) -> list[str | Path]:
-    """An etcd of one member. Nothing it holds has to outlive the machine's power, so it never waits for the disk."""
+    """Return the command of a one-member etcd. It never syncs to disk: its data need not survive a power failure."""
     client, peer = f"http://127.0.0.1:{site.etcd}", f"http://127.0.0.1:{site.peer}"
     return [
         site.programs / "etcd",
@@ -62,7 +62,7 @@ def etcd(site: Site) -> list[str | Path]:
 
 
 def api_server(site: Site, *, authorization: str, more: Sequence[str] = ()) -> list[str | Path]:
-    """The API server. `authorization` is its list of modes: "RBAC", or "Node,RBAC" where kubelets are clients."""
+    """Return the command of the API server. `authorization`: "RBAC", or "Node,RBAC" if kubelets are clients."""
     pki = site.pki
     return [
         site.programs / "kube-apiserver",
@@ -83,7 +83,7 @@ def api_server(site: Site, *, authorization: str, more: Sequence[str] = ()) -> l
 
 
 def controller_manager(site: Site, kubeconfig: Path) -> list[str | Path]:
-    """The controllers, each with the permissions of its own service account."""
+    """Return the command of the controller-manager. Each controller uses its own service account."""
     pki = site.pki
     return [
         site.programs / "kube-controller-manager",
@@ -102,7 +102,7 @@ def controller_manager(site: Site, kubeconfig: Path) -> list[str | Path]:
 
 
 def scheduler(site: Site, kubeconfig: Path) -> list[str | Path]:
-    """The scheduler."""
+    """Return the command of the scheduler."""
     return [
         site.programs / "kube-scheduler",
         f"--kubeconfig={kubeconfig}",

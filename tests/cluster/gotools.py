@@ -1,4 +1,4 @@
-"""Programs of single Go modules, at pinned versions, built once into the user's cache."""
+"""Programs built from pinned Go modules, once, into the user's cache."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from cluster.programs import Say
 
 @dataclass(frozen=True)
 class GoTool:
-    """A program: its name, the package of its main function, and the module's version."""
+    """A program: its name, its main package and the module's version."""
 
     name: str
     package: str
     version: str
 
 
-# An S3 server over a folder, for models that come from an object store.
+# An S3 server over a folder, for models from an object store.
 VERSITYGW = GoTool("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
 
 
 def ensure_tool(tool: GoTool, say: Say) -> Path:
-    """The program's path; minutes where it has to be built.
+    """Return the program's path. Building it the first time takes minutes.
 
-    Raises RuntimeError with the build's last words where it cannot be.
+    Raises RuntimeError with the end of the build's output if the build fails.
     """
     folder = tools_folder(os.environ)
     target = folder / f"{tool.name}-{tool.version}"
@@ -44,14 +44,14 @@ def ensure_tool(tool: GoTool, say: Say) -> Path:
 
 
 def tools_folder(environment: Mapping[str, str]) -> Path:
-    """Where they are kept."""
+    """Return the folder of the built programs."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastgen" / "tools"
 
 
 def _build(tool: GoTool, target: Path) -> None:
     go = shutil.which("go")
     if go is None:
-        raise RuntimeError(f"go: not found; install Go 1.24 or later, which {tool.name} is built with")
+        raise RuntimeError(f"go: not found; install Go 1.24 or later, with which {tool.name} is built with")
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         done = subprocess.run(
             [go, "install", "-trimpath", f"{tool.package}@{tool.version}"],

@@ -1,4 +1,4 @@
-"""The project's two images, named by what went into them: only a tree that has changed is built again."""
+"""The project's two images. Their tags are hashes of their inputs, so only a changed tree is rebuilt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.buildah import Buildah
 from cluster.commands import print_to_stderr, run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What .dockerignore lets through, and the two files that say what is made of it.
+# What .dockerignore includes, and the two files that define the build.
 CONTEXT = ("LICENSE", "README.md", "engine", "operator", "pyproject.toml", "requirements")
 RECIPE = ("Dockerfile", ".dockerignore")
 
@@ -21,7 +21,7 @@ Target = Literal["engine", "operator"]
 
 
 def image_name(target: Target, build_args: Mapping[str, str], root: Path = REPOSITORY) -> str:
-    """The image's full name, whose tag is a hash of everything that goes into it."""
+    """Return the image's full name. Its tag is a hash of all inputs of the build."""
     digest = hashlib.sha256(repr(sorted(build_args.items())).encode())
     for path in _inputs(root, (*CONTEXT, *RECIPE)):
         digest.update(f"\0{path.relative_to(root)}\0".encode() + path.read_bytes())
@@ -31,9 +31,9 @@ def image_name(target: Target, build_args: Mapping[str, str], root: Path = REPOS
 def build(
     target: Target, build_args: Mapping[str, str] | None = None, say: Callable[[str], None] = print_to_stderr
 ) -> str:
-    """Builds a target with buildah unless its store has it, and returns the image's name.
+    """Build a target with buildah unless its store has the image, and return the image's name.
 
-    Raises CommandError, whose text is the build's output, where it fails.
+    Raises CommandError with the build's output if the build fails.
     """
     args = dict(build_args or {})
     buildah = Buildah.of_user()
@@ -42,13 +42,13 @@ def build(
         base = ensure_base(buildah, say)
         say(f"building {name}")
         buildah.build(REPOSITORY, target, name, {**args, "BASE": base})
-        # An engine holds gigabytes; what the new image shares with its forerunners stays.
-        buildah.remove(other for other in buildah.names() if is_forerunner(other, target, name))
+        # An engine image has gigabytes. Layers shared with the new image are kept.
+        buildah.remove(other for other in buildah.names() if is_older_build(other, target, name))
     return name
 
 
 def build_with_docker(target: Target, build_args: Mapping[str, str], say: Callable[[str], None]) -> str:
-    """Builds a target with docker, on the real base image, and returns the image's name."""
+    """Build a target with docker, on the real base image, and return the image's name."""
     name = image_name(target, build_args)
     say(f"building {name}")
     settings = [f"--build-arg={key}={value}" for key, value in build_args.items()]
@@ -56,14 +56,14 @@ def build_with_docker(target: Target, build_args: Mapping[str, str], say: Callab
     return name
 
 
-def is_forerunner(other: str, target: Target, name: str) -> bool:
-    """Whether `other` was made of the same target as the image `name`, out of another state of the tree."""
+def is_older_build(other: str, target: Target, name: str) -> bool:
+    """Return whether `other` is a build of the same target as `name` from another state of the tree."""
     return other.startswith(f"docker.io/library/fastgen-{target}:") and other != name and not other.endswith(":host")
 
 
 @contextmanager
 def saved(name: str) -> Iterator[Path]:
-    """The image as a docker-archive, in a file that is there for as long as the context is."""
+    """Yield the image as a docker-archive file, which is deleted at the end of the context."""
     buildah = Buildah.of_user()
     path = buildah.folder / f"{name.replace('/', '-').replace(':', '-')}.tar"
     try:

@@ -1,4 +1,4 @@
-"""A cluster of kind, where docker answers."""
+"""A kind cluster, for machines with docker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 
 def docker_answers() -> bool:
-    """Whether there is a docker daemon to talk to: its client alone is not enough."""
+    """Return whether a docker daemon is reachable; the client alone is not enough."""
     try:
         run(["docker", "version", "--format={{.Server.Version}}"], timeout=20)
     except (CommandError, OSError, subprocess.TimeoutExpired):
@@ -27,14 +27,14 @@ def docker_answers() -> bool:
 
 
 def ensure_kind(say: Say) -> Path:
-    """kind from PATH, or built from its Go module into the user's cache. Raises RuntimeError where neither can be."""
+    """Return kind from PATH, or build it into the user's cache. Raises RuntimeError if neither works."""
     if found := shutil.which("kind"):
         return Path(found)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "fastgen" / f"kind-{VERSION}"
     if not (folder / "kind").exists():
         if shutil.which("go") is None:
-            raise RuntimeError("docker answers but there is neither kind nor go; install one of them")
+            raise RuntimeError("docker is available but neither kind nor go is installed; install one of them")
         say(f"building kind {VERSION} from its Go module (once)")
         folder.mkdir(parents=True, exist_ok=True)
         run(["go", "install", f"sigs.k8s.io/kind@{VERSION}"], environment={**os.environ, "GOBIN": str(folder)})
@@ -42,7 +42,7 @@ def ensure_kind(say: Say) -> Path:
 
 
 def up(kind: Path, kubectl: Path, kubeconfig: Path, say: Say) -> None:
-    """Creates the cluster if it is not there, writes its kubeconfig, and advertises GPUs that the scheduler counts."""
+    """Create the cluster if it does not exist, write its kubeconfig, and advertise fake GPUs for the scheduler."""
     if CLUSTER not in run([kind, "get", "clusters"]).split():
         say("creating a cluster with kind")
         run([kind, "create", "cluster", f"--name={CLUSTER}", f"--kubeconfig={kubeconfig}", "--wait=180s"], timeout=900)
@@ -55,15 +55,15 @@ def up(kind: Path, kubectl: Path, kubeconfig: Path, say: Say) -> None:
 
 
 def down(kind: Path) -> None:
-    """Deletes the cluster, if it is there."""
+    """Delete the cluster if it exists."""
     run([kind, "delete", "cluster", f"--name={CLUSTER}"])
 
 
 def load_archive(kind: Path, archive: Path) -> None:
-    """Makes the image of a docker-archive usable by pods."""
+    """Load the image of a docker-archive into the cluster."""
     run([kind, "load", "image-archive", f"--name={CLUSTER}", archive], timeout=1800)
 
 
 def load_image(kind: Path, name: str) -> None:
-    """Makes an image of the docker daemon usable by pods."""
+    """Load an image of the docker daemon into the cluster."""
     run([kind, "load", "docker-image", f"--name={CLUSTER}", name], timeout=1800)

@@ -1,4 +1,4 @@
-"""What is mounted on this machine, read from the kernel's own table."""
+"""Mounts of this machine, from the kernel's mount table."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from cluster.commands import CommandError, run
 
 
 def mounted_below(folder: Path, table: str | None = None) -> list[Path]:
-    """Mount points at or below the folder, the deepest first. `table` is the kernel's own, unless given."""
+    """Return the mount points at or below the folder, deepest first. `table` defaults to the kernel's."""
     lines = (Path("/proc/self/mounts").read_text() if table is None else table).splitlines()
     points = [Path(_unescaped(line.split(" ")[1])) for line in lines]
     return sorted((p for p in points if p.is_relative_to(folder)), key=lambda p: len(p.parts), reverse=True)
 
 
 def unmount_below(folder: Path) -> None:
-    """Unmounts everything at or below the folder; what is in use goes when its last user ends."""
+    """Unmount everything at or below the folder. A mount in use disappears when its last user exits."""
     for point in mounted_below(folder):
         with contextlib.suppress(CommandError):
             run(["umount", "--lazy", point])
 
 
 def _unescaped(field: str) -> str:
-    # The kernel writes space, tab, newline and backslash in octal.
+    # The kernel escapes space, tab, newline and backslash in octal.
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         field = field.replace(code, character)
     return field

@@ -1,7 +1,7 @@
-"""A whole Kubernetes of one node on this machine, without docker: control plane, containerd, kubelet, kube-proxy, DNS.
+"""One-node Kubernetes on this machine without docker: control plane, containerd, kubelet, kube-proxy and DNS.
 
-Its ports are the usual ones, so there is one such node on a machine. Everything it makes is in its state folder, or is
-undone by down(). GPUs are advertised as an extended resource: the scheduler counts them and no device is behind them.
+It uses the default ports, so a machine can have only one. Everything it creates is in its state folder or is undone by
+down(). GPUs are advertised as an extended resource: the scheduler counts them, but there is no device.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROGRAMS = (
     "kubelet",
     "kube-proxy",
 )
-# A unix socket's path has at most 107 bytes, and containerd and the kubelet make theirs below the folder.
+# The path of a unix socket has at most 107 bytes. containerd and the kubelet create theirs below this folder.
 LONGEST_FOLDER = 60
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 BRIDGE_RULES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
@@ -48,12 +48,12 @@ Say = Callable[[str], None]
 
 
 def state_folder() -> Path:
-    """Where the node keeps its state: $FASTGEN_BED_FOLDER, or else DEFAULT_FOLDER."""
+    """Return the state folder: $FASTGEN_BED_FOLDER if set, DEFAULT_FOLDER otherwise."""
     return Path(os.environ.get("FASTGEN_BED_FOLDER") or DEFAULT_FOLDER)
 
 
 class Node:
-    """The node of one state folder. `mounts` are seen by every container, read-only."""
+    """The node of one state folder. Every container gets `mounts` read-only."""
 
     def __init__(self, programs: Path, folder: Path, mounts: Sequence[nodefiles.Mount] = ()) -> None:
         if len(str(folder)) > LONGEST_FOLDER:
@@ -67,21 +67,21 @@ class Node:
         self.kubeconfig = folder / "admin.kubeconfig"
 
     def kubectl(self, *args: str, stdin: str | None = None) -> str:
-        """Runs kubectl as the administrator and returns its stdout. Raises CommandError."""
+        """Run kubectl as the administrator and return its stdout. Raises CommandError."""
         return run([self.programs / "kubectl", f"--kubeconfig={self.kubeconfig}", *args], stdin=stdin)
 
     def status(self) -> dict[str, int | None]:
-        """The process id of each of PROGRAMS, None where it does not run."""
+        """Return the process id of each of PROGRAMS; None if it does not run."""
         return {name: self.processes.pid(name) for name in PROGRAMS}
 
     def is_up(self) -> bool:
-        """Whether all programs run."""
+        """Return whether all programs run."""
         return all(pid is not None for pid in self.status().values())
 
     def up(self, say: Say) -> None:
-        """Starts what does not run and returns when pods can be run and find each other by name.
+        """Start what does not run, and wait until pods can run and resolve each other's names.
 
-        Raises RuntimeError where the machine does not allow it or a program fails, TimeoutError where one is not
+        Raises RuntimeError if the machine does not support a node or a program fails, TimeoutError if one is not
         healthy in time.
         """
         require_root()
@@ -89,7 +89,7 @@ class Node:
             address = own_address()
             changed = self._changed_files(address)
             if changed and self.processes.names():
-                say("the node's settings have changed: starting anew")
+                say("the node's settings have changed: restarting it")
                 self._down()
                 changed = self._changed_files(address)
             if other := [pid for pid in all_pids() if _is_kubelet(pid) and not names_folder(pid, self.folder)]:
@@ -109,13 +109,13 @@ class Node:
             self._start_node(site, say)
 
     def down(self) -> None:
-        """Ends every process and undoes everything that up() did, whatever state an earlier run left it in."""
+        """Stop all processes and undo everything that up() did, whatever state an earlier run left behind."""
         require_root()
         with _alone(self.folder):
             self._down()
 
     def load(self, archive: Path) -> None:
-        """Makes the image of a docker-archive usable by pods."""
+        """Load the image of a docker-archive into containerd."""
         self.containers.load(archive)
 
     def _files(self, address: str) -> dict[Path, str]:
@@ -158,7 +158,7 @@ class Node:
             before.write_text(FORWARDING.read_text())
         FORWARDING.write_text("1")
         if BRIDGE_RULES.exists():
-            # Else a pod does not reach another one of the same bridge through a Service.
+            # Without this a pod cannot reach a pod on the same bridge through a Service.
             BRIDGE_RULES.write_text("1")
 
     def _start_control_plane(self, site: flags.Site) -> None:
@@ -235,16 +235,16 @@ class Node:
 
 
 def require_root() -> None:
-    """Raises PermissionError for anyone but root."""
+    """Raise PermissionError unless this process runs as root."""
     if os.geteuid() != 0:
-        raise PermissionError("a native node needs root; or name a cluster to use in FASTGEN_KUBECONFIG")
+        raise PermissionError("a native node needs root; run as root, or name another cluster in FASTGEN_KUBECONFIG")
 
 
 def own_address() -> str:
-    """The address by which this machine reaches others, which pods can reach it by. Nothing is sent to find it out."""
+    """Return the source address of the default route, at which pods can reach this machine."""
     found = re.search(r"\bsrc (\S+)", run(["ip", "-4", "-o", "route", "get", "192.0.2.254"]))
     if found is None:
-        raise RuntimeError("this machine has no IPv4 route, which a node needs to have an address")
+        raise RuntimeError("this machine has no IPv4 route, so the node has no address; configure a default route")
     return found[1]
 
 
@@ -254,7 +254,7 @@ def _is_kubelet(pid: int) -> bool:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Holds off every other process that would start or stop the same node."""
+    """Hold the lock that other processes need to start or stop the same node."""
     with Path(tempfile.gettempdir(), f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

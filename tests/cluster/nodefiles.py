@@ -1,4 +1,4 @@
-"""The configuration files of a node's programs, as values. What each setting is for stands beside it."""
+"""Configuration files of a node's programs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CNI_PROGRAMS = Path("/usr/lib/cni")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder or file of this machine that every container of the node sees, read-only."""
+    """A folder or file of this machine, mounted read-only in every container of the node."""
 
     source: Path
     target: Path
 
 
 def containerd(folder: Path) -> str:
-    """containerd's configuration: its own root, state and socket, so that it meets no other containerd."""
+    """Return containerd's configuration. Its own root, state and socket isolate it from any other containerd."""
     return f"""\
 version = 2
 root = "{folder}/containerd/root"
@@ -40,7 +40,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE_IMAGE}"
   max_container_log_line_size = 262144
-  # Without CAP_SYS_RESOURCE a score below one's own is refused, and with it every pod.
+  # Without CAP_SYS_RESOURCE the kernel rejects an OOM score below containerd's own, so no pod would start.
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{CNI_PROGRAMS}"
@@ -57,7 +57,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 
 
 def base_spec(default: str, mounts: Iterable[Mount]) -> str:
-    """The runtime specification that every container starts from: containerd's default and the mounts."""
+    """Return the base runtime specification of every container: containerd's default plus the mounts."""
     spec: dict[str, Any] = json.loads(default)
     for mount in mounts:
         spec["mounts"].append(
@@ -72,7 +72,7 @@ def base_spec(default: str, mounts: Iterable[Mount]) -> str:
 
 
 def network(folder: Path) -> str:
-    """The pods' network: a bridge, addresses kept in a file, host ports."""
+    """Return the CNI configuration of the pods: a bridge, host-local addresses and host ports."""
     ipam = {
         "type": "host-local",
         "dataDir": f"{folder}/addresses",
@@ -92,7 +92,7 @@ def network(folder: Path) -> str:
 
 
 def kubelet(folder: Path, pki: Path) -> str:
-    """The kubelet's configuration."""
+    """Return the kubelet's configuration."""
     settings = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -115,7 +115,7 @@ def kubelet(folder: Path, pki: Path) -> str:
         "podLogsDir": f"{folder}/pods",
         "volumePluginDir": f"{folder}/kubelet/volume-plugins",
         "serializeImagePulls": False,
-        # Images are loaded, never pulled, so one that is collected is lost.
+        # Images are loaded, never pulled: a garbage-collected one would be lost.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {
@@ -131,7 +131,7 @@ def kubelet(folder: Path, pki: Path) -> str:
 
 
 def proxy(folder: Path, node: str) -> str:
-    """kube-proxy's configuration. It finds the node's address by itself."""
+    """Return kube-proxy's configuration. It detects the node's address."""
     settings = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -141,7 +141,7 @@ def proxy(folder: Path, node: str) -> str:
         "hostnameOverride": node,
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",
-        "conntrack": {"maxPerCore": 0, "min": 0},  # leaves the machine's own limits alone
+        "conntrack": {"maxPerCore": 0, "min": 0},  # keep the machine's own limits
         "oomScoreAdj": 0,
         "iptables": {"minSyncPeriod": "0s"},
     }
@@ -149,9 +149,9 @@ def proxy(folder: Path, node: str) -> str:
 
 
 def api_server_flags(pki: Path) -> Sequence[str]:
-    """What an API server with a kubelet needs beyond one that is alone."""
+    """Return the flags that an API server needs only if there is a kubelet."""
     return (
-        "--bind-address=0.0.0.0",  # pods reach it by the machine's address
+        "--bind-address=0.0.0.0",  # pods reach it at the machine's address
         "--allow-privileged=true",
         "--enable-admission-plugins=NodeRestriction",
         f"--kubelet-client-certificate={pki}/kubelet-client.crt",

@@ -1,4 +1,4 @@
-"""The Debian packages that a node and the building of images need."""
+"""Debian packages that a node and image builds need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.commands import CommandError, run
 
-# Each package and a program or file by which one sees that it is there.
+# Each package, and a program or file that shows it is installed.
 PACKAGES = {
     "containerd": "containerd",
     "runc": "runc",
@@ -24,19 +24,19 @@ PACKAGES = {
 
 
 def missing_packages() -> list[str]:
-    """Those of PACKAGES that are not installed."""
+    """Return those of PACKAGES that are not installed."""
     return [package for package, sign in PACKAGES.items() if not (Path(sign).exists() or _which(sign))]
 
 
 def ensure_packages(say: Callable[[str], None]) -> None:
-    """Installs what is missing with apt-get. Raises RuntimeError, naming the remedy, where that is not possible."""
+    """Install missing packages with apt-get. Raises RuntimeError with the remedy if that is not possible."""
     if not (missing := missing_packages()):
         return
     remedy = f"install these packages: {' '.join(missing)}"
     if shutil.which("apt-get") is None:
         raise RuntimeError(f"this machine has no apt-get; {remedy}")
     if os.geteuid() != 0:
-        raise RuntimeError(f"packages are missing and this is not root; as root, {remedy}")
+        raise RuntimeError(f"packages are missing and this user is not root; as root, {remedy}")
     say(f"installing {' '.join(missing)}")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     try:
@@ -47,5 +47,5 @@ def ensure_packages(say: Callable[[str], None]) -> None:
 
 
 def _which(program: str) -> str | None:
-    # A user's PATH may lack the folders of the administrator's programs.
+    # A user's PATH may lack the sbin directories.
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/local/sbin")

@@ -1,4 +1,4 @@
-"""A certificate authority in a folder, and the kubeconfigs that its certificates make."""
+"""A certificate authority in a folder, and kubeconfigs with its certificates."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME = datetime.timedelta(days=365)
-# A clock that was set back a little must not make a fresh certificate one of the future.
+# New certificates stay valid if the clock is set back a little.
 ALLOWED_SKEW = datetime.timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """One EC P-256 authority. Every certificate it issues serves for clients and servers alike."""
+    """An EC P-256 authority. Its certificates are valid for both clients and servers."""
 
     folder: Path
     key: ec.EllipticCurvePrivateKey
@@ -30,7 +30,7 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """The authority kept in the folder, made there if there is none."""
+        """Return the authority in the folder; create it if there is none."""
         certificate, key = folder / "ca.crt", folder / "ca.key"
         if certificate.exists() and key.exists():
             loaded = serialization.load_pem_private_key(key.read_bytes(), password=None)
@@ -66,8 +66,10 @@ class Authority:
         return cls(folder, key, certificate)
 
     def issue(self, file: str, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
-        """Writes FILE.crt and FILE.key. Kubernetes reads the user from the common name, its groups from the
-        organizations; `hosts` are the names and addresses under which a server with this certificate is asked for.
+        """Write FILE.crt and FILE.key.
+
+        Kubernetes takes the user from the common name and the groups from the organizations. `hosts` are the names and
+        addresses of a server with this certificate.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
@@ -85,7 +87,7 @@ class Authority:
         (self.folder / f"{file}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def kubeconfig(self, path: Path, server: str, user: str, groups: Sequence[str] = ()) -> Path:
-        """Writes a kubeconfig for a new client certificate to `path`, which is returned."""
+        """Write a kubeconfig with a new client certificate to `path`, and return `path`."""
         file = f"client-{path.stem}"
         self.issue(file, user, groups)
         encoded = {name: _base64(self.folder / name) for name in ("ca.crt", f"{file}.crt", f"{file}.key")}
@@ -108,7 +110,7 @@ class Authority:
 
 
 def write_token_key(path: Path) -> None:
-    """The key that signs service account tokens, in SEC1: the API server does not take an EC key in PKCS#8 there."""
+    """Write the key that signs service account tokens, in SEC1: the API server rejects an EC key in PKCS#8."""
     key = ec.generate_private_key(ec.SECP256R1())
     form = serialization.PrivateFormat.TraditionalOpenSSL
     path.touch(mode=0o600)

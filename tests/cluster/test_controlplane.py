@@ -1,4 +1,4 @@
-"""A control plane alone: it works, it is alone, and it leaves nothing."""
+"""The bare control plane works, is isolated from others and cleans up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def running(folder: Path) -> list[int]:
     return [pid for pid in all_pids() if names_folder(pid, folder)]
 
 
-def test_a_deployment_gets_its_pod_and_the_pod_its_node(plane: ControlPlane) -> None:
+def test_a_deployment_gets_a_pod_that_is_scheduled(plane: ControlPlane) -> None:
     node = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -50,7 +50,7 @@ def test_a_deployment_gets_its_pod_and_the_pod_its_node(plane: ControlPlane) -> 
         "status": {"capacity": {"pods": "10"}, "conditions": [{"type": "Ready", "status": "True"}]},
     }
     plane.kubectl("create", "-f", "-", stdin=json.dumps(node))
-    with contextlib.suppress(CommandError):  # the node controller may have been quicker
+    with contextlib.suppress(CommandError):  # the node controller may have removed it already
         plane.kubectl("taint", "node", "made-up", "node.kubernetes.io/not-ready-")
     plane.kubectl("create", "deployment", "web", "--image=web:1")
     wait_for(
@@ -61,7 +61,7 @@ def test_a_deployment_gets_its_pod_and_the_pod_its_node(plane: ControlPlane) -> 
     )
 
 
-def test_a_client_may_do_what_its_groups_may(plane: ControlPlane) -> None:
+def test_a_client_has_the_permissions_of_its_groups(plane: ControlPlane) -> None:
     plane.kubectl("create", "clusterrolebinding", "readers", "--clusterrole=view", "--group=readers")
     reader = plane.kubeconfig_for("reader", "eve", ["readers"])
     stranger = plane.kubeconfig_for("stranger", "eve")
@@ -70,7 +70,7 @@ def test_a_client_may_do_what_its_groups_may(plane: ControlPlane) -> None:
         plane.kubectl("get", "pods", f"--kubeconfig={stranger}")
 
 
-def test_two_run_at_once_and_both_leave_nothing(plane: ControlPlane) -> None:
+def test_two_control_planes_are_isolated_and_clean_up(plane: ControlPlane) -> None:
     with ControlPlane(plane.programs) as other:
         folder = other.folder
         other.kubectl("create", "namespace", "only-here")
@@ -81,7 +81,7 @@ def test_two_run_at_once_and_both_leave_nothing(plane: ControlPlane) -> None:
     assert plane.kubectl("get", "--raw=/readyz") == "ok"
 
 
-def test_one_whose_owner_was_killed_is_ended_by_the_next(plane: ControlPlane) -> None:
+def test_a_control_plane_of_a_killed_owner_is_removed(plane: ControlPlane) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(plane.programs)],
@@ -100,7 +100,7 @@ def test_one_whose_owner_was_killed_is_ended_by_the_next(plane: ControlPlane) ->
     assert not folder.exists()
 
 
-def test_before_the_start_there_is_nothing_to_ask(tmp_path: Path) -> None:
+def test_kubectl_before_start_raises_an_error(tmp_path: Path) -> None:
     plane = ControlPlane(tmp_path)
     plane.stop()
     with pytest.raises(RuntimeError, match="not started"):

@@ -1,4 +1,4 @@
-"""The node of this machine: pods run and find each other, and down leaves nothing of it."""
+"""The node on this machine: up starts it again after any failure, and down removes all of it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root"),
-    pytest.mark.skipif(state_folder().exists(), reason="a node is here already: its ports are taken; see `make down`"),
+    pytest.mark.skipif(
+        state_folder().exists(), reason="a node already runs on this machine and uses the ports; run `make down` first"
+    ),
 ]
 
 
 @dataclass(frozen=True)
-class Left:
-    """What of a node is on the machine."""
+class Traces:
+    """What a node has created on the machine."""
 
     processes: list[str]
     mounts: list[Path]
@@ -45,9 +47,9 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def left(folder: Path) -> Left:
+def traces_of(folder: Path) -> Traces:
     rules = run(["iptables-save"]) + run(["ip6tables-save"])
-    return Left(
+    return Traces(
         processes=[" ".join(command_line(pid)) for pid in all_pids() if names_folder(pid, folder)],
         mounts=mounted_below(folder),
         links=sorted(re.findall(r"^\d+: ([^:@]+)", run(["ip", "-o", "link"]), re.MULTILINE)),
@@ -68,15 +70,15 @@ def node() -> Iterator[Node]:
     node.down()
 
 
-def test_down_leaves_nothing_twice_in_a_row(node: Node) -> None:
-    before = left(node.folder)
+def test_down_removes_everything_twice_in_a_row(node: Node) -> None:
+    before = traces_of(node.folder)
     assert before.processes == []
     for _ in range(2):
         node.up(print)
         assert node.is_up()
-        assert left(node.folder).rules != []
+        assert traces_of(node.folder).rules != []
         node.down()
-        assert left(node.folder) == before
+        assert traces_of(node.folder) == before
         assert not node.folder.exists()
 
 
@@ -87,7 +89,7 @@ def test_a_second_up_changes_nothing(node: Node) -> None:
     assert node.status() == before
 
 
-def test_up_brings_back_what_has_died(node: Node) -> None:
+def test_up_restarts_programs_that_have_died(node: Node) -> None:
     node.up(print)
     killed = {name: node.status()[name] for name in ("kubelet", "kube-apiserver", "containerd")}
     for name in killed:
@@ -98,16 +100,16 @@ def test_up_brings_back_what_has_died(node: Node) -> None:
     assert all(node.status()[name] != pid for name, pid in killed.items())
 
 
-def test_down_cleans_up_after_a_crash_of_everything(node: Node) -> None:
-    before = left(node.folder)
+def test_down_cleans_up_after_all_programs_crashed(node: Node) -> None:
+    before = traces_of(node.folder)
     node.up(print)
     for name in node.processes.names():
         node.processes.stop(name, patience=0)
     Node(node.programs, node.folder).down()
-    assert left(node.folder) == before
+    assert traces_of(node.folder) == before
 
 
-def test_gpus_are_counted_by_the_scheduler(node: Node) -> None:
+def test_gpus_are_allocatable(node: Node) -> None:
     node.up(print)
     path = "-o=jsonpath={.items[0].status.allocatable.nvidia\\.com/gpu}"
-    wait_for("GPUs can be allocated", lambda: node.kubectl("get", "nodes", path) == "8", seconds=30, every=0.2)
+    wait_for("allocatable GPUs", lambda: node.kubectl("get", "nodes", path) == "8", seconds=30, every=0.2)

@@ -13,12 +13,12 @@ from cryptography.x509.oid import NameOID
 from cluster.pki import Authority, write_token_key
 
 
-def test_an_authority_is_the_same_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_reopening_an_authority_returns_the_same_certificate(tmp_path: Path) -> None:
     first, second = Authority.open(tmp_path / "pki"), Authority.open(tmp_path / "pki")
     assert first.certificate == second.certificate
 
 
-def test_users_and_groups_are_in_the_certificate_of_a_kubeconfig(tmp_path: Path) -> None:
+def test_a_kubeconfigs_certificate_contains_user_and_groups(tmp_path: Path) -> None:
     authority = Authority.open(tmp_path / "pki")
     path = authority.kubeconfig(tmp_path / "bob.kubeconfig", "https://127.0.0.1:1", "bob", ["dev", "ops"])
     (user,) = json.loads(path.read_text())["users"]
@@ -29,7 +29,7 @@ def test_users_and_groups_are_in_the_certificate_of_a_kubeconfig(tmp_path: Path)
     assert sorted(str(a.value) for a in groups) == ["dev", "ops"]
 
 
-def test_names_and_addresses_are_told_apart(tmp_path: Path) -> None:
+def test_dns_names_and_ip_addresses_are_distinguished(tmp_path: Path) -> None:
     Authority.open(tmp_path).issue("server", "server", hosts=["localhost", "127.0.0.1"])
     certificate = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes())
     hosts = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -37,7 +37,7 @@ def test_names_and_addresses_are_told_apart(tmp_path: Path) -> None:
     assert [str(a) for a in hosts.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
 
 
-def test_keys_are_for_their_owner_alone_and_tokens_are_signed_with_one_in_sec1(tmp_path: Path) -> None:
+def test_keys_are_readable_by_their_owner_only_and_the_token_key_is_sec1(tmp_path: Path) -> None:
     Authority.open(tmp_path)
     write_token_key(tmp_path / "tokens.key")
     for name in ("ca.key", "tokens.key"):

@@ -1,4 +1,4 @@
-"""Programs in the background, and the finding of them by a later run."""
+"""Background programs, and how a later run finds them."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def start(processes: Processes, program: str) -> int:
     return pid
 
 
-def test_a_second_start_is_harmless(processes: Processes) -> None:
+def test_a_second_start_does_nothing(processes: Processes) -> None:
     assert start(processes, SLEEP) == start(processes, SLEEP)
 
 
 def test_a_later_run_finds_and_stops_it(processes: Processes) -> None:
     pid = start(processes, SLEEP)
     later = Processes(processes.folder)
-    wait_for("its command line is there", lambda: later.pid("it") == pid, seconds=10)
+    wait_for("the command line of the process", lambda: later.pid("it") == pid, seconds=10)
     later.stop("it", patience=10)
     assert command_line(pid) == []
     assert later.names() == []
 
 
-def test_one_that_ignores_the_request_is_killed(processes: Processes) -> None:
+def test_a_program_that_ignores_sigterm_is_killed(processes: Processes) -> None:
     pid = start(processes, STUBBORN)
-    wait_for("it ignores SIGTERM", lambda: "set" in processes.log("it").read_text(), seconds=10)
+    wait_for("the program to ignore SIGTERM", lambda: "set" in processes.log("it").read_text(), seconds=10)
     processes.stop("it", patience=0.1)
     assert command_line(pid) == []
 
 
-def test_a_stale_id_of_another_program_is_left_alone(processes: Processes) -> None:
+def test_a_reused_process_id_is_not_touched(processes: Processes) -> None:
     (processes.folder / "pids").mkdir()
     (processes.folder / "pids" / "it").write_text(str(os.getppid()))
     assert processes.pid("it") is None
@@ -62,13 +62,13 @@ def test_a_stale_id_of_another_program_is_left_alone(processes: Processes) -> No
     assert processes.names() == []
 
 
-def test_one_that_ends_by_itself_is_told_with_its_last_words(processes: Processes) -> None:
+def test_a_program_that_exited_is_reported_with_the_end_of_its_log(processes: Processes) -> None:
     start(processes, "raise SystemExit('no port is free')")
-    wait_for("it has ended", lambda: processes.pid("it") is None, seconds=10)
+    wait_for("the program to exit", lambda: processes.pid("it") is None, seconds=10)
     with pytest.raises(RuntimeError, match="no port is free"):
         processes.check()
 
 
-def test_a_program_that_could_not_be_found_again_is_not_started(processes: Processes) -> None:
+def test_a_program_without_the_folder_in_its_arguments_is_rejected(processes: Processes) -> None:
     with pytest.raises(ValueError, match="no argument names"):
         processes.start("it", [sys.executable, "-c", SLEEP])

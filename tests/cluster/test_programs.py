@@ -1,4 +1,4 @@
-"""Where the programs of Kubernetes are looked for, and in which order."""
+"""Search order of the Kubernetes programs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return []
 
 
-def test_assets_that_are_named_come_before_all_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> None:
+def test_kubebuilder_assets_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     assets = fill(tmp_path / "assets", "v1.2.3")
     path = fill(tmp_path / "path", f"v{programs.KUBERNETES}")
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))
@@ -37,7 +35,7 @@ def test_assets_that_are_named_come_before_all_others(
     assert said == []
 
 
-def test_incomplete_assets_are_passed_over_with_a_word(
+def test_incomplete_kubebuilder_assets_are_ignored_with_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     assets = fill(tmp_path / "assets", "v1.34.2", ("etcd", "kube-apiserver", "kubectl"))
@@ -48,24 +46,24 @@ def test_incomplete_assets_are_passed_over_with_a_word(
     assert "kube-controller-manager" in said[0]
 
 
-def test_a_lone_kubectl_on_the_path_is_passed_over(tmp_path: Path) -> None:
+def test_a_folder_of_the_path_with_only_kubectl_is_ignored(tmp_path: Path) -> None:
     lone = fill(tmp_path / "path", "v1.34.2", ("kubectl",))
     assert list(candidates({"PATH": str(lone)})) == []
 
 
-def test_a_set_of_another_release_on_the_path_is_passed_over(tmp_path: Path) -> None:
+def test_another_release_on_the_path_is_ignored(tmp_path: Path) -> None:
     old = fill(tmp_path / "old", "v1.2.3")
     assert list(candidates({"PATH": f"{old}:/usr/bin"})) == []
 
 
-def test_the_cache_is_used_without_a_build(tmp_path: Path, said: list[str]) -> None:
+def test_the_cache_avoids_a_build(tmp_path: Path, said: list[str]) -> None:
     cached = cache_folder({"XDG_CACHE_HOME": str(tmp_path / "cache")})
     fill(cached, f"v{programs.KUBERNETES}")
     assert ensure_programs(said.append) == cached
     assert said == []
 
 
-def test_the_cache_changes_with_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_changes_with_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cache_folder({"XDG_CACHE_HOME": "/c"})
     (tmp_path / "main.go").write_text("package main\n")
     monkeypatch.setattr(programs, "MODULE", tmp_path)
@@ -74,18 +72,20 @@ def test_the_cache_changes_with_the_module(tmp_path: Path, monkeypatch: pytest.M
     assert before != after
 
 
-def test_without_go_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, said: list[str], tmp_path: Path) -> None:
+def test_the_error_without_go_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="install Go"):
         ensure_programs(said.append)
 
 
-def test_a_program_that_cannot_be_run_is_missing(tmp_path: Path) -> None:
+def test_a_program_that_is_not_executable_is_missing(tmp_path: Path) -> None:
     folder = fill(tmp_path / "x", "v1")
     (folder / "etcd").chmod(0o644)
     assert missing(folder) == ["etcd"]
 
 
-def test_the_programs_know_their_versions() -> None:
+def test_the_linker_flags_set_the_versions() -> None:
     assert f"-X k8s.io/component-base/version.gitVersion=v{programs.KUBERNETES}" in linker_flags()
     assert "-X helm.sh/helm/v4/pkg/chart/common.k8sVersionMinor=34" in linker_flags()

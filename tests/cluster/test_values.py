@@ -1,4 +1,4 @@
-"""The parts of the bed that are functions of values: command lines, configurations, names, choices."""
+"""Pure functions of the test bed: command lines, configurations, image names, the choice of the cluster."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DEFAULT_SPEC = json.dumps({"mounts": [{"destination": "/proc"}]})
         ({}, False, "native"),
     ],
 )
-def test_the_cluster_is_the_named_one_else_of_kind_else_native(
+def test_the_cluster_is_external_if_set_then_kind_then_native(
     environment: dict[str, str], docker: bool, kind: str
 ) -> None:
     assert bed.choose(environment, lambda: docker) == kind
 
 
-def test_every_program_names_the_folder_by_which_it_is_found_again() -> None:
+def test_every_command_line_names_the_state_folder() -> None:
     config = Path("/s/x.kubeconfig")
     for command in (
         flags.etcd(SITE),
@@ -46,28 +46,28 @@ def test_every_program_names_the_folder_by_which_it_is_found_again() -> None:
         assert any("/s/" in str(word) for word in command[1:])
 
 
-def test_clients_on_the_machine_and_in_pods_know_the_api_server_by_name() -> None:
+def test_the_api_servers_hosts_include_those_used_by_pods() -> None:
     assert {"127.0.0.1", "192.0.2.7", "10.96.0.1", "kubernetes.default.svc"} <= set(flags.hosts(SITE))
 
 
-def test_mounts_are_added_to_the_default_specification_and_read_only() -> None:
+def test_mounts_are_added_read_only_to_the_default_specification() -> None:
     spec = json.loads(nodefiles.base_spec(DEFAULT_SPEC, [nodefiles.Mount(Path("/usr"), Path("/host/usr"))]))
     assert [m["destination"] for m in spec["mounts"]] == ["/proc", "/host/usr"]
     assert "ro" in spec["mounts"][1]["options"]
 
 
-def test_dns_answers_where_the_kubelet_says() -> None:
+def test_the_dns_service_has_the_address_in_the_kubelets_configuration() -> None:
     (address,) = yaml.safe_load(nodefiles.kubelet(Path("/s"), Path("/s/pki")))["clusterDNS"]
     services = [each for each in yaml.safe_load_all(dns.manifests()) if each["kind"] == "Service"]
     assert [service["spec"]["clusterIP"] for service in services] == [address]
 
 
-def test_a_state_folder_too_long_for_sockets_is_refused() -> None:
+def test_a_state_folder_too_long_for_sockets_is_rejected() -> None:
     with pytest.raises(ValueError, match="FASTGEN_BED_FOLDER"):
         Node(Path("/bin"), Path("/" + "x" * 80))
 
 
-def test_the_stand_in_leaves_the_paths_of_real_images_alone() -> None:
+def test_the_substitute_image_hides_no_path_of_real_images() -> None:
     for mount in standin.mounts():
         taken = {Path(path) for path in ("/usr", "/bin", "/lib", "/lib64", "/etc", "/opt/venv", "/models", "/tmp")}
         assert not taken & {mount.target, *mount.target.parents}
@@ -75,18 +75,18 @@ def test_the_stand_in_leaves_the_paths_of_real_images_alone() -> None:
     assert {"/usr", sys.prefix, str(images.REPOSITORY / "engine")} <= sources  # what the unit tests run
 
 
-def test_the_stand_in_has_the_model_where_the_real_image_has_it() -> None:
+def test_the_substitute_image_has_the_model_at_the_real_path() -> None:
     link = Path(standin.image().links[f"/models/{standin.MODEL}"])
     assert (sys.prefix / link.relative_to(standin.HOST / "venv")).is_file()
 
 
-def test_the_stand_in_needs_nothing_below_a_folder_that_pods_hide() -> None:
-    # A clone may lie below /tmp, where every pod has a volume of its own.
+def test_the_substitute_image_mounts_nothing_below_tmp() -> None:
+    # A clone may be below /tmp, where every pod has its own volume.
     assert all(not mount.target.is_relative_to("/tmp") for mount in standin.mounts())
     assert standin.image().entrypoint[0].startswith(f"{standin.HOST}/")
 
 
-def test_an_image_is_named_by_what_goes_into_it(tmp_path: Path) -> None:
+def test_an_image_tag_depends_on_all_inputs(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "a.py").write_text("1")
     for name in ("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml", "requirements", "operator"):
@@ -102,46 +102,46 @@ def test_an_image_is_named_by_what_goes_into_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "goes"),
+    ("other", "older"),
     [("fastgen-engine:old", True), ("fastgen-engine:new", False), ("fastgen-engine:host", False), ("x:old", False)],
 )
-def test_only_older_images_of_the_same_target_give_way(other: str, goes: bool) -> None:
+def test_only_images_of_the_same_target_are_older_builds(other: str, older: bool) -> None:
     prefix = "docker.io/library"
-    assert images.is_forerunner(f"{prefix}/{other}", "engine", f"{prefix}/fastgen-engine:new") is goes
+    assert images.is_older_build(f"{prefix}/{other}", "engine", f"{prefix}/fastgen-engine:new") is older
 
 
-def test_the_build_sees_exactly_what_the_name_is_made_of() -> None:
+def test_the_build_context_is_exactly_what_the_tag_hashes() -> None:
     lines = (images.REPOSITORY / ".dockerignore").read_text().splitlines()
     assert sorted(line[1:] for line in lines if line.startswith("!")) == sorted(images.CONTEXT)
     assert "*" in lines
 
 
-def test_a_base_is_made_anew_when_packages_come_from_elsewhere() -> None:
+def test_the_base_name_changes_with_the_package_source() -> None:
     assert base_name({}) != base_name({"PIP_INDEX_URL": "https://packages.example"})
 
 
-def test_rules_of_others_stay() -> None:
+def test_packet_filter_rules_of_other_programs_are_kept() -> None:
     rules = "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n-A PREROUTING -j MINE\nCOMMIT\n"
     assert without_marks(rules) == "*nat\n-A PREROUTING -j MINE\nCOMMIT\n"
 
 
-def test_mount_points_come_deepest_first_and_others_not_at_all() -> None:
+def test_only_mounts_below_the_folder_are_returned_deepest_first() -> None:
     table = "a /s x rw 0 0\nb /s/a\\040b/c x rw 0 0\nc /s/a\\040b x rw 0 0\nd /sx x rw 0 0\n"
     assert mounted_below(Path("/s"), table) == [Path("/s/a b/c"), Path("/s/a b"), Path("/s")]
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "PACKAGES", {"there": "sh", "not-there": "no-such-program"})
     assert packages.missing_packages() == ["not-there"]
 
 
-def test_a_failing_program_is_told_with_its_own_words() -> None:
+def test_the_error_of_a_failed_program_contains_its_stderr() -> None:
     with pytest.raises(CommandError, match="no-such-file") as caught:
         run(["ls", "no-such-file"])
     assert "status" in str(caught.value)
 
 
-def test_a_condition_of_an_older_generation_says_nothing_yet() -> None:
+def test_a_condition_of_an_older_generation_is_unknown() -> None:
     condition = {"type": "Ready", "status": "True", "reason": "R", "message": "m", "observedGeneration": 1}
     resource = {"metadata": {"generation": 1}, "status": {"conditions": [condition]}}
     assert ready_condition(resource) == ("True", "R: m")

@@ -1,4 +1,4 @@
-"""What a node leaves on a machine beyond its processes: cgroups, links, packet rules, namespaces; and its removal."""
+"""Removes what a node leaves on a machine besides processes: cgroups, links, packet filter rules, namespaces."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TABLES = ("nat", "filter", "mangle", "raw")
 
 
 def pod_cgroups() -> list[Path]:
-    """The topmost folders of the pods' cgroups, in each hierarchy."""
+    """Return the top directories of the pods' cgroups in each hierarchy."""
     return [path for path in (CGROUPS / "kubepods", *CGROUPS.glob("*/kubepods")) if path.is_dir()]
 
 
 def kill_pods() -> None:
-    """Kills every process of every pod, whether or not containerd is there to do it."""
+    """Kill all processes of all pods, whether or not containerd runs."""
     for top in pod_cgroups():
-        # Unlike Path.rglob, os.walk passes over folders that go while it walks: pods may be on their way out.
+        # Unlike Path.rglob, os.walk ignores directories that disappear meanwhile: pods may be terminating.
         for folder, _, _ in os.walk(top):
             with contextlib.suppress(OSError):
                 for pid in Path(folder, "cgroup.procs").read_text().split():
@@ -37,15 +37,15 @@ def kill_pods() -> None:
 
 
 def remove_cgroups() -> None:
-    """Removes the pods' cgroups, the innermost first."""
+    """Remove the pods' cgroups, innermost first."""
     for top in pod_cgroups():
         for path, _, _ in os.walk(top, topdown=False):
-            with contextlib.suppress(OSError):  # a process that is still ending
+            with contextlib.suppress(OSError):  # a process is still exiting
                 Path(path).rmdir()
 
 
 def kill_shims(socket: Path) -> None:
-    """Kills the containers' parents that were started for this socket and are left over, and removes their sockets."""
+    """Kill the remaining containerd shims of this containerd socket, and remove their own sockets."""
     for pid in all_pids():
         words = command_line(pid)
         if words and "containerd-shim" in words[0] and str(socket) in words:
@@ -55,21 +55,21 @@ def kill_shims(socket: Path) -> None:
 
 
 def shim_socket(words: Sequence[str], folder: Path = Path("/run/containerd/s")) -> Path:
-    """The socket of a container's parent with this command line: containerd names it by a hash of three arguments."""
+    """Return the socket of a shim with this command line. containerd names it by a hash of three arguments."""
     address, namespace, container = (words[words.index(flag) + 1] for flag in ("-address", "-namespace", "-id"))
     return folder / hashlib.sha256(f"{address}/{namespace}/{container}".encode()).hexdigest()
 
 
 def remove_networks(name: str, memory: Path = Path("/var/lib/cni/results")) -> None:
-    """Removes the network namespaces of the pods in a CNI network, and what the CNI programs remember of them.
+    """Remove the network namespaces of the pods in a CNI network, and the state of the CNI plugins about them.
 
-    They remember it beside other networks' and outside the node's folder, so it is there even after a crash.
+    The plugins keep that state outside the node's folder, together with that of other networks.
     """
     for path in memory.glob(f"{name}-*"):
         try:
             remembered = json.loads(path.read_text())
         except FileNotFoundError:
-            continue  # containerd was still taking this one down
+            continue  # containerd was still removing this one
         for interface in remembered["result"]["interfaces"]:
             if space := interface.get("sandbox"):
                 unmount_below(Path(space).resolve())
@@ -79,30 +79,30 @@ def remove_networks(name: str, memory: Path = Path("/var/lib/cni/results")) -> N
 
 
 def remove_link(name: str) -> None:
-    """Removes a network link, if it is there."""
+    """Remove a network link if it exists."""
     if Path("/sys/class/net", name).exists():
         run(["ip", "link", "delete", name])
 
 
 def remove_rules() -> None:
-    """Takes Kubernetes's and CNI's chains and rules out of the packet filter, and leaves all others."""
+    """Remove the chains and rules of Kubernetes and CNI from the packet filter, and keep all others."""
     for family in ("iptables", "ip6tables"):
         if shutil.which(f"{family}-save") is None:
             continue
         for table in TABLES:
-            with contextlib.suppress(CommandError):  # a kernel without this table has no rules in it
+            with contextlib.suppress(CommandError):  # the kernel has no such table
                 rules = run([f"{family}-save", "--table", table])
                 if any(mark in rules for mark in MARKS):
                     run([f"{family}-restore", "--table", table], stdin=without_marks(rules))
 
 
 def without_marks(rules: str) -> str:
-    """The text of iptables-save without the lines that name a chain of Kubernetes or CNI."""
+    """Return iptables-save output without the lines that name a chain of Kubernetes or CNI."""
     return "".join(line for line in rules.splitlines(keepends=True) if not any(mark in line for mark in MARKS))
 
 
 def remove_log_links(folder: Path, links: Path = Path("/var/log/containers")) -> None:
-    """Removes the kubelet's links to logs in the state folder."""
+    """Remove the kubelet's links to logs in the state folder."""
     if links.is_dir():
         for link in links.iterdir():
             if link.is_symlink() and Path(os.readlink(link)).is_relative_to(folder):

@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, the one place of the test bed that sleeps."""
+"""Waits for conditions with a deadline. Nothing else in the test bed sleeps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(what: str, look: Callable[[], T | None], *, seconds: float, every: float = 0.05) -> T:
-    """Returns the first result of `look` that is neither None nor False.
+def wait_for(what: str, poll: Callable[[], T | None], *, seconds: float, every: float = 0.05) -> T:
+    """Call `poll` at least once until its result is neither None nor False, and return that result.
 
-    Raises TimeoutError naming `what` where there is none within `seconds`; `look` is asked at least once.
+    Raises TimeoutError naming `what` after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:
-        result = look()
+        result = poll()
         if result is not None and result is not False:
             return result
         if time.monotonic() >= deadline:

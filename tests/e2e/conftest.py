@@ -1,4 +1,4 @@
-"""One cluster for all end-to-end tests, with the chart installed; a namespace for each test."""
+"""One cluster with the chart installed for all end-to-end tests, and a namespace per test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def say(line: str) -> None:
 
 @pytest.fixture(scope="session")
 def bed() -> Iterator[Bed]:
-    """The cluster, as `make up` makes it; left as it was found."""
+    """The cluster of `make up`. It is stopped afterwards unless it was already running."""
     was_open = is_open()
     opened = open_bed(say)
     try:
@@ -32,7 +32,7 @@ def bed() -> Iterator[Bed]:
 
 @pytest.fixture
 def namespace(bed: Bed, request: pytest.FixtureRequest) -> Iterator[ServedNamespace]:
-    """A fresh namespace that admits only pods of the restricted Pod Security standard."""
+    """A new namespace that enforces the restricted Pod Security standard."""
     name = "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:50].strip("-")
     bed.kubectl("create", "namespace", name)
     bed.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
@@ -42,7 +42,7 @@ def namespace(bed: Bed, request: pytest.FixtureRequest) -> Iterator[ServedNamesp
     finally:
         if request.node.stash.get(FAILED, False):
             say(fresh.kubectl("get", "fgd,deployments,pods,events", "--output", "wide"))
-        # Pods take their time to leave; the next test need not wait for it.
+        # Pods take time to terminate, and the next test does not depend on it.
         bed.kubectl("delete", "namespace", name, "--wait=false")
 
 
@@ -51,7 +51,7 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remembers a failure, so that the namespace can be shown before it goes."""
+    """Record a failure, so that the namespace is printed before its deletion."""
     report = yield
     if report.failed:
         item.stash[FAILED] = True

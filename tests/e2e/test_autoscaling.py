@@ -1,4 +1,4 @@
-"""Load to replicas, for real: a burst on a small model, from its backlog to more pods and back."""
+"""Autoscaling end to end: a burst of requests scales a small model up, and its end scales it down."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-# As the chart runs the operator.
+# The chart's default.
 SCRAPE_SECONDS = 5
-# More than one replica works off within a pod's start.
+# More requests than one replica can serve while a pod starts.
 BURST = 30
 
 
 def ask(url: str, number: int) -> int:
-    """A prompt of some 800 tokens that no other request shares; returns the HTTP status."""
+    """Send a unique prompt of about 800 tokens and return the HTTP status."""
     words = random.Random(number)
     prompt = " ".join(str(words.randint(1000, 9999)) for _ in range(160))
     body = {"model": "smollm2", "prompt": prompt, "max_tokens": 8, "temperature": 0}
@@ -41,9 +41,7 @@ def operator_metrics(bed: Bed) -> str:
     return bed.kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics")
 
 
-def test_a_burst_brings_a_replica_within_two_scrapes_and_its_end_takes_it_away(
-    bed: Bed, namespace: ServedNamespace
-) -> None:
+def test_a_burst_adds_a_replica_within_two_scrapes_and_its_end_removes_it(bed: Bed, namespace: ServedNamespace) -> None:
     autoscaling = {
         "maxReplicas": 2,
         "targets": {"timeToFirstTokenMilliseconds": 2000, "interTokenLatencyMilliseconds": 5000},
@@ -52,19 +50,17 @@ def test_a_burst_brings_a_replica_within_two_scrapes_and_its_end_takes_it_away(
     namespace.apply(manifest("chat", autoscaling=autoscaling, drainSeconds=60))
     namespace.wait_condition("Ready", "True")
     with namespace.url("chat") as url, ThreadPoolExecutor(BURST) as clients:
-        eventually(lambda: ask(url, -1) == 200, within=60, what="an answer")
+        eventually(lambda: ask(url, -1) == 200, within=60, what="a response")
         eventually(lambda: "capacity" in namespace.get("fgd", "chat")["status"], within=60, what="a known capacity")
         assert namespace.wait_condition("ScalingActive", "True")["reason"] == "Active"
         assert scaling(namespace)["desiredReplicas"] == 1
 
         began = time.monotonic()
         answers = [clients.submit(ask, url, number) for number in range(BURST)]
-        # A second for the burst to arrive, and two for the visit and this look.
-        patience = 2 * SCRAPE_SECONDS + 3
-        eventually(
-            lambda: scaling(namespace)["desiredReplicas"] == 2, within=patience, what="a second replica", every=0.2
-        )
-        print(f"the second replica was asked for after {time.monotonic() - began:.1f} s")
+        # One second for the burst to arrive, two for the reconcile and this poll.
+        limit = 2 * SCRAPE_SECONDS + 3
+        eventually(lambda: scaling(namespace)["desiredReplicas"] == 2, within=limit, what="a second replica", every=0.2)
+        print(f"second replica requested after {time.monotonic() - began:.1f} s")
         told = scaling(namespace)
         assert told["reason"] in ("BacklogTooLong", "DemandJumped")
         assert "1 replica" in told["message"]

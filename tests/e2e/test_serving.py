@@ -1,4 +1,4 @@
-"""From `kubectl apply` to tokens, and what happens to a deployment's pods meanwhile."""
+"""Serving end to end: creation, container restart, rollout, scaling and deletion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-def test_apply_becomes_ready_and_answers_through_the_service(namespace: ServedNamespace) -> None:
+def test_a_new_resource_becomes_ready_and_serves_through_its_service(namespace: ServedNamespace) -> None:
     namespace.apply(manifest("chat"))
     namespace.wait_condition("Ready", "True")
     status = namespace.get("fgd", "chat")["status"]
@@ -27,10 +27,10 @@ def test_apply_becomes_ready_and_answers_through_the_service(namespace: ServedNa
         )
         pieces = [event.choices[0].text for event in stream if event.choices]
         assert "4, 5, 6" in "".join(pieces)
-        assert len(pieces) > 5, "the answer did not come token by token"
+        assert len(pieces) > 5, "the response was not streamed token by token"
 
 
-def test_a_killed_engine_container_comes_back_and_ready_goes_false_and_true(namespace: ServedNamespace) -> None:
+def test_a_killed_engine_restarts_and_ready_becomes_false_then_true(namespace: ServedNamespace) -> None:
     namespace.apply(manifest("chat"))
     namespace.wait_condition("Ready", "True")
     pod = namespace.pods("chat")[0]["metadata"]["name"]
@@ -48,10 +48,10 @@ def test_a_killed_engine_container_comes_back_and_ready_goes_false_and_true(name
     assert status["restartCount"] == 1
     assert status["lastState"]["terminated"]["exitCode"] != 0
     with namespace.url("chat") as url:
-        assert "Paris" in eventually(lambda: chat(url), within=30, what="an answer after the restart")
+        assert "Paris" in eventually(lambda: chat(url), within=30, what="a response after the restart")
 
 
-def test_an_edit_of_the_token_budget_rolls_the_pod(namespace: ServedNamespace) -> None:
+def test_a_new_token_budget_replaces_the_pod(namespace: ServedNamespace) -> None:
     namespace.apply(manifest("chat"))
     namespace.wait_condition("Ready", "True")
     old = namespace.pods("chat")[0]["metadata"]["name"]
@@ -68,7 +68,7 @@ def test_an_edit_of_the_token_budget_rolls_the_pod(namespace: ServedNamespace) -
         assert "Paris" in chat(url)
 
 
-def test_kubectl_scale_gives_as_many_ready_pods(namespace: ServedNamespace) -> None:
+def test_kubectl_scale_changes_the_number_of_ready_pods(namespace: ServedNamespace) -> None:
     namespace.apply(manifest("chat"))
     namespace.wait_condition("Ready", "True")
     namespace.kubectl("scale", "fgd/chat", "--replicas=2")
@@ -80,7 +80,7 @@ def test_kubectl_scale_gives_as_many_ready_pods(namespace: ServedNamespace) -> N
     assert namespace.get("fgd", "chat")["spec"]["replicas"] == 1
 
 
-def test_delete_leaves_nothing_behind(namespace: ServedNamespace) -> None:
+def test_deletion_removes_all_children(namespace: ServedNamespace) -> None:
     def objects() -> list[str]:
         kinds = "fgd,deployments,replicasets,pods,services,endpointslices,secrets,persistentvolumeclaims"
         return [f"{o['kind']}/{o['metadata']['name']}" for o in namespace.items(kinds)]
@@ -90,4 +90,4 @@ def test_delete_leaves_nothing_behind(namespace: ServedNamespace) -> None:
     namespace.wait_condition("Ready", "True")
     assert len(objects()) >= len(before) + 5
     namespace.kubectl("delete", "fgd", "chat")
-    eventually(lambda: objects() == before, within=120, what="everything the deployment made to be gone")
+    eventually(lambda: objects() == before, within=120, what="the deletion of the resource's children")

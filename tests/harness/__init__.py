@@ -1,1 +1,1 @@
-"""Test harness of the operator: its process, and namespaces of a control plane without nodes."""
+"""Test harness of the operator: its process, and namespaces of a bare control plane."""

@@ -16,7 +16,7 @@ NO_GPU: str = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 
 @contextlib.contextmanager
 def node(plane: ControlPlane, name: str) -> Iterator[None]:
-    """A node that says it is well and runs nothing: pods on it are what the test says, and end only by `bury`."""
+    """A node that is Ready but has no kubelet. Tests set the status of its pods; only `bury` ends deleted ones."""
     has = {"cpu": "8", "memory": "32Gi", "pods": "20", "nvidia.com/gpu": "1"}
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {"type": "Ready", "status": "True", "reason": "Test", "lastHeartbeatTime": now, "lastTransitionTime": now}
@@ -34,7 +34,7 @@ def node(plane: ControlPlane, name: str) -> Iterator[None]:
 
 
 def schedule(space: Space, name: str) -> None:
-    """What the scheduler would do with one GPU on the node: a pod gets it as soon as it is free."""
+    """Act as a scheduler with one GPU on the node: bind a pod as soon as the GPU is free."""
     pods = space.items("pods")
     taken = any(pod["spec"].get("nodeName") for pod in pods)
     for pod in pods:
@@ -51,14 +51,14 @@ def schedule(space: Space, name: str) -> None:
 
 
 def bury(space: Space) -> None:
-    """Ends the pods that are on their way out, as their kubelet would."""
+    """Remove terminating pods, as the kubelet would."""
     for pod in space.items("pods"):
         if pod["metadata"].get("deletionTimestamp"):
             space.kubectl("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0", "--wait=false")
 
 
 def crashed(restarts: int, words: str, *, code: int = 1, finished: str = NOW) -> Object:
-    """The engine's container in the kubelet's back-off after so many restarts."""
+    """Return the status of an engine container in CrashLoopBackOff after `restarts` restarts."""
     ended = {"exitCode": code, "reason": "Error", "message": words, "startedAt": NOW, "finishedAt": finished}
     return {
         "restartCount": restarts,
@@ -69,14 +69,14 @@ def crashed(restarts: int, words: str, *, code: int = 1, finished: str = NOW) ->
 
 
 def pods_made(space: Space) -> int:
-    """How many pods were ever created in the namespace."""
+    """Return the number of pods created in the namespace so far."""
     events = space.items("events", "--field-selector", "reason=SuccessfulCreate,involvedObject.kind=ReplicaSet")
     return sum(event.get("count") or 1 for event in events)
 
 
 @contextlib.contextmanager
 def dead_webhook(space: Space, group: str, resource: str) -> Iterator[None]:
-    """An admission webhook for that resource, in this namespace only, that is unreachable and required."""
+    """Register an unreachable, required admission webhook for a kind in this namespace only."""
     hook = {
         "name": "dead.fastgen.test",
         "clientConfig": {"url": "https://127.0.0.1:1/"},

@@ -17,7 +17,7 @@ SERVICE_ACCOUNT = "fastgen-operator"
 
 
 def install(plane: ControlPlane, *args: str) -> None:
-    """Applies what the chart renders, but for the operator's pod: the tests run the operator themselves."""
+    """Apply the rendered chart without the operator's Deployment: the tests run the operator themselves."""
     rendered = Helm(plane.programs / "helm").render(*args)
     wanted = [obj for obj in rendered if obj["kind"] != "Deployment"]
     assert len(wanted) == len(rendered) - 1
@@ -25,27 +25,27 @@ def install(plane: ControlPlane, *args: str) -> None:
 
 
 def operator_kubeconfig(plane: ControlPlane, name: str = SERVICE_ACCOUNT) -> Path:
-    """Credentials of the chart's service account."""
+    """Return a kubeconfig with credentials of the chart's service account."""
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}"]
     return plane.kubeconfig_for(name, f"system:serviceaccount:{SYSTEM}:{name}", groups)
 
 
 @dataclass(frozen=True)
 class Helm:
-    """helm on the chart of this repository."""
+    """Runs helm on this repository's chart."""
 
     program: Path
 
     def run(self, *args: str) -> str:
-        """What it writes. Raises CommandError with its own words where it fails."""
+        """Run helm and return its stdout. Raises CommandError with its stderr."""
         return run([self.program, *args])
 
     def render(self, *args: str) -> list[Object]:
-        """The objects of the chart, with values set by `args`."""
+        """Return the rendered objects of the chart; `args` set values."""
         text = self.run("template", "fastgen", str(CHART), "--namespace", SYSTEM, *args)
         return [document for document in yaml.safe_load_all(text) if document]
 
     def one(self, kind: str, *args: str) -> Object:
-        """The only object of that kind."""
+        """Return the only object of a kind."""
         (found,) = [obj for obj in self.render(*args) if obj["kind"] == kind]
         return found

@@ -17,7 +17,7 @@ from cluster.commands import run
 
 @dataclass(frozen=True)
 class Definition:
-    """A CRD in a Go module; `digest` is the module's, as in a go.sum."""
+    """A CRD in a Go module; `digest` is the module's hash, as in go.sum."""
 
     module: str
     version: str
@@ -25,14 +25,14 @@ class Definition:
     path: str
 
     def fetch(self) -> dict[str, Any]:
-        """The CRD, downloaded into Go's own cache of modules where it is not there yet.
+        """Return the CRD, downloaded into Go's module cache if necessary.
 
-        Raises CommandError where it cannot be had, RuntimeError where it is not the one that was pinned.
+        Raises CommandError if the download fails, RuntimeError if the digest differs.
         """
         go = shutil.which("go")
         if go is None:
             raise RuntimeError("go: not found; install Go 1.24 or later")
-        with tempfile.TemporaryDirectory() as outside:  # of any module, whose go.mod would have a say
+        with tempfile.TemporaryDirectory() as outside:  # outside any module, whose go.mod would influence the download
             command = [go, "-C", outside, "mod", "download", "-json", f"{self.module}@{self.version}"]
             found = json.loads(run(command, environment={**os.environ, "GOFLAGS": "-mod=mod"}))
         if found["Sum"] != self.digest:

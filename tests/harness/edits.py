@@ -12,14 +12,14 @@ from fastgen_operator.kinds import Object
 
 Path = tuple[str | int, ...]
 
-# Other values of fields that take only some words, by the field's name.
+# Other values of fields with a restricted format, by field name.
 _OTHERS: Object = {
     "tokenBudget": "auto",
     "swapSpace": "2Gi",
     "size": "20Gi",
     "cidr": "10.0.0.0/7",
     "blockSize": 128,
-    # Rounded to the probe's period of two seconds: one more second changes nothing.
+    # Rounded to the probe's period of two seconds: one second more would change nothing.
     "startupDeadlineSeconds": 400,
     "requests": {"example.com/disk": 1},
     "limits": {"example.com/disk": 1},
@@ -38,7 +38,7 @@ class Edit:
 
     @property
     def field(self) -> str:
-        """The field's own name."""
+        """Name of the field."""
         return next(str(part) for part in reversed(self.path) if isinstance(part, str))
 
     def __str__(self) -> str:
@@ -51,14 +51,14 @@ def dotted(path: Path) -> str:
 
 
 def spec_schema() -> Object:
-    """The schema of the spec as the API server has it."""
+    """Return the schema of the spec from the API server's CRD."""
     version = custom_resource_definition()["spec"]["versions"][0]
     schema: Object = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     return schema
 
 
 def fields(schema: Object, path: Path = ()) -> Iterator[Path]:
-    """The path of every field of the schema; items of lists have the index 0."""
+    """Yield the path of every field of the schema; list items have index 0."""
     for name, child in schema.get("properties", {}).items():
         yield (*path, name)
         yield from fields(child, (*path, name))
@@ -66,7 +66,7 @@ def fields(schema: Object, path: Path = ()) -> Iterator[Path]:
 
 
 def edits_of(base: Object) -> Iterator[Edit]:
-    """Every field of the spec removed, emptied, set to its bounds and beyond them, and changed."""
+    """Yield edits that remove, empty and change every field of the spec, and set it to and beyond its bounds."""
     yield from _edits(base, spec_schema(), base, ())
 
 
@@ -85,7 +85,7 @@ def _edits(base: Object, schema: Object, value: Any, path: Path) -> Iterator[Edi
 
 
 def _values(name: str, schema: Object, held: Any) -> Iterator[tuple[str, Any]]:
-    """Other values of a field, and what they are."""
+    """Yield other values of a field, with a description of each."""
     kind = schema.get("type", "integer")
     yield "empty", {"string": "", "integer": 0, "boolean": False, "array": [], "object": {}}[kind]
     if "minimum" in schema:
@@ -121,7 +121,7 @@ def _other(name: str, schema: Object, held: Any) -> Any:
 
 
 def _with(base: Object, path: Path, value: Any) -> Object:
-    """A copy with that field set, or taken out where `value` is None."""
+    """Return a copy with the field set, or removed if `value` is None."""
     spec = copy.deepcopy(base)
     place: Any = spec
     for part in path[:-1]:

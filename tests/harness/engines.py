@@ -1,4 +1,4 @@
-"""Fake engines that serve only metrics, each at a loopback address of its own."""
+"""Fake engines that serve only metrics, each at its own loopback address."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from typing import Literal
 from fastgen_operator.children.metadata import HTTP_PORT
 from harness.fluid import BUDGET, GENERATED, PROMPT, STEP
 
-Manner = Literal["honest", "hangs", "nan", "huge", "other model"]
+Fault = Literal["none", "hangs", "nan", "huge", "other model"]
 # Above any deadline of the operator.
 _HANG_SECONDS = 30.0
 
 
 @dataclass
 class FakeEngine:
-    """Answers as a pod's engine would; a test sets its load and its manners.
+    """Serves metrics as an engine would. A test sets its load and how it misbehaves.
 
     Attributes:
         address: an IPv4 address of the loopback network.
-        prompt_rate: prompt tokens that it says to compute in a second, off by up to a tenth each time.
-        backlog: prompt tokens that it says to wait.
+        prompt_rate: reported prompt tokens per second, with a random error of up to 10 %.
+        backlog: reported queued prompt tokens.
+        fault: what is wrong with its responses.
+        scrapes: number of requests so far.
     """
 
     address: str
     model: str = "chat"
     prompt_rate: float = 0.0
     backlog: float = 0.0
-    manner: Manner = "honest"
-    asked: int = 0
+    fault: Fault = "none"
+    scrapes: int = 0
     _computed: float = 0.0
     _since: float = field(default_factory=time.monotonic)
     _closing: threading.Event = field(default_factory=threading.Event)
     _server: ThreadingHTTPServer | None = None
 
     def start(self) -> FakeEngine:
-        """Serves until closed."""
+        """Serve until closed."""
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                engine.asked += 1
-                if engine.manner == "hangs":
+                engine.scrapes += 1
+                if engine.fault == "hangs":
                     engine._closing.wait(_HANG_SECONDS)
                 body = engine.exposition().encode()
                 self.send_response(200)
@@ -67,18 +69,18 @@ class FakeEngine:
         return self
 
     def close(self) -> None:
-        """Lets go of the address."""
+        """Stop serving and release the address."""
         self._closing.set()
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
 
     def exposition(self) -> str:
-        """The metrics now."""
+        """Return the current metrics in the Prometheus text format."""
         now = time.monotonic()
         self._computed += (now - self._since) * self.prompt_rate * random.uniform(0.9, 1.1)
         self._since = now
-        backlog = {"nan": "NaN", "huge": "1e300"}.get(self.manner, str(self.backlog))
+        backlog = {"nan": "NaN", "huge": "1e300"}.get(self.fault, str(self.backlog))
         ended = self._computed / PROMPT
         values = {
             ("scheduled_tokens_total", 'phase="prefill"'): self._computed,
@@ -99,7 +101,7 @@ class FakeEngine:
                 for name, value in zip(("base", "token", "kv_token"), STEP, strict=True)
             },
         }
-        model = "another" if self.manner == "other model" else self.model
+        model = "another" if self.fault == "other model" else self.model
         owner = f'model_name="{model}"'
         lines = [
             f"fastgen_{name}{{{','.join(filter(None, (owner, label)))}}} {value}"

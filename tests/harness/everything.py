@@ -1,4 +1,4 @@
-"""A spec with a value in every field, for tests that go through all of them."""
+"""A spec that sets every field, for tests that cover all fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 SOME_ZONES = {"key": "zone", "operator": "In", "values": ["a", "b"]}
 
-# Most values are other than the defaults, and many are written otherwise than the API server writes them.
+# Most values differ from the defaults, and many are not in the form that the API server returns.
 EVERYTHING: dict[str, Any] = {
     "model": {
         "source": "hf://owner/tiny",
@@ -34,7 +34,7 @@ EVERYTHING: dict[str, Any] = {
     "apiKeySecretName": "keys",
     "podTemplate": {
         "metadata": {"labels": {"team": "search"}, "annotations": {"note": "yes"}},
-        # Much of it says nothing, or is written otherwise than the API server writes it.
+        # Many fields have no effect, or are not in the form that the API server returns.
         "spec": {
             "hostNetwork": False,
             "nodeSelector": {},
@@ -56,7 +56,7 @@ EVERYTHING: dict[str, Any] = {
             ],
         },
     },
-    # The pods download it: so they are there at once.
+    # Without preload the pods download the model, so they are created immediately.
     "cache": {"size": "10240Mi", "storageClassName": "fast", "accessMode": "ReadWriteMany", "preload": False},
     "rollout": {"maxSurge": 1, "maxUnavailable": 0, "progressDeadlineSeconds": 900},
     "disruption": {"minAvailable": 1},
@@ -101,7 +101,7 @@ EVERYTHING: dict[str, Any] = {
     },
 }
 
-# The same with the replicas' other master.
+# The same spec, but with autoscaling instead of fixed replicas.
 AUTOSCALED: dict[str, Any] = {
     **{name: value for name, value in EVERYTHING.items() if name != "replicas"},
     "autoscaling": {

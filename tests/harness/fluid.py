@@ -14,22 +14,22 @@ from fastgen_operator.autoscale.recommend import State, recommend
 
 PROMPT, GENERATED, BUDGET = 500.0, 100.0, 512.0
 STEP = (0.02, 0.0001, 0.0)
-# Forward tokens, and the prompt tokens among them, that one replica takes in a second at full passes.
+# Forward tokens per second of one replica with full steps, and the prompt tokens among them.
 RATE = BUDGET / (STEP[0] + STEP[1] * BUDGET)
 PROMPT_RATE = RATE / (1 + GENERATED / PROMPT)
-# Prompt tokens that one replica lets wait; what comes beyond them is rejected, as the engine's bounded queue does.
+# Maximum queued prompt tokens of one replica. More are rejected, as by the engine's bounded queue.
 QUEUE = 1024 * PROMPT
 
 
 def policy(**changes: float | int) -> Policy:
-    """A policy that the inter-token target does not bound."""
+    """Return a policy whose inter-token target does not limit capacity."""
     plain = Policy(min_replicas=1, max_replicas=50, inter_token_seconds=0.2)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 @dataclass
 class Replica:
-    """One pod; `born` and `ready` in seconds."""
+    """One pod; `born` and `ready` are times in seconds."""
 
     born: float
     ready: float
@@ -58,13 +58,13 @@ class Replica:
 
 @dataclass
 class FluidFleet:
-    """Replicas, the load that is spread evenly over them, and what was decided.
+    """Replicas under an evenly spread load, and the autoscaler's decisions.
 
     Attributes:
-        load: prompt tokens a second at a time, in units of what one replica can take.
+        load: prompt tokens per second at a time, relative to the capacity of one replica.
         start: seconds from a pod's creation to ready.
-        noise: share by which load and step model are off, either way.
-        silent: which ready pods give no sample at a time.
+        noise: maximum relative error of load and step model.
+        silent: whether a ready pod's scrape fails at a time.
         never_start: whether pods that are added later never become ready.
     """
 
@@ -86,14 +86,14 @@ class FluidFleet:
 
     @classmethod
     def of(cls, count: int, policy: Policy, load: Callable[[float], float], **options: object) -> FluidFleet:
-        """A fleet of so many ready replicas."""
+        """Return a fleet of `count` ready replicas."""
         fleet = cls(policy, load, **options)  # type: ignore[arg-type]
         for _ in range(count):
             fleet._add(-fleet.start, ready=0.0)
         return fleet
 
     def run(self, seconds: float) -> FluidFleet:
-        """Lets time pass."""
+        """Advance the simulation by `seconds`."""
         wobbles = random.Random(self.seed)
         end = self.time + seconds
         while self.time < end:
@@ -116,7 +116,7 @@ class FluidFleet:
         self.backlogs.append(sum(replica.backlog for replica in ready))
 
     def observed(self) -> Fleet:
-        """The fleet as the operator sees it now."""
+        """Return the fleet as the operator observes it now."""
         return Fleet(
             wanted=len(self.replicas),
             ready=frozenset(name for name, replica in self.replicas.items() if replica.ready <= self.time),

@@ -17,7 +17,7 @@ UID = "uid-of-chat"
 
 
 def stored(name: str = "chat", *, generation: int = 1, **spec: Any) -> Object:
-    """A FastGenDeployment with what the API server adds."""
+    """Return a FastGenDeployment with the metadata that the API server adds."""
     obj = resource(name, **spec)
     metadata = {"name": name, "namespace": "space", "uid": UID, "generation": generation, "resourceVersion": "1"}
     return {**obj, "metadata": metadata}
@@ -28,7 +28,7 @@ def spec_of(obj: Object) -> Spec:
 
 
 def deployment(owner: Object, *, revision: int = 1, observed: bool = True, **status: Any) -> Object:
-    """The Deployment of the resource; keywords are its status."""
+    """Return the Deployment of the resource; keywords set its status."""
     spec = spec_of(owner)
     built = build_deployment(owner, spec, "engine:test", settle_replicas(spec, Observed(owner)).desired_replicas)
     metadata = {
@@ -42,7 +42,7 @@ def deployment(owner: Object, *, revision: int = 1, observed: bool = True, **sta
 
 
 def replica_set(hash_: str, template: Object) -> Object:
-    """A ReplicaSet of the Deployment, as its controller makes it: the template, with the label of its own."""
+    """Return a ReplicaSet as the Deployment controller creates it: the template with the hash label."""
     owner = {"uid": "uid-of-deployment", "controller": True}
     labels = {**template["metadata"]["labels"], "pod-template-hash": hash_}
     metadata = {"name": f"chat-{hash_}", "labels": labels, "ownerReferences": [owner]}
@@ -55,7 +55,7 @@ def replica_set(hash_: str, template: Object) -> Object:
 def pod(
     template: str = "new", *, name: str = "x", scheduled: str = "True", ready: bool = False, **status: Any
 ) -> Object:
-    """A pod of the resource; `scheduled` is "True", "" for not yet, or the scheduler's words."""
+    """Return a pod of the resource; `scheduled` is "True", "" for not yet, or the scheduler's message."""
     conditions = [{"type": "Ready", "status": str(ready)}]
     if scheduled == "True":
         conditions.append({"type": "PodScheduled", "status": "True"})
@@ -68,18 +68,18 @@ def pod(
 
 
 def leaving(pod: Object, until: str = "2026-01-01T00:01:30Z") -> Object:
-    """The pod while it is being deleted."""
+    """Return the pod as terminating until `until`."""
     return {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": until}}
 
 
 def container(*, restarts: int = 0, ready: bool = False, started: bool = False, **states: Any) -> Object:
-    """The pod's status with that of the engine's container; keywords are `state` and `lastState`."""
+    """Return a pod status with the engine container's status; keywords are `state` and `lastState`."""
     status = {"name": "engine", "image": "e", "ready": ready, "started": started, "restartCount": restarts, **states}
     return {"containerStatuses": [status]}
 
 
 def observed(*pods: Object, owner: Object | None = None, **deployment_status: Any) -> Observed:
-    """A resource whose newest template is `new` and whose older one is `old`, with those pods."""
+    """Return an observed resource with these pods, the current template `new` and the older template `old`."""
     owner = owner or stored()
     count = len(pods)
     status = {"replicas": count, "updatedReplicas": count, **deployment_status}
@@ -96,13 +96,13 @@ def observed(*pods: Object, owner: Object | None = None, **deployment_status: An
 
 
 def applied(manifest: Object, **metadata: Any) -> Object:
-    """The object as server-side apply stores the manifest; keywords are further metadata."""
+    """Return the manifest as server-side apply stores it; keywords are further metadata."""
     entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": _fields(manifest)}
     return {**manifest, "metadata": {**manifest["metadata"], "managedFields": [entry], **metadata}}
 
 
 def lose(obj: Object, *path: str) -> Object:
-    """The object after another manager changed the field at that path of the operator's entry."""
+    """Return the object after another manager took over the field at `path` of the operator's entry."""
     changed = copy.deepcopy(obj)
     owned = changed["metadata"]["managedFields"][0]["fieldsV1"]
     for name in path[:-1]:
@@ -112,7 +112,7 @@ def lose(obj: Object, *path: str) -> Object:
 
 
 def _fields(value: Any) -> Object:
-    """The field set of a value: lists whose items have names are merged by name, all others are owned as a whole."""
+    """Return the field set of a value: lists of named items are merged by name, others are owned as a whole."""
     if isinstance(value, dict):
         return {f"f:{name}": _fields(field) for name, field in value.items()}
     if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):

@@ -131,7 +131,7 @@ class OperatorProcess:
         }
 
     def reconciles(self) -> float:
-        """The number of reconciles since the start."""
+        """Return the number of reconciles since the start."""
         return self.metrics()["fastgen_operator_reconcile_seconds_count", ""]
 
     def let_resyncs_pass(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""A real Prometheus from Debian's package, with the targets of a test."""
+"""Runs a real Prometheus from Debian's package against a test's targets."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SCRAPE_SECONDS = 1
 
 
 def ensure_prometheus() -> Path:
-    """The program: of $PATH, or out of Debian's package, which is unpacked into the user's cache and not installed.
+    """Return the program from $PATH, or from Debian's package, unpacked into the user's cache.
 
-    Raises CommandError where the package cannot be had.
+    Raises CommandError if the package cannot be downloaded.
     """
     if installed := shutil.which("prometheus"):
         return Path(installed)
@@ -47,14 +47,14 @@ def _download(folder: Path) -> None:
     command = ["sh", "-c", f"cd '{folder}' && apt-get download prometheus"]
     try:
         run(command)
-    except CommandError:  # the machine has not yet read what there is
+    except CommandError:  # the package lists may be missing
         run(["apt-get", "update"])
         run(command)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is scraped: HOST:PORT, and the labels that its series get as Kubernetes' discovery would give them."""
+    """A scrape target: HOST:PORT, and the labels that Kubernetes service discovery would add to its series."""
 
     address: str
     labels: dict[str, str] = field(default_factory=dict)
@@ -63,12 +63,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running one."""
+    """A running Prometheus."""
 
     url: str
 
     def series(self, expression: str, *, seconds: float) -> list[dict[str, Any]]:
-        """The series of an expression over the last seconds, with a value for each of them."""
+        """Return the series of an expression over the last `seconds`, with a value per second."""
         now = time.time()
         span: dict[str, str | float] = {"start": now - seconds, "end": now, "step": SCRAPE_SECONDS}
         answer = httpx.get(f"{self.url}/api/v1/query_range", params={"query": expression, **span}).json()
@@ -79,7 +79,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, targets: Sequence[Target]) -> Iterator[Prometheus]:
-    """Starts one that scrapes those targets every second, and ends it."""
+    """Run a Prometheus that scrapes the targets every second."""
     (port,) = free_ports(1)
     config = {
         "global": {"scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s"},

@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Fault: the proxy answers in the API server's place, which does not hear of it."""
+    """Fault: the proxy responds without forwarding the request."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -52,43 +52,43 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Fault: the API server has done it, and no byte of its answer ever arrives."""
+    """Fault: the API server handles the request, but its response never arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """Fault: the API server has done it, and its answer takes so many seconds."""
+    """Fault: the API server handles the request, but its response arrives `seconds` later."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Fault: the API server has done it, and the connection ends before its answer."""
+    """Fault: the API server handles the request, but the connection is reset before its response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mute:
-    """Fault: a watch that is opened and says nothing, not even a bookmark."""
+    """Fault: a watch opens but never sends an event, not even a bookmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Fault: a watch whose version the API server has forgotten."""
+    """Fault: a watch whose resource version has expired (410)."""
 
 
 Fault = Answer | Hang | Slow | Cut | Mute | Gone
 
 
 class Proxy:
-    """Speaks HTTP on 127.0.0.1, and TLS to the API server of a kubeconfig, with its credentials.
+    """Serves HTTP on 127.0.0.1 and forwards to the API server of a kubeconfig, with its credentials.
 
     Attributes:
-        rule: asked about each request: the fault it meets, or None. It runs in the proxy's thread.
-        before_answer, after_answer: called for each request that the API server has answered, with the answer's status,
-            while the client waits for it, and when the client has it.
-        arrivals: each request that the client has sent, with the time in monotonic seconds.
-        exchanges: each request but watches that the API server has answered, with the answer's status.
+        rule: returns the fault to inject for a request, or None. It runs in the proxy's thread.
+        before_response, after_response: called with each forwarded request and its status code, before and after the
+            client gets the response. Not called for watches.
+        arrivals: all requests of the client, with the arrival time in monotonic seconds.
+        responses: all forwarded requests except watches, with the status code.
     """
 
     def __init__(self, kubeconfig: Path) -> None:
@@ -99,13 +99,13 @@ class Proxy:
         self._watches: dict[int, web.Request] = {}
         self._port = 0
         self.rule: Callable[[Request], Fault | None] = lambda _: None
-        self.before_answer: Callable[[Request, int], None] = lambda *_: None
-        self.after_answer: Callable[[Request, int], None] = lambda *_: None
-        self.exchanges: list[tuple[Request, int]] = []
+        self.before_response: Callable[[Request, int], None] = lambda *_: None
+        self.after_response: Callable[[Request, int], None] = lambda *_: None
+        self.responses: list[tuple[Request, int]] = []
         self.arrivals: list[tuple[Request, float]] = []
 
     def kubeconfig(self, path: Path) -> Path:
-        """Writes a kubeconfig that points to the proxy."""
+        """Write a kubeconfig that points to the proxy."""
         named = {"cluster": "proxy", "user": "proxy"}
         config = {
             "apiVersion": "v1",
@@ -119,7 +119,7 @@ class Proxy:
         return path
 
     def cut_watches(self) -> None:
-        """Ends every open watch without a word, as a balancer does that is restarted."""
+        """Reset all open watches, as a restarting load balancer does."""
         asyncio.run_coroutine_threadsafe(self._cut_watches(), self._loop).result(10)
 
     def __enter__(self) -> Self:
@@ -181,8 +181,8 @@ class Proxy:
             if seen.is_watch:
                 return await self._stream(request, upstream.status, kept, upstream.content)
             data = await upstream.read()
-            self.exchanges.append((seen, upstream.status))
-        self.before_answer(seen, upstream.status)
+            self.responses.append((seen, upstream.status))
+        self.before_response(seen, upstream.status)
         if isinstance(fault, Cut):
             _abort(request)
         if isinstance(fault, Hang | Slow):
@@ -190,7 +190,7 @@ class Proxy:
         answer = web.Response(status=upstream.status, headers=kept, body=data)
         await answer.prepare(request)
         await answer.write_eof()
-        self.after_answer(seen, upstream.status)
+        self.after_response(seen, upstream.status)
         return answer
 
     async def _stream(self, request: web.Request, status: int, headers: Any, content: Any) -> web.StreamResponse:
@@ -225,7 +225,7 @@ def _abort(request: web.Request) -> None:
 
 
 def _status(code: int) -> str:
-    """What an API server answers with an error."""
+    """Return the body of an API server's error response."""
     return json.dumps(
         {"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code, "message": f"injected {code}"}
     )

@@ -1,4 +1,4 @@
-"""Many operators at low cost: one process imports the program, and each operator is a fork of it."""
+"""Starts many operators quickly: one process imports the program, and each operator is a fork of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.waiting import eventually
 
 
 class Zygote:
-    """Forks operators; they are ended by their pid."""
+    """Forks operators, which are identified by pid."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class Zygote:
         self._process.communicate(timeout=10)
 
     def start(self, kubeconfig: Path, log: Path, arguments: Sequence[str]) -> int:
-        """Starts an operator; returns its pid."""
+        """Start an operator and return its pid."""
         order = {"kubeconfig": str(kubeconfig), "log": str(log), "arguments": list(arguments)}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -58,7 +58,7 @@ class Zygote:
         return pid
 
     def kill(self, pid: int) -> None:
-        """Ends it as a crash would, and returns when it is gone. Harmless where it has ended."""
+        """Kill an operator as a crash would, and wait until it is gone. Does nothing if it has exited."""
         self._pids.discard(pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -68,7 +68,7 @@ class Zygote:
 def _serve() -> None:
     from fastgen_operator.main import main
 
-    # The children are not waited for: the kernel reaps them.
+    # Nothing waits for the children, so let the kernel reap them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         order = json.loads(line)
@@ -83,7 +83,7 @@ def _become(main: object, order: dict[str, object]) -> None:
     log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
-    # The client has read $KUBECONFIG when it was imported.
+    # The client reads $KUBECONFIG only when it is imported.
     kube_config.KUBE_CONFIG_DEFAULT_LOCATION = str(order["kubeconfig"])
     assert callable(main)
     try:

@@ -69,8 +69,8 @@ def desired(space: Space) -> int:
 
 def let_be_asked(engine: FakeEngine, times: int) -> None:
     """Wait until the engine has been scraped `times` more."""
-    target = engine.asked + times
-    eventually(lambda: engine.asked >= target, within=30, what=f"{times} scrapes")
+    target = engine.scrapes + times
+    eventually(lambda: engine.scrapes >= target, within=30, what=f"{times} scrapes")
 
 
 def test_a_backlog_scales_up_and_its_end_scales_down_and_the_status_records_it(
@@ -138,23 +138,23 @@ def test_invalid_metrics_and_hanging_engines_hold_the_fleet_and_set_the_conditio
     space.wait_condition("ScalingActive", "True", "Active")
 
     # One of two replicas has no metrics; those of the other still count.
-    first.manner = "hangs"
+    first.fault = "hangs"
     let_be_asked(second, 8)
     assert space.condition("ScalingActive")["status"] == "True"
 
-    second.manner = "huge"
+    second.fault = "huge"
     condition = space.wait_condition("ScalingActive", "False", "MetricsStale")
     assert "more than half of 2 ready replicas" in condition["message"]
-    second.manner = "nan"
+    second.fault = "nan"
     let_be_asked(second, 3)
-    second.manner = "other model"
+    second.fault = "other model"
     let_be_asked(second, 3)
     assert desired(space) == 2
     assert space.condition("ScalingActive")["reason"] == "MetricsStale"
     counted = {labels for name, labels in operator.metrics() if name == "fastgen_operator_scrape_failures_total"}
     assert {"TimedOut", "BadValue", "OtherModel"} <= counted
 
-    first.manner = second.manner = "honest"
+    first.fault = second.fault = "none"
     space.wait_condition("ScalingActive", "True", "Active")
 
 

@@ -82,7 +82,7 @@ def test_failed_writes_are_retried_and_nothing_is_created_twice(
     proxy.rule = once_each(fault)
     space.apply(resource())
     wait_served(space)
-    made = Counter(request.path for request, status in proxy.exchanges if status == 201 and request.method == "PATCH")
+    made = Counter(request.path for request, status in proxy.responses if status == 201 and request.method == "PATCH")
     assert max(made.values()) == 1
     assert len(space.items("replicasets")) == 1
     assert words in operator.log.read_text()
@@ -151,7 +151,7 @@ def test_a_resource_deleted_during_its_reconcile_is_no_error(proxy: Proxy, space
     proxy.rule = rule
     space.apply(resource())
     eventually(
-        lambda: any(status == 404 and seen.path.endswith("/status") for seen, status in proxy.exchanges),
+        lambda: any(status == 404 and seen.path.endswith("/status") for seen, status in proxy.responses),
         within=20,
         what="a status for what is gone",
     )

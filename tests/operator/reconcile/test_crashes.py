@@ -137,7 +137,7 @@ class Life:
                 self.zygote.kill(self._pid)
                 self.start()
 
-        self.proxy.before_answer, self.proxy.after_answer = before, after
+        self.proxy.before_response, self.proxy.after_response = before, after
 
     def start(self) -> None:
         ports = free_ports(2)
@@ -152,7 +152,7 @@ class Life:
         )
 
     def stop(self) -> None:
-        self.proxy.before_answer = self.proxy.after_answer = lambda *_: None
+        self.proxy.before_response = self.proxy.after_response = lambda *_: None
         self.zygote.kill(self._pid)
 
     def lead(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Life:
     def created(self) -> Counter[str]:
         """How often each child was created."""
         kinds = "|".join(kind.plural for kind in CHILDREN)
-        paths = [request.path for request, status in self.proxy.exchanges if status == 201]
+        paths = [request.path for request, status in self.proxy.responses if status == 201]
         return Counter(path for path in paths if re.search(f"/({kinds})/", path))
 
     def edit(self, token_budget: int) -> None:

@@ -149,13 +149,13 @@ def test_a_stop_waits_for_running_reconciles_and_then_releases_the_lease(
         space.apply(resource())
 
         def reconciling() -> bool:
-            return any("/deployments/" in request.path and request.is_write for request, _ in proxy.exchanges)
+            return any("/deployments/" in request.path and request.is_write for request, _ in proxy.responses)
 
         eventually(reconciling, within=20, what="a reconcile at its slow write", every=0.02)
         began = time.monotonic()
         assert operator.stop() == 0
         assert time.monotonic() - began < 15
-        written = [request.path for request, status in proxy.exchanges if request.is_write and status < 300]
+        written = [request.path for request, status in proxy.responses if request.is_write and status < 300]
     at = next(index for index, path in enumerate(written) if "/deployments/" in path)
     status = next(index for index, path in enumerate(written) if path.endswith("/chat/status"))
     given_back = max(index for index, path in enumerate(written) if "/leases/" in path)

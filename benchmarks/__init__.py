@@ -1,1 +1,1 @@
-"""What was measured and how: each is a program that one command runs."""
+"""Benchmarks. Each is a program that runs with one command."""

@@ -1,4 +1,4 @@
-"""Fake nodes and pods of kwok on a real control plane, for benchmarks of the operator at scale."""
+"""Fake nodes and pods, by kwok on a real control plane, for benchmarks of the operator at scale."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PODS_PER_NODE = 250
 
 
 def ensure_kwok() -> Path:
-    """kwok, built from its Go module where the user's cache has none."""
+    """Return the path of kwok. Builds it from its Go module if the user's cache has none."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastgen" / f"kwok-{KWOK}"
     if not (folder / "kwok").exists():
         say(f"building kwok {KWOK} (minutes)")
@@ -32,10 +32,10 @@ def ensure_kwok() -> Path:
 
 @contextmanager
 def fake_nodes(plane: ControlPlane, count: int) -> Iterator[None]:
-    """So many nodes on which pods seem to run."""
+    """Create `count` fake nodes whose pods report that they run."""
     processes = Processes(plane.folder / "kwok")
     arguments = ["--manage-all-nodes=true", "--node-lease-duration-seconds=200", "--cidr=10.128.0.0/9"]
-    # Its folder has to be in an argument: the kubeconfig is copied there.
+    # An argument must contain the folder of the processes, so the kubeconfig is copied there.
     kubeconfig = plane.folder / "kwok" / "kubeconfig"
     kubeconfig.parent.mkdir(exist_ok=True)
     kubeconfig.write_bytes(plane.kubeconfig.read_bytes())
@@ -59,7 +59,7 @@ def fake_nodes(plane: ControlPlane, count: int) -> Iterator[None]:
 
 
 def create(plane: ControlPlane, objects: list[dict[str, Any]]) -> None:
-    """Creates many objects at once."""
+    """Create many objects with one command."""
     many = {"apiVersion": "v1", "kind": "List", "items": objects}
     command = [plane.programs / "kubectl", f"--kubeconfig={plane.kubeconfig}", "create", "--filename", "-"]
     run(command, stdin=json.dumps(many), timeout=600)

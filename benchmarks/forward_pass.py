@@ -60,7 +60,7 @@ SCENARIOS = (
 )
 
 
-def make_pass(scenario: Scenario, vocabulary: int) -> tuple[StepPlan, int]:
+def make_plan(scenario: Scenario, vocabulary: int) -> tuple[StepPlan, int]:
     """Return the step plan, with blocks in random order, and the number of blocks it needs."""
     lengths = [(context - 1, 1) for context in scenario.decodes] + list(scenario.chunks)
     sizes = [-(-(start + count) // BLOCK_SIZE) for start, count in lengths]
@@ -116,7 +116,7 @@ def main() -> None:
     for scenario in SCENARIOS:
         if arguments.only not in scenario.name:
             continue
-        plan, num_blocks = make_pass(scenario, architecture.vocab_size)
+        plan, num_blocks = make_plan(scenario, architecture.vocab_size)
         cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE)
         cache.keys.normal_()
         cache.values.normal_()

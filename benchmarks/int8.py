@@ -10,7 +10,7 @@ import argparse
 import time
 from collections.abc import Callable
 
-from forward_pass import BLOCK_SIZE, Scenario, make_pass
+from forward_pass import BLOCK_SIZE, Scenario, make_plan
 
 from fastgen.kernels.cpu import environment
 
@@ -45,7 +45,7 @@ def least_seconds_in_turns(runs: list[Callable[[], torch.Tensor]], budget: float
     end, rounds = time.perf_counter() + budget, 0
     while rounds < 3 or time.perf_counter() < end:
         for number, run in enumerate(runs):
-            run()  # so that each is timed with its own weights in the caches, not the other's
+            run()  # each call is timed with its own weights in the caches, not with the other's
             started = time.perf_counter()
             run()
             least[number] = min(least[number], time.perf_counter() - started)
@@ -76,12 +76,12 @@ def main() -> None:
         models.append(
             load_on_cpu(source, quantization=quantization, max_model_length=None, progress=lambda _fraction: None)
         )
-        trim_heap()  # what loading freed, which the next model would else be loaded into
+        trim_heap()  # return what loading freed, or the next model would reuse it
         sizes.append(resident_bytes() - before)
     print(f"{arguments.model}: weights take {sizes[1] / sizes[0]:.2f} of float32's memory ({sizes[0] >> 20} MiB)")
     print(f"{'rows':>5} {'float32 tokens/s':>17} {'int8 tokens/s':>14} {'ratio':>6}")
     for rows in ROWS:
-        plan, num_blocks = make_pass(Scenario("", (CONTEXT,) * rows), source.architecture.vocab_size)
+        plan, num_blocks = make_plan(Scenario("", (CONTEXT,) * rows), source.architecture.vocab_size)
         cache = KVCache(models[0].kv_shape, num_blocks, BLOCK_SIZE)
         cache.keys.normal_()
         cache.values.normal_()

@@ -1,8 +1,8 @@
-"""The CPU kernels beside the library calls that they replace: `python benchmarks/kernels.py`.
+"""CPU kernels compared with the library calls that they replace: `python benchmarks/kernels.py`.
 
-Products against oneDNN's packed ones, and attention of a prefill chunk against torch's, over random values in the
-shapes of SmolLM2-135M, all 30 layers in a row so that no weight stays in a cache. The two are called in turns; each
-figure is the median ratio of the times of neighbours, with its quartiles.
+Matrix products are compared with oneDNN's packed ones, and attention of a prefill chunk with torch's. Values are
+random, shapes are those of SmolLM2-135M, and all 30 layers run in sequence so that no weight stays in a cache. The two
+are called alternately; each figure is the median ratio of consecutive times, with its quartiles.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fastgen.kernels.cpu.vector_width import LANES  # noqa: E402
 from fastgen.model.layers.linear import OneDNNLinear, TiledLinear  # noqa: E402
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 9, 3, 64, 64
-# [out, in] of a layer's products: queries with keys and values, attention's output, gate with up, down.
+# [out, in] of a layer's products: fused QKV, attention output, fused gate and up, down.
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 ROWS = (1, 8, 16, 64, 128, 256)
-# Tokens of a chunk, and the context before it.
+# Tokens of a chunk, and of the context before it.
 CHUNKS = ((56, 256), (120, 128), (248, 0), (248, 256), (248, 1024))
 
 Run = Callable[[], object]
 
 
 def ratio(ours: Run, theirs: Run, seconds: float) -> str:
-    """Median and quartiles of the ratios of the times of two calls in turns."""
+    """Return median and quartiles of the time ratios of two alternating calls."""
 
     def timed(run: Run) -> float:
         started = time.perf_counter()
@@ -53,7 +53,7 @@ def ratio(ours: Run, theirs: Run, seconds: float) -> str:
 
 
 def products(kind: type[TiledLinear] | type[OneDNNLinear]) -> Callable[[int], Run]:
-    """Every layer's products, for a number of rows."""
+    """Return a factory of functions that compute all layers' products for a number of rows."""
     generator = torch.Generator().manual_seed(0)
     layers = [kind(torch.randn(shape, generator=generator)) for _ in range(LAYERS) for shape in SHAPES]
     shapes = SHAPES * LAYERS
@@ -71,7 +71,7 @@ def products(kind: type[TiledLinear] | type[OneDNNLinear]) -> Callable[[int], Ru
 
 
 def attention(tokens: int, context: int) -> tuple[Run, Run]:
-    """Every layer's attention of one chunk, by our kernel and by torch's, checked to be the same."""
+    """Return two functions that compute all layers' attention of one chunk: our kernel and torch's. Checks equality."""
     generator = torch.Generator().manual_seed(0)
     blocks = -(-(context + tokens) // BLOCK_SIZE)
     shape = (LAYERS, blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
@@ -96,7 +96,7 @@ def attention(tokens: int, context: int) -> tuple[Run, Run]:
         return out
 
     def gathered(pages: torch.Tensor) -> torch.Tensor:
-        """[heads, context + tokens, head_dim], the keys or values of grouped heads copied for each."""
+        """Return keys or values [heads, context + tokens, head_dim], repeated for the heads of a group."""
         rows = pages[table].transpose(0, 1).reshape(KV_HEADS, -1, HEAD_DIM)[:, : context + tokens]
         return rows.repeat_interleave(HEADS // KV_HEADS, 0)
 
@@ -113,7 +113,7 @@ def attention(tokens: int, context: int) -> tuple[Run, Run]:
 
 
 def main() -> None:
-    """Prints both tables as Markdown."""
+    """Print both tables as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="time for each figure (default: 5)")
     seconds: float = parser.parse_args().seconds

@@ -1,12 +1,11 @@
-"""A thousand FastGenDeployments: how long until all are ready, and what the operator costs when nothing happens.
+"""Convergence time and steady-state cost of the operator with a thousand FastGenDeployments.
 
-A real API server, etcd, controller-manager and scheduler run here; nodes and pods are kwok's, which only says that they
-run. The operator is the real one, with the rights of the chart and its default settings. Requests are counted by the
-API server, by user.
+API server, etcd, controller-manager and scheduler are real. Nodes and pods are kwok's, which only report that they run.
+The operator runs with the chart's RBAC and default settings. The API server counts its requests.
 
     python benchmarks/operator_scale.py [--deployments 1000] [--replicas 5] [--steady-seconds 120] [--json FILE]
 
-Needs Go where kwok or the programs of Kubernetes have to be built first, and some 4 GiB of memory for the default size.
+Needs Go if kwok or the Kubernetes programs must be built first, and about 4 GiB of memory for the default size.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from harness.space import resource  # noqa: E402
 NAMESPACES = 10
 READY, WRITES = "fastgen_operator_ready_replicas", "fastgen_operator_writes_total"
 TICKS = os.sysconf("SC_CLK_TCK")
-# Counts what one user asks of the API server, in the priority level that all service accounts have.
+# Counts the operator's requests. The priority level is that of all service accounts.
 FLOW_SCHEMA: dict[str, Any] = {
     "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
     "kind": "FlowSchema",
@@ -61,7 +60,7 @@ FLOW_SCHEMA: dict[str, Any] = {
 
 @dataclass
 class Figures:
-    """What was measured. Seconds, MiB; CPU in percent of one core."""
+    """Results in seconds and MiB; CPU in percent of one core."""
 
     deployments: int
     pods: int
@@ -81,7 +80,7 @@ class Figures:
 
 
 class Operator:
-    """The operator's process, and what it has used so far."""
+    """The operator's process and its resource usage."""
 
     def __init__(self, plane: ControlPlane, log: Path) -> None:
         self.plane, self.log = plane, log
@@ -90,7 +89,7 @@ class Operator:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it with its default settings."""
+        """Start the process with default settings."""
         command = [
             *(sys.executable, "-m", "fastgen_operator.main", "--engine-image", "engine:test"),
             *("--bind-address", "127.0.0.1", "--metrics-port", str(self.metrics_port), "--lease-namespace", SYSTEM),
@@ -101,48 +100,48 @@ class Operator:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def stop(self) -> None:
-        """Ends it; harmless where it does not run."""
+        """Stop the process if it runs."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(60)
             self._process = None
 
     def cpu_seconds(self) -> float:
-        """Of this process since its start."""
+        """Return the CPU time of the process since its start."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def memory_mib(self, field: str) -> float:
-        """VmRSS, resident now, or VmHWM, the most there was."""
+        """Return VmRSS (current) or VmHWM (peak) in MiB."""
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
         return int(lines[field].split()[0]) / 1024
 
     def total(self, name: str) -> float:
-        """The sum of a metric's samples; 0 while it does not answer."""
+        """Return the sum of a metric's samples; 0 if the endpoint does not respond."""
         try:
             text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20).text
         except httpx.TransportError:
             if self._process is not None and self._process.poll() is not None:
-                raise RuntimeError(f"the operator has ended: {self.log.read_text()[-3000:]}") from None
+                raise RuntimeError(f"the operator has exited: {self.log.read_text()[-3000:]}") from None
             return 0.0
         families = text_string_to_metric_families(text)
         return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
     def requests(self) -> int:
-        """What the API server has been asked by this user."""
+        """Return the number of the operator's requests so far."""
         name, label = "apiserver_flowcontrol_dispatched_requests_total", 'flow_schema="fastgen-operator"'
         lines = self.plane.kubectl("get", "--raw", "/metrics").splitlines()
         return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith(name) and label in line)
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """Process id."""
         assert self._process is not None, "the operator is not started"
         return self._process.pid
 
 
 def deployments(count: int, replicas: int) -> list[dict[str, Any]]:
-    """FastGenDeployments over some namespaces."""
+    """Return FastGenDeployments, spread over the namespaces."""
     found = []
     for number in range(count):
         obj = resource(f"chat-{number}", replicas=replicas, resources={"limits": {"cpu": 1, "memory": "2Gi"}})
@@ -152,7 +151,7 @@ def deployments(count: int, replicas: int) -> list[dict[str, Any]]:
 
 
 def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: float) -> None:
-    """Fills in the figures: first convergence, restart, quiet, an edit."""
+    """Measure first convergence, a restart, the steady state and an edit."""
     started = time.monotonic()
     operator.start()
     progress = [started]
@@ -181,7 +180,7 @@ def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: f
     wait_until_quiet(operator)
     figures.restart_writes = int(operator.total(WRITES))
     figures.restart_cpu_seconds = operator.cpu_seconds()
-    say(f"quiet for {steady:.0f} s")
+    say(f"steady state for {steady:.0f} s")
     cpu, requests, writes = operator.cpu_seconds(), operator.requests(), operator.total(WRITES)
     started = time.monotonic()
     time.sleep(steady)
@@ -194,7 +193,7 @@ def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: f
 
 
 def wait_until_quiet(operator: Operator) -> None:
-    """Until no write has been made for five seconds."""
+    """Wait until the operator has written nothing for five seconds."""
     seen: list[float] = [-1.0]
 
     def quiet() -> bool:
@@ -205,7 +204,7 @@ def wait_until_quiet(operator: Operator) -> None:
 
 
 def edit(plane: ControlPlane) -> float:
-    """Seconds from the edit of one resource until its Deployment has it: the median of five, kubectl's time in it."""
+    """Return the median seconds from an edit of a resource until its Deployment has it, including kubectl."""
     seconds = []
     for number in range(5):
         place = ("--namespace", f"team-{number}")
@@ -223,12 +222,12 @@ def edit(plane: ControlPlane) -> float:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deployments", type=int, default=1000)
     parser.add_argument("--replicas", type=int, default=5)
     parser.add_argument("--steady-seconds", type=float, default=120)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     figures = Figures(options.deployments, options.deployments * options.replicas)
     log = Path(f"/tmp/operator-scale-{os.getpid()}.log")

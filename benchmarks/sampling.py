@@ -84,7 +84,7 @@ def main() -> None:
         print(
             f"{arguments.rows} rows of {arguments.vocabulary} on {arguments.device}, {torch.get_num_threads()} threads"
         )
-        print(f"{'':44} {'ms a pass':>10} {'to argmax':>10}")
+        print(f"{'':44} {'ms per step':>10} {'to argmax':>10}")
         print(f"{'argmax alone':44} {floor * 1e3:10.1f} {1:10.2f}")
         for name, settings in SETTINGS.items():
             chunks = make_chunks(arguments.rows, arguments.vocabulary, settings)

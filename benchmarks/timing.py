@@ -1,4 +1,4 @@
-"""How long a call takes."""
+"""Timing of function calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def least_seconds(run: Callable[[], object], budget: float) -> float:
-    """The least time of a call, repeated for `budget` seconds and three times at least."""
+    """Return the minimum time of a call, repeated for `budget` seconds and at least three times."""
     run()
     times: list[float] = []
     end = time.perf_counter() + budget

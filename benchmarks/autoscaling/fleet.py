@@ -93,7 +93,7 @@ class Fleet:
     schedule: Schedule
     pods: list[Pod] = field(default_factory=list)
     endpoints: list[Pod] = field(default_factory=list)
-    wanted: int = 0
+    desired_replicas: int = 0
     gpu_intervals: list[tuple[float, float]] = field(default_factory=list)
     changes: list[tuple[float, int]] = field(default_factory=list)
     created: int = 0
@@ -111,19 +111,19 @@ class Fleet:
                 self._ready(pod, 0.0)
                 self._join(pod, 0.0)
 
-    def scale(self, now: float, wanted: int) -> None:
+    def scale(self, now: float, replicas: int) -> None:
         """Scale as the Deployment controller does: delete unready pods first, then those with the least load."""
-        if wanted == self.wanted:
+        if replicas == self.desired_replicas:
             return
-        self.changes.append((now, wanted))
-        self.wanted = wanted
+        self.changes.append((now, replicas))
+        self.desired_replicas = replicas
         alive = self.of(State.PENDING, State.STARTING, State.READY)
-        for _ in range(wanted - len(alive)):
+        for _ in range(replicas - len(alive)):
             self.created += 1
             self.pods.append(Pod(str(self.created), now))
         order = (State.PENDING, State.STARTING, State.READY)
         alive.sort(key=lambda pod: (order.index(pod.state), _load(pod) if pod.replica else 0, -pod.created))
-        for pod in alive[: max(0, len(alive) - wanted)]:
+        for pod in alive[: max(0, len(alive) - replicas)]:
             self._delete(pod, now)
         self._schedule(now)
 
@@ -184,7 +184,7 @@ class Fleet:
             self.endpoints.remove(pod)
 
     def _stop(self, pod: Pod, now: float) -> None:
-        """SIGTERM: no request comes any more, so how it ends is known at once."""
+        """Handle SIGTERM. No more requests arrive, so the outcome of the drain is known immediately."""
         assert pod.replica is not None
         pod.replica.run_until(now)
         ended = max(now, pod.replica.drain(now + self.cluster.drain))

@@ -26,7 +26,7 @@ class View:
         ready: names of ready pods.
         pending_ages: seconds since the creation of each pod that is not ready yet.
         start_seconds: median time from creation to ready of the newest pods; None if unknown.
-        wanted: current replicas of the Deployment.
+        desired_replicas: current replicas of the Deployment.
     """
 
     now: float
@@ -35,7 +35,7 @@ class View:
     pending_ages: tuple[float, ...]
     start_seconds: float | None
     terminating: int
-    wanted: int
+    desired_replicas: int
 
     @property
     def alive(self) -> int:
@@ -78,7 +78,7 @@ class FleetSample:
     """State of the fleet at one moment."""
 
     time: float
-    wanted: int
+    desired_replicas: int
     ready: int
     backlog: int
 
@@ -113,14 +113,14 @@ def simulate(scenario: Scenario, policy: Policy, make: MakeReplica = Approximate
 
     def decide(now: float) -> None:
         fleet.run_until(now)
-        wanted = policy.observe(_view(fleet, scraper, now))
-        fleet.scale(now, min(scenario.most, max(scenario.least, wanted)))
+        recommended = policy.observe(_view(fleet, scraper, now))
+        fleet.scale(now, min(scenario.most, max(scenario.least, recommended)))
         schedule(now + policy.period, decide)
 
     def sample(now: float) -> None:
         fleet.run_until(now)
         backlog = sum(p.replica.metrics(p.name, now).backlog_prompt_tokens for p in fleet.pods if p.replica)
-        samples.append(FleetSample(now, fleet.wanted, len(fleet.of(State.READY)), backlog))
+        samples.append(FleetSample(now, fleet.desired_replicas, len(fleet.of(State.READY)), backlog))
         schedule(now + _SAMPLE_SECONDS, sample)
 
     fleet.begin(scenario.begin)
@@ -156,7 +156,7 @@ def _view(fleet: Fleet, rng: random.Random, now: float) -> View:
         tuple(now - pod.created for pod in waiting),
         median(list(fleet.starts)[-8:]) if fleet.starts else None,
         len(fleet.of(State.DRAINING)),
-        fleet.wanted,
+        fleet.desired_replicas,
     )
 
 

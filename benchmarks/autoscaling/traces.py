@@ -62,9 +62,9 @@ class Trace:
     """A load on a fleet.
 
     Attributes:
-        seconds: how long requests come, `WARM_UP` included.
-        peak: replicas of the device it was made for that its highest minute needs; at the start it needs `start`.
-        make: the requests of a seed, by time.
+        seconds: duration of the trace, `WARM_UP` included.
+        what: description for the report.
+        make: returns the requests for a seed, sorted by time.
     """
 
     name: str
@@ -161,31 +161,31 @@ def traces(scale: float, seconds: float) -> tuple[Trace, ...]:
     whole, conversation = WARM_UP + seconds, AZURE_CONVERSATION
     return (
         Trace(
-            "poisson", "steady, Azure conversation's lengths", whole, conversation,
+            "poisson", "constant rate, lengths of Azure's conversation trace", whole, conversation,
             varying(conversation, whole, lambda _: 16 * scale, 16 * scale),
         ),
         Trace(
-            "step", "four times the load at once, for a third of the time", whole, conversation,
+            "step", "a sudden fourfold load for a third of the time", whole, conversation,
             varying(conversation, whole, step(6 * scale, 24 * scale, seconds / 6, seconds / 2), 24 * scale),
         ),
         Trace(
-            "day", "a day's cycle, compressed: a cosine of one to six", whole, conversation,
+            "day", "a compressed daily cycle: a cosine between one and six", whole, conversation,
             varying(conversation, whole, day(4 * scale, 24 * scale, seconds), 24 * scale),
         ),
         Trace(
-            "bursts", "Markov-modulated: one to four, calm for 4 minutes and busy for 2", whole, conversation,
-            bursts(conversation, whole, 6 * scale, 24 * scale, (240.0, 120.0)),
+            "bursts", "Markov-modulated Poisson: rates one and four, for 4 and 2 minutes on average", whole,
+            conversation, bursts(conversation, whole, 6 * scale, 24 * scale, (240.0, 120.0)),
         ),
         Trace(
-            "azure-conversation", "the drift of Azure's conversation hour: 191 to 507 requests a minute", whole,
+            "azure-conversation", "the rate drift of Azure's conversation trace: 191 to 507 requests per minute", whole,
             conversation, varying(conversation, whole, hump(9 * scale, 24 * scale, seconds), 24 * scale),
         ),
         Trace(
-            "azure-code", "Azure code: minutes that vary by 1.04 of their mean, long prompts, short answers", whole,
+            "azure-code", "long prompts, short outputs; rates per minute vary by 1.04 of their mean", whole,
             AZURE_CODE, minutes(AZURE_CODE, whole, 8 * scale, 1.04, 1.0),
         ),
         Trace(
-            "burstgpt", "BurstGPT's generator: gamma gaps of shape 0.5 and Zipf lengths; minutes vary by 0.5", whole,
-            BURST_GPT, minutes(BURST_GPT, whole, 100 * scale, 0.5, 0.5),
+            "burstgpt", "BurstGPT's generator: gamma gaps of shape 0.5, Zipf lengths; rates per minute vary by 0.5",
+            whole, BURST_GPT, minutes(BURST_GPT, whole, 100 * scale, 0.5, 0.5),
         ),
     )  # fmt: skip

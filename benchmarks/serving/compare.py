@@ -1,11 +1,11 @@
-"""Contenders side by side on this machine: `python benchmarks/serving/compare.py CONTENDERS.toml [--rounds 5]`.
+"""Compare servers or engines on this machine: `python benchmarks/serving/compare.py CONTENDERS.toml [--rounds 5]`.
 
-Machines differ, and the same one differs from hour to hour, so contenders take turns, forwards in one round and
-backwards in the next, and what counts is the ratio to the first one within each round: its median and range over the
-rounds. Between two of them the machine rests, because it may still be busy with the memory that the last one left.
+A machine's speed varies from hour to hour, so contenders run in turn, in alternating order per round. The result is the
+ratio to the first contender within each round: its median and range over the rounds. The machine rests between runs,
+because it may still be freeing the memory of the previous one.
 
-A contender is a command whose last line of output is the JSON of `fastgen bench --json`; a server is started first and
-lives as long as its client runs. Flags beside --rounds go to every contender.
+A contender is a command whose last line of output is the JSON of `fastgen bench --json`. Its server, if any, is started
+before the command and stopped after it. All flags except --rounds are passed to every contender.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FIGURES = {
     "gap p99 ms": ("inter_token_latency_ms", "p99"),
     "gap max ms": ("inter_token_latency_ms", "max"),
 }
-PATIENCE_SECONDS = 600
+READY_TIMEOUT_SECONDS = 600
 REST_SECONDS = 10
 
 
 @contextlib.contextmanager
 def server(contender: dict[str, Any]) -> Iterator[None]:
-    """The contender's server, from ready to gone; nothing where it has none."""
+    """Run the contender's server, if it has one, and wait until it is ready."""
     if "server" not in contender:
         yield
         return
@@ -61,20 +61,20 @@ def server(contender: dict[str, Any]) -> Iterator[None]:
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Returns when `url` answers 200."""
-    end = time.monotonic() + PATIENCE_SECONDS
+    """Wait until `url` responds with 200."""
+    end = time.monotonic() + READY_TIMEOUT_SECONDS
     while time.monotonic() < end:
         if process.poll() is not None:
-            sys.exit(f"the server ended with code {process.returncode}")
+            sys.exit(f"the server exited with code {process.returncode}")
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             if answer.status == 200:
                 return
         time.sleep(0.2)
-    sys.exit(f"{url} did not answer within {PATIENCE_SECONDS} s")
+    sys.exit(f"{url} did not respond with 200 within {READY_TIMEOUT_SECONDS} s")
 
 
 def measure(contender: dict[str, Any], flags: list[str], seed: int) -> dict[str, Any]:
-    """One run of one contender."""
+    """Run one contender and return its figures."""
     command = [*shlex.split(contender["run"]), *flags, "--seed", str(seed)]
     environment = {**os.environ, **contender.get("environment", {})}
     time.sleep(REST_SECONDS)
@@ -86,7 +86,7 @@ def measure(contender: dict[str, Any], flags: list[str], seed: int) -> dict[str,
 
 
 def table(rounds: list[list[dict[str, Any]]], names: list[str]) -> str:
-    """Medians, and ratios to the first contender, as Markdown."""
+    """Return the medians and the ratios to the first contender as a Markdown table."""
     lines = ["| | " + " | ".join(FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
     for place, name in enumerate(names):
         medians = [statistics.median(r[place][figure] for r in rounds) for figure in FIGURES]
@@ -101,7 +101,7 @@ def table(rounds: list[list[dict[str, Any]]], names: list[str]) -> str:
 
 
 def main() -> None:
-    """Runs the contenders in turn and prints the table."""
+    """Run the contenders in turn and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contenders", type=Path)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,7 +1,7 @@
-"""OpenVINO GenAI's continuous batching in this process under the load of `fastgen bench`, with its JSON as output.
+"""Run OpenVINO GenAI's continuous batching in process under the load of `fastgen bench`, and print the same JSON.
 
-Run in an environment that has package openvino-genai, with the engine's folder on PYTHONPATH for the load (which needs
-the standard library only): `python openvino_genai_loop.py EXPORTED_MODEL --requests 48 --seed 0 --json`.
+Requires the package openvino-genai, and the engine's folder on PYTHONPATH for the load, which needs only the standard
+library: `python openvino_genai_loop.py EXPORTED_MODEL --requests 48 --seed 0 --json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastgen.bench.workload import Ask, Workload
 
 @dataclass
 class Sent:
-    """A request under way."""
+    """A request in flight."""
 
     handle: Any
     prompt_tokens: int
@@ -29,32 +29,32 @@ class Sent:
 
 
 def run(pipeline: Any, workload: Workload) -> Results:
-    """The closed loop, to its end."""
+    """Run a closed-loop workload to its end."""
     tokenizer = pipeline.get_tokenizer()
     asks = iter([(ask, tokenizer.encode(ask.text).input_ids) for ask in workload.asks()])
-    under_way: list[Sent] = []
+    in_flight: list[Sent] = []
     answers: list[Answer] = []
 
     def send(ask: Ask, tokens: Any) -> None:
         config = genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = ask.max_tokens, True, False
         at = time.perf_counter()
-        handle = pipeline.add_request(len(answers) + len(under_way), tokens, config)
-        under_way.append(Sent(handle, tokens.shape[1], at))
+        handle = pipeline.add_request(len(answers) + len(in_flight), tokens, config)
+        in_flight.append(Sent(handle, tokens.shape[1], at))
 
     begin = time.perf_counter()
     for _ in range(workload.clients):
         if (following := next(asks, None)) is not None:
             send(*following)
-    while under_way:
+    while in_flight:
         pipeline.step()
         now = time.perf_counter()
-        for sent in under_way.copy():
+        for sent in in_flight.copy():
             while sent.handle.can_read():
                 for output in sent.handle.read().values():
                     sent.arrivals += [now] * len(output.generated_ids)
             if sent.handle.get_status() != genai.GenerationStatus.RUNNING:
-                under_way.remove(sent)
+                in_flight.remove(sent)
                 answers.append(Answer(sent.at, tuple(sent.arrivals), sent.prompt_tokens, len(sent.arrivals)))
                 if (following := next(asks, None)) is not None:
                     send(*following)
@@ -62,7 +62,7 @@ def run(pipeline: Any, workload: Workload) -> Results:
 
 
 def main() -> None:
-    """Runs the load and prints what came of it."""
+    """Run the load and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder of the exported model")
     parser.add_argument("--token-budget", type=int, default=256)
@@ -71,7 +71,9 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--generation-tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="as with fastgen bench; there is no other output")
+    parser.add_argument(
+        "--json", action="store_true", help="accepted for compatibility with fastgen bench; the output is always JSON"
+    )
     options = parser.parse_args()
     workload = Workload(
         options.requests, options.clients, options.prompt_tokens, options.generation_tokens, 0.3, options.seed

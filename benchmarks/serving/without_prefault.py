@@ -1,4 +1,4 @@
-"""The command `fastgen` without prefaulting, for `prefault.toml`: cache memory comes as it is first written."""
+"""The command `fastgen` without prefaulting, for `prefault.toml`: cache memory is allocated on first write."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fastgen.commands.main import main  # noqa: E402  (OpenMP reads the environm
 from fastgen.runner.runner import ModelRunner  # noqa: E402
 
 
-def _leave_memory(_runner: ModelRunner) -> None:
-    """In the place of `ModelRunner.start_prefault`."""
+def _no_prefault(_runner: ModelRunner) -> None:
+    """Replace `ModelRunner.start_prefault`."""
 
 
 if __name__ == "__main__":
-    ModelRunner.start_prefault = _leave_memory  # type: ignore[method-assign]
+    ModelRunner.start_prefault = _no_prefault  # type: ignore[method-assign]
     sys.exit(main())

@@ -19,9 +19,9 @@ SERVICE_ACCOUNT = "fastgen-operator"
 def install(plane: ControlPlane, *args: str) -> None:
     """Apply the rendered chart without the operator's Deployment: the tests run the operator themselves."""
     rendered = Helm(plane.programs / "helm").render(*args)
-    wanted = [obj for obj in rendered if obj["kind"] != "Deployment"]
-    assert len(wanted) == len(rendered) - 1
-    plane.kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(wanted))
+    applied = [obj for obj in rendered if obj["kind"] != "Deployment"]
+    assert len(applied) == len(rendered) - 1
+    plane.kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(applied))
 
 
 def operator_kubeconfig(plane: ControlPlane, name: str = SERVICE_ACCOUNT) -> Path:

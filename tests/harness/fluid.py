@@ -118,7 +118,7 @@ class FluidFleet:
     def observed(self) -> Fleet:
         """Return the fleet as the operator observes it now."""
         return Fleet(
-            wanted=len(self.replicas),
+            replicas=len(self.replicas),
             ready=frozenset(name for name, replica in self.replicas.items() if replica.ready <= self.time),
             samples=dict(self.samples),
             pending_ages=tuple(self.time - r.born for r in self.replicas.values() if r.ready > self.time),

@@ -1,1 +1,1 @@
-"""Ways to choose the number of replicas: ours, and those of other systems, each by its own documents or code."""
+"""Autoscaling policies: ours, and those of other systems according to their documentation or code."""

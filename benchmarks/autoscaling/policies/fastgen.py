@@ -29,7 +29,7 @@ class Tokens:
         self._samples = {pod: sample for pod, sample in self._samples.items() if pod in view.ready}
         self._samples |= {metrics.pod: sample_of(metrics) for metrics in view.replicas}
         fleet = Fleet(
-            wanted=view.wanted,
+            replicas=view.desired_replicas,
             ready=view.ready,
             samples=self._samples,
             pending_ages=view.pending_ages,

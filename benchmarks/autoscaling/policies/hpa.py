@@ -1,6 +1,6 @@
 """Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) on an external metric of type AverageValue, as KEDA sets it up.
 
-KEDA's usual trigger for vLLM-like engines is five waiting requests for each replica.
+KEDA's usual trigger for vLLM-like engines is five waiting requests per replica.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class WaitingRequests:
     _behavior: Behavior = field(default_factory=Behavior)
 
     def observe(self, view: View) -> int:
-        """ceil(sum / threshold), unless the average is within the tolerance of it."""
-        current = max(1, view.wanted)
+        """Return ceil(sum / threshold), or no change if the average is within the tolerance."""
+        current = max(1, view.desired_replicas)
         if not view.replicas:
             return current
         waiting = sum(metrics.waiting for metrics in view.replicas)

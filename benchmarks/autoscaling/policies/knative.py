@@ -1,7 +1,7 @@
 """Knative Serving's autoscaler on concurrency (`pkg/autoscaler/scaling/autoscaler.go`), with its defaults.
 
-A stable window of 60 s and a panic window of a tenth of it; panic mode starts at twice the target of the
-ready pods, never scales down, and ends after a stable window without need. Limits: up by 1000 times, down by half.
+A stable window of 60 s and a panic window of a tenth of it. Panic mode starts at twice the target of the ready pods,
+never scales down, and ends after a stable window below the threshold. Rate limits: up 1000-fold, down by half.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Concurrency:
         """Return the decision of one tick."""
         ready = len(view.ready)
         if not view.replicas or not ready:
-            return view.wanted
+            return view.desired_replicas
         # Pods without metrics count as the mean of the others.
         self._seen.add(view.now, sum(r.in_flight for r in view.replicas) * ready / len(view.replicas))
         up, down = math.ceil(_UP * ready), math.floor(ready / _DOWN)

@@ -28,14 +28,14 @@ class ActiveRequests:
     def observe(self, view: View) -> int:
         """Return ceil(mean / target), delayed if lower. Its proxy counts requests, so lost scrapes do not matter."""
         if not view.replicas:
-            return view.wanted
+            return view.desired_replicas
         self._seen.add(view.now, sum(r.in_flight for r in view.replicas) * len(view.ready) / len(view.replicas))
-        wanted = max(1, math.ceil(self._seen.mean() / self.target))
-        if wanted >= view.wanted:
+        recommended = max(1, math.ceil(self._seen.mean() / self.target))
+        if recommended >= view.desired_replicas:
             self._lower = 0
-            return wanted
+            return recommended
         self._lower += 1
         if self._lower < math.ceil(30.0 / self.period):
-            return view.wanted
+            return view.desired_replicas
         self._lower = 0
-        return wanted
+        return recommended

@@ -1,10 +1,11 @@
 """llm-d's workload variant autoscaler: its saturation rules (V1) and its token capacity (V2).
 
-V1: a replica is saturated with 80 % of its KV cache in use or 5 requests waiting; one more replica when those that are
-not have on average less than 10 % of the cache or 3 requests to spare, one fewer when N - 1 would still have that; no
-decision while pods start or end. V2 (`internal/engines/analyzers/saturation_v2`): a replica's capacity in resident
-tokens is the lesser of 80 % of its cache and of what it held while requests waited, or what its batch would hold;
-up above 85 % of ready and starting capacity, down below 70 % of ready. An HPA carries either out.
+V1: a replica is saturated if 80 % of its KV cache is in use or 5 requests wait. Add a replica if the unsaturated ones
+have on average less than 10 % of the cache or 3 requests to spare, remove one if N - 1 replicas would still have that.
+No decision while pods start or terminate. V2 (`internal/engines/analyzers/saturation_v2`): a replica's capacity in
+resident tokens is the minimum of 80 % of its cache and the tokens it held while requests waited, or the tokens that its
+batch would hold. Scale up above 85 % of ready and starting capacity, down below 70 % of ready capacity. In both
+versions an HPA applies the result.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ class Saturation:
     behavior: Behavior = field(default_factory=lambda: Behavior(up=240.0, down=240.0))
 
     def observe(self, view: View) -> int:
-        """Return one replica more, one fewer, or the same."""
-        return self.behavior.limit(view.now, view.wanted, max(1, self._recommend(view)))
+        """Return the current replicas, or one more or fewer."""
+        return self.behavior.limit(view.now, view.desired_replicas, max(1, self._recommend(view)))
 
     def _recommend(self, view: View) -> int:
         replicas, number = view.replicas, len(view.replicas)
         if not replicas or view.pending_ages or view.terminating:
-            return view.wanted
+            return view.desired_replicas
         kv = [r.kv_tokens / r.kv_capacity_tokens for r in replicas]
         healthy = [(k, r.waiting) for k, r in zip(kv, replicas, strict=True) if k < _KV and r.waiting < _QUEUE]
         if not healthy:
-            return view.wanted + 1
+            return view.desired_replicas + 1
         spare_kv = sum(_KV - k for k, _ in healthy) / len(healthy)
         spare_queue = sum(_QUEUE - w for _, w in healthy) / len(healthy)
         if spare_kv < _SPARE_KV or spare_queue < _SPARE_QUEUE:
-            return view.wanted + 1
+            return view.desired_replicas + 1
         if number < 2 or len(healthy) < number:
-            return view.wanted
+            return view.desired_replicas
         load_kv, load_queue = sum(k for k, _ in healthy) / (number - 1), sum(w for _, w in healthy) / (number - 1)
         fits = _KV - load_kv >= _SPARE_KV and _QUEUE - load_queue >= _SPARE_QUEUE
-        return view.wanted - 1 if fits else view.wanted
+        return view.desired_replicas - 1 if fits else view.desired_replicas
 
 
 @dataclass(slots=True)
@@ -67,11 +68,11 @@ class TokenCapacity:
 
     def observe(self, view: View) -> int:
         """Return the replicas required by the token demand."""
-        return self.behavior.limit(view.now, view.wanted, max(1, self._recommend(view)))
+        return self.behavior.limit(view.now, view.desired_replicas, max(1, self._recommend(view)))
 
     def _recommend(self, view: View) -> int:
         if not view.replicas:
-            return view.wanted
+            return view.desired_replicas
         ended = sum(r.ended for r in view.replicas)
         prompt = sum(r.ended_prompt_tokens for r in view.replicas) / ended if ended else 0.0
         generated = sum(r.ended_generated_tokens for r in view.replicas) / ended if ended else 0.0
@@ -87,7 +88,7 @@ class TokenCapacity:
         spare = len(view.ready) * capacity - demand / self.down
         if spare > 0 and not view.pending_ages:
             return len(view.ready) - math.floor(spare / capacity)
-        return view.wanted
+        return view.desired_replicas
 
     def _capacity(self, metrics: ReplicaMetrics, prompt: float, generated: float) -> float:
         most = _KV * metrics.kv_capacity_tokens

@@ -56,7 +56,7 @@ class Fleet:
     """The pods of one FastGenDeployment at one moment.
 
     Attributes:
-        wanted: current replicas of the Deployment.
+        replicas: current `spec.replicas` of the Deployment.
         ready: names of the pods that are ready and not terminating.
         samples: newest valid sample of each ready pod that has one.
         pending_ages: seconds since creation of each pod that is not ready yet.
@@ -64,7 +64,7 @@ class Fleet:
         start_seconds: observed time from a pod's creation to ready; None if unknown.
     """
 
-    wanted: int
+    replicas: int
     ready: frozenset[str]
     samples: Mapping[str, Sample] = field(default_factory=dict)
     pending_ages: tuple[float, ...] = ()

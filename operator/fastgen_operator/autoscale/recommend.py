@@ -78,7 +78,7 @@ class State:
 
 def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[Decision, State]:
     """Return the decision at `now` and the state for the next one."""
-    state = _within_bounds(policy, replace(state, replicas=state.replicas or fleet.wanted))
+    state = _within_bounds(policy, replace(state, replicas=state.replicas or fleet.replicas))
     demand = state.demand.observe(fleet, now, policy.scrape_seconds)
     fresh = demand.fresh(fleet, now, policy.scrape_seconds)
     state = replace(state, demand=demand)

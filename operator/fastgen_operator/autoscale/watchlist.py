@@ -37,7 +37,7 @@ class Subject:
     uid: str
     policy: Policy
     model_name: str
-    wanted: int
+    replicas: int
     pods: tuple[PodView, ...]
 
     def fleet(self, samples: Mapping[str, Sample], time: float) -> Fleet:
@@ -47,7 +47,7 @@ class Subject:
         # The minimum: other pods may have waited for a node, or become ready a second time.
         starts = [pod.ready_since - pod.created for pod in ready if pod.ready_since is not None]
         return Fleet(
-            wanted=self.wanted,
+            replicas=self.replicas,
             ready=frozenset(pod.name for pod in ready),
             samples=samples,
             pending_ages=tuple(max(0.0, time - pod.created) for pod in staying if pod.ready_since is None),
@@ -121,7 +121,7 @@ class Watchlist:
 def subject_of(
     spec: Spec, resource: Object, pods: Iterable[Object], replicas: int, scrape_seconds: float
 ) -> Subject | None:
-    """Return the fleet to size; None without spec.autoscaling. `replicas` is the number wanted now."""
+    """Return the fleet to size; None without spec.autoscaling. `replicas` are the current ones of the Deployment."""
     policy = policy_of(spec, scrape_seconds)
     if policy is None:
         return None
@@ -129,7 +129,7 @@ def subject_of(
         uid=resource["metadata"]["uid"],
         policy=policy,
         model_name=spec.model.served_name or resource["metadata"]["name"],
-        wanted=replicas,
+        replicas=replicas,
         pods=tuple(_view(pod) for pod in pods if not has_ended(pod)),
     )
 

@@ -39,8 +39,8 @@ def engines() -> Iterator[Engines]:
     made: list[FakeEngine] = []
     behind: dict[str, FakeEngine] = {}
 
-    def make(space: Space, wanted: int) -> list[FakeEngine]:
-        for pod in space.wait_pods(wanted):
+    def make(space: Space, count: int) -> list[FakeEngine]:
+        for pod in space.wait_pods(count):
             name = pod["metadata"]["name"]
             if name in behind:
                 continue

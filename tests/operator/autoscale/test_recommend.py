@@ -296,7 +296,7 @@ def test_a_window_maximum_covers_its_window_with_few_entries(steps: list[tuple[f
 
 def test_a_backlog_is_explained_in_tokens_seconds_and_replicas() -> None:
     samples = {name: sample(backlog_tokens=0.0) for name in ("a", "b")}
-    fleet = Fleet(wanted=2, ready=frozenset(samples), samples=samples, start_seconds=10.0)
+    fleet = Fleet(replicas=2, ready=frozenset(samples), samples=samples, start_seconds=10.0)
     rules = policy()
     _, state = recommend(rules, State(), fleet, 0.0)
     for time in (5.0, 10.0, 15.0):

@@ -176,14 +176,14 @@ def test_the_generated_traces_have_the_published_token_counts() -> None:
         assert times == [arrival.time for arrival in trace.arrivals(1)]
 
 
-def view(now: float, waiting: int, running: int, *, ready: int, wanted: int) -> View:
+def view(now: float, waiting: int, running: int, *, ready: int, desired_replicas: int) -> View:
     log = RequestLog()
     replicas = []
     for pod in range(ready):
         metrics = ApproximateReplica(GPU, log, now).metrics(str(pod), now)
         metrics.waiting, metrics.running = waiting, running
         replicas.append(metrics)
-    return View(now, tuple(replicas), frozenset(map(str, range(ready))), (), None, 0, wanted)
+    return View(now, tuple(replicas), frozenset(map(str, range(ready))), (), None, 0, desired_replicas)
 
 
 def decisions(policy: Policy, views: Callable[[float], View], seconds: float) -> list[int]:
@@ -191,10 +191,10 @@ def decisions(policy: Policy, views: Callable[[float], View], seconds: float) ->
 
 
 def test_the_hpa_has_ten_percent_tolerance_and_a_five_minute_scale_down_window() -> None:
-    assert decisions(WaitingRequests(5.0), lambda now: view(now, 5, 9, ready=4, wanted=4), 15)[-1] == 4
-    assert decisions(WaitingRequests(5.0), lambda now: view(now, 10, 9, ready=4, wanted=4), 15)[-1] == 8
+    assert decisions(WaitingRequests(5.0), lambda now: view(now, 5, 9, ready=4, desired_replicas=4), 15)[-1] == 4
+    assert decisions(WaitingRequests(5.0), lambda now: view(now, 10, 9, ready=4, desired_replicas=4), 15)[-1] == 8
     assert (
-        decisions(WaitingRequests(5.0), lambda now: view(now, 500, 9, ready=4, wanted=4), 15)[-1] == 8
+        decisions(WaitingRequests(5.0), lambda now: view(now, 500, 9, ready=4, desired_replicas=4), 15)[-1] == 8
     )  # at most 4 or double
     behavior = Behavior()
     assert [behavior.limit(now, 6, 6 if now < 15 else 2) for now in (0.0, 15.0, 300.0, 316.0)] == [6, 6, 2, 2]
@@ -202,11 +202,11 @@ def test_the_hpa_has_ten_percent_tolerance_and_a_five_minute_scale_down_window()
 
 def test_knative_panics_at_twice_its_target_and_does_not_scale_down_meanwhile() -> None:
     policy = Concurrency(10.0)
-    calm = decisions(policy, lambda now: view(now, 0, 10, ready=2, wanted=2), 60)
+    calm = decisions(policy, lambda now: view(now, 0, 10, ready=2, desired_replicas=2), 60)
     assert calm[-1] == 2
-    assert policy.observe(view(62.0, 90, 10, ready=2, wanted=2)) > 2
-    peak = policy.observe(view(64.0, 90, 10, ready=2, wanted=2))
-    assert policy.observe(view(66.0, 0, 0, ready=2, wanted=peak)) >= peak
+    assert policy.observe(view(62.0, 90, 10, ready=2, desired_replicas=2)) > 2
+    peak = policy.observe(view(64.0, 90, 10, ready=2, desired_replicas=2))
+    assert policy.observe(view(66.0, 0, 0, ready=2, desired_replicas=peak)) >= peak
 
 
 def test_results_exclude_the_warm_up() -> None:

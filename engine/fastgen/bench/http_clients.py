@@ -17,9 +17,9 @@ def run_against(remote: Remote, workload: Workload, model: str | None, on_answer
 
     Args:
         remote: the server.
-        workload: what is asked.
-        model: the name to ask for; the server's first one where None.
-        on_answer: called after each request, answered or not, in the client's thread.
+        workload: the requests to send.
+        model: model name of the requests; None for the server's first model.
+        on_answer: called after each request, successful or not, in the client's thread.
 
     Raises:
         RemoteError: the server cannot be reached.

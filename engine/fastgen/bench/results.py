@@ -17,9 +17,9 @@ class Answer:
     """One completed request; times in seconds on one clock.
 
     Attributes:
-        sent: when it was sent.
-        arrivals: when each of its tokens came, as far as they came apart.
-        prompt_tokens, generated_tokens: how many there were.
+        sent: time of sending.
+        arrivals: arrival times of its chunks of tokens.
+        prompt_tokens, generated_tokens: number of tokens.
     """
 
     sent: float
@@ -56,8 +56,8 @@ class Results:
     """A whole run.
 
     Attributes:
-        seconds: from the first request to the last token.
-        failures: what went wrong with requests that were not answered.
+        seconds: time from the first request to the last token.
+        failures: error messages of the failed requests.
     """
 
     seconds: float

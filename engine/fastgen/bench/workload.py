@@ -19,11 +19,11 @@ class Workload:
     """Closed-loop load: each client sends its next request when its previous one ends.
 
     Attributes:
-        requests: in all.
-        clients: at the same time.
+        requests: total number of requests.
+        clients: number of concurrent clients.
         prompt_tokens, generation_tokens: mean lengths.
         deviation: standard deviation of both, as a share of the mean; lengths are drawn from a normal distribution.
-        seed: the same seed asks the same.
+        seed: the same seed gives the same requests.
     """
 
     requests: int

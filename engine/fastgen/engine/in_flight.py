@@ -1,6 +1,6 @@
 """The server's view of the requests in the engine process.
 
-The server is the engine's only client, so what it has sent and what the engine has reported is complete.
+The server is the engine's only client, so it knows all requests of the engine.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class InFlight:
         outputs.put_nowait(output)
 
     def end_all(self) -> None:
-        """Put None into all queues: the engine died."""
+        """Put None into all queues, because the engine has exited."""
         queues, self._queues = self._queues, {}
         for outputs in queues.values():
             outputs.put_nowait(None)

@@ -29,7 +29,7 @@ def fetch(
 ) -> None:
     """Download a model into the folder `to`; return at once if it is complete.
 
-    `keep`, where given, names the model folders beside `to` that stay: all others are removed first.
+    `keep`, if given, names the sibling model folders to keep. All others are removed first.
 
     Raises:
         FetchError: the download failed; partial files are kept for the next attempt.

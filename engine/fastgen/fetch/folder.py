@@ -6,7 +6,7 @@
     FOLDER/.fastgen/complete.json     the marker, written last: without it the folder is not served
     FOLDER/.fastgen/lock              held by the downloading process
 
-A process that is killed at any point leaves a folder that the next one goes on with.
+If a process is killed at any point, the next one can continue with its folder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ModelFolder:
         return self._state / f"{file.name}.{hashlib.sha256(file.tag.encode()).hexdigest()[:12]}.part"
 
     def fetched(self, file: RemoteFile) -> int:
-        """Return how many bytes of it are present."""
+        """Return how many bytes of the file are present."""
         return file.size if self.holds(file) else min(file.size, _size(self.part(file)) or 0)
 
     def tidy(self, files: Iterable[RemoteFile]) -> None:

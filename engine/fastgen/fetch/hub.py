@@ -1,7 +1,7 @@
 """Models on a hub: `hf://owner/name`, or `hf://owner/name/path/file.gguf` for one file.
 
-The environment decides, as everywhere with huggingface_hub: HF_ENDPOINT, HF_TOKEN. Its own download function starts a
-file again from nothing when the process was ended, so only its listing and its sessions are used.
+Environment variables of huggingface_hub apply: HF_ENDPOINT, HF_TOKEN. After a restart of the process, its download
+function starts an interrupted file from the beginning, so only its listing and its sessions are used.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class HubRemote:
     """A repository at one revision; the listing pins the commit for all reads.
 
     Args:
-        file: path of the one file that is wanted; the model's folder where None.
-        timeout: seconds without a byte after which a connection counts as cut.
+        file: path of the only file to download; None for the whole folder.
+        timeout: seconds without a byte after which a connection counts as broken.
     """
 
     def __init__(self, repository: str, file: str | None, revision: str, timeout: float) -> None:

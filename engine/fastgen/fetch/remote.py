@@ -20,10 +20,10 @@ class RemoteFile:
     """One file of a source.
 
     Attributes:
-        path: where the source has it.
-        size: bytes.
-        tag: differs where the content does.
-        sha256: of the content, in hexadecimal; None where the source does not say.
+        path: path in the source.
+        size: size in bytes.
+        tag: identifier of the content: different contents have different tags.
+        sha256: hexadecimal SHA-256 of the content; None if the source does not provide it.
     """
 
     path: str
@@ -36,7 +36,7 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """Return its name in the model's folder, which is flat."""
+        """Return the file's name in the model's folder, which is flat."""
         return PurePosixPath(self.path).name
 
 
@@ -51,7 +51,7 @@ class Listing:
 class Remote(Protocol):
     """A model's source.
 
-    Every method raises Interrupted if a retry may work, else another FetchError.
+    All methods raise Interrupted if a retry may work, and another FetchError otherwise.
     """
 
     def list(self) -> Listing:

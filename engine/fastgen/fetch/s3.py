@@ -1,7 +1,7 @@
 """Models in an object store: `s3://bucket/prefix`, or `s3://bucket/path/file.gguf` for one file.
 
-The environment decides, as everywhere with boto3: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the like. Without
-credentials the store is asked as anybody may ask it.
+Environment variables of boto3 apply: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and others. Without credentials,
+requests are anonymous.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class S3Remote:
     """A prefix of a bucket, or one object in it.
 
     Args:
-        timeout: seconds without a byte after which a connection counts as cut.
+        timeout: seconds without a byte after which a connection counts as broken.
     """
 
     def __init__(self, bucket: str, key: str, timeout: float) -> None:

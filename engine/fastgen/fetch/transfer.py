@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Retries:
     """Retry policy: number of attempts, and waits in seconds that double from `first` to `longest`.
 
-    `limit` counts failures in a row without a byte between them: a source that gives a little each time is stayed with.
+    `limit` is the maximum number of consecutive failures without progress: any received byte resets the count.
     """
 
     limit: int = 6

@@ -1,4 +1,4 @@
-"""The habits of DeepSpeed-MII's users: a pipeline in this process, and servers that outlive it.
+"""API compatible with DeepSpeed-MII: a pipeline in this process, and servers that outlive it.
 
-docs/from-deepspeed-mii.md maps each of its calls and arguments to ours.
+docs/from-deepspeed-mii.md maps each MII call and argument to its equivalent.
 """

@@ -9,9 +9,9 @@ from typing import Any
 from fastgen.config import ConfigError
 from fastgen.core.request import RequestError, SamplingParams
 
-# Additional arguments, by our names.
+# Additional arguments, named as in SamplingParams.
 _MORE = ("seed", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-# MII's model arguments that do not exist here, and what to use instead.
+# Model arguments of MII that are not supported, and what to use instead.
 _ELSEWHERE = {
     "tensor_parallel": "a model runs in one process: leave it out",
     "replica_num": "one server is one replica: for more, set replicas in a FastGenDeployment",
@@ -31,8 +31,8 @@ class Response:
     """One response.
 
     Attributes:
-        generated_text: the generation, after the prompt where `return_full_text` asks for it.
-        prompt_length, generated_length: tokens.
+        generated_text: the generated text; with `return_full_text`, the prompt and the generated text.
+        prompt_length, generated_length: number of tokens.
         finish_reason: "stop" or "length".
     """
 
@@ -47,17 +47,17 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateArguments:
-    """Arguments of a call to generate.
+    """Generation arguments, named as in MII.
 
     Attributes:
-        max_length: most tokens of prompt and generation together, where `max_new_tokens` is not given.
-        max_new_tokens, min_new_tokens: of the generation.
-        do_sample: False is greedy, whatever the next three say.
-        top_p, top_k, temperature: how tokens are drawn.
-        stop: texts that end a generation. The model's own end of a text ends it as well.
-        ignore_eos: go on over the model's own end of a text.
-        return_full_text: put the prompt before the generation.
-        more: further sampling parameters, by the names of `fastgen.SamplingParams`.
+        max_length: maximum number of prompt and generated tokens; ignored with `max_new_tokens`.
+        max_new_tokens, min_new_tokens: maximum and minimum number of generated tokens.
+        do_sample: False decodes greedily and ignores `top_p`, `top_k` and `temperature`.
+        top_p, top_k, temperature: sampling parameters.
+        stop: stop strings, in addition to the model's end-of-sequence tokens.
+        ignore_eos: continue after an end-of-sequence token.
+        return_full_text: return the prompt followed by the generated text.
+        more: further sampling parameters, named as in `fastgen.SamplingParams`.
     """
 
     max_length: int = 1024
@@ -74,7 +74,7 @@ class GenerateArguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> GenerateArguments:
-        """Build from a call's keyword arguments.
+        """Build from keyword arguments.
 
         Raises:
             RequestError: an argument has an unknown name.

@@ -1,4 +1,4 @@
-"""`fastgen.client`: a client of a server that `fastgen.serve` started, for any program of the same user."""
+"""`fastgen.client`: connects to a server that any program of the same user started with `fastgen.serve`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def client(deployment_name: str, *, api_key: str | None = None) -> Client:
 
     Args:
         deployment_name: as given to `fastgen.serve`.
-        api_key: where the server asks for one; the environment's FASTGEN_API_KEY where not given.
+        api_key: API key, if the server requires one; defaults to the environment variable FASTGEN_API_KEY.
 
     Raises:
         DeploymentError: no deployment has this name, or it has ended.
@@ -53,7 +53,7 @@ class Client:
     """Generates on a deployment, and terminates it. Thread-safe.
 
     Attributes:
-        deployment: what is known of it; `deployment.url` is its address for other clients.
+        deployment: record of the server process; other clients can use `deployment.url`.
     """
 
     def __init__(self, deployment: Deployment, *, api_key: str | None = None) -> None:
@@ -66,8 +66,8 @@ class Client:
     ) -> list[Response]:
         """Generate for all prompts concurrently; `arguments` are those of `GenerateArguments`.
 
-        With `streaming_fn`, which takes one prompt only, it is called with a list of one response for each piece of
-        text as it comes; the whole is returned all the same.
+        `streaming_fn` requires a single prompt. It is called with a list of one partial response per streamed chunk.
+        The complete response is returned as well.
 
         Raises:
             RequestError: the server rejected an argument or a prompt.
@@ -88,7 +88,7 @@ class Client:
             raise DeploymentError(self._what_became_of_it(error)) from error
 
     def terminate_server(self) -> None:
-        """Terminate the server for all clients; running requests may finish within its drain.
+        """Terminate the server for all clients; running requests can finish during its drain.
 
         Raises:
             DeploymentError: the server does not exit.

@@ -1,4 +1,4 @@
-"""Servers started by name on this machine: one file each, in a private folder of the user."""
+"""Registry of named servers on this machine: one file per server, in a private folder of the user."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Deployment:
     """One server process.
 
     Attributes:
-        name: what it was started as.
-        url: where it listens; empty while the process that starts it is at work.
-        pid: its process; while it is being started, that of who starts it.
-        began: when that process began, in the kernel's ticks since boot: a process id alone may be somebody else's.
-        drain_seconds: how long it lets running requests go on when told to end.
-        log: the file that it writes its log to.
+        name: name of the deployment.
+        url: base URL; empty while the server starts.
+        pid: id of the server process; while the server starts, of the process that starts it.
+        began: start time of that process in ticks since boot. It detects a reused process id.
+        drain_seconds: time that running requests get to finish after SIGTERM.
+        log: path of the log file.
     """
 
     name: str

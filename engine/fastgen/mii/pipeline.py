@@ -14,7 +14,7 @@ def pipeline(model: str, **settings: Any) -> Pipeline:
 
     Args:
         model: a GGUF file or a Hugging Face directory.
-        settings: the engine's settings, by the names of `fastgen.config.EngineConfig`.
+        settings: engine settings, named as in `fastgen.config.EngineConfig`.
 
     Raises:
         ConfigError: the model or a setting is not supported.
@@ -33,7 +33,7 @@ class Pipeline:
         """Generate for all prompts as a batch; `arguments` are those of `GenerateArguments`.
 
         Raises:
-            RequestError: the model cannot serve one of them; none is run.
+            RequestError: the model cannot serve one of the prompts. None of them runs.
         """
         if self._llm is None:
             raise RuntimeError("this pipeline is destroyed: create a new one with fastgen.pipeline")

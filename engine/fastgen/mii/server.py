@@ -46,10 +46,10 @@ def serve(
 
     Args:
         model: a GGUF file or a Hugging Face directory.
-        deployment_name: how `fastgen.client` finds it; the model's name where not given.
-        host, port: where it listens; port 0 takes a free one.
-        replica_num: 1. More replicas are a FastGenDeployment's: see the error.
-        settings: the engine's and the server's settings, by the names of `fastgen.config`.
+        deployment_name: name for `fastgen.client`; defaults to the model's name.
+        host, port: address to listen on; port 0 chooses a free port.
+        replica_num: must be 1; more replicas require a FastGenDeployment.
+        settings: settings of engine and server, named as in `fastgen.config`.
 
     Raises:
         ConfigError: the model or a setting is not supported.

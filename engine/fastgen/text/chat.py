@@ -1,7 +1,7 @@
 """Render messages to a prompt with the model's own Jinja chat template.
 
-The environment is the one that templates are written for (transformers' `apply_chat_template`): its whitespace rules,
-its `raise_exception`, `strftime_now` and `tojson`, and its `generation` blocks, which only matter in training.
+The Jinja environment matches transformers' `apply_chat_template`: the same whitespace rules, `raise_exception`,
+`strftime_now` and `tojson`, and `generation` blocks, which only matter in training.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastgen.config import ConfigError
 
-# White space that no template writes after a message.
+# White space that no template emits after a message.
 _MARK_SPACE = " \n\t"
 # A tool name that no template contains.
 _PROBE = "fastgen_probe"
 
 
 class ChatTemplateError(ValueError):
-    """The template rejected the messages; the message is the template's own."""
+    """The template rejected the messages. The error message is the template's."""
 
 
 class ChatTemplate:
     """A model's chat template, compiled.
 
     Attributes:
-        source: the template as the model has it.
-        tool_source: the one for requests with tools; the same where the model has no other.
-        takes_tools: does that one tell the model of tools?
+        source: source text of the template.
+        tool_source: source text of the template for requests with tools, often the same.
+        takes_tools: whether that template renders tools.
 
     Raises:
-        ConfigError: when a template is not valid Jinja.
+        ConfigError: if a template is not valid Jinja.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
@@ -53,10 +53,10 @@ class ChatTemplate:
 
     @classmethod
     def named(cls, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """Choose the template among these names as transformers does; None without any.
+        """Build from a model's templates by name, chosen as in transformers; None if there are none.
 
         Raises:
-            ConfigError: when a template is not valid Jinja.
+            ConfigError: if a template is not valid Jinja.
         """
         if not sources.get("default"):
             return None
@@ -73,11 +73,11 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt for `messages` (role, content, ...), ending with the generation prompt.
 
-        `tools` are JSON schemas of functions, `documents` texts with titles, and `variables` whatever else this
-        template reads (for example `enable_thinking`).
+        `tools` are JSON schemas of functions, `documents` texts with titles, and `variables` further variables of the
+        template, for example `enable_thinking`.
 
         Raises:
-            ChatTemplateError: when the template refuses the messages or cannot handle them.
+            ChatTemplateError: if the template rejects the messages or fails.
         """
         context = {
             **self._special_tokens,
@@ -96,29 +96,29 @@ class ChatTemplate:
             raise ChatTemplateError("something in them is nested too deeply") from None
 
     def _shows_tools(self) -> bool:
-        """Return whether the template renders offered tools; the word alone may be a message's field."""
+        """Return whether the template renders tools. Its text alone may mention `tools` as a field of a message."""
         if re.search(r"\btools\b", self.tool_source) is None:
             return False
         function = {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}}
         try:
             shown = self.render([{"role": "user", "content": "a"}], tools=[{"type": "function", "function": function}])
-        except ChatTemplateError:  # it requires another conversation or tool
+        except ChatTemplateError:  # the template requires another conversation or tool
             return True
         return _PROBE in shown
 
     def render_unfinished(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
-        """Like `render`, ending inside the last message, so that the model continues it.
+        """Return the prompt up to the end of the last message's text, so that the model continues it.
 
-        The text itself is no guide to where that is, as it may stand in the template's marks behind it too: a mark of
-        our own goes behind it, as transformers does it.
+        As in transformers, a marker appended to the text finds its end in the prompt: the text itself may also occur in
+        what the template emits after it.
 
         Raises:
-            ChatTemplateError: also when the template does not show the last message's text.
+            ChatTemplateError: see `render`; also if the template does not render the last message's text.
         """
         last = str(messages[-1].get("content") or "")
         if not last.strip():
             raise ChatTemplateError("the last message has no text to go on with")
-        # Digits, because templates may change the case of letters; random, so that no text contains them.
+        # Digits, because templates may change the case of letters. Random, so that no text contains them.
         mark = str(secrets.randbits(128))
         marked = [*messages[:-1], {**messages[-1], "content": last + mark + _MARK_SPACE}]
         shown, found, behind = self.render(marked, add_generation_prompt=False, **context).rpartition(mark)

@@ -11,10 +11,10 @@ from fastgen.text.tokenizer import Tokenizer
 class Detokenizer:
     """Decodes one generation incrementally; output is final and never ends inside a character.
 
-    Each token costs its own length only. The texts given add up to the generation's text as a continuation of its
-    prompt: with SentencePiece, a first word keeps the space that parts it from the prompt.
+    The cost of a token is proportional to its length. The concatenated output is the text of the generation as a
+    continuation of its prompt: with SentencePiece, the first word keeps the space that separates it from the prompt.
 
-    `hidden` are the tokens that give no text; where not given, all special ones.
+    `hidden` are the tokens that produce no text, by default all special tokens.
     """
 
     __slots__ = ("_bytes_so_far", "_hidden", "_vocabulary")
@@ -25,7 +25,7 @@ class Detokenizer:
         self._bytes_so_far = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete; hidden tokens give none."""
+        """Return the text that these tokens complete; hidden tokens produce none."""
         spelled = b"".join(self._vocabulary.token_bytes(i) for i in token_ids if i not in self._hidden)
         return self._bytes_so_far.decode(spelled)
 

@@ -1,7 +1,7 @@
 """Build a tokenizer from a GGUF file's metadata.
 
-The keys are those of the GGUF specification (`tokenizer.ggml.*`). What the file does not hold, how text is cut before
-the merges apply, is known by the name in `tokenizer.ggml.pre` (`cuts`).
+The keys are those of the GGUF specification (`tokenizer.ggml.*`). The file does not contain the pre-tokenizer, only
+its name in `tokenizer.ggml.pre`; see `pre_tokenizers`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastgen.text.pre_tokenizers import CUTS
 # Token types of the GGUF specification.
 _CONTROL, _USER_DEFINED = 3, 4
 
-# Phi-3's special tokens strip the white space after them. GGUF files do not say so; llama.cpp goes by the model.
+# Phi-3's special tokens strip the white space after them. GGUF files do not contain that; llama.cpp checks the model.
 _PHI3 = "<|placeholder1|>"
 _PHI3_STRIPPING = frozenset(
     {"</s>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>", *(f"<|placeholder{n}|>" for n in range(1, 7))}
@@ -30,7 +30,7 @@ def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return the tokenizer that the metadata describes.
 
     Raises:
-        ConfigError: for a kind of tokenizer, or a way to cut text, that is not known here, and where a key is missing.
+        ConfigError: if the tokenizer or pre-tokenizer is not supported, or a key is missing.
     """
     if whole := metadata.get("tokenizer.huggingface.json"):
         return _from_json(whole)
@@ -139,7 +139,7 @@ def _add_marked_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any
 
 
 def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Add BOS and EOS around prompts where the file says so."""
+    """Add BOS and EOS around prompts if the metadata requires them."""
     cut = CUTS.get(metadata.get("tokenizer.ggml.pre", ""))
     is_sentence_piece = metadata["tokenizer.ggml.model"] == "llama"
     default = is_sentence_piece or (cut is not None and cut.begins)

@@ -1,6 +1,6 @@
 """Structured output: token masks of grammars, computed by llguidance.
 
-A grammar is checked in the server's process, where a bad one is answered with its fault, and followed in the engine's.
+The server process checks a grammar and rejects an invalid one; the engine process enforces it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastgen.text.tokenizer import Tokenizer
 
 log = logging.getLogger("fastgen.grammar")
 
-# White space between JSON tokens. Without a bound a small model may emit it forever.
+# White space between JSON tokens. Without a bound, a small model may emit it forever.
 JSON_SPACE = r"[ \t\n\r]{0,20}"
 # Compiled grammars to cache: the requests of one application share a few.
 _GRAMMARS_KEPT = 64
@@ -34,11 +34,11 @@ _NAMES = {
 class GrammarFactory:
     """Creates the constraints of one engine.
 
-    The first grammar pays for the tables of the whole vocabulary, about a second; engines without grammars never do.
+    The first grammar builds tables of the whole vocabulary, which takes about a second.
 
     Args:
         load_tokenizer: called once, at the first grammar.
-        vocabulary_size: of the model, whose logits may have more columns than the tokenizer has tokens.
+        vocabulary_size: number of columns of the logits, which may exceed the number of tokens.
         end_tokens: the model's end-of-sequence tokens.
     """
 
@@ -54,7 +54,7 @@ class GrammarFactory:
         """Return a constraint in its initial state.
 
         Raises:
-            RequestError: when the grammar cannot be followed; it names the fault.
+            RequestError: if the grammar cannot be enforced, with the reason.
         """
         if not self._end_tokens:
             raise _refusal(grammar, "the model names no end-of-sequence token, so that no match could end")
@@ -82,8 +82,8 @@ class GrammarFactory:
 class GrammarConstraint:
     """The state of one generation in its grammar: a `fastgen.core.constraint.Constraint`.
 
-    A match that is complete allows only the model's end tokens; one that may end here or go on allows them too. Where
-    the library gives up (a grammar may turn out too ambiguous to follow), the one request ends as aborted.
+    A complete match allows only end tokens; a match that can end or continue also allows them. If the library fails,
+    for example because the grammar is too ambiguous, only this request is aborted.
     """
 
     __slots__ = ("_end_tokens", "_matcher", "end")
@@ -123,12 +123,12 @@ class GrammarConstraint:
 def check_grammar(grammar: Grammar, tokenizer: Tokenizer) -> None:
     """Check a grammar without building tables for the whole vocabulary; takes milliseconds.
 
-    The library lets go of Python's lock meanwhile: call it in a thread where the grammar is large.
+    The library releases the GIL, so large grammars can be checked in a thread.
 
     Raises:
-        RequestError: it names the fault.
+        RequestError: if the grammar is invalid, with the reason.
     """
-    # All single bytes, and the special tokens, which a Lark grammar may name.
+    # All single bytes, and the special tokens, which a Lark grammar can name.
     special = [tokenizer.vocabulary.token_bytes(token) for token in sorted(tokenizer.special_token_ids)]
     tokens = [*(bytes([byte]) for byte in range(256)), b"<|end of match|>", *special]
     _compile(grammar, _describe(tokens, list(range(256, len(tokens))), [256], lambda text: list(text.encode())))
@@ -172,9 +172,8 @@ def _describe(
 ) -> llguidance.LLTokenizer:
     """Describe a vocabulary for llguidance.
 
-    Where only one text can follow, it asks for the tokens that the model is used to, and allows only these. `encode`
-    may put a space before the first word, and it takes special tokens written out for such: then the longest tokens
-    stand in.
+    If only one text can follow, llguidance encodes it and allows only these tokens. `encode` may add a space before the
+    first word and parses special tokens in text; in these cases the longest matching tokens are used instead.
     """
     marks = frozenset(special)
     text_tokens = {spelling: token for token, spelling in enumerate(tokens) if spelling and token not in marks}

@@ -16,7 +16,7 @@ def build(directory: Path) -> tokenizers.Tokenizer:
     """Return the tokenizer that tokenizer.json defines completely.
 
     Raises:
-        ConfigError: when there is none, or it cannot be read.
+        ConfigError: if the file is missing or cannot be read.
     """
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -32,7 +32,7 @@ def build(directory: Path) -> tokenizers.Tokenizer:
 
 
 def read_settings(directory: Path) -> Mapping[str, Any]:
-    """Return tokenizer_config.json merged over special_tokens_map.json; empty without both."""
+    """Return tokenizer_config.json merged over special_tokens_map.json; empty if both are missing."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         path = directory / name
@@ -53,9 +53,9 @@ def named_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name, the usual one as `default`, from files or settings.
+    """Return the chat templates by name, from files or settings. The usual one is named `default`.
 
-    As transformers has it, chat_template.jinja replaces all that the settings have.
+    As in transformers, chat_template.jinja replaces all templates of the settings.
     """
     templates = {path.stem: path.read_text() for path in (directory / "additional_chat_templates").glob("*.jinja")}
     path, told = directory / "chat_template.jinja", settings.get("chat_template")

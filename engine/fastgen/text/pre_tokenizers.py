@@ -1,8 +1,8 @@
 """Pre-tokenizers of byte-level vocabularies, by the name in `tokenizer.ggml.pre`.
 
-llama.cpp's converter gives the names (`get_vocab_base_pre`), its loader says what else goes with each
-(`llama-vocab.cpp`); the expressions are those of the models' own tokenizer.json. A name is here only where that is
-known for sure.
+The names are those of llama.cpp's converter (`get_vocab_base_pre`), the other attributes those of its loader
+(`llama-vocab.cpp`), and the expressions those of the models' tokenizer.json. Names for which these are not known are
+left out.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Cut:
     """One pre-tokenizer.
 
     Attributes:
-        make: the pre-tokenizer.
-        whole_words: a word that is a token is taken as it is, even where the merges would not lead to it.
-        begins: texts get the beginning token where the file does not say.
-        normalizer: what text passes through first, or None.
+        make: creates the pre-tokenizer.
+        whole_words: whether a word that is a token is used directly, even if the merges do not produce it.
+        begins: whether prompts start with BOS by default.
+        normalizer: creates the normalizer; None for no normalization.
     """
 
     make: Callable[[], pre_tokenizers.PreTokenizer]

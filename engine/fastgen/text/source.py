@@ -15,8 +15,8 @@ class TokenizerSource:
     Attributes:
         kind: "gguf" uses `metadata`; "huggingface" uses `directory`.
         metadata: a GGUF file's `tokenizer.*` keys with plain Python values.
-        directory: a folder with tokenizer.json, and tokenizer_config.json, chat_template.jinja and
-            additional_chat_templates where the model has them.
+        directory: a folder with tokenizer.json, and optionally tokenizer_config.json, chat_template.jinja and
+            additional_chat_templates.
     """
 
     kind: Literal["gguf", "huggingface"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class StopStrings:
     """Passes text on until a stop string is complete, independently of how the text is split.
 
-    Of several, the one that is complete first counts; of those complete at once, the longest. Only text that may yet
-    become a stop string is held back.
+    The first complete stop string counts; of several that are complete at the same character, the longest. Only text
+    that may become a stop string is held back.
     """
 
     __slots__ = ("_held", "_num_passed", "_stops")

@@ -21,10 +21,10 @@ class Tokenizer:
     """Encodes prompts and decodes generations. Thread-safe.
 
     Attributes:
-        backend: the tokenizers library's own.
-        vocabulary: the bytes of each token.
-        chat_template: how messages become a prompt, or None where the model has no template.
-        bos_token_id, eos_token_id: the tokens that begin and end a text, where the model names them.
+        backend: tokenizer of the tokenizers library.
+        vocabulary: bytes of each token.
+        chat_template: the model's chat template, or None.
+        bos_token_id, eos_token_id: tokens at the beginning and end of a text; None if the model has none.
     """
 
     backend: tokenizers.Tokenizer = field(repr=False)
@@ -38,7 +38,7 @@ class Tokenizer:
         """Build the tokenizer of a model.
 
         Raises:
-            ConfigError: when its kind is not served or its files are damaged.
+            ConfigError: if the kind of tokenizer is not supported or its files are damaged.
         """
         if source.kind == "gguf":
             return cls._of_gguf(source)
@@ -84,8 +84,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of `text`; special tokens written in it are recognized.
 
-        `add_special_tokens` puts what the model wants around a text, for example its beginning token. A rendered chat
-        template has these already.
+        `add_special_tokens` adds the model's tokens around a text, for example BOS. A rendered chat template already
+        contains them.
         """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 

@@ -43,12 +43,12 @@ class Vocabulary:
     """The bytes of token ids, computed on first use.
 
     Attributes:
-        spelling: how tokens write bytes.
-        drops_first_space: whether a text loses a space at its beginning: the one that encoding put there.
-        special_ids: tokens that are marks, not text.
+        spelling: how tokens spell bytes.
+        drops_first_space: whether decoding drops a leading space, which encoding has added.
+        special_ids: special tokens, which are not text.
 
     Raises:
-        ConfigError: when built on a tokenizer whose decoder is of neither spelling.
+        ConfigError: if the tokenizer's decoder has neither spelling.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""The writes that bring a resource's children to its spec. Pure: values in, values out."""
+"""Computes the writes that make a resource's children match its spec. Pure functions, without I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastgen_operator.plan.rollout import deletion_costs, pods_with_deletion_cos
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What keeps the children from matching the spec: a condition's reason and message."""
+    """A problem that keeps the children from matching the spec: reason and message of a condition."""
 
     reason: str
     message: str
@@ -42,7 +42,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class SetDeletionCost:
-    """The deletion cost to write on one pod."""
+    """A deletion cost to write to one pod."""
 
     pod: Object
     cost: str
@@ -59,12 +59,12 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Writes in order, what prevents the others, and what a better plan needs to know. Empty in the steady state.
+    """Writes in order, the problem that prevents others, and missing information. Empty in the steady state.
 
     Attributes:
-        names_to_look_up: children that the plan creates. The cache holds only labelled objects, so another object may
-            have the name.
-        loads_to_read: pods of which the applies remove some, as long as their tokens in flight are unknown.
+        names_to_look_up: children that the plan creates. The cache has only labelled objects, so another object
+            may have the name.
+        loads_to_read: pods to read the tokens in flight from, if the applies remove some of them.
     """
 
     deletion_costs: tuple[SetDeletionCost, ...] = ()
@@ -124,7 +124,7 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
 
 
 def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], observed: Observed) -> tuple[Delete, ...]:
-    """Return deletions of the own children that the spec does not need any more, except the Jobs of these names."""
+    """Return deletions of own children that the spec no longer needs, except these Jobs."""
     keep = {(kind, manifest["metadata"]["name"]) for kind, manifest in wanted} | {(JOB, name) for name in jobs}
     return tuple(
         Delete(kind, child, "deleted: the spec does not ask for it any more")
@@ -165,7 +165,7 @@ def _apply(kind: Kind, manifest: Object, live: Object | None) -> Apply | None:
 
 
 def _fingerprint(manifest: Object) -> str:
-    """Return what the annotation of a child says about its manifest: a hash of it, and one of its pod template."""
+    """Return the value of a child's annotation: a hash of its manifest, and one of its pod template."""
     template = manifest.get("spec", {}).get("template")
     return f"{fingerprint(manifest)}-{fingerprint(template)}" if template is not None else fingerprint(manifest)
 

@@ -1,6 +1,6 @@
 """Operations with torch, on any device and in any floating type.
 
-Also the readable twin of `cpu_backend`: tests compare the two.
+Also the reference implementation for tests of `cpu_backend`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class TorchFormat:
 
 @dataclass(frozen=True, slots=True)
 class TorchBackend:
-    """One device.
+    """Operations with torch on one device.
 
     Attributes:
-        architecture: of the model.
-        ropes: one for each of the architecture's RoPE configurations.
+        architecture: architecture of the model.
+        ropes: one per RoPE configuration of the architecture.
         device: device of weights and cache.
     """
 
@@ -95,7 +95,7 @@ class TorchOperations:
     def attend(
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """Normalise, rotate, store and attend."""
+        """Normalise and rotate queries and keys, store keys and values, and attend."""
         a, kind = self._architecture, self._architecture.layers[layer]
         heads = qkv.view(len(qkv), -1, a.head_dim)
         queries, keys, values = torch.split(heads, [a.num_heads, a.num_kv_heads, a.num_kv_heads], 1)
@@ -113,7 +113,7 @@ class TorchOperations:
         return attended.flatten(1)
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Multiply the activated gate with the other half."""
+        """Multiply the activated gate with the up projection."""
         gate, up = gate_up.chunk(2, -1)
         match self._architecture.activation:
             case "silu":

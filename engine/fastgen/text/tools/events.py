@@ -33,7 +33,7 @@ class CallArguments:
 class CallBroken:
     """A presumed call turned out not to be one: `text` is its complete text.
 
-    Who has passed the call on already cannot take it back; who has not shows the text instead.
+    A consumer that has not emitted the call yet emits the text instead; a streamed call cannot be withdrawn.
     """
 
     index: int

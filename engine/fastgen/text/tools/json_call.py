@@ -21,13 +21,13 @@ class CallReader:
     """Parses `{"name": ..., "arguments": {...}}` and passes the arguments on as they arrive.
 
     Attributes:
-        done: has it seen all it wants to?
-        called: was it a call, as far as it can be told?
+        done: whether the object is complete, or known not to be a call.
+        called: whether it is a call, as far as known.
 
     Args:
-        index: the number of the call.
-        prefix: what was written before the object, to be shown with it if it is no call.
-        names: the functions there are; None where any name makes a call.
+        index: number of the call.
+        prefix: text before the object, which becomes content with it if it is not a call.
+        names: function names that make a call; None for any name.
     """
 
     def __init__(self, index: int, prefix: str, names: frozenset[str] | None) -> None:

@@ -18,7 +18,7 @@ class JsonSpan:
         self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Return how much of `text` belongs to it if it ends there; else None."""
+        """Return how many characters of `text` belong to it if it ends there; otherwise None."""
         for place, character in enumerate(text):
             if self._in_string:
                 if self._escaped:
@@ -41,8 +41,8 @@ class JsonSpan:
 class JsonRepair:
     """Rewrites JSON that `loaded` accepts into strict JSON, incrementally.
 
-    Models write line breaks and tabs into strings as they are, where JSON must have them escaped. So must half a
-    surrogate pair be, which is no character that could be sent.
+    Models write unescaped line breaks and tabs into strings. A lone surrogate is escaped as well, because it cannot be
+    encoded as UTF-8.
     """
 
     __slots__ = ("_escaped", "_in_string")
@@ -95,5 +95,5 @@ def is_json_object(text: str) -> bool:
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Return whether `value` is valid text; JSON can spell half a surrogate pair, which is not."""
+    """Return whether `value` is valid text; JSON can contain a lone surrogate, which is not."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -15,13 +15,13 @@ class ParameterSchema:
     """The schema of one parameter. Schemas come from clients and may contain anything.
 
     Attributes:
-        schema: the parameter's own, with whatever it refers to.
-        types: the JSON types that it allows; empty where it does not say.
-        choices: the values that it allows, where it lists them.
+        schema: schema of the parameter, with the definitions that it can refer to.
+        types: allowed JSON types; empty if not restricted.
+        choices: allowed values, if the schema lists them.
 
     Args:
-        tool: the schema of all arguments.
-        name: of the parameter, which need not be among them.
+        tool: schema of all arguments.
+        name: name of the parameter, which may be undeclared.
     """
 
     def __init__(self, tool: Mapping[str, Any], name: str) -> None:
@@ -39,8 +39,8 @@ class ParameterSchema:
     def value(self, text: str) -> str:
         """Return the JSON value of the text.
 
-        As vLLM's reader has it: what is no JSON stays a text, and constants may be written as Python does, since some
-        templates show a model its own earlier calls so.
+        As in vLLM, text that is not JSON stays text. Python's spelling of constants is accepted, because some templates
+        render earlier calls that way.
         """
         if self.is_text:
             return dumped(text)

@@ -14,7 +14,7 @@ State = Callable[[], bool]
 class Machine:
     """Runs states over `buffer`. A state consumes text, sets the next state, and returns whether it progressed.
 
-    White space around calls is no content: it is held until it is known what follows.
+    White space around calls is not content: it is held back until the next text is known.
     """
 
     def __init__(self, start: State) -> None:
@@ -68,7 +68,7 @@ class Machine:
     def read_list(self, mark: str, then: State, otherwise: State) -> State:
         """Return a state that parses a list of calls after `mark`.
 
-        `otherwise` goes on where something in it was no call, and `then` behind its end.
+        `otherwise` continues if an item is not a call, and `then` continues after the end of the list.
         """
 
         def beginning() -> bool:

@@ -1,6 +1,6 @@
 """Qwen3-Coder format: a tag for the function and one for each parameter with its bare value.
 
-The form is that of the model's chat template; its reader is measured by vLLM's `qwen3_coder`.
+The format is that of the model's chat template; the parser behaves like vLLM's `qwen3_coder`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _value(parameter: ParameterSchema) -> str:
 class _Reader(Machine):
     """Passes text values on as they arrive, other values when complete.
 
-    An answer that ends inside a value has been cut short, and the call's arguments with it, as in the other formats.
+    If a generation ends inside a value, the arguments of the call are truncated, as in the other formats.
     """
 
     def __init__(self, tools: Sequence[OfferedTool]) -> None:

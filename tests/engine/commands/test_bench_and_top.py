@@ -18,7 +18,7 @@ from fastgen.commands import main
 WORKLOAD = Workload(requests=50, clients=2, prompt_tokens=100, generation_tokens=20, deviation=0.3, seed=1)
 
 
-def test_the_same_seed_asks_the_same_and_lengths_are_about_their_means() -> None:
+def test_a_seed_gives_the_same_requests_with_lengths_near_their_means() -> None:
     asks = WORKLOAD.asks()
     assert asks == WORKLOAD.asks()
     lengths = [len(ask.text.split()) for ask in asks]
@@ -28,7 +28,7 @@ def test_the_same_seed_asks_the_same_and_lengths_are_about_their_means() -> None
     assert all(ask.max_tokens >= 1 for ask in asks)
 
 
-def test_latencies_are_worked_out_from_arrivals() -> None:
+def test_latencies_are_computed_from_arrivals() -> None:
     answers = (Answer(0.0, (1.0, 1.1, 1.3), 10, 3), Answer(0.5, (1.0, 1.4), 20, 2), Answer(0.6, (), 5, 0))
     results = Results(2.0, answers, ("refused",))
     first, gaps, per_token, whole = results.latencies()
@@ -57,13 +57,13 @@ def test_bench_measures_a_server(scripted: Serving, capsys: pytest.CaptureFixtur
         assert row in said
 
 
-def test_bench_counts_what_the_server_refuses(scripted: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_counts_requests_that_the_server_rejects(scripted: Serving, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--requests", "2", "--clients", "1", "--prompt-tokens", "2000", "--deviation", "0"]
     assert main.main(["bench", scripted.url, *load]) == 1
     assert "2 requests failed, the first: " in capsys.readouterr().err
 
 
-def test_top_shows_what_happened_between_two_looks(scripted: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_shows_the_interval_between_two_scrapes(scripted: Serving, capsys: pytest.CaptureFixture[str]) -> None:
     scripted.post("/v1/completions", {"prompt": "one two three", "max_tokens": 5})
     assert main.main(["top", scripted.url, "--once", "--interval", "0.1"]) == 0
     said = capsys.readouterr().out
@@ -73,7 +73,7 @@ def test_top_shows_what_happened_between_two_looks(scripted: Serving, capsys: py
 
 
 @pytest.mark.parametrize("command", [["top", "--once"], ["bench"]])
-def test_a_server_that_is_not_there_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_gives_a_one_line_error(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     name, *flags = command
     assert main.main([name, f"http://127.0.0.1:{free_port()}", *flags]) == 1
     said = capsys.readouterr()
@@ -82,7 +82,7 @@ def test_a_server_that_is_not_there_is_one_line(command: list[str], capsys: pyte
     assert len(said.err.splitlines()) == 1
 
 
-def test_a_refusal_is_told_in_the_servers_words(scripted: Serving) -> None:
+def test_an_error_contains_the_servers_message(scripted: Serving) -> None:
     remote = Remote(scripted.url)
     with pytest.raises(RemoteError, match=r"404.*is not served here") as refused:
         remote.post("/v1/completions", {"model": "nothing", "prompt": "a"})
@@ -100,7 +100,7 @@ def look(seconds: float, count: float, buckets: dict[str, float]) -> Scrape:
     return Scrape.parse(f"{text}\n# TYPE fastgen_gap_seconds histogram\n" + "\n".join(lines[2:]) + "\n", seconds)
 
 
-def test_rates_and_quantiles_are_of_the_interval_alone() -> None:
+def test_rates_and_quantiles_cover_only_the_interval() -> None:
     before = look(10.0, 5, {"0.1": 100, "0.2": 100, "+Inf": 100})
     after = look(12.0, 15, {"0.1": 100, "0.2": 110, "+Inf": 110})
     interval = Interval(before, after)

@@ -38,14 +38,14 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return line
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main.main(["--version"])
     assert end.value.code == 0
     assert capsys.readouterr().out == f"fastgen {__version__}\n"
 
 
-def test_help_names_every_knob_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["serve", "--help"])
     shown = capsys.readouterr().out
@@ -68,7 +68,9 @@ def test_help_names_every_knob_with_its_default(capsys: pytest.CaptureFixture[st
         (["--token", "16"], "unrecognized arguments: --token"),
     ],
 )
-def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str], command: str, flags: list[str], said: str) -> None:
+def test_an_invalid_flag_gives_a_one_line_error(
+    capsys: pytest.CaptureFixture[str], command: str, flags: list[str], said: str
+) -> None:
     prompt = ["a prompt"] if command == "generate" else []
     assert said in refuse(capsys, command, "model.gguf", *prompt, *flags)
 
@@ -81,12 +83,14 @@ def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str], command: str
         (["--top-p", "2"], "top_p is 2.0"),
     ],
 )
-def test_bad_sampling_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+def test_an_invalid_sampling_parameter_gives_a_one_line_error(
+    capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
     assert said in refuse(capsys, "generate", "model.gguf", "a prompt", *flags)
 
 
 @pytest.mark.parametrize("arguments", [[], ["serve"], ["generate", "model.gguf"], ["sing", "model.gguf"]])
-def test_a_command_that_is_not_whole_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_an_incomplete_command_gives_a_one_line_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert refuse(capsys, *arguments)
 
 
@@ -95,19 +99,19 @@ class TestModels:
     def refuse(self, capsys: pytest.CaptureFixture[str], command: str, model: Path) -> str:
         return refuse(capsys, command, str(model), *(["a prompt"] if command == "generate" else []))
 
-    def test_a_path_that_is_not_there_is_one_line(
+    def test_a_missing_path_gives_a_one_line_error(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
     ) -> None:
         assert "no such file or directory" in self.refuse(capsys, command, tmp_path / "nothing.gguf")
 
-    def test_a_file_that_is_no_model_is_one_line(
+    def test_a_file_that_is_not_a_model_gives_a_one_line_error(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
     ) -> None:
         path = tmp_path / "notes.txt"
         path.write_text("not a model at all, but long enough to have a header")
         assert str(path) in self.refuse(capsys, command, path)
 
-    def test_an_unknown_architecture_is_one_line(
+    def test_an_unknown_architecture_gives_a_one_line_error(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
     ) -> None:
         (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert"}))
@@ -121,7 +125,7 @@ class TestModels:
         assert "mamba" in self.refuse(capsys, command, path)
 
 
-def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_gives_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         line = refuse(capsys, "serve", str(demo_model()), "--host", "127.0.0.1", "--port", port)
@@ -129,12 +133,12 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--port", "65536"), ("--host", "nowhere.invalid")])
-def test_an_address_that_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
+def test_an_invalid_address_gives_a_one_line_error(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
     assert f"{flag} {value}" in refuse(capsys, "serve", str(demo_model()), flag, value)
 
 
 @pytest.mark.parametrize("command", ["serve", "generate"])
-def test_a_context_larger_than_the_cache_is_one_line(command: str) -> None:
+def test_a_context_larger_than_the_cache_gives_a_one_line_error(command: str) -> None:
     flags = ["--kv-cache-memory", "16MiB", "--max-model-length", "8192"]
     rest = ["--host", "127.0.0.1", "--port", "0"] if command == "serve" else ["a prompt"]
     code, said = run(command, str(demo_model()), *rest, *flags)
@@ -145,7 +149,7 @@ def test_a_context_larger_than_the_cache_is_one_line(command: str) -> None:
     assert "Traceback" not in said
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+def test_a_closed_output_pipe_ends_the_command_without_an_error() -> None:
     program = """
 import sys
 from fastgen.commands import main
@@ -165,7 +169,7 @@ sys.exit(main.main([]))
     assert talker.wait() == 1
 
 
-def test_importing_fastgen_or_the_server_brings_no_torch() -> None:
+def test_importing_fastgen_or_the_server_does_not_import_torch() -> None:
     program = """
 import sys
 import fastgen, fastgen.server.main, fastgen.commands.main
@@ -179,7 +183,7 @@ assert callable(fastgen.serve), "the function, not a module of that name"
     assert done.returncode == 0, done.stderr
 
 
-def test_a_name_that_fastgen_lacks_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     import fastgen
 
     with pytest.raises(AttributeError, match="no attribute 'Pipeline'"):

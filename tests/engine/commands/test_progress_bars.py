@@ -42,19 +42,19 @@ def shown_on_a_terminal(arguments: list[str]) -> bytes:
     return shown
 
 
-def test_a_terminal_sees_how_far_loading_and_a_file_of_prompts_are(arguments: list[str], tmp_path: Path) -> None:
+def test_a_terminal_shows_progress_of_loading_and_of_a_prompt_file(arguments: list[str], tmp_path: Path) -> None:
     shown = shown_on_a_terminal(arguments).decode()
     assert "loading weights" in shown
     assert shown.index("loading weights") < shown.index("3/3")
     assert [json.loads(line)["completion_tokens"] for line in (tmp_path / "answers.jsonl").open()] == [4, 4, 4]
 
 
-def test_a_terminal_sees_how_far_loading_is_from_python_too() -> None:
+def test_a_terminal_shows_progress_of_loading_from_python() -> None:
     program = f"import fastgen; fastgen.pipeline({str(demo_model())!r}, kv_cache_memory='128MiB', max_model_length=512)"
     assert "loading weights" in shown_on_a_terminal([sys.executable, "-c", program]).decode()
 
 
-def test_what_is_no_terminal_sees_no_bar(arguments: list[str]) -> None:
+def test_output_that_is_not_a_terminal_gets_no_progress_bar(arguments: list[str]) -> None:
     done = subprocess.run(arguments, capture_output=True, check=True)
     assert ESCAPE not in done.stdout + done.stderr
     assert done.stderr == b""

@@ -88,7 +88,7 @@ def whole(folder: Path, contents: dict[str, bytes]) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 400), max_size=6))
-def test_a_process_killed_at_any_bytes_leaves_what_the_next_one_goes_on_with(
+def test_a_download_killed_after_any_bytes_can_be_resumed(
     tmp_path_factory: pytest.TempPathFactory, kills: list[int]
 ) -> None:
     to, served = tmp_path_factory.mktemp("models") / "one", 0
@@ -111,7 +111,7 @@ def test_a_process_killed_at_any_bytes_leaves_what_the_next_one_goes_on_with(
 
 
 @pytest.mark.parametrize("step", range(20))
-def test_a_process_killed_at_any_write_leaves_what_the_next_one_goes_on_with(
+def test_a_download_killed_at_any_write_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     count = 0
@@ -138,7 +138,7 @@ def test_a_process_killed_at_any_write_leaves_what_the_next_one_goes_on_with(
     assert whole(tmp_path / "one", CONTENTS)
 
 
-def test_a_source_that_gives_nothing_is_left_after_bounded_tries(tmp_path: Path) -> None:
+def test_a_source_without_progress_is_abandoned_after_a_bounded_number_of_attempts(tmp_path: Path) -> None:
     waits: list[float] = []
     remote = FakeRemote(cuts=[0] * 50)
     with pytest.raises(Interrupted, match="ended after 0 of"):
@@ -146,14 +146,14 @@ def test_a_source_that_gives_nothing_is_left_after_bounded_tries(tmp_path: Path)
     assert waits == [1, 2, 4, 8]
 
 
-def test_a_source_that_gives_a_little_each_time_is_stayed_with(tmp_path: Path) -> None:
+def test_a_source_with_some_progress_per_attempt_is_retried(tmp_path: Path) -> None:
     waits: list[float] = []
     run(FakeRemote(cuts=[15] * 30), tmp_path / "one", retries=Retries(limit=2, sleep=waits.append))
     assert whole(tmp_path / "one", CONTENTS)
     assert set(waits) == {1}
 
 
-def test_bytes_that_are_not_the_listed_file_are_not_kept(tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_checksum_or_size_is_deleted(tmp_path: Path) -> None:
     remote = FakeRemote(cuts=[100], end=lambda: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         run(remote, tmp_path / "one")
@@ -175,7 +175,7 @@ def test_a_complete_folder_that_lost_a_file_is_completed(tmp_path: Path) -> None
     assert remote.served == len(CONTENTS["config.json"])
 
 
-def test_room_is_looked_for_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_is_checked_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 100})
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)  # type: ignore[attr-defined]
     remote = FakeRemote()
@@ -185,7 +185,7 @@ def test_room_is_looked_for_before_the_first_byte(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path: Path, code: int) -> None:
+def test_a_disk_that_fills_up_during_the_download_is_reported(tmp_path: Path, code: int) -> None:
     def full() -> None:
         raise OSError(code, "no room")
 
@@ -194,13 +194,13 @@ def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path: Path, code: int) -> N
     assert not ModelFolder(tmp_path / "one").is_complete()
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_write_error_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FetchError, match=r"file.*: Not a directory"):
         run(FakeRemote(), tmp_path / "file" / "one")
 
 
-def test_models_that_nobody_uses_go_and_other_folders_stay(tmp_path: Path) -> None:
+def test_unused_models_are_evicted_and_other_folders_are_kept(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         run(FakeRemote(), tmp_path / name)
     (tmp_path / "mine").mkdir()
@@ -215,7 +215,7 @@ def test_models_that_nobody_uses_go_and_other_folders_stay(tmp_path: Path) -> No
 OFFERED = tuple(replace(file_of(name, b"x"), path=f"folder/{name}") for name in (*CONTENTS, "tokenizer.model", "a.py"))
 
 
-def test_a_folder_without_weights_or_configuration_is_no_model() -> None:
+def test_a_folder_without_weights_or_configuration_is_not_a_model() -> None:
     assert [file.name for file in select_model("s", OFFERED)] == [*CONTENTS, "tokenizer.model"]
     for missing in ("config.json", "model.safetensors"):
         rest = [file for file in OFFERED if file.name != missing]
@@ -223,7 +223,7 @@ def test_a_folder_without_weights_or_configuration_is_no_model() -> None:
             select_model("s", rest)
 
 
-def test_progress_is_said_now_and_then() -> None:
+def test_progress_is_logged_periodically() -> None:
     now, said = [0.0], list[str]()
     progress = Progress(4_000_000, 1_000_000, clock=lambda: now[0], tell=said.append)
     for second in range(11):

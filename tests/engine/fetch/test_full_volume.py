@@ -29,7 +29,7 @@ def volume(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_full_volume_is_named_and_what_came_is_used_when_it_has_grown(volume: Path, tmp_path: Path) -> None:
+def test_a_full_volume_is_reported_and_the_download_resumes_after_it_has_grown(volume: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
     (repository / "config.json").write_text("{}")

@@ -31,7 +31,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         yield running
 
 
-def test_what_serving_needs_is_fetched_and_marked_at_the_commit(hub: Hub, tmp_path: Path) -> None:
+def test_files_needed_for_serving_are_downloaded_and_the_commit_is_recorded(hub: Hub, tmp_path: Path) -> None:
     to = tmp_path / "models" / "one"
     ended = fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url)
     assert ended.code == 0, ended.output
@@ -42,7 +42,7 @@ def test_what_serving_needs_is_fetched_and_marked_at_the_commit(hub: Hub, tmp_pa
     assert found["files"] == {name: (to / name).stat().st_size for name in names(to)}
 
 
-def test_a_complete_folder_asks_the_hub_nothing(hub: Hub, tmp_path: Path) -> None:
+def test_a_complete_folder_needs_no_request_to_the_hub(hub: Hub, tmp_path: Path) -> None:
     to = tmp_path / "one"
     assert fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url).code == 0
     ended = fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT="http://127.0.0.1:1")
@@ -50,13 +50,13 @@ def test_a_complete_folder_asks_the_hub_nothing(hub: Hub, tmp_path: Path) -> Non
     assert ended.last.endswith("is complete")
 
 
-def test_a_gguf_file_is_named_in_the_source(hub: Hub, tmp_path: Path) -> None:
+def test_a_source_can_name_one_gguf_file(hub: Hub, tmp_path: Path) -> None:
     ended = fetch("hf://tests/tiny/tiny.Q4.gguf", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
     assert ended.code == 0, ended.output
     assert names(tmp_path / "one") == ["tiny.Q4.gguf"]
 
 
-def test_a_cut_is_resumed_within_the_process_at_the_byte_it_came_to(hub: Hub, tmp_path: Path) -> None:
+def test_a_broken_connection_is_resumed_at_the_next_byte(hub: Hub, tmp_path: Path) -> None:
     hub.cut_after = [2_000_000, 4_000_000]
     ended = fetch("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
     assert ended.code == 0, ended.output
@@ -66,7 +66,7 @@ def test_a_cut_is_resumed_within_the_process_at_the_byte_it_came_to(hub: Hub, tm
     assert hub.served == sum(sizes), "bytes came twice"
 
 
-def test_a_killed_process_is_resumed_by_the_next_one(hub: Hub, tmp_path: Path) -> None:
+def test_the_next_process_resumes_after_a_kill(hub: Hub, tmp_path: Path) -> None:
     to = tmp_path / "one"
     hub.cut_after = [3_000_000]
     process = start("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url)
@@ -85,7 +85,7 @@ def test_a_killed_process_is_resumed_by_the_next_one(hub: Hub, tmp_path: Path) -
     assert hub.served < 1.2 * len(WEIGHTS), "the next process began again"
 
 
-def test_a_server_without_ranges_gives_the_right_file_too(hub: Hub, tmp_path: Path) -> None:
+def test_a_server_without_range_support_works(hub: Hub, tmp_path: Path) -> None:
     hub.ranges = False
     hub.cut_after = [2_000_000]
     ended = fetch("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
@@ -93,13 +93,13 @@ def test_a_server_without_ranges_gives_the_right_file_too(hub: Hub, tmp_path: Pa
     assert (tmp_path / "one" / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_busy_hub_is_retried(hub: Hub, tmp_path: Path) -> None:
     hub.failures = [503, 429]
     ended = fetch("hf://tests/tiny/tiny.Q4.gguf", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
     assert ended.code == 0, ended.output
 
 
-def test_another_content_of_the_same_name_replaces_what_came_of_the_old_one(hub: Hub, tmp_path: Path) -> None:
+def test_new_content_of_the_same_name_replaces_a_partial_file(hub: Hub, tmp_path: Path) -> None:
     to = tmp_path / "one"
     assert fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url).code == 0
     (to / ".fastgen" / "complete.json").unlink()
@@ -121,24 +121,24 @@ REFUSED: list[tuple[list[str], int, str]] = [
 ]
 
 
-def test_what_cannot_be_fetched_ends_with_its_own_code_and_one_line(hub: Hub, tmp_path: Path) -> None:
+def test_each_failure_has_its_exit_code_and_a_one_line_error(hub: Hub, tmp_path: Path) -> None:
     commands = [[*arguments, "--to", str(tmp_path / "one")] for arguments, *_ in REFUSED]
     for (arguments, code, words), ended in zip(REFUSED, fetch_each(commands, HF_ENDPOINT=hub.url), strict=True):
         assert (ended.code, ended.last.startswith("fastgen: error: ")) == (code, True), (arguments, ended.output)
         assert words in ended.last
 
 
-def test_a_token_that_the_hub_does_not_know_is_refused(hub: Hub, tmp_path: Path) -> None:
+def test_an_unknown_token_is_rejected(hub: Hub, tmp_path: Path) -> None:
     ended = fetch("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url, HF_TOKEN="hf_wrong")
     assert ended.code == 4
     assert "Invalid credentials" in ended.last
 
 
-def test_a_gated_model_is_fetched_with_its_token(hub: Hub, tmp_path: Path) -> None:
+def test_a_gated_model_is_downloaded_with_a_token(hub: Hub, tmp_path: Path) -> None:
     assert fetch("hf://tests/gated", "--to", tmp_path / "one", HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN).code == 0
 
 
-def test_a_repository_of_ggufs_asks_for_the_name_of_one(hub: Hub, tmp_path: Path) -> None:
+def test_a_repository_of_gguf_files_requires_a_file_name(hub: Hub, tmp_path: Path) -> None:
     for name in ("model.safetensors", "consolidated.safetensors"):
         (hub.folder / name).unlink()
     ended = fetch("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
@@ -146,7 +146,7 @@ def test_a_repository_of_ggufs_asks_for_the_name_of_one(hub: Hub, tmp_path: Path
     assert "name one of them, for example hf://tests/tiny/tiny.Q4.gguf" in ended.last
 
 
-def test_a_container_that_is_told_to_end_ends(hub: Hub, tmp_path: Path) -> None:
+def test_sigterm_ends_the_download(hub: Hub, tmp_path: Path) -> None:
     hub.failures = [503] * 100
     process = start("hf://tests/tiny", "--to", tmp_path / "one", HF_ENDPOINT=hub.url)
     assert process.stderr is not None
@@ -156,7 +156,7 @@ def test_a_container_that_is_told_to_end_ends(hub: Hub, tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
-def test_models_that_nobody_uses_make_room(hub: Hub, tmp_path: Path) -> None:
+def test_unused_models_are_evicted(hub: Hub, tmp_path: Path) -> None:
     models = tmp_path / "models"
     for name in ("old", "previous"):
         assert fetch("hf://tests/tiny/tiny.Q4.gguf", "--to", models / name, HF_ENDPOINT=hub.url).code == 0

@@ -86,7 +86,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield Store(port, s3)
 
 
-def test_a_prefix_is_fetched_without_what_lies_beside_or_below_it(store: Store, tmp_path: Path) -> None:
+def test_a_prefix_is_downloaded_without_siblings_or_subfolders(store: Store, tmp_path: Path) -> None:
     to = tmp_path / "one"
     ended = fetch("s3://weights/models/tiny", "--to", to, **store.credentials())
     assert ended.code == 0, ended.output
@@ -95,7 +95,7 @@ def test_a_prefix_is_fetched_without_what_lies_beside_or_below_it(store: Store, 
     assert marker(to)["source"] == "s3://weights/models/tiny"
 
 
-def test_one_file_is_fetched_by_its_name(store: Store, tmp_path: Path) -> None:
+def test_one_file_is_downloaded_by_name(store: Store, tmp_path: Path) -> None:
     ended = fetch("s3://weights/models/q4.gguf", "--to", tmp_path / "one", **store.credentials())
     assert ended.code == 0, ended.output
     assert (tmp_path / "one" / "q4.gguf").read_bytes() == FILES["models/q4.gguf"]
@@ -109,7 +109,7 @@ REFUSED: list[tuple[str, int, str]] = [
 ]
 
 
-def test_what_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
+def test_a_missing_object_is_named(store: Store, tmp_path: Path) -> None:
     commands = [[source, "--to", str(tmp_path / "one")] for source, *_ in REFUSED]
     for (source, code, words), ended in zip(REFUSED, fetch_each(commands, **store.credentials()), strict=True):
         assert ended.code == code, (source, ended.output)
@@ -124,7 +124,7 @@ def test_what_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
         {"AWS_ACCESS_KEY_ID": "nobody"},
     ],
 )
-def test_a_refused_key_is_named(store: Store, tmp_path: Path, more: dict[str, str]) -> None:
+def test_rejected_credentials_are_reported(store: Store, tmp_path: Path, more: dict[str, str]) -> None:
     sources = ("s3://weights/models/tiny", "s3://weights/models/q4.gguf")
     commands = [[source, "--to", str(tmp_path / "one")] for source in sources]
     for ended in fetch_each(commands, **store.credentials(**more)):
@@ -132,13 +132,13 @@ def test_a_refused_key_is_named(store: Store, tmp_path: Path, more: dict[str, st
         assert "AWS_SECRET_ACCESS_KEY" in ended.last
 
 
-def test_without_keys_the_store_is_asked_as_anybody_may(store: Store, tmp_path: Path) -> None:
+def test_requests_without_credentials_are_anonymous(store: Store, tmp_path: Path) -> None:
     more = {"AWS_ENDPOINT_URL": store.url, "AWS_EC2_METADATA_DISABLED": "true"}
     ended = fetch("s3://weights/models/q4.gguf", "--to", tmp_path / "one", **more)
     assert ended.code == 4, ended.output
 
 
-def test_a_cut_connection_goes_on_where_it_was_cut(store: Store, tmp_path: Path) -> None:
+def test_a_broken_connection_is_resumed(store: Store, tmp_path: Path) -> None:
     with cutting(store.port) as proxy:
         proxy.cut_after = [1_500_000, 3_500_000]
         ended = fetch("s3://weights/models/tiny", "--to", tmp_path / "one", **store.credentials(proxy.url))
@@ -148,7 +148,7 @@ def test_a_cut_connection_goes_on_where_it_was_cut(store: Store, tmp_path: Path)
         assert proxy.passed < 1.1 * len(WEIGHTS), "it began again"
 
 
-def test_an_object_that_was_replaced_is_fetched_whole(store: Store, tmp_path: Path) -> None:
+def test_a_replaced_object_is_downloaded_completely(store: Store, tmp_path: Path) -> None:
     to = tmp_path / "one"
     store.s3.put_object(Bucket="weights", Key="changing.gguf", Body=WEIGHTS)
     assert fetch("s3://weights/changing.gguf", "--to", to, **store.credentials()).code == 0

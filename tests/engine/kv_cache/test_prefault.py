@@ -84,7 +84,7 @@ def test_the_prefaulter_does_not_keep_the_cache_alive() -> None:
     prefaulter.wait()
 
 
-def test_a_kernel_that_refuses_is_called_once(
+def test_a_kernel_that_rejects_prefaulting_is_called_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = []

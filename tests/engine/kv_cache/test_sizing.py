@@ -94,7 +94,7 @@ def test_working_memory_covers_the_largest_step_and_sampling_of_every_row() -> N
         ({}, 1000, "not one KV cache block"),
     ],
 )
-def test_an_impossible_cache_is_refused_with_the_remedy(settings: dict[str, int], available: int, words: str) -> None:
+def test_an_impossible_cache_is_rejected_with_the_remedy(settings: dict[str, int], available: int, words: str) -> None:
     config = EngineConfig(model="", **settings)
     with pytest.raises(ConfigError, match=words):
         plan_kv_blocks(config, SMOLLM2, KV, host_cache_memory(config, available, limited=True))
@@ -108,7 +108,7 @@ def test_the_longest_request_fits_the_model_and_the_cache(requested: int | None,
     assert resolve_max_model_length(config, SMOLLM2, KV, num_blocks) == length
 
 
-def test_a_length_larger_than_the_cache_is_refused_with_values_that_work() -> None:
+def test_a_length_larger_than_the_cache_is_rejected_with_values_that_work() -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_max_model_length(EngineConfig(model="", max_model_length=8192), SMOLLM2, KV, 40)
     assert str(caught.value) == (
@@ -119,7 +119,7 @@ def test_a_length_larger_than_the_cache_is_refused_with_values_that_work() -> No
     assert enough == 128
 
 
-def test_a_length_beyond_the_models_positions_is_refused() -> None:
+def test_a_length_beyond_the_models_positions_is_rejected() -> None:
     with pytest.raises(ConfigError, match="the model has 8192 positions: lower it to 8192"):
         resolve_max_model_length(EngineConfig(model="", max_model_length=8193), SMOLLM2, KV, 4000)
 

@@ -36,7 +36,7 @@ def ended() -> int:
     return process.pid
 
 
-def test_a_name_that_nobody_started_is_told_with_those_that_are() -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones() -> None:
     with pytest.raises(DeploymentError, match="'chat' is not known: there is none on this machine"):
         fastgen.client("chat")
     noted("other", os.getpid())
@@ -44,7 +44,7 @@ def test_a_name_that_nobody_started_is_told_with_those_that_are() -> None:
         fastgen.client("chat")
 
 
-def test_a_server_that_has_ended_is_told_once_and_forgotten() -> None:
+def test_a_server_that_exited_is_reported_once() -> None:
     pid = ended()
     deployments.note(Deployment(name="chat", url="http://x", pid=pid, began=1, drain_seconds=1, log="the.log"))
     with pytest.raises(DeploymentError, match="'chat' has ended"):
@@ -53,7 +53,7 @@ def test_a_server_that_has_ended_is_told_once_and_forgotten() -> None:
         fastgen.client("chat")
 
 
-def test_a_name_in_use_is_refused_and_one_whose_server_has_ended_is_free() -> None:
+def test_a_name_in_use_is_rejected_until_its_server_has_exited() -> None:
     noted("chat", os.getpid())
     with pytest.raises(DeploymentError, match="in use, at http"):
         deployments.reserve("chat")
@@ -64,7 +64,7 @@ def test_a_name_in_use_is_refused_and_one_whose_server_has_ended_is_free() -> No
         fastgen.client("chat")
 
 
-def test_another_process_with_the_same_id_is_not_taken_for_the_server() -> None:
+def test_a_reused_process_id_is_not_mistaken_for_the_server() -> None:
     deployment = noted("chat", os.getpid())
     assert deployment.alive
     assert not Deployment(**{**_fields(deployment), "began": deployment.began - 1}).alive
@@ -74,14 +74,14 @@ def _fields(deployment: Deployment) -> dict[str, object]:
     return {name: getattr(deployment, name) for name in Deployment.__slots__}
 
 
-def test_a_file_that_cannot_be_read_says_what_to_do(runtime: Path) -> None:
+def test_an_unreadable_record_gives_the_remedy(runtime: Path) -> None:
     deployments.runtime_folder()
     (runtime / "fastgen" / "chat.json").write_text("{")
     with pytest.raises(DeploymentError, match="remove it"):
         fastgen.client("chat")
 
 
-def test_a_folder_open_to_others_is_refused(runtime: Path) -> None:
+def test_a_folder_writable_by_others_is_rejected(runtime: Path) -> None:
     (runtime / "fastgen").mkdir()
     (runtime / "fastgen").chmod(0o777)
     with pytest.raises(DeploymentError, match="others can write to this folder"):
@@ -89,12 +89,12 @@ def test_a_folder_open_to_others_is_refused(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "x" * 64])
-def test_a_name_that_cannot_be_a_files_is_refused(name: str) -> None:
+def test_a_name_that_is_not_a_valid_file_name_is_rejected(name: str) -> None:
     with pytest.raises(DeploymentError, match="letters"):
         deployments.reserve(name)
 
 
-def test_settings_are_checked_before_anything_is_started(runtime: Path) -> None:
+def test_settings_are_validated_before_the_server_starts(runtime: Path) -> None:
     for settings, said in (
         ({"replica_num": 2}, "FastGenDeployment"),
         ({"token_budget": 0}, "--token-budget 0"),

@@ -49,7 +49,7 @@ def smol(runtime: Path) -> Iterator[Client]:
     client.kill()
 
 
-def test_it_answers_after_the_program_that_started_it_has_ended(smol: Client) -> None:
+def test_the_server_outlives_the_program_that_started_it(smol: Client) -> None:
     first, second = smol.generate(["1, 2, 3, 4,", "The capital of France is"], **COUNTING)
     assert first.generated_text.startswith(" 5, 6, 7")
     assert (first.generated_length, first.finish_reason) == (12, "length")
@@ -57,17 +57,17 @@ def test_it_answers_after_the_program_that_started_it_has_ended(smol: Client) ->
     assert second.prompt_length == 5
 
 
-def test_what_ends_a_terminals_programs_does_not_reach_it(smol: Client) -> None:
+def test_terminal_signals_do_not_reach_the_server(smol: Client) -> None:
     pid = smol.deployment.pid
     assert os.getsid(pid) == os.getpgid(pid) == pid, "a session and a process group of its own"
 
 
-def test_the_prompt_may_come_with_the_answer_and_a_stop_may_end_it(smol: Client) -> None:
+def test_the_full_text_can_be_returned_and_a_stop_string_ends_it(smol: Client) -> None:
     (stopped,) = smol.generate("1, 2, 3, 4,", stop=["7"], return_full_text=True, **COUNTING)
     assert (stopped.generated_text, stopped.finish_reason) == ("1, 2, 3, 4, 5, 6, ", "stop")
 
 
-def test_a_stream_comes_in_pieces_and_is_the_whole(smol: Client) -> None:
+def test_a_stream_adds_up_to_the_complete_text(smol: Client) -> None:
     pieces: list[str] = []
     (whole,) = smol.generate("1, 2, 3, 4,", streaming_fn=lambda got: pieces.append(got[0].generated_text), **COUNTING)
     assert "".join(pieces) == whole.generated_text == smol.generate("1, 2, 3, 4,", **COUNTING)[0].generated_text
@@ -75,24 +75,24 @@ def test_a_stream_comes_in_pieces_and_is_the_whole(smol: Client) -> None:
     assert (whole.prompt_length, whole.generated_length) == (11, 12)
 
 
-def test_max_length_counts_the_prompt_as_the_server_does(smol: Client) -> None:
+def test_max_length_counts_prompt_tokens_like_the_server(smol: Client) -> None:
     (answer,) = smol.generate("1, 2, 3, 4,", max_length=15, do_sample=False)
     assert (answer.prompt_length, answer.generated_length) == (11, 4)
 
 
-def test_what_the_server_refuses_names_the_field(smol: Client) -> None:
+def test_a_rejected_request_names_the_field(smol: Client) -> None:
     with pytest.raises(RequestError, match="max_tokens"):
         smol.generate("Once", max_new_tokens=10_000)
     with pytest.raises(RequestError, match="one prompt at a time"):
         smol.generate(["a", "b"], streaming_fn=print)
 
 
-def test_the_name_is_in_use_while_it_runs(smol: Client) -> None:
+def test_the_name_is_in_use_while_the_server_runs(smol: Client) -> None:
     with pytest.raises(DeploymentError, match=f"in use, at {smol.deployment.url}"):
         fastgen.serve(str(demo_model()), "smol")
 
 
-def test_terminating_ends_it_for_everybody(smol: Client) -> None:
+def test_terminating_ends_the_server_for_all_clients(smol: Client) -> None:
     other = fastgen.client("smol")
     smol.terminate_server()
     assert not smol.deployment.alive
@@ -102,7 +102,7 @@ def test_terminating_ends_it_for_everybody(smol: Client) -> None:
         fastgen.client("smol")
 
 
-def test_a_server_that_cannot_start_gives_its_reason_and_its_name_back(
+def test_a_server_that_cannot_start_reports_the_reason_and_releases_its_name(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "COMMAND", SCRIPTED)
@@ -112,7 +112,7 @@ def test_a_server_that_cannot_start_gives_its_reason_and_its_name_back(
     assert not (runtime / "fastgen" / "broken.json").exists()
 
 
-def test_the_client_that_comes_back_has_a_key_of_the_servers_file(
+def test_the_returned_client_uses_a_key_of_the_servers_file(
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del runtime
@@ -128,7 +128,7 @@ def test_the_client_that_comes_back_has_a_key_of_the_servers_file(
         client.kill()
 
 
-def test_keys_are_sent_and_a_server_that_was_killed_is_told(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_sent_and_a_killed_server_is_reported(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del runtime
     monkeypatch.setattr(server, "COMMAND", SCRIPTED)
     monkeypatch.setenv("FASTGEN_API_KEY", "secret,another")

@@ -81,13 +81,13 @@ def write_one(folder: Path, data: np.ndarray, quantisation: gguf.GGMLQuantizatio
     return path
 
 
-def test_an_unsupported_type_is_refused_by_name_with_a_remedy(tmp_path: Path) -> None:
+def test_an_unsupported_type_is_rejected_by_name_with_a_remedy(tmp_path: Path) -> None:
     path = write_one(tmp_path, np.zeros((2, 66), np.uint8), gguf.GGMLQuantizationType.IQ2_XXS)
     with pytest.raises(ModelError, match=r"tensor t has type IQ2_XXS, .*convert the model to Q8_0, Q4_K_M or F16"):
         GGUFFile(path)
 
 
-def test_an_unknown_type_is_refused_by_number(tmp_path: Path) -> None:
+def test_an_unknown_type_is_rejected_by_number(tmp_path: Path) -> None:
     path = write_one(tmp_path, np.zeros((1, 34), np.uint8), gguf.GGMLQuantizationType.Q8_0)
     data = bytearray(path.read_bytes())
     place = data.index(b"\1\0\0\0\0\0\0\0t") + 9  # the tensor's name is followed by dimensions, sizes and type
@@ -97,7 +97,7 @@ def test_an_unknown_type_is_refused_by_number(tmp_path: Path) -> None:
         GGUFFile(path)
 
 
-def test_rows_that_do_not_fill_blocks_are_refused(tmp_path: Path) -> None:
+def test_rows_that_do_not_fill_blocks_are_rejected(tmp_path: Path) -> None:
     path = write_one(tmp_path, np.zeros((1, 34), np.uint8), gguf.GGMLQuantizationType.Q8_0)
     data = bytearray(path.read_bytes())
     place = data.index(b"\1\0\0\0\0\0\0\0t") + 9

@@ -52,7 +52,7 @@ def architecture(name: str, **changes: Any) -> ModelArchitecture:
         ("qwen3-yarn", {"head_dim": 31}, "odd"),
     ],
 )
-def test_unsupported_configurations_are_refused_by_field(name: str, changes: dict[str, Any], words: str) -> None:
+def test_unsupported_configurations_are_rejected_by_field(name: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words) as caught:
         architecture(name, **changes)
     assert "\n" not in str(caught.value)

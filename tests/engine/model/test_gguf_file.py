@@ -59,7 +59,7 @@ def test_metadata_equals_package_gguf(theirs: gguf.GGUFReader) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 5, 20, 100, 1 << 20, 60 << 20])
-def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path, length: int) -> None:
+def test_a_truncated_file_is_rejected_in_one_line(tmp_path: Path, length: int) -> None:
     path = tmp_path / "cut.gguf"
     with demo_model().open("rb") as whole:
         path.write_bytes(whole.read(length))
@@ -78,7 +78,7 @@ def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path, length: int) ->
         (b"GGUF\3\0\0\0" + b"\xff" * 60, "truncated"),
     ],
 )
-def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path, head: bytes, words: str) -> None:
+def test_a_file_that_is_not_gguf_is_rejected(tmp_path: Path, head: bytes, words: str) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(head)
     with pytest.raises(ModelError, match=words):
@@ -146,12 +146,12 @@ def test_end_of_turn_tokens_are_found_by_their_text() -> None:
         ({"split.count": 3}, "split.count is 3: merge"),
     ],
 )
-def test_unsupported_metadata_is_refused_by_key(changes: dict[str, Any], words: str) -> None:
+def test_unsupported_metadata_is_rejected_by_key(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         architecture_from_gguf(Described(METADATA | changes))
 
 
-def test_a_window_without_a_known_layer_pattern_is_refused() -> None:
+def test_a_window_without_a_known_layer_pattern_is_rejected() -> None:
     metadata = {key.replace("llama.", "qwen2."): value for key, value in METADATA.items()}
     windowed = metadata | {"general.architecture": "qwen2", "qwen2.attention.sliding_window": 64}
     with pytest.raises(ModelError, match=r"qwen2\.attention\.sliding_window is 64"):

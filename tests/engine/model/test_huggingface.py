@@ -143,7 +143,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
         ({"hidden_size": "48"}, "hidden_size is '48'"),
     ],
 )
-def test_unsupported_configurations_are_refused_by_field(folder: Path, changes: dict[str, Any], words: str) -> None:
+def test_unsupported_configurations_are_rejected_by_field(folder: Path, changes: dict[str, Any], words: str) -> None:
     edit_config(folder, **changes)
     with pytest.raises(ModelError, match=words) as caught:
         ModelSource.open(str(folder))
@@ -155,7 +155,7 @@ def test_a_sliding_window_as_long_as_the_model_is_dropped(folder: Path) -> None:
     assert ModelSource.open(str(folder)).architecture.max_position_embeddings == 512
 
 
-def test_a_head_size_that_the_kernels_do_not_support_is_refused(tmp_path: Path) -> None:
+def test_a_head_size_that_the_kernels_do_not_support_is_rejected(tmp_path: Path) -> None:
     folder = save(random_model(LlamaForCausalLM, LlamaConfig(**SMALL, head_dim=6)), tmp_path)
     with pytest.raises(ModelError, match="head size 6: on a CPU it must be a multiple of 4"):
         load(folder)
@@ -179,7 +179,7 @@ def test_an_unknown_tensor_is_named(folder: Path) -> None:
         load(folder)
 
 
-def test_missing_config_missing_path_and_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_missing_config_missing_path_and_missing_weights_are_rejected(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such file or directory"):
         ModelSource.open(str(tmp_path / "nothing"))
     (folder / "model.safetensors").unlink()

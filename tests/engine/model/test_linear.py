@@ -40,7 +40,7 @@ def test_one_packing_serves_every_number_of_rows(kind: LinearKind, shape: tuple[
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_inputs_with_undocumented_behaviour_are_refused(kind: LinearKind) -> None:
+def test_inputs_with_undocumented_behaviour_are_rejected(kind: LinearKind) -> None:
     packed = kind(torch.randn(8, 6))
     for x in (torch.randn(6), torch.randn(2, 3, 6), torch.randn(6, 4).T, torch.randn(2, 7)):
         with pytest.raises(AssertionError):
@@ -101,7 +101,7 @@ class Absent(OneDNNLinear):
 
 
 @pytest.mark.parametrize(("kind", "fault"), [(Wrong, "with 65 rows"), (Absent, "no such operation")])
-def test_onednn_product_that_is_wrong_or_absent_is_an_error_that_says_why(
+def test_a_wrong_or_missing_onednn_product_raises_an_error_with_the_reason(
     kind: LinearKind, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTGEN_CPU_LINEAR", "onednn")

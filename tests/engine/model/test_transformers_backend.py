@@ -228,7 +228,7 @@ def test_dynamic_rope_is_served_up_to_its_original_length(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_an_unsupported_architecture_is_refused_by_name(
+def test_an_unsupported_architecture_is_rejected_by_name(
     tmp_path: Path, kind: str, settings: dict[str, Any], words: str
 ) -> None:
     random_model(kind, settings).save_pretrained(tmp_path)
@@ -237,7 +237,7 @@ def test_an_unsupported_architecture_is_refused_by_name(
     assert "\n" not in str(caught.value)
 
 
-def test_the_self_check_refuses_a_model_with_other_logits(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_rejects_a_model_with_other_logits(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "fastgen.model.transformers_backend.model.paged",
         lambda attention: lambda call: attention.attend(call.layer, call.queries, scale=1.0),  # stores nothing
@@ -254,14 +254,14 @@ def test_the_self_check_refuses_a_model_with_other_logits(gpt2: Path, monkeypatc
         ({"n_layer": 4}, r"tensor transformer\.h\.3\.\S+ is missing"),
     ],
 )
-def test_a_faulty_folder_is_refused_with_the_reason(gpt2: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_faulty_folder_is_rejected_with_the_reason(gpt2: Path, changes: dict[str, Any], words: str) -> None:
     path = gpt2 / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ModelError, match=words):
         adapted(gpt2)
 
 
-def test_weights_that_are_not_safetensors_are_refused(gpt2: Path) -> None:
+def test_weights_that_are_not_safetensors_are_rejected(gpt2: Path) -> None:
     (gpt2 / "model.safetensors").rename(gpt2 / "pytorch_model.bin")
     with pytest.raises(ModelError, match="weights cannot be read"):
         adapted(gpt2)

@@ -61,7 +61,7 @@ def test_loading_progress_goes_from_zero_to_one(demo_source: ModelSource) -> Non
     assert (loading[0], loading[-1]) == (0.0, 1.0)
 
 
-def test_a_max_model_length_larger_than_the_cache_is_refused_while_loading(demo_source: ModelSource) -> None:
+def test_a_max_model_length_larger_than_the_cache_is_rejected_while_loading(demo_source: ModelSource) -> None:
     config = EngineConfig(model=str(demo_model()), kv_cache_memory=32 << 20, max_model_length=4096)
     with pytest.raises(ConfigError, match="needs 64 blocks of 64 tokens, the KV cache has 11"):
         load_runner(demo_source, config, lambda _stage, _fraction: None)

@@ -38,7 +38,7 @@ TAGS = """
 
 
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_whitespace_filters_and_loops_are_transformers(add_generation_prompt: bool) -> None:
+def test_whitespace_filters_and_loops_equal_transformers(add_generation_prompt: bool) -> None:
     expected, _ = render_jinja_template(
         [CONVERSATION], chat_template=TAGS, add_generation_prompt=add_generation_prompt, bos_token="<s>"
     )
@@ -55,19 +55,19 @@ def test_smollm2s_template_renders_as_transformers_does(smollm2: Tokenizer, smol
         assert smollm2.chat_template.render(messages) == expected[0]
 
 
-def test_a_templates_own_refusal_reaches_the_client() -> None:
+def test_an_error_raised_by_the_template_reaches_the_client() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         template.render(CONVERSATION)
 
 
-def test_a_template_that_cannot_handle_the_messages_is_an_error_of_the_request() -> None:
+def test_a_template_that_fails_on_the_messages_is_a_request_error() -> None:
     template = ChatTemplate("{{ messages[0].content + 1 }}", {})
     with pytest.raises(ChatTemplateError, match="can only concatenate str"):
         template.render(CONVERSATION)
 
 
-def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
+def test_a_template_cannot_leave_its_sandbox() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}", {})
     with pytest.raises(ChatTemplateError):
         template.render(CONVERSATION)
@@ -77,7 +77,7 @@ def test_todays_date_is_available() -> None:
     assert ChatTemplate("{{ strftime_now('%Y') | int > 2000 }}", {}).render([]) == "True"
 
 
-def test_a_template_that_is_no_jinja_is_refused_at_load() -> None:
+def test_an_invalid_template_is_rejected_at_load() -> None:
     with pytest.raises(ConfigError, match="chat template: line 2"):
         ChatTemplate("line one\n{% for %}", {})
 
@@ -104,7 +104,7 @@ PREFILLS = st.one_of(
     ],
     ids=["chatml", "trimming", "spaced", "endingless"],
 )
-def test_a_message_to_go_on_with_is_cut_right_behind_its_text(
+def test_a_prompt_to_continue_ends_with_the_last_messages_text(
     template: str, expected: str, prefill: str, earlier: str
 ) -> None:
     messages = [{"role": "user", "content": earlier}, {"role": "assistant", "content": prefill}]
@@ -125,6 +125,6 @@ class Text(str):
     [(CHATML, " "), (CHATML, None), ("{{ messages[0].role }}", "a")],
     ids=["blank", "none", "unseen"],
 )
-def test_a_message_without_text_to_go_on_with_is_refused(template: str, content: str | None) -> None:
+def test_continuing_a_message_without_text_is_rejected(template: str, content: str | None) -> None:
     with pytest.raises(ChatTemplateError, match="the last message"):
         ChatTemplate(template, {}).render_unfinished([{"role": "assistant", "content": content}])

@@ -49,7 +49,7 @@ def check(tokenizer: Tokenizer) -> None:
     assert choose_format("auto", tokenizer).name == "hermes"
 
 
-def test_a_list_in_the_settings_has_a_template_for_tools(folder: Path) -> None:
+def test_the_settings_can_list_a_template_for_tools(folder: Path) -> None:
     tell(folder, [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": WITH_TOOLS}])
     check(Tokenizer.load(TokenizerSource("huggingface", directory=folder)))
     assert PreTrainedTokenizerFast.from_pretrained(folder).apply_chat_template(
@@ -58,7 +58,7 @@ def test_a_list_in_the_settings_has_a_template_for_tools(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("in_settings", [True, False])
-def test_a_folder_of_templates_has_one_for_tools(folder: Path, in_settings: bool) -> None:
+def test_a_folder_of_templates_can_have_one_for_tools(folder: Path, in_settings: bool) -> None:
     if in_settings:
         tell(folder, PLAIN)
     else:
@@ -68,12 +68,12 @@ def test_a_folder_of_templates_has_one_for_tools(folder: Path, in_settings: bool
     check(Tokenizer.load(TokenizerSource("huggingface", directory=folder)))
 
 
-def test_a_gguf_file_has_one_for_tools(smollm2_metadata: Any) -> None:
+def test_a_gguf_file_can_have_a_template_for_tools(smollm2_metadata: Any) -> None:
     templates = {"tokenizer.chat_template": PLAIN, "tokenizer.chat_template.tool_use": WITH_TOOLS}
     check(Tokenizer.load(TokenizerSource("gguf", {**smollm2_metadata, **templates})))
 
 
-def test_a_file_of_its_own_replaces_all_that_the_settings_have(folder: Path) -> None:
+def test_a_template_file_replaces_all_templates_of_the_settings(folder: Path) -> None:
     tell(folder, [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "old {{ tools }}"}])
     (folder / "chat_template.jinja").write_text(PLAIN)
     template = template_of(folder)
@@ -82,7 +82,7 @@ def test_a_file_of_its_own_replaces_all_that_the_settings_have(folder: Path) -> 
     assert template.render(HI, tools=TOOLS) == "<|im_start|>plain: hi"
 
 
-def test_a_template_for_tools_that_is_no_jinja_is_refused_at_load(folder: Path) -> None:
+def test_an_invalid_template_for_tools_is_rejected_at_load(folder: Path) -> None:
     tell(folder, [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": "{% if %}"}])
     with pytest.raises(ConfigError, match="chat template: line 1"):
         template_of(folder)

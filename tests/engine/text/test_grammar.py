@@ -84,7 +84,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.get("type", "recursive"))
-def test_whatever_is_chosen_within_a_schema_validates(
+def test_any_choice_of_allowed_tokens_satisfies_the_schema(
     schema: dict[str, Any], factory: GrammarFactory, smollm2: Tokenizer
 ) -> None:
     grammar = Grammar(kind="json_schema", text=json.dumps(schema))
@@ -94,7 +94,7 @@ def test_whatever_is_chosen_within_a_schema_validates(
         jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
 
 
-def test_a_json_object_is_an_object_of_any_kind(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_json_object_allows_any_object(factory: GrammarFactory, smollm2: Tokenizer) -> None:
     constraint = factory(Grammar(kind="json_object"))
     for token in smollm2.encode('{"a": [1, {"b": null}], "ü": "\\n"}', add_special_tokens=False):
         assert token in allowed(constraint)
@@ -106,7 +106,7 @@ def test_a_json_object_is_an_object_of_any_kind(factory: GrammarFactory, smollm2
 @pytest.mark.parametrize(
     "pattern", ["(yes|no|maybe)", r"[a-z]{3,8}@[a-z]{2,5}\.(com|org)", "[α-ω]{2,6}", "(🙂|🚀){1,3}"]
 )
-def test_whatever_is_chosen_within_a_regular_expression_matches_it(
+def test_any_choice_of_allowed_tokens_matches_the_regular_expression(
     pattern: str, factory: GrammarFactory, smollm2: Tokenizer
 ) -> None:
     for seed in range(5):
@@ -114,27 +114,27 @@ def test_whatever_is_chosen_within_a_regular_expression_matches_it(
         assert re.fullmatch(pattern, text)
 
 
-def test_a_grammar_in_larks_syntax_is_followed(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_a_lark_grammar_is_enforced(factory: GrammarFactory, smollm2: Tokenizer) -> None:
     grammar = Grammar(kind="lark", text='start: sum\nsum: NUMBER ("+" NUMBER){1,3}\nNUMBER: /[1-9][0-9]{0,2}/')
     check_grammar(grammar, smollm2)
     text = smollm2.decode(follow(factory(grammar), random.Random(1)))
     assert re.fullmatch(r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}", text)
 
 
-def test_special_tokens_are_no_text_in_a_match(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_special_tokens_do_not_match_text(factory: GrammarFactory, smollm2: Tokenizer) -> None:
     tokens = allowed(factory(Grammar(kind="regex", text="[^x]{1,200}")))
     assert tokens
     assert smollm2.special_token_ids.isdisjoint(tokens)
 
 
-def test_columns_of_the_logits_that_have_no_token_never_come(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_logit_columns_without_a_token_are_never_allowed(factory: GrammarFactory, smollm2: Tokenizer) -> None:
     grammar = Grammar(kind="regex", text="[^x]{1,200}")
     for missing in (1, 50):
         padded = GrammarFactory(lambda: smollm2, VOCABULARY + missing, ENDS)
         assert allowed(padded(grammar), VOCABULARY + missing) == allowed(factory(grammar))
 
 
-def test_a_text_that_must_come_is_spelled_in_the_models_own_tokens(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_forced_text_uses_the_tokenizers_tokens(factory: GrammarFactory, smollm2: Tokenizer) -> None:
     text = "the identification"
     constraint = factory(Grammar(kind="regex", text=text))
     tokens = smollm2.encode(text, add_special_tokens=False)
@@ -144,7 +144,7 @@ def test_a_text_that_must_come_is_spelled_in_the_models_own_tokens(factory: Gram
     assert allowed(constraint) == list(ENDS)
 
 
-def test_a_text_spelled_like_a_special_token_may_come_as_text(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_text_spelled_like_a_special_token_can_match_as_text(factory: GrammarFactory, smollm2: Tokenizer) -> None:
     tokens = follow(factory(Grammar(kind="regex", text=r"<\|im_end\|>ok")), random.Random(0))
     assert smollm2.special_token_ids.isdisjoint(tokens)
     assert smollm2.decode(tokens) == "<|im_end|>ok"
@@ -171,7 +171,7 @@ def test_a_text_spelled_like_a_special_token_may_come_as_text(factory: GrammarFa
         ("lark", 'start: <|no_such_token|> "a"', "no_such_token"),
     ],
 )
-def test_a_grammar_that_cannot_be_followed_is_refused_in_one_line(
+def test_an_invalid_grammar_is_rejected_with_a_one_line_error(
     kind: Any, text: str, message: str, factory: GrammarFactory, smollm2: Tokenizer
 ) -> None:
     grammar = Grammar(kind=kind, text=text)
@@ -183,12 +183,12 @@ def test_a_grammar_that_cannot_be_followed_is_refused_in_one_line(
         assert caught.value.param in ("response_format", "guided_regex", "guided_grammar")
 
 
-def test_a_model_without_an_end_has_no_grammars(smollm2: Tokenizer) -> None:
+def test_a_model_without_end_tokens_rejects_grammars(smollm2: Tokenizer) -> None:
     with pytest.raises(RequestError, match="end-of-sequence"):
         GrammarFactory(lambda: smollm2, VOCABULARY, ())(Grammar(kind="json_object"))
 
 
-def test_a_grammar_seen_before_starts_anew(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_a_cached_grammar_starts_in_its_initial_state(factory: GrammarFactory, smollm2: Tokenizer) -> None:
     grammar = Grammar(kind="regex", text="(left|right)")
     first = factory(grammar)
     start = allowed(first)
@@ -197,7 +197,7 @@ def test_a_grammar_seen_before_starts_anew(factory: GrammarFactory, smollm2: Tok
     assert allowed(factory(grammar)) == start
 
 
-def test_a_match_that_cannot_be_followed_further_ends_as_aborted(
+def test_a_match_that_the_library_gives_up_is_aborted(
     factory: GrammarFactory, smollm2: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     constraint = factory(Grammar(kind="regex", text="abc"))

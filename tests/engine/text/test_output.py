@@ -26,14 +26,14 @@ def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 @settings(max_examples=300, deadline=None)
 @given(ids=token_ids)
-def test_pieces_add_up_to_the_whole_decode(smollm2: Tokenizer, ids: list[int]) -> None:
+def test_chunks_add_up_to_the_complete_text(smollm2: Tokenizer, ids: list[int]) -> None:
     whole = smollm2.backend.decode(ids, skip_special_tokens=True)
     assert "".join(stream(smollm2, ids)) == whole == smollm2.decode(ids)
 
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(max_size=40))
-def test_no_half_character_is_ever_given(smollm2: Tokenizer, text: str) -> None:
+def test_output_never_ends_inside_a_character(smollm2: Tokenizer, text: str) -> None:
     ids = smollm2.encode(text, add_special_tokens=False)
     pieces = stream(smollm2, ids)
     assert "".join(pieces) == smollm2.decode(ids)
@@ -41,13 +41,13 @@ def test_no_half_character_is_ever_given(smollm2: Tokenizer, text: str) -> None:
         assert all("\ufffd" not in piece for piece in pieces)
 
 
-def test_a_generation_that_ends_inside_a_character_says_so(smollm2: Tokenizer) -> None:
+def test_a_generation_that_ends_inside_a_character_ends_with_u_fffd(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("👩", add_special_tokens=False)
     assert len(ids) > 1
     assert stream(smollm2, ids[:-1])[-1] == "\ufffd"
 
 
-def test_special_tokens_give_no_text(smollm2: Tokenizer) -> None:
+def test_special_tokens_produce_no_text(smollm2: Tokenizer) -> None:
     assert "".join(stream(smollm2, smollm2.encode("a<|im_end|>b", add_special_tokens=False))) == "ab"
 
 
@@ -85,7 +85,7 @@ SENTENCE_PIECE = sentence_piece()
 
 @settings(max_examples=200, deadline=None)
 @given(ids=token_ids, random=cuts, stops=st.lists(st.sampled_from(["e", " th", "\n", "\ufffd"]), max_size=2))
-def test_output_never_depends_on_how_many_tokens_come_at_once(
+def test_output_does_not_depend_on_the_number_of_tokens_per_push(
     smollm2: Tokenizer, ids: list[int], random: Random, stops: list[str]
 ) -> None:
     def text(sizes: Callable[[int], int]) -> tuple[str, int]:
@@ -101,7 +101,7 @@ def test_output_never_depends_on_how_many_tokens_come_at_once(
     assert text(lambda left: min(1, left)) == whole
 
 
-def test_no_stop_string_ends_a_text_before_its_least_tokens(smollm2: Tokenizer) -> None:
+def test_no_stop_string_ends_a_text_before_min_tokens(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("one two one two", add_special_tokens=False)
     assert len(ids) == 4
     output = OutputText(smollm2, TextRules(stop=("two",), min_tokens=3))
@@ -109,7 +109,7 @@ def test_no_stop_string_ends_a_text_before_its_least_tokens(smollm2: Tokenizer) 
     assert (output.finish_reason, output.stop_string) == (FinishReason.STOP, "two")
 
 
-def test_a_stop_string_may_begin_before_the_least_tokens_and_be_complete_after_them(smollm2: Tokenizer) -> None:
+def test_a_stop_string_can_begin_before_min_tokens_and_end_after_them(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("one two three four", add_special_tokens=False)
     assert len(ids) == 4
     output = OutputText(smollm2, TextRules(stop=("one two three", "two"), min_tokens=3))
@@ -117,7 +117,7 @@ def test_a_stop_string_may_begin_before_the_least_tokens_and_be_complete_after_t
     assert (output.finish_reason, output.stop_string) == (FinishReason.STOP, "one two three")
 
 
-def test_a_mark_may_be_shown_where_others_are_hidden(smollm2: Tokenizer) -> None:
+def test_one_special_token_can_be_shown_while_others_are_hidden(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("<repo_name>a<filename>", add_special_tokens=False)
     output = OutputText(smollm2, TextRules(shown_tokens=frozenset(ids[:1])))
     assert output.push(ids, None) == "<repo_name>a"
@@ -138,7 +138,7 @@ def cut_by_hand(text: str, stops: list[str]) -> str:
 
 @settings(max_examples=500, deadline=None)
 @given(text=letters, stops=stop_lists, random=cuts)
-def test_stop_strings_do_not_depend_on_how_the_text_comes(text: str, stops: list[str], random: object) -> None:
+def test_stop_strings_do_not_depend_on_how_the_text_is_split(text: str, stops: list[str], random: object) -> None:
     expected, watcher, out, rest = cut_by_hand(text, stops), StopStrings(stops), "", text
     while rest:
         size = random.randint(1, len(rest))  # type: ignore[attr-defined]
@@ -178,7 +178,7 @@ def test_text_ends_before_the_stop_string_and_counts_the_token_that_completed_it
     assert output.num_tokens == 3
 
 
-def test_the_token_that_stopped_the_engine_is_no_text(smollm2: Tokenizer) -> None:
+def test_the_token_that_stopped_the_engine_produces_no_text(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("one two", add_special_tokens=False)
     output = OutputText(smollm2)
     assert output.push(ids, FinishReason.STOP) == "one"
@@ -186,7 +186,7 @@ def test_the_token_that_stopped_the_engine_is_no_text(smollm2: Tokenizer) -> Non
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT])
-def test_held_text_comes_out_at_the_end(smollm2: Tokenizer, reason: FinishReason) -> None:
+def test_held_back_text_is_returned_at_the_end(smollm2: Tokenizer, reason: FinishReason) -> None:
     output = OutputText(smollm2, TextRules(stop=(" two!",)))
     ids = smollm2.encode("one two", add_special_tokens=False)
     assert output.push(ids, None) == "one"

@@ -107,7 +107,7 @@ def read(pieces: list[str]) -> tuple[str, list[Any]]:
         ("tree", "[[], []]", [[], []]),
     ],
 )
-def test_a_value_is_what_its_schema_makes_of_it(name: str, written: str, value: object) -> None:
+def test_a_value_is_converted_by_its_schema(name: str, written: str, value: object) -> None:
     assert json.loads(ParameterSchema(SCHEMA, name).value(written)) == value
 
 
@@ -120,7 +120,7 @@ def test_a_value_is_what_its_schema_makes_of_it(name: str, written: str, value: 
         {"properties": {"a": {"anyOf": 1, "enum": 2, "type": {}}, "b": {"type": [1]}}},
     ],
 )
-def test_a_schema_that_makes_no_sense_breaks_nothing(schema: dict[str, Any]) -> None:
+def test_an_invalid_schema_does_not_break_the_parser(schema: dict[str, Any]) -> None:
     tool = OfferedTool("f", schema)
     assert json.loads(ParameterSchema(schema, "a").value("x")) == "x"
     FORMAT.rules([tool], json.dumps, most_calls=None)
@@ -143,13 +143,13 @@ ARGUMENTS = st.fixed_dictionaries(
 
 @settings(max_examples=300, deadline=None)
 @given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3))
-def test_what_the_template_shows_is_read_back_as_it_was(calls: list[dict[str, Any]]) -> None:
+def test_a_rendered_call_is_parsed_back_unchanged(calls: list[dict[str, Any]]) -> None:
     text = shown(*calls)
     assert read([text]) == ("", calls)
     assert read(list(text)) == ("", calls)
 
 
-def test_a_text_is_passed_on_as_it_comes() -> None:
+def test_text_values_are_streamed() -> None:
     parser = FORMAT.parser([TOOL])
     begun = parser.push("<tool_call>\n<function=f>\n<parameter=text>\nline one\nline")
     assert "".join(event.text for event in begun if isinstance(event, CallArguments)) == '{"text": "line one\\nline'
@@ -174,7 +174,7 @@ def grammar() -> Grammar:
         {"text": "a", "direct_colour": "red", "maybe": None, "maybe_count": None, "level": "high", "anything": "b"},
     ],
 )
-def test_a_required_call_may_be_all_that_the_template_shows(grammar: Grammar, arguments: dict[str, Any]) -> None:
+def test_the_grammar_allows_every_rendered_call(grammar: Grammar, arguments: dict[str, Any]) -> None:
     assert matches(grammar, byte_tokenizer(None), shown(arguments))
     assert matches(grammar, byte_tokenizer(None), shown(arguments, arguments))
 
@@ -192,11 +192,11 @@ def test_a_required_call_may_be_all_that_the_template_shows(grammar: Grammar, ar
         {"text": "a", "not_declared": "b"},
     ],
 )
-def test_a_required_call_fits_its_schema(grammar: Grammar, arguments: dict[str, Any]) -> None:
+def test_a_required_call_satisfies_its_schema(grammar: Grammar, arguments: dict[str, Any]) -> None:
     assert not matches(grammar, byte_tokenizer(None), shown(arguments))
 
 
-def test_a_tool_that_declares_no_parameters_may_get_any_unless_it_says_otherwise() -> None:
+def test_a_tool_without_declared_parameters_accepts_any_unless_forbidden() -> None:
     tokenizer = byte_tokenizer(None)
     for schema, allowed in (({}, True), ({"type": "object", "additionalProperties": False}, False)):
         grammar = call_grammar(FORMAT, [OfferedTool("f", schema)], tokenizer, most_calls=1)

@@ -57,9 +57,7 @@ def assert_same(ours: Tokenizer, reference: Any) -> None:
             )
 
 
-def test_smollm2_equals_transformers_with_digits_cut_apart(
-    smollm2: Tokenizer, smollm2_metadata: Mapping[str, Any]
-) -> None:
+def test_smollm2_equals_transformers_and_splits_digits(smollm2: Tokenizer, smollm2_metadata: Mapping[str, Any]) -> None:
     tokens = smollm2_metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in smollm2_metadata["tokenizer.ggml.merges"]]
     reference = GPT2Tokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
@@ -71,7 +69,7 @@ def test_smollm2_equals_transformers_with_digits_cut_apart(
     assert_same(smollm2, reference)
 
 
-def test_smollm2_knows_its_marks(smollm2: Tokenizer) -> None:
+def test_smollm2_has_its_special_tokens(smollm2: Tokenizer) -> None:
     assert smollm2.vocab_size == 49152
     assert smollm2.encode("<|im_start|>", add_special_tokens=False) == [1]
     assert (smollm2.bos_token_id, smollm2.eos_token_id) == (1, 2)
@@ -194,7 +192,7 @@ def test_a_sentencepiece_vocabulary_equals_transformers() -> None:
         ("smollm", "ab 12", ["ab", " ", "1", "2"]),
     ],
 )
-def test_text_is_cut_as_the_name_says(pre: str, text: str, pieces: list[str]) -> None:
+def test_the_pre_tokenizer_follows_from_its_name(pre: str, text: str, pieces: list[str]) -> None:
     spans = [span for _, span in CUTS[pre].make().pre_tokenize_str(text)]
     assert [text[start:end] for start, end in spans] == pieces
 
@@ -236,7 +234,7 @@ def test_a_gemma_vocabulary_equals_transformers_and_keeps_first_spaces() -> None
         assert ours.decode(expected) == text
 
 
-def test_phi3s_marks_take_the_white_space_behind_them_along() -> None:
+def test_phi3s_special_tokens_strip_the_white_space_after_them() -> None:
     metadata = gemma_like_metadata()
     metadata["tokenizer.ggml.tokens"][:2] = ["<|placeholder1|>", "<|end|>"]
     ours = Tokenizer.load(TokenizerSource("gguf", metadata))
@@ -245,7 +243,7 @@ def test_phi3s_marks_take_the_white_space_behind_them_along() -> None:
     assert ours.decode(ours.encode(kept, add_special_tokens=False), skip_special_tokens=False) == kept
 
 
-def test_a_gguf_file_that_carries_tokenizer_json_uses_it(smollm2: Tokenizer) -> None:
+def test_an_embedded_tokenizer_json_is_used(smollm2: Tokenizer) -> None:
     metadata = {
         "tokenizer.ggml.model": "unigram",
         "tokenizer.ggml.tokens": [],
@@ -278,7 +276,7 @@ def test_a_hugging_face_folder_equals_transformers(smollm2: Tokenizer, tmp_path:
         ({"tokenizer.chat_template": "{% if %}"}, "chat template: line 1"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(
+def test_an_unsupported_tokenizer_is_rejected_by_name(
     smollm2_metadata: Mapping[str, Any], change: dict[str, str], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named.replace("(", r"\(")) as refusal:
@@ -286,18 +284,18 @@ def test_what_is_not_served_is_refused_by_name(
     assert "\n" not in str(refusal.value)
 
 
-def test_a_missing_key_is_refused_by_name(smollm2_metadata: Mapping[str, Any]) -> None:
+def test_a_missing_key_is_rejected_by_name(smollm2_metadata: Mapping[str, Any]) -> None:
     without_merges = {key: value for key, value in smollm2_metadata.items() if key != "tokenizer.ggml.merges"}
     with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.merges: the GGUF file lacks it"):
         Tokenizer.load(TokenizerSource("gguf", without_merges))
 
 
-def test_a_folder_without_tokenizer_json_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_tokenizer_json_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         Tokenizer.load(TokenizerSource("huggingface", directory=tmp_path))
 
 
-def test_a_decoder_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_an_unsupported_decoder_is_rejected(tmp_path: Path) -> None:
     Backend(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match="its decoder is missing"):
         Tokenizer.load(TokenizerSource("huggingface", directory=tmp_path))

@@ -124,15 +124,13 @@ def read(
 
 
 @pytest.mark.parametrize(("format", "text", "found"), ANSWERS)
-def test_calls_are_found_and_all_else_is_content(format: ToolFormat, text: str, found: Found) -> None:
+def test_calls_are_parsed_and_all_other_text_is_content(format: ToolFormat, text: str, found: Found) -> None:
     assert read(format, [text])[0] == found
 
 
 @settings(max_examples=400, deadline=None)
 @given(answer=st.sampled_from(ANSWERS), random=st.randoms(use_true_random=False))
-def test_what_is_found_does_not_depend_on_how_the_text_comes(
-    answer: tuple[ToolFormat, str, Found], random: Any
-) -> None:
+def test_events_do_not_depend_on_how_the_text_is_split(answer: tuple[ToolFormat, str, Found], random: Any) -> None:
     format, text, found = answer
     pieces = []
     while text:
@@ -155,7 +153,7 @@ TAGS = ["<function=", "<parameter=", "f>", "</function>", "</parameter>"]
         max_size=25,
     ).map("".join),
 )
-def test_no_text_breaks_a_reader_and_letters_outside_calls_are_all_shown(format: ToolFormat, text: str) -> None:
+def test_no_text_breaks_a_parser_and_all_text_outside_calls_is_content(format: ToolFormat, text: str) -> None:
     (content, calls), events = read(format, list(text))
     assert (content, calls) == read(format, [text])[0]
     if not any(isinstance(event, CallBegun) for event in events):
@@ -188,7 +186,7 @@ WRAPPINGS = [
     arguments=st.dictionaries(st.text('a"\\\n'), JSON_VALUES, min_size=1, max_size=3),
     raw=st.sets(st.sampled_from([*RAW])),
 )
-def test_arguments_are_json_however_carelessly_the_model_escapes(
+def test_arguments_are_valid_json_despite_missing_escapes(
     wrapping: tuple[ToolFormat, str], arguments: dict[str, Any], raw: set[str]
 ) -> None:
     """Line breaks, tabs and the like stand in strings as they are, each kind always or never."""
@@ -202,13 +200,13 @@ def test_arguments_are_json_however_carelessly_the_model_escapes(
         assert json.loads(calls[0][1]) == arguments
 
 
-def test_a_calls_name_comes_before_its_arguments_which_come_as_they_are_written() -> None:
+def test_a_calls_name_comes_first_and_its_arguments_are_streamed() -> None:
     _, events = read(HERMES, list('<tool_call>{"name": "f", "arguments": {"a": 12}}</tool_call>'))
     assert events[0] == CallBegun(0, "f")
     assert events[1:] == [CallArguments(0, character) for character in '{"a": 12}']
 
 
-def test_a_call_that_turns_out_broken_is_said_to_be() -> None:
+def test_a_broken_call_is_reported() -> None:
     text = '<tool_call>{"name": "f", "arguments": {x}}'
     assert read(HERMES, [text])[1][-1] == CallBroken(0, text)
 
@@ -231,11 +229,11 @@ def test_the_format_follows_from_template_and_vocabulary(
     assert type(choose_format("auto", tokenizer)).__name__ == name
 
 
-def test_the_user_has_the_last_word_on_the_format() -> None:
+def test_the_flag_overrides_the_detected_format() -> None:
     assert choose_format("llama3_json", byte_tokenizer(ChatTemplate("<tool_call>", {}))).name == "llama3_json"
 
 
-def test_marks_that_are_special_tokens_are_shown_to_the_reader() -> None:
+def test_markers_that_are_special_tokens_are_shown_to_the_parser() -> None:
     tokenizer = byte_tokenizer(None, "[TOOL_CALLS]", "[INST]")
     assert shown_tokens(LISTS, tokenizer) == {tokenizer.backend.token_to_id("[TOOL_CALLS]")}
 
@@ -275,7 +273,7 @@ TOOLS = [
         ),
     ],
 )
-def test_a_required_call_is_one_of_the_tools_with_its_own_schema(
+def test_a_required_call_names_an_offered_tool_and_satisfies_its_schema(
     format: ToolFormat, special: tuple[str, ...], written: str, refused: str
 ) -> None:
     tokenizer = byte_tokenizer(None, *special)
@@ -287,12 +285,12 @@ def test_a_required_call_is_one_of_the_tools_with_its_own_schema(
     assert read(format, [written])[0][1]
 
 
-def test_a_single_call_stays_single() -> None:
+def test_at_most_one_call_is_enforced() -> None:
     tokenizer, twice = byte_tokenizer(None), '{"name": "f", "arguments": {}}; {"name": "f", "arguments": {}}'
     assert not matches(call_grammar(PLAIN, TOOLS, tokenizer, most_calls=1), tokenizer, twice)
 
 
-def test_calls_may_stand_beside_an_answer_that_has_a_structure() -> None:
+def test_a_grammar_can_allow_calls_or_a_structured_answer() -> None:
     tokenizer = byte_tokenizer(None)
     answer = Grammar(kind="json_schema", text='{"type": "object", "required": ["city"], "additionalProperties": false, '
                      '"properties": {"city": {"type": "string"}}}')  # fmt: skip
@@ -302,7 +300,7 @@ def test_calls_may_stand_beside_an_answer_that_has_a_structure() -> None:
     assert not matches(grammar, tokenizer, '{"town":"Bern"}')
 
 
-def test_a_model_without_tools_in_its_template_is_told_of_them() -> None:
+def test_a_model_without_tools_in_its_template_gets_them_as_system_text() -> None:
     told = describe(PLAIN, [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
     assert json.dumps({"name": "f", "parameters": {"type": "object"}}) in told
     assert PLAIN.example in told

@@ -72,7 +72,7 @@ def test_a_template_that_breaks_the_engine_is_rejected_with_the_field_and_the_re
     assert words in str(refused.value)
 
 
-def test_a_template_of_nothing_is_none() -> None:
+def test_an_empty_template_is_none() -> None:
     assert template() == template(spec={}) == build_template("chat", spec_of(stored()), "engine:test")
 
 

@@ -1,4 +1,4 @@
-"""One control plane and one operator for all tests of the operator, with no more rights than the chart gives it."""
+"""One control plane and one operator with the chart's RBAC for all operator tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.space import Space
 
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
-    """A control plane with the chart's CRD and rights."""
+    """A control plane with the chart's CRD and RBAC."""
     with ControlPlane(ensure_programs()) as started:
         started.kubectl("create", "namespace", SYSTEM)
         install(started)
@@ -37,7 +37,7 @@ def _operator(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def operator(_operator: OperatorProcess) -> OperatorProcess:
-    """The operator, running."""
+    """The running operator."""
     try:
         if _operator.is_healthy():
             return _operator
@@ -49,13 +49,13 @@ def operator(_operator: OperatorProcess) -> OperatorProcess:
 
 @pytest.fixture(scope="module")
 def unattended(_operator: OperatorProcess) -> None:
-    """No operator runs but those that the tests of the module start themselves."""
+    """Stop the shared operator; the tests of the module start their own."""
     assert _operator.stop() == 0
 
 
 @pytest.fixture
 def space(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Space]:
-    """A fresh namespace that admits only pods of the restricted Pod Security standard."""
+    """A new namespace that enforces the restricted Pod Security standard."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[-50:].strip("-")
     plane.kubectl("create", "namespace", name)
     plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")

@@ -1,4 +1,4 @@
-"""`fastgen bench` and `fastgen top` against a server, and what they work out."""
+"""`fastgen bench` and `fastgen top` against a server, and their calculations."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_error_contains_the_servers_message(scripted: Serving) -> None:
         Remote("ftp://somewhere")
 
 
-def look(seconds: float, count: float, buckets: dict[str, float]) -> Scrape:
+def scrape_at(seconds: float, count: float, buckets: dict[str, float]) -> Scrape:
     lines = [f'fastgen_things_total{{model_name="m",kind="{kind}"}} {count * n}' for n, kind in ((1, "a"), (2, "b"))]
     lines += [f'fastgen_gap_seconds_bucket{{model_name="m",le="{le}"}} {n}' for le, n in buckets.items()]
     lines.append(f'fastgen_gap_seconds_count{{model_name="m"}} {buckets["+Inf"]}')
@@ -101,13 +101,13 @@ def look(seconds: float, count: float, buckets: dict[str, float]) -> Scrape:
 
 
 def test_rates_and_quantiles_cover_only_the_interval() -> None:
-    before = look(10.0, 5, {"0.1": 100, "0.2": 100, "+Inf": 100})
-    after = look(12.0, 15, {"0.1": 100, "0.2": 110, "+Inf": 110})
+    before = scrape_at(10.0, 5, {"0.1": 100, "0.2": 100, "+Inf": 100})
+    after = scrape_at(12.0, 15, {"0.1": 100, "0.2": 110, "+Inf": 110})
     interval = Interval(before, after)
     assert after.model_name == "m"
     assert interval.rate("things_total") == 15.0
     assert interval.rate("things_total", "b") == 10.0
     assert interval.quantile("gap_seconds", 0.5) == pytest.approx(0.15)
     assert math.isnan(interval.quantile("nothing", 0.5))
-    again = Interval(after, look(13.0, 1, {"0.1": 1, "0.2": 1, "+Inf": 1}))
+    again = Interval(after, scrape_at(13.0, 1, {"0.1": 1, "0.2": 1, "+Inf": 1}))
     assert again.rate("things_total") == 3.0, "the server was started again"

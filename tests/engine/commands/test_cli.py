@@ -1,4 +1,4 @@
-"""The command line: what is wrong is one line and exit code 2."""
+"""Command line: a user error gives one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from support.demo_weights import demo_model
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    """The exit code and what was said on standard error, of a process of its own."""
+    """Run the command in a separate process; return the exit code and standard error."""
     done = subprocess.run([sys.executable, "-m", "fastgen", *arguments], capture_output=True, text=True, timeout=240)
     return done.returncode, done.stderr
 
 
 def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Runs the command here; asserts that it is refused in one line, and returns the line."""
-    capsys.readouterr()  # what was said before: writing a GGUF file logs
+    """Run the command in this process, assert that it fails with a one-line error, and return that line."""
+    capsys.readouterr()  # output before the command: writing a GGUF file logs
     try:
         code = main.main(arguments)
     except SystemExit as end:  # argparse

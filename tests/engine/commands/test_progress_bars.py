@@ -1,4 +1,4 @@
-"""Progress bars of `fastgen generate`: on a terminal, and nowhere else."""
+"""Progress bars of `fastgen generate`, which appear only on terminals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def shown_on_a_terminal(arguments: list[str]) -> bytes:
-    """What a terminal gets as standard error."""
+    """Return what the command writes to standard error on a terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
@@ -35,7 +35,7 @@ def shown_on_a_terminal(arguments: list[str]) -> bytes:
         while True:
             try:
                 shown += os.read(ours, 65536)
-            except OSError:  # how a terminal says on Linux that nobody writes to it any more
+            except OSError:  # how Linux reports that the last writer has closed the terminal
                 break
     os.close(ours)
     assert process.returncode == 0, shown.decode(errors="replace")

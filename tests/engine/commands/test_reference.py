@@ -1,4 +1,4 @@
-"""The documents that are generated, and what the others say of the code."""
+"""Generated documents are up to date, and other pages agree with the code."""
 
 from __future__ import annotations
 

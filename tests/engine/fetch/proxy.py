@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections after so many bytes of answers."""
+"""A TCP proxy that cuts connections after a number of response bytes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from threading import Thread
 
 @dataclass
 class Proxy:
-    """Passes bytes on to `target`.
+    """Forwards bytes to `target`.
 
     Attributes:
-        cut_after: bytes of answers, counted from the start, after which a connection is cut, once for each number.
-        passed: bytes of answers so far.
+        cut_after: total numbers of response bytes after which the connection is cut, once each.
+        passed: response bytes so far.
     """
 
     target: tuple[str, int]
@@ -26,7 +26,7 @@ class Proxy:
     passed: int = 0
 
     def carry(self, client: socket.socket) -> None:
-        """One connection to its end."""
+        """Handle one connection."""
         with socket.create_connection(self.target) as server:
             asking = Thread(target=_pump, args=(client, server))
             asking.start()
@@ -57,7 +57,7 @@ class _Server(ThreadingTCPServer):
 
 @contextmanager
 def cutting(port: int) -> Iterator[Proxy]:
-    """A proxy of that port of 127.0.0.1, on a port of its own."""
+    """Yield a proxy in front of a port of 127.0.0.1."""
     proxy = Proxy(("127.0.0.1", port))
 
     class Handler(BaseRequestHandler):

@@ -1,4 +1,4 @@
-"""`fastgen fetch` as a process of its own, as a container starts it."""
+"""Runs `fastgen fetch` as a separate process, as in a container."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OWN = ("HF_", "HUGGING", "AWS_")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended; `last` is its last line, as Kubernetes would quote it."""
+    """Result of a process; `last` is its last line of output, which Kubernetes reports."""
 
     code: int
     output: str
@@ -37,7 +37,7 @@ class Ended:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without what people have set for hubs and stores."""
+    """Return this process's environment without settings of hubs and object stores."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
     return kept | {"NO_PROXY": "*", "HF_HUB_DISABLE_TELEMETRY": "1"} | more
 
@@ -48,14 +48,14 @@ def start(*arguments: str | Path, **more: str) -> subprocess.Popen[str]:
 
 
 def fetch(*arguments: str | Path, **more: str) -> Ended:
-    """Runs it to its end; keywords are environment variables."""
+    """Run it to its end; keywords are environment variables."""
     process = start(*arguments, **more)
     _, output = process.communicate(timeout=100)
     return Ended(process.returncode, output)
 
 
 def fetch_each(commands: Sequence[Sequence[str]], **more: str) -> list[Ended]:
-    """Runs several in one process, because importing what they need takes longer than they do."""
+    """Run several in one process, because the imports take longer than the downloads."""
     done = subprocess.run(
         [sys.executable, "-c", _EACH, json.dumps(commands)],
         env=environment(**more),
@@ -72,5 +72,5 @@ def marker(folder: Path) -> dict[str, object]:
 
 
 def names(folder: Path) -> list[str]:
-    """The model's own files."""
+    """Return the model's files, without the records."""
     return sorted(entry.name for entry in folder.iterdir() if entry.name != ".fastgen")

@@ -1,4 +1,4 @@
-"""Whatever happens on the way, a folder is whole or has no marker; and what is there is not fetched again."""
+"""After any failure a folder is complete or has no marker, and no byte is downloaded twice."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CONTENTS = {"config.json": b"{}", "model.safetensors": b"weights" * 50, "empty.j
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Simulate the end of the process."""
 
 
 @dataclass
 class FakeRemote:
-    """A source in memory; after `cuts[0]` more bytes it ends, or raises what `end` gives."""
+    """A source in memory that ends, or raises the result of `end`, after `cuts[0]` more bytes."""
 
     contents: dict[str, bytes] = field(default_factory=lambda: dict(CONTENTS))
     cuts: list[int] = field(default_factory=list)

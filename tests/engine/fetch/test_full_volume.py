@@ -1,4 +1,4 @@
-"""A volume that is really full: a small file system of its own."""
+"""Downloads to a small file system that is really full."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_full_volume_is_reported_and_the_download_resumes_after_it_has_grown(v
         assert ended.code == 5, ended.output
         assert "6.3 MB missing" in ended.last
         assert hub.served == 0
-        # Others fill it while the download runs: what is promised free is not there when it is written.
+        # Other writers fill it during the download, after the check of the free space.
         subprocess.run(["mount", "-o", f"remount,size={2 * SMALL}", volume], check=True)
         hub.before_file = lambda name: _fill(volume) if name == "model-2.safetensors" else None
         ended = fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url)

@@ -1,4 +1,4 @@
-"""Models from a hub: what is fetched, what is refused, and what a cut connection costs."""
+"""Models from a hub: downloaded files, rejected sources, and the cost of a broken connection."""
 
 from __future__ import annotations
 

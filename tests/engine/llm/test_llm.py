@@ -24,7 +24,7 @@ ANSWER = "The capital of France is Paris."
 
 
 def contents(output: RequestOutput) -> tuple[object, ...]:
-    """All that a caller reads of an output."""
+    """Return the fields of an output that callers use."""
     logprobs, prompt_logprobs = output.logprobs, output.prompt_logprobs
     request, reason = output.request, output.finish_reason
     return output.text, output.token_ids, reason, request.prompt_token_ids, output.usage, logprobs, prompt_logprobs
@@ -101,7 +101,7 @@ def test_a_prompt_may_be_token_ids(llm: LLM) -> None:
 def test_chat_uses_the_chat_template(llm: LLM) -> None:
     done = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=32))
     assert (done.text, done.finish_reason) == (ANSWER, "stop")
-    assert done.token_ids[-1] == 2  # the mark that ended it
+    assert done.token_ids[-1] == 2  # the special token that ended it
 
 
 def test_streams_can_interleave_with_each_other_and_with_a_batch(llm: LLM) -> None:

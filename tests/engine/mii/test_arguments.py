@@ -1,4 +1,4 @@
-"""MII's arguments as our own."""
+"""Conversion of MII's arguments."""
 
 from __future__ import annotations
 

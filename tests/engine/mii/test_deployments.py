@@ -1,4 +1,4 @@
-"""What is noted of deployments, and what becomes of it when processes end."""
+"""Records of deployments, and their removal when processes exit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def noted(name: str, pid: int, url: str = "http://127.0.0.1:9") -> Deployment:
 
 
 def ended() -> int:
-    """The id of a process that has ended and that nobody has asked about."""
+    """Return the id of a process that has exited and has not been reaped."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     return process.pid

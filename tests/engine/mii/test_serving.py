@@ -1,4 +1,4 @@
-"""A deployment that outlives who started it, with the real model: one start for all of these."""
+"""A deployment that outlives the program that started it, with the real model. All tests share it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def smol(runtime: Path) -> Iterator[Client]:
-    """A client of what another program, which has ended, started."""
+    """A client of a deployment that another program started before it exited."""
     del runtime
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(demo_model())], capture_output=True, text=True, timeout=240

@@ -1,4 +1,4 @@
-"""Architectures from config.json: refused fields, and the longest sequence."""
+"""Architectures from config.json: rejected fields, and the longest sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face directories written by transformers: head shapes, checkpoints and refused models."""
+"""Hugging Face directories written by transformers: head shapes, checkpoints and rejected models."""
 
 from __future__ import annotations
 

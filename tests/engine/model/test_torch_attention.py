@@ -1,4 +1,4 @@
-"""Paged attention with torch operations against its readable twin."""
+"""Paged attention with torch operations against a reference implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models run by transformers' code: logits within 1e-4, equal greedy tokens, unsupported models refused by name."""
+"""Models run by transformers' code: logits within 1e-4, equal greedy tokens, unsupported models rejected by name."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def history(sampling: SamplingParams, tokens: list[int], num_prompt_tokens: int)
 
 
 def plainly(logits: list[float], s: SamplingParams, tokens: list[int], num_prompt_tokens: int) -> list[float]:
-    """The readable twin of `penalise`, one token at a time."""
+    """Reference implementation of `penalise`, one token at a time."""
     generated = Counter(tokens[num_prompt_tokens:])
     for token in set(tokens):
         factor = s.repetition_penalty

@@ -13,7 +13,7 @@ from support import demo_weights
 
 @pytest.fixture(scope="session")
 def smollm2_metadata() -> Mapping[str, Any]:
-    """What the demo model's file says of its tokenizer."""
+    """Tokenizer metadata of the demo model's file."""
     return GGUFFile(Path(str(demo_weights.demo_model()))).metadata
 
 

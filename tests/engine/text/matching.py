@@ -1,4 +1,4 @@
-"""Whether a text matches a grammar, over a vocabulary small enough to read."""
+"""Checks whether a text matches a grammar, over a small vocabulary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END = 256
 
 
 def byte_tokenizer(template: ChatTemplate | None, *special: str) -> Tokenizer:
-    """A vocabulary of bytes and some special tokens."""
+    """Return a tokenizer of single bytes and some special tokens."""
     alphabet = sorted(byte_alphabet().values())
     backend = Backend(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -25,7 +25,7 @@ def byte_tokenizer(template: ChatTemplate | None, *special: str) -> Tokenizer:
 
 
 def matches(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
-    """May a generation be `text`, token by token, and end there?"""
+    """Return whether the grammar allows `text`, token by token, and an end after it."""
     constraint = GrammarFactory(lambda: tokenizer, tokenizer.vocab_size, [END])(grammar)
     for token in [*tokenizer.encode(text, add_special_tokens=False), END]:
         mask = memoryview(bytearray(4 * ((tokenizer.vocab_size + 31) // 32))).cast("I")

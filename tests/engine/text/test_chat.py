@@ -1,4 +1,4 @@
-"""The product's template environment against transformers'."""
+"""Our template environment against that of transformers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_prompt_to_continue_ends_with_the_last_messages_text(
 
 
 class Text(str):
-    """A text that a format string can have stripped."""
+    """Return a text with white space that a template may strip."""
 
     def __format__(self, way: str) -> str:
         return {"": str(self), "strip": self.strip(), "rstrip": self.rstrip()}[way]

@@ -1,4 +1,4 @@
-"""Models with several chat templates: requests with tools have their own, wherever it is kept."""
+"""Models with a separate chat template for requests with tools, in each place that can contain it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f"}}]
 
 @pytest.fixture
 def folder(smollm2: Tokenizer, tmp_path: Path) -> Path:
-    """A model's folder without chat templates."""
+    """Return a model's folder without chat templates."""
     PreTrainedTokenizerFast(tokenizer_object=smollm2.backend, bos_token="<|im_start|>").save_pretrained(tmp_path)
     assert template_of(tmp_path) is None
     return tmp_path
@@ -33,13 +33,13 @@ def template_of(folder: Path) -> ChatTemplate | None:
 
 
 def tell(folder: Path, chat_template: object) -> None:
-    """Writes the templates into tokenizer_config.json."""
+    """Write the templates into tokenizer_config.json."""
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": chat_template}))
 
 
 def check(tokenizer: Tokenizer) -> None:
-    """Are there the two templates, each in its place?"""
+    """Return whether requests with and without tools use their templates."""
     template = tokenizer.chat_template
     assert template is not None
     assert template.takes_tools

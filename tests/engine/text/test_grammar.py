@@ -1,4 +1,4 @@
-"""Grammars over the demo model's vocabulary, followed by choosing at random among what they allow."""
+"""Grammars over the demo model's vocabulary, with random choices among the allowed tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def allowed(constraint: GrammarConstraint, vocabulary: int = VOCABULARY) -> list
 
 
 def follow(constraint: GrammarConstraint, source: random.Random, *, most: int = 400) -> list[int]:
-    """Tokens of a match, its end token left out; what may end, ends with a chance of one half."""
+    """Return the tokens of a random match without its end token. An allowed end is chosen half of the time."""
     tokens: list[int] = []
     while len(tokens) < most:
         choices = allowed(constraint)

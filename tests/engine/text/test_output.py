@@ -128,7 +128,7 @@ stop_lists = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3
 
 
 def cut_by_hand(text: str, stops: list[str]) -> str:
-    """The readable twin: add a character at a time and look."""
+    """Reference implementation: add one character at a time and search."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:

@@ -46,7 +46,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["text"],
 }
 TOOL = OfferedTool("f", SCHEMA)
-# The model's own template, as far as it writes calls.
+# The part of the model's template that renders calls.
 TEMPLATE = """\
 {%- for tool_call in messages[0].tool_calls %}
     {{- '<tool_call>\\n<function=' + tool_call.function.name + '>\\n' }}
@@ -59,7 +59,7 @@ TEMPLATE = """\
 
 
 def shown(*calls: dict[str, Any]) -> str:
-    """These arguments of calls as the template shows them to the model."""
+    """Return calls with these arguments as the template renders them."""
     written = [{"type": "function", "function": {"name": "f", "arguments": arguments}} for arguments in calls]
     return ChatTemplate(TEMPLATE, {}).render([{"role": "assistant", "content": "", "tool_calls": written}])
 

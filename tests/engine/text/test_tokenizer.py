@@ -1,4 +1,4 @@
-"""The product's tokenizers against transformers', built from the same vocabularies."""
+"""Our tokenizers against those of transformers, built from the same vocabularies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CORPUS = [
 
 
 def train(backend: Backend, **options: Any) -> tuple[list[str], list[str]]:
-    """Tokens and merges (as GGUF spells them) of a small vocabulary learnt from the corpus."""
+    """Return tokens and merges, in GGUF spelling, of a small vocabulary trained on the corpus."""
     backend.train_from_iterator(CORPUS, trainers.BpeTrainer(show_progress=False, **options))
     model = json.loads(backend.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
@@ -149,7 +149,7 @@ def test_a_sentencepiece_vocabulary_equals_transformers() -> None:
     ascii_letters = [chr(i) for i in range(33, 127)]
     learnt, merges = train(backend, vocab_size=400, initial_alphabet=ascii_letters, limit_alphabet=95)
     marks = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    # As SentencePiece orders them: marks and bytes, then merged tokens by rank, then single characters.
+    # In SentencePiece's order: special tokens and bytes, merged tokens by rank, single characters.
     merged = [merge.replace(" ", "") for merge in merges]
     pieces = list(dict.fromkeys(merged)) + [token for token in learnt if len(token) == 1]
     tokens = [*marks, *pieces]

@@ -1,4 +1,4 @@
-"""Tool calls as models write them: read in whatever pieces they come, and kept to where they must."""
+"""Tool calls as models write them: parsed for any split of the text, and enforced by grammars."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ WRAPPINGS = [
 def test_arguments_are_valid_json_despite_missing_escapes(
     wrapping: tuple[ToolFormat, str], arguments: dict[str, Any], raw: set[str]
 ) -> None:
-    """Line breaks, tabs and the like stand in strings as they are, each kind always or never."""
+    """Write control characters in strings unescaped, each kind always or never."""
     format, around = wrapping
     written = json.dumps(arguments, ensure_ascii=False, indent=1)
     written = re.sub(r"\\(.)", lambda escape: RAW[escape[1]] if escape[1] in raw else escape[0], written)
@@ -281,7 +281,7 @@ def test_a_required_call_names_an_offered_tool_and_satisfies_its_schema(
     check_grammar(grammar, tokenizer)
     assert matches(grammar, tokenizer, written)
     assert not matches(grammar, tokenizer, refused)
-    # What a model was made to write is a call to the reader.
+    # The parser finds a call in text that the grammar enforced.
     assert read(format, [written])[0][1]
 
 

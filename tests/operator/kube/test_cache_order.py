@@ -27,7 +27,7 @@ def versions(cache: InformerCache, owner: str) -> dict[str, str]:
 
 @dataclass
 class Model:
-    """A server of pods, and the streams between it and a cache: each in its own order, among them any order."""
+    """A server of pods, and streams from it to a cache: ordered within a stream, unordered between streams."""
 
     rng: random.Random
     cache: InformerCache = field(default_factory=InformerCache)
@@ -54,7 +54,7 @@ class Model:
             self._tell("DELETED", {**gone, "metadata": metadata})
 
     def break_watch(self) -> None:
-        """410 Gone: what was not read is lost, and what there is comes once more."""
+        """410 Gone: pending events are lost, and all objects are listed again."""
         self.watch.clear()
         for obj in self.live.values():
             self._tell(None, obj)
@@ -63,7 +63,7 @@ class Model:
         self.lists.append((copy.deepcopy(list(self.live.values())), str(self.version)))
 
     def deliver(self, *, twice: bool = False) -> bool:
-        """One thing of one stream reaches the cache; whether there was one."""
+        """Deliver one item of one stream to the cache; return whether there was one."""
         streams = [uid for uid, events in self.watch.items() if events]
         choices: list[Any] = [*streams, *(["answer"] if self.answers else []), *(["list"] if self.lists else [])]
         if not choices:

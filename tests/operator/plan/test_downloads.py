@@ -24,7 +24,7 @@ def cached(**spec: Any) -> Object:
 
 
 def download(space: Space) -> Object:
-    """The pod of the download that is there to stay."""
+    """Return the pod of the download once it is not being deleted."""
 
     def look() -> Object | None:
         pods = space.items("pods", "--selector", "fastgen.dev/deployment=chat_fetch")
@@ -41,7 +41,7 @@ def ended(pod: Object) -> bool:
 
 
 def report(space: Space, pod: Object, state: Object, *, phase: str = "Running", last: Object | None = None) -> None:
-    """What a kubelet would say of the download's container."""
+    """Set the container status of the download's pod, as a kubelet would."""
     container = {
         **{
             "name": "fetch",

@@ -23,7 +23,7 @@ PLATFORM = Platform("engine:test")
 
 
 def cached(source: str = HUB, *, cache: Object | None = None, **spec: Any) -> Object:
-    """A resource with a cache."""
+    """Return a resource with a cache."""
     model = {"source": source, **spec.pop("model", {})}
     return stored(model=model, cache={"size": "1Gi", **(cache or {})}, **spec)
 
@@ -34,7 +34,7 @@ def plan_of(seen: Observed) -> Plan:
 
 
 def carried_out(seen: Observed) -> Observed:
-    """The observed after plans were carried out until there is nothing to do, the volume with a uid."""
+    """Return the observed resource after executing plans until they are empty; the volume gets a uid."""
     for _ in range(5):
         plan = plan_of(seen)
         if plan == Plan():
@@ -54,14 +54,14 @@ def jobs(seen: Observed) -> list[Object]:
 
 
 def finished(seen: Observed) -> Observed:
-    """The observed after the download ended well."""
+    """Return the observed resource after a successful download."""
     (job,) = jobs(seen)
     done = {**job, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
     return seen.with_child(JOB, done)
 
 
 def served(**spec: Any) -> Observed:
-    """A state in which the model is in the volume and the Deployment exists."""
+    """Return the state with the model in the volume and an existing Deployment."""
     seen = carried_out(finished(carried_out(Observed(resource=cached(**spec)))))
     assert seen.deployment is not None
     return seen
@@ -73,7 +73,7 @@ def arguments(job: Object) -> list[str]:
 
 
 def serves(seen: Observed) -> str:
-    """The model path in the arguments of the Deployment's engine."""
+    """Return the model path in the engine's arguments."""
     assert seen.deployment is not None
     return str(seen.deployment["spec"]["template"]["spec"]["containers"][0]["args"][1])
 
@@ -288,7 +288,7 @@ def test_a_download_pod_reaches_only_dns_and_sources_and_accepts_no_connections(
 
 
 def fetching(container: Object, *, where: str = "containerStatuses", **more: Any) -> Object:
-    """A pod whose download is in that state."""
+    """Return a pod whose download container has this state."""
     status = {"name": "fetch", "image": "e", "ready": False, "restartCount": 0, **container}
     statuses: Object = {where: [status]}
     return pod(**statuses, **more)
@@ -306,7 +306,7 @@ def waiting(reason: str, message: str = "") -> Object:
 BACK_OFF = waiting("CrashLoopBackOff", "back-off")
 NO_ROOM = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
 
-# The download's pods; the condition's status and reason; words of its message.
+# Pods of the download; status and reason of the condition; part of its message.
 TABLE: list[tuple[str, list[Object], str, str, str]] = [
     ("no pod yet", [], "Unknown", "Downloading", "no pod yet"),
     ("a pod without a status", [pod()], "Unknown", "Downloading", HUB),

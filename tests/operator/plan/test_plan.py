@@ -1,4 +1,4 @@
-"""Plans: what is written and for which reason, and what counts as drift."""
+"""Plans: writes with their reasons, and what counts as drift."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan_of(observed: Observed) -> Plan:
 
 
 def carried_out(owner: Object) -> Observed:
-    """The observed right after the plan for the resource was carried out."""
+    """Return the observed resource right after executing its plan."""
     observed = Observed(resource=owner)
     for apply in plan_of(observed).applies:
         observed = observed.with_child(apply.kind, applied(apply.manifest, generation=1))

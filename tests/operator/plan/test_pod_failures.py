@@ -25,7 +25,7 @@ def waiting(reason: str, message: str = "") -> Object:
 
 
 def with_helper(kind: str, spec: Object, **status: Any) -> Object:
-    """A pod with one more container named `helper`, and the engine not begun."""
+    """Return a pod with another container `helper` and an engine that has not started."""
     base = pod()
     helper = {"name": "helper", "image": "h", "ready": False, "restartCount": 0, **status}
     statuses = {

@@ -75,7 +75,7 @@ def plan_of(seen: Observed) -> Plan:
 
 
 def fleet(owner: Object | None = None, **loads: float) -> Observed:
-    """Ready pods of those names under a Deployment that the plan has brought to three replicas."""
+    """Return ready pods of these names under a Deployment that was planned with three replicas."""
     owner = owner or stored(replicas=3)
     seen = observed(*(pod(name=name, ready=True) for name in loads), owner=owner)
     (live,) = [apply.manifest for apply in plan_of(Observed(resource=owner)).applies if apply.kind == DEPLOYMENT]

@@ -31,7 +31,7 @@ ONE_GPU: Object = {"engine": {"device": "cuda"}, "resources": {"gpu": {"count": 
 
 @pytest.fixture
 def bystander(space: Space, operator: OperatorProcess) -> Iterator[None]:
-    """Another resource in the namespace, which is well before and exactly as it was after the test."""
+    """Another resource in the namespace, which must stay healthy and unchanged during the test."""
     del operator
     space.apply(resource("other"))
     space.make_ready("other")
@@ -98,7 +98,7 @@ def test_a_rollout_without_progress_quotes_the_pod_and_is_replaced_by_the_next(s
 
 
 def test_a_new_revision_gets_the_gpu_of_a_crashing_pod(space: Space, plane: ControlPlane) -> None:
-    """One GPU for two replicas: the controller alone deletes the old pod that waits, and then waits for ever itself."""
+    """One GPU for two replicas: the Deployment controller deletes the pending old pod, and is then stuck forever."""
     with node(plane, "scarce"):
         space.apply(resource(replicas=2, **ONE_GPU))
         space.wait_pods(2)

@@ -29,7 +29,7 @@ def proxy(plane: ControlPlane) -> Iterator[Proxy]:
 
 @pytest.fixture
 def start(proxy: Proxy, space: Space, tmp_path: Path) -> Iterator[Start]:
-    """Starts an operator behind the proxy, in the test's own namespace. It lists again only after minutes."""
+    """Start an operator behind the proxy, in the test's namespace. It relists only after minutes."""
     started: list[OperatorProcess] = []
 
     def start(*arguments: str) -> OperatorProcess:

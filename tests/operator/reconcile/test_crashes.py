@@ -1,8 +1,8 @@
-"""An operator killed at any of its writes leaves nothing that its successor does not repair.
+"""A restarted operator repairs everything that an operator killed at any of its writes leaves behind.
 
-A reference run counts the writes of a resource's whole life: create, edit, scale, delete. Then the same lifecycle is
-repeated, with the operator killed at two of its writes and started again: each write has its turn at being the
-last one before a kill right before its answer, and right after it.
+A reference run counts the writes of a resource's lifecycle: create, edit, scale, delete. Then the same lifecycle is
+repeated, with the operator killed at two of its writes and restarted. Over all runs, the operator is killed at each
+write, right before its response and right after it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Moment = Literal["before", "after"]
 NAMESPACE = Kind("", "v1", "Namespace", "namespaces")
 CHILDREN = Platform("engine:test").kinds
 AT_ONCE = 6
-# What differs from run to run without meaning anything.
+# Values that differ between runs.
 MASKED = {
     *("uid", "resourceVersion", "creationTimestamp", "managedFields", "clusterIP", "clusterIPs"),
     *("lastTransitionTime", "lastUpdateTime", "fastgen.dev/applied"),
@@ -50,7 +50,7 @@ COUNTED_EVENT = "PATCH events"
 
 @dataclass
 class Admin:
-    """The API server as an administrator uses it, without a process for each request."""
+    """Administrator client of the API server that starts no process per request."""
 
     server: ApiServer
 
@@ -80,14 +80,14 @@ class Admin:
 
 @contextmanager
 def kubelet(admin: Admin) -> Iterator[None]:
-    """Every pod runs and is ready a moment after it was made."""
+    """Make every pod running and ready shortly after its creation."""
     done = threading.Event()
 
     def make_ready() -> None:
         for pod in admin.items(POD, None, OWNER_LABEL):
             if "containerStatuses" not in pod.get("status", {}) and not pod["metadata"].get("deletionTimestamp"):
                 metadata = pod["metadata"]
-                # One that has gone meanwhile needs nothing.
+                # The pod has been deleted already.
                 with suppress(KubeError):
                     admin.patch(POD, metadata["namespace"], metadata["name"], {"status": running(ready=True)}, "status")
 
@@ -104,7 +104,7 @@ def kubelet(admin: Admin) -> Iterator[None]:
 
 @dataclass
 class Life:
-    """One resource's life in a namespace of its own, under an operator of its own."""
+    """The lifecycle of one resource in its own namespace, with its own operator."""
 
     admin: Admin
     zygote: Zygote
@@ -117,7 +117,7 @@ class Life:
     _pid: int = 0
 
     def plan(self, kills: dict[int | str, Moment]) -> None:
-        """The operator is killed at these of its writes, by number from 1 or the first of a kind, and started again."""
+        """Kill and restart the operator at these writes: by number from 1, or the first of a kind."""
 
         def before(request: Request, _: int) -> None:
             if request.is_write:
@@ -156,7 +156,7 @@ class Life:
         self.zygote.kill(self._pid)
 
     def lead(self) -> dict[str, Any]:
-        """Create, edit, scale, delete; returns what there is before the deletion."""
+        """Create, edit, scale and delete; return the objects before the deletion."""
         self.admin.create(FASTGEN, self.namespace, resource())
         self.settled(generation=1, replicas=1)
         self.edit(512)
@@ -169,7 +169,7 @@ class Life:
         return end
 
     def objects(self) -> dict[str, Any]:
-        """Everything in the namespace that the operator or the Deployment controller made, masked."""
+        """Return all masked objects that the operator or the Deployment controller created in the namespace."""
         kinds = (FASTGEN, *CHILDREN, REPLICA_SET)
         found: dict[str, Any] = {kind.name: self.items(kind) for kind in kinds}
         found["pods"] = len(self.items(POD))
@@ -183,17 +183,17 @@ class Life:
         return sorted((masked(obj, self.namespace) for obj in ours), key=lambda obj: str(obj["metadata"]["name"]))
 
     def created(self) -> Counter[str]:
-        """How often each child was created."""
+        """Return how often each child was created."""
         kinds = "|".join(kind.plural for kind in CHILDREN)
         paths = [request.path for request, status in self.proxy.responses if status == 201]
         return Counter(path for path in paths if re.search(f"/({kinds})/", path))
 
     def edit(self, token_budget: int) -> None:
-        """An edit that rolls the pods."""
+        """Edit the spec so that the pods are replaced."""
         self.admin.patch(FASTGEN, self.namespace, "chat", {"spec": {"engine": {"tokenBudget": token_budget}}})
 
     def settled(self, generation: int, replicas: int) -> None:
-        """Waits until the resource says that all of it is there."""
+        """Wait until the conditions report a complete resource."""
 
         def look() -> bool:
             obj = self.admin.get(FASTGEN, self.namespace)
@@ -223,7 +223,7 @@ def masked(value: Any, namespace: str) -> Any:
 
 @dataclass
 class Field:
-    """Where lives are led."""
+    """Environment of the lifecycles."""
 
     plane: ControlPlane
     admin: Admin
@@ -253,7 +253,7 @@ def lives(unattended: None, plane: ControlPlane, tmp_path_factory: pytest.TempPa
 
 
 def kind_of(request: Request) -> str:
-    """The method and what it was about, without names that differ."""
+    """Return method and object of a request, without names that differ between runs."""
     parts = request.path.split("/")
     return " ".join([request.method, *parts[parts.index("namespaces") + 2 :][:1], *parts[-1:][: "status" in parts]])
 
@@ -263,7 +263,7 @@ def test_an_operator_killed_at_any_write_is_replaced_by_one_that_converges_to_th
         life.plan({})
         life.start()
         reference = life.lead()
-        # Whether the same Event comes twice, and is counted, hangs on how statuses fall together: it has its own test.
+        # Whether an Event repeats, and is counted, depends on timing. It has its own test.
         count, kinds = len(life.writes), {kind_of(request) for request in life.writes} - {COUNTED_EVENT}
         assert set(life.created().values()) == {1}
 
@@ -283,7 +283,7 @@ def test_an_operator_killed_at_any_write_is_replaced_by_one_that_converges_to_th
     with ThreadPoolExecutor(AT_ONCE) as pool:
         killed = [kill for kills in pool.map(run, range(len(plans)), plans) for kill in kills]
     for moment in ("before", "after"):
-        # Timing decides which statuses lie between two others: the last few numbers may not come up in each life.
+        # The number of status writes depends on timing, so a lifecycle may have fewer writes than the last numbers.
         assert {kind for each, kind in killed if each == moment} >= kinds
     assert len(killed) >= 0.9 * 2 * count
 
@@ -300,7 +300,7 @@ def test_an_operator_killed_while_it_counts_an_event_is_replaced_by_one_that_con
         generation = 1
         while (
             not life.killed and generation < 10
-        ):  # each edit rolls the pods and says so: the same, and so it is counted
+        ):  # each edit replaces the pods and records the same Event, which is counted
             life.edit(512 + generation)
             generation += 1
             life.settled(generation, replicas=1)
@@ -311,7 +311,7 @@ def test_an_operator_killed_while_it_counts_an_event_is_replaced_by_one_that_con
 
 
 def test_the_masked_objects_still_hold_what_the_operator_wrote(lives: Field) -> None:
-    """A comparison that compares nothing would pass whatever happens."""
+    """A mask that hides everything would make the comparison always pass."""
     with lives.life("compared") as life:
         life.start()
         end = life.lead()

@@ -1,4 +1,4 @@
-"""Events: deduplicated, counted and rate-limited. And the backoff of restores."""
+"""Deduplication, counting and rate limits of Events, and the backoff of restores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = ("space", "chat")
 
 @dataclass
 class Fake:
-    """Writes nothing down but what was asked, in order; `refuses` is raised by what it is given for."""
+    """A client that records requests in order, and raises the errors in `refuses`."""
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuses: dict[str, KubeError] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A reconcile that fails at any of its writes, before or after the server committed it, converges to the same end."""
+"""A reconcile that fails at any write, before or after the server committed it, converges to the same state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = ("space", "chat")
 
 @dataclass
 class FakeCluster:
-    """Just enough of an API server: objects, versions, conflicts, and a fault at the n-th write."""
+    """A minimal API server: objects, versions, conflicts, and a fault at the n-th write."""
 
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     creations: list[str] = field(default_factory=list)
@@ -177,14 +177,14 @@ def test_a_reconcile_that_fails_at_any_write_converges(fault_at: int, commits_fi
     assert cluster.writes == writes
 
 
-def test_a_refused_event_does_not_stop_the_reconcile() -> None:
+def test_a_rejected_event_does_not_stop_the_reconcile() -> None:
     cluster = a_cluster(fault_at=2, fault=KubeError(403, "events is forbidden"))
     reconcile(cluster, 1)
     assert cluster.creations == CREATED
     assert "status" in cluster.objects[FASTGEN.name, "chat"]
 
 
-def test_a_refused_deployment_is_in_the_status_and_the_reconcile_is_retried() -> None:
+def test_a_rejected_deployment_is_in_the_status_and_the_reconcile_is_retried() -> None:
     # Each child before it is a write and an Event.
     cluster = a_cluster(fault_at=2 * CREATED.index("Deployment") + 1, fault=KubeError(403, "exceeded quota: tight"))
     problem = reconciler_of(cluster, datetime.now(UTC)).reconcile(KEY)
@@ -223,7 +223,7 @@ def test_no_child_is_created_for_a_resource_that_only_the_cache_still_holds(live
 
 
 def test_an_autoscaled_deployment_without_its_label_keeps_its_replicas() -> None:
-    """The cache does not hold it, so that its replicas are known only after a look-up by name."""
+    """The cache does not contain it, so its replicas are known only after a lookup by name."""
     owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 8})
     live = deployment(owner)
     live["spec"]["replicas"] = 4

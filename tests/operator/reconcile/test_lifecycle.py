@@ -109,7 +109,7 @@ FOREIGN_CHANGES = [
 
 
 def test_every_kind_of_foreign_change_to_applied_fields_is_restored(space: Space) -> None:
-    """A value, a quantity, an item, a list or map as a whole, a label, and what was removed."""
+    """Restores a value, a quantity, an item, a list or map as a whole, a label, and a removed field."""
     space.apply(resource(resources={"requests": {"cpu": "1000m"}}))
     space.wait_pods(1)
 

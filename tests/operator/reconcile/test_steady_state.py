@@ -16,7 +16,7 @@ pytestmark = pytest.mark.controlplane
 
 @pytest.fixture
 def alone(space: Space) -> Space:
-    """The namespace, as soon as what earlier tests left has gone: the operator counts its writes for all of them."""
+    """The namespace, once all objects of earlier tests are gone: the write counter covers all namespaces."""
 
     def others() -> list[str]:
         items = json.loads(space.cluster.kubectl("get", "fgd", "--all-namespaces", "--output", "json"))["items"]

@@ -19,17 +19,17 @@ from support.waiting import eventually
 
 pytestmark = pytest.mark.controlplane
 
-# What Grafana puts for $__rate_interval: four scrapes and more.
+# Grafana's value for $__rate_interval: at least four scrape intervals.
 RATE_SECONDS = 8
 
 
-# The operator asks a pod for its metrics at the pod's address, on the engine's port.
+# The operator scrapes a pod at the pod's address, on the engine's port.
 POD_ADDRESS, PORT = "127.83.1.1", 8000
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Serving]:
-    """The real engine with the demo model, at a pod's address."""
+    """Run the real engine with the demo model, at a pod's address."""
     options = ("--served-model-name", "chat", "--max-model-length", "512", "--kv-cache-memory", "64MiB")
     with serving(tmp_path, *options, command=REAL, host=POD_ADDRESS, port=PORT) as server:
         server.wait_status("/ready", 200, seconds=240)
@@ -37,7 +37,7 @@ def engine(tmp_path: Path) -> Iterator[Serving]:
 
 
 def panels() -> Iterator[tuple[str, str]]:
-    """Title and query of every panel of every dashboard."""
+    """Return title and query of every panel of every dashboard."""
     for text in rendered().values():
         for panel in json.loads(text)["panels"]:
             for target in panel.get("targets", ()):
@@ -49,7 +49,7 @@ def has_data(series: list[dict[str, Any]]) -> bool:
 
 
 def without_data(source: Prometheus, space: str) -> list[str]:
-    """The panels whose query finds nothing, with the query."""
+    """Return the panels whose query finds nothing, with the query."""
     empty = []
     for title, template in panels():
         query = template.replace("$namespace", space).replace("$deployment", "chat")
@@ -69,7 +69,7 @@ def test_every_query_of_the_dashboard_finds_data(
     address = {"podIP": POD_ADDRESS, "podIPs": [{"ip": POD_ADDRESS}]}
     space.patch(f"pod/{pod['metadata']['name']}", {"status": address}, "--subresource=status")
     space.wait_condition("Ready", "True")
-    # The labels that the PodMonitors of the operator and of the chart give.
+    # The labels that the PodMonitors of the operator and of the chart add.
     labels = {"namespace": space.name, "pod": pod["metadata"]["name"], "fastgen_dev_deployment": "chat"}
     targets = [
         Target(f"{POD_ADDRESS}:{PORT}", labels),
@@ -78,7 +78,7 @@ def test_every_query_of_the_dashboard_finds_data(
     ask = {"model": "chat", "prompt": "one two three four", "max_tokens": 8}
 
     def all_found() -> bool:
-        # Some traffic for the rates, and a request that is refused.
+        # Some traffic for the rates, and a request that is rejected.
         assert engine.post("/v1/completions", ask).status_code == 200
         assert engine.post("/v1/completions", {**ask, "model": "another"}).status_code == 404
         missing[:] = without_data(source, space.name)

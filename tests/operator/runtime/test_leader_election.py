@@ -45,7 +45,7 @@ class Clock:
 
 @dataclass
 class Store:
-    """One Lease with versions, as an API server has it."""
+    """A Lease with resource versions, as in an API server."""
 
     lease: Object | None = None
     version: int = 0
@@ -120,7 +120,7 @@ def test_a_lease_can_be_acquired_if_it_is_unheld_expired_or_already_held_by_the_
 
 
 def test_expiry_uses_the_local_clock_and_only_a_renewal_resets_it() -> None:
-    # The holder's clock is a day behind: its times are in the past from the beginning.
+    # The holder's clock is a day behind, so its times are always in the past.
     first = observe_lease(None, lease_of("they", renewed="2025-12-31T12:00:00.000000Z"), 100)
     labelled = {**lease_of("they", renewed="2025-12-31T12:00:00.000000Z"), "metadata": {"resourceVersion": "2"}}
     second = observe_lease(first, labelled, 110)
@@ -158,7 +158,7 @@ def test_inconsistent_election_times_are_rejected() -> None:
 def test_two_candidates_never_lead_at_once_despite_pauses_and_lost_responses(
     steps: list[tuple[str, float, bool]],
 ) -> None:
-    """Each step: time passes, then one candidate tries; its answer may be lost after the server took the write."""
+    """In each step time advances and one candidate tries. Its response may be lost after the server committed."""
     clock, store = Clock(), Store()
     candidates = {name: candidate(store, clock, name) for name in "abc"}
     for name, passing, store.loses_answers in steps:

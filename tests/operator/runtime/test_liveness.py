@@ -38,7 +38,7 @@ class Clock:
 
 
 class Standby:
-    """Leadership of an operator whose turn never comes."""
+    """Leadership of an operator that never becomes leader."""
 
     def holds(self) -> bool:
         return False
@@ -89,14 +89,14 @@ def controller_of(stuck: Any, leadership: Any = None) -> Controller:
 
 
 async def complaint(controller: Controller) -> str:
-    def look() -> str:
+    def poll() -> str:
         try:
             controller.heartbeat.check()
         except Stalled as stalled:
             return str(stalled)
         return ""
 
-    return await asyncio.to_thread(eventually, look, within=10, what="a complaint", every=0.05)
+    return await asyncio.to_thread(eventually, poll, within=10, what="a complaint", every=0.05)
 
 
 async def stop(tasks: list[asyncio.Task[None]]) -> None:
@@ -193,7 +193,7 @@ def test_the_probe_server_responds_while_the_event_loop_hangs() -> None:
                 heard.append(httpx.get(f"{url}/healthz"))
                 return heard[-1].status_code == 500 and "loopSeconds" in heard[-1].text
 
-            # Called in the loop, which turns no more until it returns.
+            # Called in the event loop, which it blocks.
             eventually(hang, within=10, what="a failing probe", every=0.05)
             heard.append(await asyncio.to_thread(httpx.get, f"{url}/other"))
         finally:

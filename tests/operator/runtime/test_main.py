@@ -31,7 +31,7 @@ users: [{name: none, user: {}}]
 
 @pytest.fixture
 def unreachable(tmp_path: Path) -> Path:
-    """A kubeconfig of an API server that does not answer."""
+    """A kubeconfig of an API server that does not respond."""
     path = tmp_path / "kubeconfig"
     path.write_text(UNREACHABLE % free_ports(1)[0])
     return path

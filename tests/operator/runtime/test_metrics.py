@@ -12,7 +12,7 @@ KEY, OTHER = ("space", "chat"), ("space", "other")
 
 
 def series(metrics: Metrics, name: str, key: Key = KEY) -> list[tuple[dict[str, str], float]]:
-    """The samples of that name about the resource: the labels beside its namespace and name, and the value."""
+    """Return the samples of a metric for the resource, by the labels other than namespace and name."""
     text = generate_latest(metrics.registry).decode()
     owner = dict(zip(("namespace", "name"), key, strict=True))
     return [

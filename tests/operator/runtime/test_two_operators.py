@@ -20,7 +20,7 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
 
 PLACE = ("--lease-namespace", SYSTEM)
-# Seconds after which a lease that is not renewed is free; the default of 15 would make the tests long.
+# Lease duration in seconds. The default of 15 would make the tests slow.
 LEASE = 4
 SHORT = ("--lease-seconds", str(LEASE), "--lease-renew-seconds", "2.5", "--lease-retry-seconds", "0.5")
 
@@ -29,7 +29,7 @@ Start = Callable[..., OperatorProcess]
 
 @pytest.fixture
 def start(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[Start]:
-    """Starts operators that are elected, in the test's own namespace; the last ends when the test does."""
+    """Yield a function that starts operators with leader election in the test's namespace; end them afterwards."""
     plane.kubectl("delete", "leases", "--all", "--namespace", SYSTEM)
     started: list[OperatorProcess] = []
     credentials = operator_kubeconfig(plane)
@@ -56,13 +56,13 @@ def lease(space: Space) -> Object:
 
 
 def wait_leads(operator: OperatorProcess, within: float, reconciles: int = 0) -> None:
-    """Return when it leads and has completed so many reconciles."""
+    """Wait until it leads and has completed a number of reconciles."""
     eventually(operator.leads, within=within, what=f"leadership (log: {operator.log})", every=0.05)
     eventually(lambda: operator.reconciles() >= reconciles, within=within, what=f"{reconciles} reconciles", every=0.05)
 
 
 def test_a_leader_stopped_with_sigterm_hands_over_within_five_seconds(space: Space, start: Start) -> None:
-    """With the times that are the default."""
+    """Use the default lease times."""
     first = start()
     wait_leads(first, within=10)
     second = start()
@@ -91,7 +91,7 @@ def test_a_killed_leader_is_replaced_when_its_lease_expires_and_not_before(space
     began = time.monotonic()
     space.patch("fgd/chat", {"spec": {"replicas": 3}})
     wait_leads(second, within=30)
-    # The last renewal was up to a try before the kill, and is seen up to a try later.
+    # The last renewal was up to one retry period before the kill, and is observed up to one later.
     assert LEASE - 1 < time.monotonic() - began < LEASE + 5
     space.wait_pods(3)
 

@@ -1,4 +1,4 @@
-"""docs/operations.md has every reason that the operator can give, and none that it cannot."""
+"""docs/operations.md lists exactly the reasons that the operator can set."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastgen_operator.status.conditions.table import ORDER
 
 CODE = Path(fastgen_operator.__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
-# What makes a reason, and in which of its arguments the reason stands.
+# Functions that create a reason, and the argument that contains it.
 MAKERS = {"Condition": 2, "Problem": 0, "Failure": 0, "Hold": 0, "Limit": 0, "Change": 0}
 REASON = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Za-z]*")
 
 
 def reasons_in_code() -> set[str]:
-    """The words that reach a maker of reasons, followed through names, tables, conditional words and helpers."""
+    """Return the strings that reach these functions, through variables, tables, conditional expressions and helpers."""
     modules = {path: ast.parse(path.read_text()) for path in CODE.rglob("*.py")}
     constants = {name: value for module in modules.values() for name, value in _constants(module)}
     found: set[str] = set()
@@ -67,7 +67,7 @@ def _words(node: ast.expr, assigned: dict[str, list[ast.expr]], constants: dict[
 
 
 def _helpers(module: ast.Module) -> dict[str, int]:
-    """Functions of a module that hand a parameter on as the reason, by its place."""
+    """Return the functions of a module that pass a parameter on as the reason, with its position."""
     found = {}
     for function in module.body:
         if not isinstance(function, ast.FunctionDef):
@@ -110,7 +110,7 @@ def test_every_condition_has_a_section() -> None:
 
 
 def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
-    """The constant of each condition says its reasons; those of a pod's failure are said by Progressing."""
+    """The documentation of each condition lists its reasons. Progressing lists those of pod failures."""
     words = {
         word for path in (CODE / "status" / "conditions").glob("*.py") for word in re.findall(r"\w+", path.read_text())
     }
@@ -118,7 +118,7 @@ def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
 
 
 def _changes() -> set[str]:
-    """Reasons of the autoscaler's changes: they stand in the status' history, in no condition."""
+    """Return reasons of the autoscaler's changes, which are in the status' history and in no condition."""
     paths = (CODE / "autoscale" / name for name in ("decision.py", "needs.py"))
     return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
 

@@ -77,7 +77,7 @@ class Remote:
                 if "error" in event:
                     raise RemoteError(f"{self.url}: {event['error'].get('message')}")
                 yield event
-        raise RemoteError(f"{self.url}: the stream broke off")
+        raise RemoteError(f"{self.url}: the connection closed before the end of the stream")
 
     def model_names(self) -> list[str]:
         """Return the names under which the server serves its model.

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None and options.output.suffix not in (".png", ".svg"):
         raise ConfigError(f"--output {options.output}: must end in .png or .svg")
     if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise ConfigError(f"--output {options.output}: there is no such folder: make it first")
+        raise ConfigError(f"--output {options.output}: no such directory: create it first")
     most_tokens = config.most_tokens if options.most_tokens is None else options.most_tokens
     if not 1 <= most_tokens <= config.most_tokens:
         raise ConfigError(f"--most-tokens {most_tokens}: must be from 1 to {config.most_tokens}")

@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if not texts:
         raise ConfigError("PROMPT: give at least one prompt, or a --prompts-file that contains one")
     if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise ConfigError(f"--output {options.output}: there is no such folder: make it first")
+        raise ConfigError(f"--output {options.output}: no such directory: create it first")
     model = load_model(config)
     uses_template = model.tokenizer.chat_template is not None if options.chat is None else options.chat
     prompts = [model.chat_prompt([{"role": "user", "content": text}]) if uses_template else text for text in texts]
@@ -134,7 +134,7 @@ def _prompt_of(line: str, place: str) -> str:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{place}: is no JSON ({error})") from None
+        raise ConfigError(f"{place}: not valid JSON ({error})") from None
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(prompt, str):
         raise ConfigError(f'{place}: write a text, or an object like {{"prompt": "..."}}')

@@ -148,7 +148,7 @@ def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory:
         if config.kv_cache_memory > memory.limit:
             raise ConfigError(
                 f"--kv-cache-memory {_mib(config.kv_cache_memory)}: only {_mib(memory.limit)} of memory are left "
-                f"beside the weights: lower it or {_MORE_MEMORY[config.device]}"
+                f"after the weights: lower it or {_MORE_MEMORY[config.device]}"
             )
         blocks = config.kv_cache_memory // block_bytes
         if blocks < 1:
@@ -161,7 +161,7 @@ def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory:
         if blocks < 1:
             raise ConfigError(
                 f"--memory-percent {config.memory_percent}: not one KV cache block of {block_bytes} bytes fits in its "
-                f"share of the {_mib(memory.limit)} left beside the weights: {_MORE_MEMORY[config.device]}"
+                f"share of the {_mib(memory.limit)} that remain after the weights: {_MORE_MEMORY[config.device]}"
             )
     most_used = config.sequence_limit * -(-shape.max_position_embeddings // config.block_size)
     # Blocks beyond all sequences at full length serve only the prefix cache: allocate them only if requested.

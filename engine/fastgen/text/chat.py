@@ -93,7 +93,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise ChatTemplateError(str(error) or type(error).__name__) from error
         except RecursionError:
-            raise ChatTemplateError("something in them is nested too deeply") from None
+            raise ChatTemplateError("a value is nested too deeply") from None
 
     def _shows_tools(self) -> bool:
         """Return whether the template renders tools. Its text alone may mention `tools` as a field of a message."""
@@ -117,13 +117,13 @@ class ChatTemplate:
         """
         last = str(messages[-1].get("content") or "")
         if not last.strip():
-            raise ChatTemplateError("the last message has no text to go on with")
+            raise ChatTemplateError("the last message has no text to continue")
         # Digits, because templates may change the case of letters. Random, so that no text contains them.
         mark = str(secrets.randbits(128))
         marked = [*messages[:-1], {**messages[-1], "content": last + mark + _MARK_SPACE}]
         shown, found, behind = self.render(marked, add_generation_prompt=False, **context).rpartition(mark)
         if not found:
-            raise ChatTemplateError("the last message's text is not shown, so that nothing can go on with it")
+            raise ChatTemplateError("the template does not render the last message's text, so it cannot be continued")
         # A template that strips white space after the mark would also strip the text's.
         return shown if behind.startswith(_MARK_SPACE) else shown.removesuffix(last[len(last.rstrip()) :])
 

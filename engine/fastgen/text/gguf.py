@@ -41,7 +41,7 @@ def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
         backend = _sentence_piece(metadata)
     else:
         raise ConfigError(
-            f"tokenizer.ggml.model {kind!r}: not served; gpt2 (byte-level BPE) and llama (SentencePiece) are"
+            f"tokenizer.ggml.model {kind!r}: not supported; only gpt2 (byte-level BPE) and llama (SentencePiece) are"
         )
     _add_marked_tokens(backend, metadata)
     _add_ends(backend, metadata)
@@ -65,7 +65,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre")
     cut = CUTS.get(str(pre))
     if cut is None:
-        raise ConfigError(f"tokenizer.ggml.pre {pre!r}: not served; one of {', '.join(sorted(CUTS))} is")
+        raise ConfigError(f"tokenizer.ggml.pre {pre!r}: not supported; supported are {', '.join(sorted(CUTS))}")
     vocabulary = {token: token_id for token_id, token in enumerate(_key(metadata, "tokens"))}
     merges = [_pair(merge) for merge in _key(metadata, "merges")]
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole_words))
@@ -81,7 +81,7 @@ def _from_json(whole: str) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(whole)
     except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(f"tokenizer.huggingface.json: not a tokenizer: {error}") from None
+        raise ConfigError(f"tokenizer.huggingface.json: not a valid tokenizer: {error}") from None
     backend.no_padding()
     backend.no_truncation()
     return backend

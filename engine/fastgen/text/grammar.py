@@ -57,7 +57,7 @@ class GrammarFactory:
             RequestError: if the grammar cannot be enforced, with the reason.
         """
         if not self._end_tokens:
-            raise _refusal(grammar, "the model names no end-of-sequence token, so that no match could end")
+            raise _refusal(grammar, "the model has no end-of-sequence token, so no match can end")
         matcher = self._kept.pop(grammar, None)
         if matcher is None:
             matcher = _compile(grammar, self._tokenizer)
@@ -154,7 +154,7 @@ def _serialised(grammar: Grammar) -> str:
     try:
         grammar.text.encode()
     except UnicodeEncodeError:
-        raise _refusal(grammar, "it has half a surrogate pair, which is no character") from None
+        raise _refusal(grammar, "it contains a lone surrogate, which is not a character") from None
     if grammar.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":

@@ -24,7 +24,7 @@ def build(directory: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(f"{path}: not a tokenizer: {error}") from None
+        raise ConfigError(f"{path}: not a valid tokenizer: {error}") from None
     # The file may request padding or truncation to a training length; prompts get neither.
     backend.no_padding()
     backend.no_truncation()
@@ -41,7 +41,7 @@ def read_settings(directory: Path) -> Mapping[str, Any]:
         try:
             settings |= json.loads(path.read_text())
         except ValueError as error:
-            raise ConfigError(f"{path}: not JSON: {error}") from None
+            raise ConfigError(f"{path}: not valid JSON: {error}") from None
     return settings
 
 

@@ -43,7 +43,7 @@ class Tokenizer:
         if source.kind == "gguf":
             return cls._of_gguf(source)
         if source.directory is None:
-            raise ConfigError("tokenizer: a Hugging Face model needs its directory")
+            raise ConfigError("tokenizer: a Hugging Face model requires `directory`")
         settings = huggingface.read_settings(source.directory)
         special = huggingface.named_special_tokens(settings)
         templates = huggingface.read_chat_templates(source.directory, settings)

@@ -96,7 +96,7 @@ def _spelling_of(steps: Sequence[dict[str, Any]]) -> Spelling:
     if "Metaspace" in kinds or "ByteFallback" in kinds:
         return Spelling.SENTENCE_PIECE
     raise ConfigError(
-        f"tokenizer: its decoder is {'+'.join(kinds) or 'missing'}, which is not served; "
+        f"tokenizer: its decoder is {'+'.join(kinds) or 'missing'}, which is not supported; only "
         "byte-level BPE and SentencePiece-like BPE are"
     )
 

@@ -251,7 +251,7 @@ def test_an_embedded_tokenizer_json_is_used(smollm2: Tokenizer) -> None:
     }
     ours = Tokenizer.load(TokenizerSource("gguf", metadata))
     assert ours.encode("Hello 12", add_special_tokens=False) == smollm2.encode("Hello 12", add_special_tokens=False)
-    with pytest.raises(ConfigError, match=r"tokenizer\.huggingface\.json: not a tokenizer"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.huggingface\.json: not a valid tokenizer"):
         Tokenizer.load(TokenizerSource("gguf", metadata | {"tokenizer.huggingface.json": "{}"}))
 
 

@@ -73,7 +73,7 @@ class _Cursor:
         if kind == _ARRAY:
             return self._array()
         if kind not in _SCALARS:
-            raise ValueError(f"value type {kind}")
+            raise ValueError(f"unknown value type {kind}")
         return self.scalar(_SCALARS[kind])
 
     def _array(self) -> list[Any]:
@@ -85,7 +85,7 @@ class _Cursor:
         if kind == _ARRAY:
             return [self._array() for _ in range(count)]
         if kind not in _SCALARS:
-            raise ValueError(f"array type {kind}")
+            raise ValueError(f"unsupported array type {kind}")
         dtype = np.dtype("<" + _SCALARS[kind]) if kind != 7 else np.dtype(np.bool_)
         end = self.position + count * dtype.itemsize
         if end > len(self._data):
@@ -149,13 +149,15 @@ class GGUFFile:
 
     def _read_header(self, cursor: _Cursor) -> tuple[int, int]:
         if self._data[:4] != _MAGIC:
-            raise ModelError(f"{self.path}: not a GGUF file (it does not begin with GGUF)")
+            raise ModelError(f"{self.path}: not a GGUF file (it does not start with the bytes GGUF)")
         cursor.position = 4
         version = cursor.scalar("I")
         if version not in _VERSIONS:
             if version & 0xFFFF == 0:
                 raise ModelError(f"{self.path}: a big-endian GGUF file: convert it to little-endian")
-            raise ModelError(f"{self.path}: GGUF version {version}: versions 2 and 3 can be read, convert it again")
+            raise ModelError(
+                f"{self.path}: GGUF version {version}: only versions 2 and 3 are supported: convert the model again"
+            )
         return cursor.scalar("Q"), cursor.scalar("Q")
 
     def _read_tensor_infos(self, cursor: _Cursor, count: int) -> dict[str, TensorInfo]:

@@ -43,7 +43,7 @@ def kv_shape(calls: abc.Sequence[AttentionInputs]) -> KVShape:
     """
     layers = [call.layer for call in calls]
     if not layers or sorted(layers) != list(range(len(layers))):
-        raise NotServedError(f"attention is called in layers {layers} instead of once per layer")
+        raise NotServedError(f"attention in layers {layers}, not exactly once per layer")
     shapes = {(call.keys.shape[1], call.keys.shape[2], call.values.shape[2]) for call in calls}
     if len(shapes) > 1:
         raise NotServedError("layers with keys and values of different sizes")

@@ -80,7 +80,7 @@ def _finite(number: str) -> float:
     """Reject NaN and Infinity, which Python accepts and JSON does not have."""
     value = float(number)
     if not isfinite(value):
-        raise ValueError(f"{number} is no number of JSON's")
+        raise ValueError(f"{number} is not a JSON number")
     return value
 
 

@@ -1,1 +1,1 @@
-"""The operator: turns each FastGenDeployment into pods and keeps them as its spec says."""
+"""Kubernetes operator that reconciles FastGenDeployments."""

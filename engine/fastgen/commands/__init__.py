@@ -1,1 +1,1 @@
-"""The commands of `fastgen`, one a module: `add` says what its arguments are, `run` does it."""
+"""The commands of `fastgen`, one per module: `add` defines its arguments, `run` executes it."""

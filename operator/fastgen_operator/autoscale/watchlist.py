@@ -1,6 +1,6 @@
 """The fleets that reconciles register with the autoscaler, and the decisions that they read back.
 
-Reconciles run in threads of their own beside the autoscaler's loop. Values are frozen and replaced as a whole.
+Reconciles run in other threads than the autoscaler's loop. Values are frozen and replaced as a whole.
 """
 
 from __future__ import annotations

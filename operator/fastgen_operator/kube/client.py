@@ -185,7 +185,7 @@ class KubeClient:
     ) -> Any:
         # Checked as late as possible: a process that was paused for longer than its lease continues here.
         if not self._leads():
-            raise KubeError(0, "not written: this operator no longer leads")
+            raise KubeError(0, "not written: this operator does not lead any more")
         return self._send(method, path, query, body, content_type)
 
     def _send(

@@ -17,7 +17,7 @@ from fastgen_operator.objects import applied_entry
 
 
 def first_lost_field(manifest: Object, live: Object) -> str | None:
-    """Return the path of the first field of the applied manifest that the operator does not own any more, or None."""
+    """Return the path of the first field of the applied manifest that the operator no longer owns, or None."""
     entry = applied_entry(live)
     if entry is None:
         return "metadata.managedFields"
@@ -43,7 +43,7 @@ def _lost_from_map(wanted: dict[str, Any], owned: Mapping[str, Any], live: Any, 
         current = live.get(name) if isinstance(live, dict) else None
         fields = owned.get(f"f:{name}")
         if fields is None:
-            # A list that is merged item by item, and has no items, is owned by nobody.
+            # A list that is merged item by item has no owner while it is empty.
             if value == [] and not current:
                 continue
             return here

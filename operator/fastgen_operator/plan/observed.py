@@ -22,7 +22,7 @@ class Observed:
         children: objects with the owner label, by kind and name, and other objects that have a child's name.
         replica_sets, pods: made for the Deployment.
         fetch_pods: made for the download Jobs.
-        at: the time of the observation; None where it does not matter.
+        at: time of the observation; None if it is not needed.
         decision: the autoscaler's last decision; None without autoscaling, and before the first one.
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         desired_replicas: see `settle_replicas`.
@@ -67,7 +67,7 @@ class Observed:
 
 
 def settle_replicas(spec: Spec, observed: Observed) -> Observed:
-    """Return `observed` with the number of replicas that the resource has to have now.
+    """Return `observed` with the number of replicas that the resource must have now.
 
     Without autoscaling it is the spec's. With autoscaling it is the autoscaler's decision or, until there is one, the
     Deployment's number, within the spec's bounds.

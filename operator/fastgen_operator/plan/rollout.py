@@ -58,7 +58,7 @@ def _live_max_unavailable(deployment: Object, default: int) -> int:
 
 
 def pods_with_deletion_cost(observed: Observed) -> tuple[Object, ...]:
-    """Return the pods whose cost decides the order of deletion: several ready ones. Others are deleted before them."""
+    """Return the pods whose cost determines the order of deletion: all ready ones if there are several."""
     pods = [pod for pod in observed.pods if is_ready(pod) and not is_terminating(pod) and not has_ended(pod)]
     return tuple(sorted(pods, key=name_of)) if len(pods) > 1 else ()
 

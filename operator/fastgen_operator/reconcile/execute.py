@@ -67,7 +67,7 @@ class PlanExecutor:
         except KubeError as error:
             if not error.is_refusal or error.is_namespace_leaving:
                 raise
-            # Go on: without the cost another pod is deleted, but without the next write none is.
+            # Continue: without the cost another pod may be deleted, but without the next write none is.
             logger.warning("%s/%s: writing a pod's deletion cost: %s", *observed.key, error)
 
     def _is_held(self, apply: Apply, observed: Observed) -> bool:

@@ -115,7 +115,7 @@ class Reconciler:
         return observed
 
     def _is_live(self, observed: Observed) -> bool:
-        """Return whether the API server still has this very resource, and is not deleting it."""
+        """Return whether this resource, with the same uid, still exists and is not being deleted."""
         live = self.client.get(FASTGEN, *observed.key)
         if live is None or live["metadata"].get("deletionTimestamp"):
             return False

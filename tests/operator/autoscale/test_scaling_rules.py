@@ -104,19 +104,19 @@ def of(reason: str, needs: list[Need]) -> Need:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "kv_used", "expected"),
+    ("replicas", "kv_used", "wanted"),
     [(2, 0.79, 2), (2, 0.81, 3), (2, 0.95, 3), (8, 1.0, 10)],
 )
-def test_the_kv_cache_is_used_up_to_80_percent(replicas: int, kv_used: float, expected: int) -> None:
+def test_the_kv_cache_is_used_up_to_80_percent(replicas: int, kv_used: float, wanted: int) -> None:
     fleet = SteadyFleet(policy(), replicas, replicas, load=0.1, kv_used=kv_used).watch(60)
-    assert fleet.last.replicas == expected
-    assert fleet.reason == (KV_CACHE_FULL if expected > replicas else None)
+    assert fleet.last.replicas == wanted
+    assert fleet.reason == (KV_CACHE_FULL if wanted > replicas else None)
 
 
-@pytest.mark.parametrize(("kv_used", "expected"), [(0.15, 1), (0.35, 2), (0.55, 3), (0.75, 4)])
-def test_a_scale_down_leaves_room_for_the_used_kv_cache(kv_used: float, expected: int) -> None:
+@pytest.mark.parametrize(("kv_used", "wanted"), [(0.15, 1), (0.35, 2), (0.55, 3), (0.75, 4)])
+def test_a_scale_down_leaves_room_for_the_used_kv_cache(kv_used: float, wanted: int) -> None:
     fleet = SteadyFleet(policy(down_window=10.0), 4, 4, load=0.05, kv_used=kv_used).watch(300)
-    assert (fleet.last.replicas, min(fleet.sizes)) == (expected, expected)
+    assert (fleet.last.replicas, min(fleet.sizes)) == (wanted, wanted)
 
 
 def test_replicas_without_metrics_count_with_the_mean_kv_cache_use() -> None:
@@ -233,21 +233,21 @@ def test_only_the_backlog_that_remains_when_a_new_pod_is_ready_adds_replicas() -
 # --- unready pods
 
 
-@pytest.mark.parametrize(("ready", "expected"), [(1, 4), (2, 3), (3, 3), (4, 3)])
-def test_a_scale_down_leaves_enough_ready_replicas(ready: int, expected: int) -> None:
+@pytest.mark.parametrize(("ready", "wanted"), [(1, 4), (2, 3), (3, 3), (4, 3)])
+def test_a_scale_down_leaves_enough_ready_replicas(ready: int, wanted: int) -> None:
     # The used KV cache requires two replicas, regardless of how many are ready.
     fleet = SteadyFleet(policy(down_window=10.0), 4, ready, load=0.01, kv_used=min(0.99, 1.2 / ready))
-    assert fleet.watch(60).last.replicas == expected
+    assert fleet.watch(60).last.replicas == wanted
 
 
 # --- sudden growth
 
 
 @pytest.mark.parametrize(
-    ("load", "expected", "reason"), [(3.7, 2, None), (4.0, 5, DEMAND_JUMPED)], ids=["below twice", "twice"]
+    ("load", "wanted", "reason"), [(3.7, 2, None), (4.0, 5, DEMAND_JUMPED)], ids=["below twice", "twice"]
 )
 def test_a_jump_to_twice_the_ready_replicas_scales_up_at_the_next_scrape(
-    load: float, expected: int, reason: str | None
+    load: float, wanted: int, reason: str | None
 ) -> None:
     # A step of 30 ms leaves 10 ms for tokens: the inter-token target limits a replica to 100 forward tokens per step.
     # The replica can process more, so a jump causes no backlog, and only the averages can detect it.
@@ -257,7 +257,7 @@ def test_a_jump_to_twice_the_ready_replicas_scales_up_at_the_next_scrape(
     fleet.watch(SCRAPE)
     # 5 s of a jump from 0.6 to 2 · load have a weight of 15 % in the 30 s average, and 39 % in the 10 s average.
     assert fleet.last.load == pytest.approx(0.6 + (2 * load - 0.6) * 0.1535, rel=1e-3)
-    assert (fleet.last.replicas, fleet.reason) == (expected, reason)
+    assert (fleet.last.replicas, fleet.reason) == (wanted, reason)
 
 
 @pytest.mark.parametrize(("first", "sizes"), [(2, [6, 12, 24, 48]), (3, [7, 14, 28, 56]), (10, [20, 40, 80, 160])])

@@ -30,10 +30,10 @@ class LabelSelector(ApiModel):
     """A label selector. An empty one matches every object."""
 
     match_labels: dict[str, _LabelValue] = Field(
-        default={}, max_length=16, description="Labels that an object must have, all of them."
+        default={}, max_length=16, description="Labels that an object must have. All of them must match."
     )
     match_expressions: list[Requirement] = Field(
-        default=[], max_length=16, description="Requirements that an object's labels must meet, all of them."
+        default=[], max_length=16, description="Requirements on an object's labels. All of them must be met."
     )
 
 

@@ -1,0 +1,61 @@
+"""Triton's interpreter for the tests of this folder.
+
+`@triton.jit` reads TRITON_INTERPRET when it decorates, Triton's own library functions included. So a process that has
+imported Triton for compilation cannot interpret with it, and the reverse. The fixture `interpreted` therefore imports a
+second copy of Triton and of `fastgen.kernels.triton`, and puts it into `sys.modules` for the duration of a test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+
+import fastgen.kernels
+
+_COPIED = ("triton", "fastgen.kernels.triton")
+_SHARED = ("triton._C",)  # Triton's shared library registers its types once in a process
+
+
+def _is_copied(name: str) -> bool:
+    return _is_within(name, _COPIED) and not _is_within(name, _SHARED)
+
+
+def _is_within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _take_copied() -> dict[str, ModuleType]:
+    """Remove the modules that exist twice from `sys.modules`, and return them."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if _is_copied(name)}
+
+
+@pytest.fixture(scope="session")
+def _interpreted_modules() -> dict[str, ModuleType]:
+    return {}
+
+
+@pytest.fixture
+def interpreted(
+    monkeypatch: pytest.MonkeyPatch, _interpreted_modules: dict[str, ModuleType]
+) -> Iterator[Callable[[str], ModuleType]]:
+    """Return a function that imports `fastgen.kernels.triton.NAME` so that its kernels run in the interpreter.
+
+    TRITON_INTERPRET is set during the test only, and not while test modules are imported: operators called by
+    `torch.ops.fastgen` run their twins.
+    """
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    package = vars(fastgen.kernels).pop("triton", None)
+    compiled = _take_copied()
+    sys.modules.update(_interpreted_modules)
+    try:
+        yield lambda name: importlib.import_module(f"fastgen.kernels.triton.{name}")
+    finally:
+        _interpreted_modules.update(_take_copied())
+        sys.modules.update(compiled)
+        vars(fastgen.kernels).pop("triton", None)
+        if package is not None:
+            vars(fastgen.kernels)["triton"] = package

@@ -190,12 +190,12 @@ def test_malformed_bodies_are_rejected_without_disturbing_a_running_request(real
     alone = real.post(COMPLETIONS, body).json()["choices"]
     pid = real.engine_pid()
     with ThreadPoolExecutor(1) as pool:
-        under_way = pool.submit(real.post, COMPLETIONS, body)
+        in_flight = pool.submit(real.post, COMPLETIONS, body)
         answers = {name: real.post(path, sent) for name, (path, sent) in SMALL.items()}
         for name, content in RAW.items():
             if len(content) < MOST_BYTES:
                 answers[name] = real.request("POST", COMPLETIONS, content=content, headers=JSON)
-        assert under_way.result().json()["choices"] == alone
+        assert in_flight.result().json()["choices"] == alone
     assert [name for name, answer in answers.items() if not is_rejected(answer.status_code, answer.json())] == []
     assert real.engine_pid() == pid
     assert "Traceback" not in real.log

@@ -1,6 +1,6 @@
 # The commands of this project. Each command installs what it needs; a second run reuses it.
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-fast lint format generate operator lock environment
+.PHONY: help up down test test-fast lint style types imports format generate operator lock environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -14,6 +14,9 @@ UV := .venv/tools/bin/uv
 COMPILE := $(UV) pip compile --python-version 3.11 --universal --generate-hashes --no-emit-index-url --no-header \
 	--quiet
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
+# Processes that tests and pods start import torch and transformers; where modules are not kept compiled, each process
+# compiles them again, for many seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # The stamp's name is a hash of its inputs, so file times do not matter.
 STAMP := .venv/stamps/$(shell cat requirements/dev.txt requirements/build.txt pyproject.toml | sha256sum | cut -c1-16)
 # Fast tests come first, so that mistakes show early.
@@ -35,13 +38,22 @@ test: lint ## run all tests, end to end included
 	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 test-fast: lint ## run the tests that need no control plane, node or image
-	$(BIN)/python -m pytest $(TESTS) -m 'not controlplane and not cluster and not image' --numprocesses 2 \
+	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image)' --numprocesses 2 \
 		--dist loadscope --no-loadscope-reorder
 
 lint: environment ## check style, types and import contracts
+	@$(MAKE) --no-print-directory --jobs --output-sync style types imports
+
+style types imports: environment
+
+style:
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+
+types:
 	$(BIN)/mypy
+
+imports:
 	$(BIN)/lint-imports
 
 format: environment ## format the code
@@ -79,6 +91,6 @@ $(STAMP):
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv --without-pip .venv
 	@$(PYTHON) -m venv --clear .venv/tools
 	@.venv/tools/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
-	@$(UV) pip sync --python .venv --require-hashes requirements/dev.txt
+	@$(UV) pip sync --python .venv --require-hashes --compile-bytecode requirements/dev.txt
 	@$(UV) pip install --python .venv --no-deps --build-constraints requirements/build.txt --editable .
 	@rm -rf .venv/stamps && mkdir .venv/stamps && touch $@

@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 
-# Groups that start first, so that the longest does not end last. The third is short: xdist queues it behind the first.
-FIRST = ("node", "tests/engine/runner/test_exactness.py", "tests/cluster/test_archive.py", "control plane")
+# Groups that start first, the longest in front: the processes then end at about the same time.
+FIRST = (
+    "node",
+    "tests/engine/runner/test_exactness.py",
+    "tests/operator/reconcile/test_crashes.py",
+    "tests/engine/runner/test_loader.py",
+    "tests/operator/runtime/test_two_operators.py",
+    "tests/operator/reconcile/test_api_faults.py",
+    "tests/operator/reconcile/test_adverse_conditions.py",
+    "tests/engine/model/test_transformers_backend.py",
+    "tests/engine/kernels/test_instruction_sets.py",
+    "tests/engine/server/test_real_engine.py",
+)
 
 
 def group_of(nodeid: str) -> str:
@@ -16,8 +27,6 @@ def group_of(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
     if path.startswith("tests/e2e/") or path == "tests/cluster/test_node.py":
         return "node"  # one per machine
-    if path.startswith(("tests/operator/", "tests/chart/")):
-        return "control plane"  # shared by all of them
     return path
 
 

@@ -12,18 +12,20 @@ from support.simulation import SimulatedRunner, make_engine
 from support.workloads import Arrival, Step, play
 
 BLOCK = 4
+MOST_ARRIVALS, LONGEST_PROMPT, LONGEST_OUTPUT = 24, 120, 30
+AMPLE = MOST_ARRIVALS * (LONGEST_PROMPT + LONGEST_OUTPUT + BLOCK) // BLOCK  # blocks
 
 arrival_lists = st.lists(
     st.builds(
         Arrival,
         step=st.integers(0, 60),
-        prompt=st.one_of(st.integers(1, 12), st.integers(1, 120)),
-        generate=st.integers(1, 30),
+        prompt=st.one_of(st.integers(1, 12), st.integers(1, LONGEST_PROMPT)),
+        generate=st.integers(1, LONGEST_OUTPUT),
         cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 25)),
         ignore_eos=st.booleans(),
     ),
     min_size=1,
-    max_size=24,
+    max_size=MOST_ARRIVALS,
 )
 
 
@@ -60,7 +62,7 @@ def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
     arrivals: list[Arrival], max_sequences: int, spare_budget: int
 ) -> None:
     token_budget = max_sequences + spare_budget
-    runner = SimulatedRunner(10_000, BLOCK)
+    runner = SimulatedRunner(AMPLE, BLOCK)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=max_sequences)
 
     def full(_: Engine, step: Step) -> None:

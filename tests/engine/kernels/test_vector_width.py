@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -36,6 +37,7 @@ torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 """
 
 
-def test_wide_tiles_give_the_results_of_narrow_ones(tmp_path: Path) -> None:
-    # Use a separate folder: otherwise the compiled code would later be used as that of this processor.
-    subprocess.run([sys.executable, "-c", WIDE], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, check=True)
+def test_wide_tiles_give_the_results_of_narrow_ones() -> None:
+    # A separate folder: otherwise the compiled code would later be used as that of this processor.
+    folder = Path(os.environ["NUMBA_CACHE_DIR"]) / f"wide-{hashlib.sha256(WIDE.encode()).hexdigest()[:8]}"
+    subprocess.run([sys.executable, "-c", WIDE], env={**os.environ, "NUMBA_CACHE_DIR": str(folder)}, check=True)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import StepPlan
 from fastgen.core.step_output import SampledToken, StepOutput
-from fastgen.engine.core import Engine
+from fastgen.engine.core import CompletedTicket, Engine
+from fastgen.model.step_input import StepInput
 
 # Tokens per step, tokens per second in such steps.
 RATES = ((8, 156), (16, 292), (32, 450), (64, 594), (128, 720), (256, 849), (512, 881))
@@ -49,16 +49,17 @@ class Device:
     block_size: int = 64
     num_host_blocks: int = 0
     seconds_per_block: float = 0.0
+    steps_in_flight: int = 1
     max_model_length: int = 32768
 
     def clock(self) -> float:
         """Simulated seconds."""
         return self.now
 
-    def execute(self, plan: StepPlan) -> StepOutput:
+    def launch(self, step: StepInput) -> CompletedTicket:
         """Advance the clock."""
-        self.now += self.step_seconds(plan.num_tokens)
-        return StepOutput([SampledToken(1) for chunk in plan.chunks if chunk.samples])
+        self.now += self.step_seconds(step.num_tokens)
+        return CompletedTicket(StepOutput([SampledToken(1)] * len(step.sampled)))
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,14 @@ from fastgen.core.request import Request, SamplingParams  # noqa: E402
 from fastgen.core.scheduler import Chunk, StepPlan  # noqa: E402
 from fastgen.core.sequence import Sequence  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402
+from fastgen.model.forward_input import HostRows  # noqa: E402
 from fastgen.model.layers.cpu_backend import CPUBackend  # noqa: E402
 from fastgen.model.layers.decoder import Decoder  # noqa: E402
 from fastgen.model.layers.linear import PackedFormat  # noqa: E402
 from fastgen.model.layers.weights import MLP, DecoderWeights  # noqa: E402
 from fastgen.model.native import make_ropes, open_checkpoint  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
-from fastgen.model.step_input import StepInput  # noqa: E402
+from fastgen.model.step_input import StepInputBuilder  # noqa: E402
 
 BLOCK_SIZE = 64
 
@@ -122,7 +123,9 @@ def main() -> None:
         cache.values.normal_()
 
         def run(plan: StepPlan = plan, cache: KVCache = cache) -> torch.Tensor:
-            return model.head(model.forward(StepInput.from_plan(plan, block_size=BLOCK_SIZE), cache))
+            return model.head(
+                model.forward(HostRows(BLOCK_SIZE).apply(StepInputBuilder(BLOCK_SIZE).build(plan)), cache)
+            )
 
         seconds = least_seconds(run, arguments.seconds)
         num_sampled = sum(chunk.samples for chunk in plan.chunks)

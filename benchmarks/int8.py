@@ -21,10 +21,11 @@ import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 from fastgen.core.scheduler import StepPlan  # noqa: E402
 from fastgen.kv_cache.memory import trim_heap  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402
+from fastgen.model.forward_input import HostRows  # noqa: E402
 from fastgen.model.layers.decoder import Decoder  # noqa: E402
 from fastgen.model.native import load_on_cpu  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
-from fastgen.model.step_input import StepInput  # noqa: E402
+from fastgen.model.step_input import StepInputBuilder  # noqa: E402
 
 ROWS = (1, 4, 8, 32, 256)
 CONTEXT = 64
@@ -34,7 +35,7 @@ def run_of(model: Decoder, plan: StepPlan, cache: KVCache) -> Callable[[], torch
     """Return a function that runs the step."""
 
     def run() -> torch.Tensor:
-        return model.head(model.forward(StepInput.from_plan(plan, block_size=BLOCK_SIZE), cache))
+        return model.head(model.forward(HostRows(BLOCK_SIZE).apply(StepInputBuilder(BLOCK_SIZE).build(plan)), cache))
 
     return run
 

@@ -16,9 +16,9 @@ import time
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.step_output import SampledToken, StepOutput
-from fastgen.core.step_plan import StepPlan
-from fastgen.engine.core import Engine, Runner
+from fastgen.engine.core import CompletedTicket, Engine, Runner
 from fastgen.model.source import ModelSource
+from fastgen.model.step_input import StepInput
 from fastgen.runner.loader import load_runner
 
 TOKEN_IDS = range(1000, 40000)
@@ -30,12 +30,12 @@ class Idle:
     def __init__(self, real: Runner) -> None:
         self.vocab_size, self.eos_token_ids = real.vocab_size, real.eos_token_ids
         self.num_blocks, self.block_size = real.num_blocks, real.block_size
-        self.num_host_blocks, self.seconds_per_block = 0, 0.0
+        self.num_host_blocks, self.seconds_per_block, self.steps_in_flight = 0, 0.0, 1
         self.max_model_length = real.max_model_length
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Return one token for every chunk that samples."""
-        return StepOutput([SampledToken(7, None) for chunk in plan.chunks if chunk.samples], {})
+    def launch(self, step: StepInput) -> CompletedTicket:
+        """Return one token for every sequence that samples."""
+        return CompletedTicket(StepOutput([SampledToken(7)] * len(step.sampled)))
 
 
 def first_token_seconds(engine: Engine, number: str, prompt: list[int]) -> float:

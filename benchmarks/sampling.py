@@ -20,10 +20,10 @@ environment.prepare()
 
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 
-from fastgen.core.request import Request, SamplingParams  # noqa: E402
-from fastgen.core.scheduler import Chunk  # noqa: E402
-from fastgen.core.sequence import Sequence  # noqa: E402
-from fastgen.sampling.sampler import Draw, sample  # noqa: E402
+from fastgen.core.request import SamplingParams  # noqa: E402
+from fastgen.core.row_parameters import RowParameters  # noqa: E402
+from fastgen.sampling.rows import SamplingRows  # noqa: E402
+from fastgen.sampling.sampler import sample  # noqa: E402
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -49,18 +49,14 @@ def make_logits(rows: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]
     return -slopes * ranks.log(), torch.randn(rows, vocabulary, generator=generator) * 0.1
 
 
-def make_chunks(rows: int, vocabulary: int, settings: dict[str, Any]) -> list[Chunk]:
-    """Return the last chunks of `rows` sequences with 500 prompt tokens and 500 generated tokens."""
-    chunks = []
+def make_rows(rows: int, vocabulary: int, settings: dict[str, Any], end_tokens: frozenset[int]) -> SamplingRows:
+    """Return `rows` sequences with 500 prompt tokens and 500 generated tokens."""
+    made = SamplingRows(end_tokens)
     for row in range(rows):
         tokens = random.Random(row).choices(range(vocabulary), k=1000)
         sampling = SamplingParams(**{"max_tokens": 600, **settings})
-        request = Request(id=str(row), prompt_token_ids=tokens[:500], sampling=sampling)
-        sequence = Sequence(request, ordinal=row, arrival=0.0, seed=row)
-        sequence.tokens += tokens[500:]
-        sequence.num_computed_tokens = 999
-        chunks.append(Chunk(sequence, 999, 1))
-    return chunks
+        made.admit(RowParameters(row, sampling, seed=row, num_prompt_tokens=500, tokens=tokens))
+    return made
 
 
 def main() -> None:
@@ -84,15 +80,15 @@ def main() -> None:
         print(
             f"{arguments.rows} rows of {arguments.vocabulary} on {arguments.device}, {torch.get_num_threads()} threads"
         )
-        print(f"{'':44} {'ms per step':>10} {'to argmax':>10}")
+        print(f"{'':44} {'ms a step':>10} {'to argmax':>10}")
         print(f"{'argmax alone':44} {floor * 1e3:10.1f} {1:10.2f}")
         for name, settings in SETTINGS.items():
-            chunks = make_chunks(arguments.rows, arguments.vocabulary, settings)
+            rows = make_rows(arguments.rows, arguments.vocabulary, settings, ends)
 
             own = flat if name.startswith("flat") else logits
 
-            def run(chunks: list[Chunk] = chunks, own: torch.Tensor = own) -> object:
-                return sample(own, [Draw.of(chunk, ends) for chunk in chunks])
+            def run(rows: SamplingRows = rows, own: torch.Tensor = own) -> object:
+                return sample(own, rows.draws(range(len(own)), {}))
 
             seconds = least_seconds(run, arguments.seconds)
             print(f"{name:44} {seconds * 1e3:10.1f} {seconds / floor:10.2f}", flush=True)

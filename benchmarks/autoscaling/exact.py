@@ -8,10 +8,11 @@ from benchmarks.autoscaling.device import Device
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMetrics, RequestLog
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import StepPlan
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_output import SampledToken, StepOutput
+from fastgen.engine.core import CompletedTicket
 from fastgen.engine.core import Engine as RealEngine
+from fastgen.model.step_input import StepInput
 
 _BLOCK = 64
 
@@ -21,6 +22,7 @@ class _Runner:
 
     num_host_blocks = 0
     seconds_per_block = 0.0
+    steps_in_flight = 1
     block_size = _BLOCK
     vocab_size = 2
     eos_token_ids: frozenset[int] = frozenset()
@@ -34,9 +36,9 @@ class _Runner:
     def clock(self) -> float:
         return self.now
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        self.now += self._device.seconds(plan.num_tokens, plan.kv_tokens)
-        return StepOutput([SampledToken(1) for chunk in plan.chunks if chunk.samples])
+    def launch(self, step: StepInput) -> CompletedTicket:
+        self.now += self._device.seconds(step.num_tokens, int(step.seq_lens.sum()))
+        return CompletedTicket(StepOutput([SampledToken(1)] * len(step.sampled)))
 
 
 @dataclass(slots=True)

@@ -18,8 +18,10 @@ from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
+from fastgen.core.step_output import StepOutput
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.runner.device import choose_device, choose_dtype, measure_gpu_cache_memory
@@ -103,6 +105,23 @@ def runner_over(model: TransformersModel, *, num_blocks: int = 40, num_host_bloc
     return ModelRunner(model, cache, max_model_length=512)
 
 
+def step_input(plan: StepPlan) -> StepInput:
+    """Return the input of a hand-made plan for a runner that knows none of its sequences."""
+    for part in plan.chunks:
+        part.sequence.row, part.sequence.num_sent_blocks = None, 0
+    return StepInputBuilder(BLOCK_SIZE).build(plan)
+
+
+def execute(runner: ModelRunner, plan: StepPlan) -> StepOutput:
+    ticket = runner.launch(step_input(plan))
+    ticket.sample([])
+    return ticket.result()
+
+
+def logits(runner: ModelRunner, plan: StepPlan) -> torch.Tensor:
+    return runner.logits(step_input(plan))
+
+
 @torch.inference_mode()
 def logits_of(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     logits: torch.Tensor = model(torch.tensor([tokens], device=model.device), use_cache=False).logits[0]
@@ -113,26 +132,26 @@ def test_chunks_and_decodes_together_give_transformers_logits(pair: tuple[PreTra
     theirs, ours = pair
     runner = runner_over(ours)
     first, second = sequence_of(tokens_of(90), [3, 1, 4, 15, 9, 2]), sequence_of(tokens_of(50), [6, 5, 35, 8])
-    runner.execute(StepPlan((chunk(first, 33), chunk(second, 49))))
-    first.advance(33)
-    second.advance(49)
-    logits = runner.logits(StepPlan((chunk(second, 1), chunk(first, 57))))
+    execute(runner, StepPlan((chunk(first, 33), chunk(second, 49))))
+    first.num_computed_tokens = 33
+    second.num_computed_tokens = 49
+    computed = logits(runner, StepPlan((chunk(second, 1), chunk(first, 57))))
     expected = torch.stack([logits_of(theirs, tokens_of(50))[-1], logits_of(theirs, tokens_of(90))[-1]])
-    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(computed, expected, atol=2e-4, rtol=1e-4)
 
 
 def test_a_swapped_sequence_continues_in_other_blocks(pair: tuple[PreTrainedModel, TransformersModel]) -> None:
     theirs, ours = pair
     runner = runner_over(ours)
     subject, other = sequence_of(tokens_of(61), [7, 11, 13, 0], prompt_logprobs=0), sequence_of(tokens_of(64), [])
-    runner.execute(StepPlan((chunk(subject, 60),)))
-    subject.advance(60)
+    execute(runner, StepPlan((chunk(subject, 60),)))
+    subject.num_computed_tokens = 60
     out = tuple(zip(subject.block_table, (19, 2, 5, 11), strict=True))
     other.block_table = [7, 11, 13, 0]  # overwritten in the step that swaps
-    runner.execute(StepPlan((chunk(other, 64),), swap_out=out))
+    execute(runner, StepPlan((chunk(other, 64),), swap_out=out))
     subject.block_table = [21, 22, 23, 24]
     back = tuple(zip(subject.block_table, (19, 2, 5, 11), strict=True))
-    result = runner.execute(StepPlan((chunk(subject, 1),), swap_in=back))
+    result = execute(runner, StepPlan((chunk(subject, 1),), swap_in=back))
     assert result.sampled[0].token_id == int(logits_of(theirs, tokens_of(61))[-1].argmax())
 
 
@@ -147,7 +166,7 @@ def test_sampling_and_prompt_logprobs_are_computed_on_the_device(
         {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
     ]
     subjects = [sequence_of(tokens, list(range(5 * n, 5 * n + 5)), **more) for n, more in enumerate(settings)]
-    result = runner.execute(StepPlan(tuple(chunk(subject, 70) for subject in subjects)))
+    result = execute(runner, StepPlan(tuple(chunk(subject, 70) for subject in subjects)))
     expected = logits_of(theirs, tokens).log_softmax(-1)
     assert result.sampled[0].token_id == int(expected[-1].argmax())
     assert result.sampled[1].token_id == 7
@@ -165,8 +184,8 @@ def test_dtype_auto_follows_the_device_and_half_precision_passes_the_self_check(
     folder = save("llama", tmp_path)
     for dtype in (torch.bfloat16, torch.float16):
         model = load_transformers_model(folder, device=device, dtype=dtype, progress=lambda _fraction: None)
-        logits = runner_over(model).logits(StepPlan((chunk(sequence_of(tokens_of(90), list(range(6))), 90),)))
-        assert (logits.dtype, bool(logits.isfinite().all())) == (torch.float32, True)
+        computed = logits(runner_over(model), StepPlan((chunk(sequence_of(tokens_of(90), list(range(6))), 90),)))
+        assert (computed.dtype, bool(computed.isfinite().all())) == (torch.float32, True)
 
 
 @pytest.mark.parametrize("device", [ON_GPU], indirect=True)
@@ -208,9 +227,9 @@ def test_a_native_model_on_a_gpu_equals_transformers(device: torch.device, tmp_p
     cache = KVCache(ours.kv_shape, 10, BLOCK_SIZE, device=device)
     runner = ModelRunner(ours, cache, max_model_length=160)
     subject = sequence_of(tokens_of(90), [3, 1, 4, 0, 9, 2])
-    runner.execute(StepPlan((chunk(subject, 41),)))
-    subject.advance(41)
+    execute(runner, StepPlan((chunk(subject, 41),)))
+    subject.num_computed_tokens = 41
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     torch.testing.assert_close(
-        runner.logits(StepPlan((chunk(subject, 49),))), logits_of(theirs, tokens_of(90))[-1:], atol=2e-4, rtol=1e-4
+        logits(runner, StepPlan((chunk(subject, 49),))), logits_of(theirs, tokens_of(90))[-1:], atol=2e-4, rtol=1e-4
     )

@@ -14,9 +14,11 @@ from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_output import StepOutput
-from fastgen.engine.core import Engine
+from fastgen.engine.core import Engine, Ticket
+from fastgen.model.forward_input import ForwardInput, HostRows
 from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
+from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
 
@@ -56,8 +58,12 @@ class FewBlocks:
     def max_model_length(self) -> int:
         return self.num_blocks * self.block_size
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        return self.runner.execute(plan)
+    @property
+    def steps_in_flight(self) -> int:
+        return self.runner.steps_in_flight
+
+    def launch(self, step: StepInput) -> Ticket:
+        return self.runner.launch(step)
 
 
 @dataclass(frozen=True)
@@ -104,16 +110,40 @@ def sequence(
     return made
 
 
+def step_input(plan: StepPlan, block_size: int) -> StepInput:
+    """Return the input of a hand-made plan for a runner that knows none of its sequences."""
+    for chunk in plan.chunks:
+        chunk.sequence.row, chunk.sequence.num_sent_blocks = None, 0
+    return StepInputBuilder(block_size).build(plan)
+
+
+def forward_input(plan: StepPlan, block_size: int) -> ForwardInput:
+    """Return the input of the forward pass of a hand-made plan."""
+    return HostRows(block_size).apply(step_input(plan, block_size))
+
+
+def execute(runner: ModelRunner, plan: StepPlan) -> StepOutput:
+    """Run a hand-made plan."""
+    ticket = runner.launch(step_input(plan, runner.block_size))
+    ticket.sample([])
+    return ticket.result()
+
+
+def logits(runner: ModelRunner, plan: StepPlan) -> torch.Tensor:
+    """Return the logits [S, vocabulary] of a hand-made plan, one row for each chunk that samples."""
+    return runner.logits(step_input(plan, runner.block_size))
+
+
 def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], sizes: abc.Sequence[int]) -> torch.Tensor:
     """Return logits [vocabulary] after `tokens`, computed in chunks of `sizes`, cyclically."""
     subject, index = sequence(tokens, blocks), 0
     while subject.num_pending_tokens:
         size = min(sizes[index % len(sizes)], subject.num_pending_tokens)
-        logits = runner.logits(StepPlan((Chunk(subject, subject.num_computed_tokens, size),)))
+        rows = logits(runner, StepPlan((Chunk(subject, subject.num_computed_tokens, size),)))
         subject.num_computed_tokens += size
         index += 1
-    assert logits.shape == (1, runner.vocab_size)
-    return logits[0]
+    assert rows.shape == (1, runner.vocab_size)
+    return rows[0]
 
 
 def transformers_twin(source: ModelSource) -> LlamaForCausalLM:

@@ -51,7 +51,8 @@ class Arrivals:
 def run(s: Scheduler, token: int = 7) -> StepPlan:
     """Run one step in which every sampled token is `token`."""
     plan = s.schedule()
-    s.complete(plan, [token for chunk in plan.chunks if chunk.samples])
+    assert plan is not None
+    s.settle(plan, [token for chunk in plan.chunks if chunk.samples])
     s.check_integrity()
     return plan
 

@@ -1,22 +1,29 @@
 """A simulated device for the real engine and scheduler.
 
 `SimulatedRunner` keeps a KV cache of checksums. The value written to a token's slot depends on the token, on the
-previous slot as read through the block table, and on the cache salt; a sampled token depends on all slots. So a block
-that is wrongly shared, lost, evicted too early, swapped wrongly or written out of order changes the output.
+previous slot as read through the block table, and on the request's seed; a sampled token depends on all slots. So a
+block that is wrongly shared, lost, evicted too early, swapped wrongly or written out of order changes the output.
+
+A device with `steps_in_flight` above 1 runs a launched step as late as it can: when the results of that step, or of a
+later one, are read. So an input that the host changes too early, and a block that it frees too early, are found.
 """
 
 from __future__ import annotations
 
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fastgen.config import EngineConfig
+from fastgen.core.block_pool import BlockPool
 from fastgen.core.request import Request
-from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
-from fastgen.engine.core import Engine
+from fastgen.engine.core import Engine, Mask
+from fastgen.model.step_input import StepInput
 
 VOCABULARY = 1000
 
@@ -33,8 +40,8 @@ def _written(token: int, before: int) -> int:
     return zlib.crc32(token.to_bytes(4, "little"), before)
 
 
-def _before_all(salt: str) -> int:
-    return zlib.crc32(salt.encode())
+def _before_all(seed: int) -> int:
+    return seed & 0xFFFFFFFF
 
 
 def _sampled(slots: array[int]) -> int:
@@ -47,7 +54,7 @@ def _logprob(slot: int) -> float:
 
 def solo(request: Request) -> Iterator[int]:
     """Yield the tokens that follow a request's prompt when it runs alone, endlessly."""
-    slots, before = array("L"), _before_all(request.cache_salt)
+    slots, before = array("L"), _before_all(request.sampling.seed or 0)
     for token in request.prompt_token_ids:
         before = _written(token, before)
         slots.append(before)
@@ -60,7 +67,7 @@ def solo(request: Request) -> Iterator[int]:
 
 def solo_prompt_logprobs(request: Request) -> list[float]:
     """Return the log-probabilities of a request's prompt tokens but the first."""
-    found, before = [], _before_all(request.cache_salt)
+    found, before = [], _before_all(request.sampling.seed or 0)
     for token in request.prompt_token_ids[:-1]:
         before = _written(token, before)
         found.append(_logprob(before))
@@ -81,57 +88,115 @@ class SimulatedRunner:
     seconds_per_block: float = 0.001
     vocab_size: int = VOCABULARY
     eos_token_ids: frozenset[int] = frozenset({0})
-    plans: list[StepPlan] = field(default_factory=list)
+    steps_in_flight: int = 1
+    steps: list[StepInput] = field(default_factory=list)
+    # To check that the blocks that a step writes are held; None to leave it.
+    pool: BlockPool | None = None
 
     def __post_init__(self) -> None:
+        self._seeds: dict[int, int] = {}
+        self._last_ids: dict[int, int] = {}
+        self._tables: dict[tuple[int, int], int] = {}
+        self._launched: deque[SimulatedTicket] = deque()
+        self._busy_until = 0.0
         self.max_model_length = self.num_blocks * self.block_size
         self._cache = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_blocks)]
         self._host = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_host_blocks)]
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        self.plans.append(plan)
-        for block, host in plan.swap_out:
-            self._host[host] = self._cache[block][:]
-        for block, host in plan.swap_in:
-            self._cache[block] = self._host[host][:]
-        sampled, prompt_logprobs = [], {}
-        for index, chunk in enumerate(plan.chunks):
-            written = self._write(chunk)
-            if chunk.samples:
-                sampled.append(SampledToken(_sampled(self._read(chunk))))
-            if chunk.sequence.sampling.prompt_logprobs is not None:
-                prompt_logprobs[index] = _rows(chunk, written)
-        copies = len(plan.swap_out) + len(plan.swap_in)
-        self.clock.now += self.seconds(plan.num_tokens, plan.kv_tokens) + copies * self.seconds_per_block
-        return StepOutput(sampled, prompt_logprobs)
+    def launch(self, step: StepInput) -> SimulatedTicket:
+        self.steps.append(step)
+        ticket = SimulatedTicket(self, step)
+        self._launched.append(ticket)
+        began = max(self.clock.now, self._busy_until)
+        self._busy_until = began + self.seconds(step.num_tokens, int(step.seq_lens.sum()))
+        self._busy_until += (len(step.swap_out) + len(step.swap_in)) * self.seconds_per_block
+        ticket.done_at = self._busy_until
+        return ticket
+
+    def run_until(self, ticket: SimulatedTicket) -> None:
+        """Run all launched steps up to this one."""
+        while ticket in self._launched:
+            first = self._launched.popleft()
+            assert first.masks is not None, "a step runs whose sampling was not enqueued"
+            first.output = self._run(first.step)
+        self.clock.now = max(self.clock.now, ticket.done_at)
 
     def seconds(self, tokens: int, kv_tokens: int) -> float:
         return self.base + self.token * tokens + self.kv_token * kv_tokens
 
-    def _write(self, chunk: Chunk) -> list[int]:
-        sequence, size = chunk.sequence, self.block_size
-        table = sequence.block_table
-        written = []
-        if chunk.start:
-            before = self._cache[table[(chunk.start - 1) // size]][(chunk.start - 1) % size]
+    def _run(self, step: StepInput) -> StepOutput:
+        for block, host in step.swap_out.tolist():
+            self._host[host] = self._cache[block][:]
+        for block, host in step.swap_in.tolist():
+            self._cache[block] = self._host[host][:]
+        for parameters in step.new_rows:
+            self._seeds[parameters.row] = parameters.seed
+        for row, place, block in step.table_updates.T.tolist():
+            self._tables[row, place] = block
+        written = [self._write(step, index) for index in range(len(step.rows))]
+        sampled = []
+        for index in step.sampled.tolist():
+            row = int(step.rows[index])
+            self._last_ids[row] = self.sampled(self._read(row, int(step.seq_lens[index])))
+            sampled.append(SampledToken(self._last_ids[row]))
+        return StepOutput(sampled, _prompt_logprobs(step, written))
+
+    def sampled(self, slots: array[int]) -> int:
+        return _sampled(slots)
+
+    def _write(self, step: StepInput, index: int) -> list[int]:
+        row, size = int(step.rows[index]), self.block_size
+        first, last = step.query_starts[index : index + 2].tolist()
+        start = int(step.seq_lens[index]) - (last - first)
+        if start:
+            before = self._cache[self._tables[row, (start - 1) // size]][(start - 1) % size]
         else:
-            before = _before_all(sequence.cache_salt or "")
-        for position in range(chunk.start, chunk.start + chunk.num_tokens):
-            before = _written(sequence.tokens[position], before)
-            self._cache[table[position // size]][position % size] = before
+            before = _before_all(self._seeds[row])
+        written = []
+        for token, slot in zip(
+            step.token_ids[first:last].tolist(), step.slot_mapping[first:last].tolist(), strict=True
+        ):
+            block = slot // size
+            assert block == self._tables[row, (start + len(written)) // size], "the slot is not in the block table"
+            assert self.pool is None or self.pool._ref_counts[block], "a step writes to a block that was freed"
+            before = _written(self._last_ids[row] if token < 0 else token, before)
+            self._cache[block][slot % size] = before
             written.append(before)
         return written
 
-    def _read(self, chunk: Chunk) -> array[int]:
-        end, slots = chunk.start + chunk.num_tokens, array("L")
-        for block in chunk.sequence.block_table:
-            slots.extend(self._cache[block])
-        return slots[:end]
+    def _read(self, row: int, length: int) -> array[int]:
+        slots = array("L")
+        for place in range(-(-length // self.block_size)):
+            slots.extend(self._cache[self._tables[row, place]])
+        return slots[:length]
 
 
-def _rows(chunk: Chunk, written: list[int]) -> list[TokenLogprobs]:
-    following = chunk.sequence.tokens[chunk.start + 1 : chunk.sequence.num_prompt_tokens]
-    return [TokenLogprobs(token, _logprob(slot), 1) for token, slot in zip(following, written, strict=False)]
+@dataclass(eq=False)
+class SimulatedTicket:
+    runner: SimulatedRunner
+    step: StepInput
+    done_at: float = 0.0
+    masks: list[Mask] | None = None
+    output: StepOutput | None = None
+
+    def sample(self, masks: list[Mask]) -> None:
+        assert self.masks is None, "sampling was enqueued twice"
+        assert len(masks) == len(self.step.masked)
+        self.masks = masks
+
+    def result(self) -> StepOutput:
+        self.runner.run_until(self)
+        assert self.output is not None
+        return self.output
+
+
+def _prompt_logprobs(step: StepInput, written: list[list[int]]) -> dict[int, list[TokenLogprobs]]:
+    slots = [slot for of_sequence in written for slot in of_sequence]
+    found: dict[int, list[TokenLogprobs]] = {}
+    for token, target in zip(step.scored_tokens.tolist(), step.scored_targets.tolist(), strict=True):
+        index = int(np.searchsorted(step.query_starts, token, side="right")) - 1
+        found.setdefault(index, []).append(TokenLogprobs(target, _logprob(slots[token]), 1))
+    return found
 
 
 def make_engine(runner: SimulatedRunner, *, token_budget: int, max_sequences: int, **settings: object) -> Engine:
@@ -144,4 +209,6 @@ def make_engine(runner: SimulatedRunner, *, token_budget: int, max_sequences: in
         swap_space=runner.num_host_blocks,  # any non-zero size: the runner already has its host blocks
         **{**plain, **settings},  # type: ignore[arg-type]
     )
-    return Engine(runner, config, runner.clock)
+    engine = Engine(runner, config, runner.clock)
+    runner.pool = engine._scheduler.pool
+    return engine

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from fastgen.core.request import FinishReason, Request, SamplingParams
+from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import StepPlan
 from fastgen.engine.core import Engine
 from fastgen.engine.messages import StepReport
@@ -44,6 +45,8 @@ class Arrival:
                 temperature=0,
                 ignore_eos=self.ignore_eos,
                 prompt_logprobs=0 if self.prompt_logprobs else None,
+                # The simulated device tells requests of different salts apart by their seeds.
+                seed=zlib.crc32(self.salt.encode()),
             ),
             priority=self.priority,
             deadline_seconds=self.deadline,
@@ -122,6 +125,7 @@ class Outcome:
     finished: dict[str, str] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     reports: list[StepReport] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     preemptions: int = 0
     swapped_out: int = 0
 
@@ -142,26 +146,39 @@ class Outcome:
                 self.finished[output.request_id] = output.finish_reason
 
 
-class RecordingRunner(Protocol):
-    """A runner that keeps the plans it executed."""
-
-    plans: list[StepPlan]
-
-
 Observer = Callable[[Engine, Step], None]
+
+
+class Recorder:
+    """Records the steps that an engine schedules, with the requests as they were before."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.steps: list[Step] = []
+        self._scheduler = engine._scheduler
+        self._schedule = self._scheduler.schedule
+        self._scheduler.schedule = self.schedule  # type: ignore[method-assign]
+
+    def schedule(self) -> StepPlan | None:
+        # A step in flight samples the last token of the others.
+        running = [s for s in self._scheduler.running if len(s.tokens) < s.max_length]
+        decoding = frozenset(s.id for s in running if s.is_decoding)
+        before = tuple(s.id for s in running), tuple(s.id for s in self._scheduler.waiting)
+        plan = self._schedule()
+        if plan is not None:
+            self.steps.append(Step(plan, decoding, *before))
+        return plan
 
 
 def play(
     engine: Engine,
-    runner: RecordingRunner,
     arrivals: tuple[Arrival, ...] | list[Arrival],
     observe: Observer,
     *,
     vocabulary: int = 1000,
     max_steps: int = 100_000,
 ) -> Outcome:
-    """Run `arrivals` to their end and call `observe` after every step."""
-    scheduler = engine._scheduler
+    """Run `arrivals` to their end and call `observe` for every step that was scheduled."""
+    recorder = Recorder(engine)
     outcome = Outcome()
     todo = sorted(enumerate(arrivals), key=lambda pair: pair[1].step)
     cancels: dict[int, list[str]] = {}
@@ -181,19 +198,10 @@ def play(
         step += 1
         if not engine.has_work:
             continue
-        decoding = frozenset(s.id for s in scheduler.running if s.is_decoding)
-        running = tuple(s.id for s in scheduler.running)
-        waiting = tuple(s.id for s in scheduler.waiting)
-        num_before = len(runner.plans)
-        report = engine.step()
-        outcome.record(report)
-        if len(runner.plans) > num_before:
-            late = {o.request_id for o in report.outputs if o.finish_reason == FinishReason.DEADLINE}
-            step_ = Step(
-                runner.plans[-1],
-                decoding - late,
-                tuple(request_id for request_id in running if request_id not in late),
-                tuple(request_id for request_id in waiting if request_id not in late),
-            )
-            observe(engine, step_)
+        num_before = len(recorder.steps)
+        outcome.record(engine.step())
+        engine._scheduler.check_integrity()
+        for scheduled in recorder.steps[num_before:]:
+            observe(engine, scheduled)
+    outcome.steps = recorder.steps
     return outcome

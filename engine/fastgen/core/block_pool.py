@@ -81,15 +81,15 @@ class BlockPool:
             table.append(block)
         return table
 
-    def publish(self, table: list[int], tokens: list[int], salt: str, num_published: int, num_computed: int) -> int:
-        """Add the full blocks of `table` from index `num_published` on to the prefix cache.
+    def publish(self, table: list[int], tokens: list[int], salt: str, num_published: int, num_full: int) -> int | None:
+        """Add blocks `num_published` to `num_full - 1` of `table`, which are full, to the prefix cache.
 
         Where the cache has an equal block already, that block replaces the sequence's own in `table`.
 
         Returns:
-            How many blocks of `table` are published now.
+            Index of the first block that was replaced, or None.
         """
-        num_full = num_computed // self.block_size
+        first_replaced = None
         for index in range(num_published, num_full):
             key, own = self.key(table, tokens, salt, index), table[index]
             cached = self._prefix_cache.find(key)
@@ -99,7 +99,9 @@ class BlockPool:
                 self._ref(cached)
                 table[index] = cached
                 self._unref(own)
-        return num_full
+                if first_replaced is None:
+                    first_replaced = index
+        return first_replaced
 
     def check_integrity(self, tables: abc.Sequence[list[int]]) -> None:
         """Assert that every block is free, cached or referenced, and referenced as often as it occurs in `tables`."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from fastgen.core.block_pool import BlockPool
 from fastgen.core.preemption import HostBuffer, Preemption
-from fastgen.core.sequence import Sequence
+from fastgen.core.prefix_cache import Key
+from fastgen.core.sequence import UNKNOWN, Sequence
 from fastgen.core.step_plan import StepPlanBuilder
 
 
@@ -27,11 +28,11 @@ class KVCacheManager:
             return []
         return self.pool.match(sequence.tokens, sequence.cache_salt, self._num_cacheable(sequence))
 
-    def is_next_computed(self, sequence: Sequence, table: list[int], builder: StepPlanBuilder) -> bool:
-        """Return whether another sequence computes the next uncached block in this step."""
+    def next_key(self, sequence: Sequence, table: list[int]) -> Key | None:
+        """Return the prefix cache key of the block after the cached ones of `table`; None if it cannot be shared."""
         if sequence.cache_salt is None or len(table) >= self._num_cacheable(sequence):
-            return False
-        return builder.computes(self.pool.key(table, sequence.tokens, sequence.cache_salt, len(table)))
+            return None
+        return self.pool.key(table, sequence.tokens, sequence.cache_salt, len(table))
 
     def allocate(self, sequence: Sequence, table: list[int]) -> None:
         """Start a waiting sequence with the cached blocks of `table`."""
@@ -63,36 +64,43 @@ class KVCacheManager:
         victim.num_preemptions += 1
         builder.preempted.append(victim)
 
-    def publish(self, sequence: Sequence) -> None:
-        """Add the blocks of a sequence that have become full to the prefix cache."""
-        if sequence.cache_salt is not None:
-            sequence.num_published_blocks = self.pool.publish(
-                sequence.block_table,
-                sequence.tokens,
-                sequence.cache_salt,
-                sequence.num_published_blocks,
-                sequence.num_computed_tokens,
-            )
+    def publish(self, sequence: Sequence, num_computed: int) -> None:
+        """Add the full blocks among the first `num_computed` tokens of a sequence to the prefix cache."""
+        if sequence.cache_salt is None:
+            return
+        num_full = num_computed // self.pool.block_size
+        first_replaced = self.pool.publish(
+            sequence.block_table, sequence.tokens, sequence.cache_salt, sequence.num_published_blocks, num_full
+        )
+        if first_replaced is not None:
+            sequence.num_sent_blocks = min(sequence.num_sent_blocks, first_replaced)
+        sequence.num_published_blocks = num_full
 
     def free(self, sequence: Sequence) -> None:
         """Free all blocks of a finished sequence, in the cache and on the host."""
         self._release_blocks(sequence)
         self._host.release(sequence.host_blocks)
 
-    def check_integrity(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
-        """Assert the invariants that hold between steps."""
-        running, waiting = list(running), list(waiting)
-        self.pool.check_integrity([sequence.block_table for sequence in running])
+    def check_integrity(
+        self, running: Iterable[Sequence], waiting: Iterable[Sequence], ended: Iterable[Sequence]
+    ) -> None:
+        """Assert the invariants that hold between steps; `ended` are computed by steps in flight."""
+        running, waiting, ended = list(running), list(waiting), list(ended)
+        self.pool.check_integrity([sequence.block_table for sequence in (*running, *ended)])
         self._host.check_integrity([sequence.host_blocks for sequence in waiting])
         for sequence in running:
             assert 0 < sequence.num_computed_tokens < len(sequence.tokens)
             assert len(sequence.block_table) == self.pool.blocks_for(sequence.num_computed_tokens)
             assert not sequence.host_blocks
-            if sequence.cache_salt is not None:
+            if sequence.cache_salt is not None and not sequence.num_in_flight:
                 assert sequence.num_published_blocks == sequence.num_computed_tokens // self.pool.block_size
         for sequence in waiting:
             assert sequence.is_waiting
+            assert UNKNOWN not in sequence.tokens[-1:]
             assert len(sequence.host_blocks) == self.pool.blocks_for(sequence.num_computed_tokens)
+        for sequence in ended:
+            assert sequence.num_in_flight
+            assert sequence.block_table
 
     def _num_cacheable(self, sequence: Sequence) -> int:
         """Return how many leading full blocks the sequence could take from the prefix cache."""

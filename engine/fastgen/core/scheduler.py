@@ -7,13 +7,14 @@ fused with all running generations into one step, so that every step computes ab
 from __future__ import annotations
 
 from bisect import insort
-from collections import abc
+from collections import Counter, abc, deque
 
 from fastgen.core.block_pool import BlockPool
 from fastgen.core.chunking import Chunker, NoTarget, StepLoad
 from fastgen.core.deadlines import Deadlines
 from fastgen.core.kv_cache_manager import KVCacheManager
 from fastgen.core.preemption import HostBuffer, Preemption, choose_victim
+from fastgen.core.prefix_cache import Key
 from fastgen.core.request import FinishReason
 from fastgen.core.request_queue import RequestQueue, by_rank
 from fastgen.core.sequence import Sequence
@@ -38,6 +39,10 @@ class Scheduler:
     So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted, and the
     first waiting sequence waits at most until running ones end. Within a priority the oldest ranks highest, so a
     sequence can only be starved by sequences of higher priority.
+
+    A step may be scheduled while earlier ones run. Sequences advance when they are scheduled, and `settle` records the
+    results. Blocks stay reserved as long as a step in flight writes them. No sequence is preempted while a step is in
+    flight: its last token would be unknown.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class Scheduler:
         self._chunker = chunker or Chunker("greedy", NoTarget())
         self._kv_cache = KVCacheManager(pool, host or HostBuffer(0), preemption or Preemption("recompute", StepModel()))
         self._running: list[Sequence] = []
+        self._ended: list[Sequence] = []  # ended, but computed by a step in flight
+        self._in_flight: deque[tuple[StepPlan, set[Key]]] = deque()
         self._waiting = RequestQueue()
         self._deadlines = Deadlines()
 
@@ -86,7 +93,7 @@ class Scheduler:
         self._deadlines.add(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence, running or waiting, and free its blocks."""
+        """End a sequence, running or waiting, and free its blocks when no step in flight writes them."""
         self._end(sequence, FinishReason.ABORT)
 
     def end_overdue(self, now: float) -> list[Sequence]:
@@ -96,48 +103,68 @@ class Scheduler:
             self._end(sequence, FinishReason.DEADLINE)
         return overdue
 
-    def schedule(self) -> StepPlan:
+    def schedule(self) -> StepPlan | None:
         """Plan the next step: all running decodes first, then mid-prefill and waiting prompts by rank.
 
         Blocks are allocated for the tokens of this step only, never for what a request may need later.
+
+        Returns:
+            None if the results of the steps in flight are needed first: for blocks, or because no sequence has another
+            token to compute.
         """
+        if self._in_flight and self._may_preempt():
+            return None
         builder = StepPlanBuilder(self.pool, self.token_budget)
         prefilling = self._schedule_decodes(builder)
         self._schedule_prompts(builder, prefilling)
-        self._chunker.observe(len(builder.decodes), builder.num_prompt_tokens)
         plan = builder.build()
-        assert plan.chunks or not self.has_work, "there is work, but nothing was scheduled"
+        if not plan.chunks:
+            assert self._in_flight or not self.has_work, "there is work, but nothing was scheduled"
+            assert not plan.preempted
+            return None
+        self._chunker.observe(len(builder.decodes), builder.num_prompt_tokens)
+        self._in_flight.append((plan, builder.keys))
         return plan
 
-    def complete(self, plan: StepPlan, sampled: abc.Sequence[int]) -> list[Sequence]:
-        """Record the results of an executed step.
+    def settle(self, plan: StepPlan, sampled: abc.Sequence[int]) -> list[Sequence | None]:
+        """Record the results of a step.
 
         Args:
-            plan: the plan that `schedule` returned last.
+            plan: the oldest plan that is not settled.
             sampled: one token for each chunk that samples, in the order of the chunks.
 
         Returns:
-            The sequences that got a token, in the order of the chunks. Finished ones have a `finish_reason` and hold
-            no blocks.
+            For each sampled token its sequence, or None if the sequence had ended before: the token is discarded.
+            Sequences that end with their token have a `finish_reason`.
         """
+        settled, _ = self._in_flight.popleft()
+        assert settled is plan, "steps are settled in the order in which they were scheduled"
         tokens = iter(sampled)
-        grown, ended = [], False
+        grown: list[Sequence | None] = []
+        ended = False
         block_size, end_tokens = self.pool.block_size, self._end_tokens
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            sequence.advance(chunk.num_tokens)
-            if sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * block_size:
-                self._kv_cache.publish(sequence)
+            sequence.num_in_flight -= 1
+            if sequence.finish_reason is not None:
+                if chunk.samples:
+                    next(tokens)
+                    grown.append(None)
+                if not sequence.num_in_flight:
+                    self._ended.remove(sequence)
+                    self._kv_cache.free(sequence)
+                continue
+            computed = chunk.start + chunk.num_tokens
+            if computed >= (sequence.num_published_blocks + 1) * block_size:
+                self._kv_cache.publish(sequence, computed)
             if chunk.samples:
-                sequence.append(next(tokens), end_tokens)
+                sequence.settle(computed, next(tokens), end_tokens)
                 grown.append(sequence)
-                ended |= sequence.finish_reason is not None
+                if sequence.finish_reason is not None:
+                    ended = True
+                    self._retire(sequence)
         assert next(tokens, None) is None, "more tokens were sampled than chunks sample"
         if ended:
-            for sequence in grown:
-                if sequence.finish_reason is not None:
-                    self._kv_cache.free(sequence)
-                    self._deadlines.discard(sequence)
             self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
         return grown
 
@@ -161,7 +188,11 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert the invariants that hold between steps."""
-        self._kv_cache.check_integrity(self._running, self._waiting)
+        self._kv_cache.check_integrity(self._running, self._waiting, self._ended)
+        counts = Counter(chunk.sequence.ordinal for plan, _ in self._in_flight for chunk in plan.chunks)
+        for sequence in (*self._running, *self._waiting, *self._ended):
+            assert sequence.num_in_flight == counts.pop(sequence.ordinal, 0), f"{sequence}: steps in flight miscounted"
+        assert not counts, "a step in flight computes a sequence whose blocks are free"
         for sequences in (self._running, self._waiting.sequences):
             ranks = [sequence.rank for sequence in sequences]
             assert ranks == sorted(set(ranks)), "sequences are out of order"
@@ -184,9 +215,11 @@ class Scheduler:
         for sequence in self._running.copy():
             if not sequence.block_table:  # preempted in this loop
                 continue
-            computed = sequence.num_computed_tokens
-            if len(sequence.tokens) - computed > 1:
+            computed, length = sequence.num_computed_tokens, len(sequence.tokens)
+            if length - computed > 1:
                 prefilling.append(sequence)
+                continue
+            if length >= sequence.max_length:  # a step in flight samples its last token
                 continue
             if len(sequence.block_table) * block_size == computed:
                 if not self._make_room(sequence, builder, num_reserved):
@@ -235,7 +268,7 @@ class Scheduler:
             return False
         table = self._kv_cache.match_prefix(sequence)
         fits = self._fits_with_growth(sequence, table) if sequence.num_preemptions else self.pool.num_free > 0
-        if not fits or self._kv_cache.is_next_computed(sequence, table, builder):
+        if not fits or self._is_next_computed(sequence, table, builder):
             self.pool.release(table)
             return False
         self._waiting.remove(sequence)
@@ -248,6 +281,11 @@ class Scheduler:
         assert scheduled, "an admitted sequence has room for a token"
         return True
 
+    def _is_next_computed(self, sequence: Sequence, table: list[int], builder: StepPlanBuilder) -> bool:
+        """Return whether another sequence computes the next uncached block, in this step or in one in flight."""
+        key = self._kv_cache.next_key(sequence, table)
+        return key is not None and (key in builder.keys or any(key in keys for _, keys in self._in_flight))
+
     def _fits_with_growth(self, sequence: Sequence, table: list[int]) -> bool:
         """Return whether a preempted sequence fits whole, with one block of growth for each running sequence.
 
@@ -256,6 +294,14 @@ class Scheduler:
         """
         missing = self.pool.blocks_for(len(sequence.tokens)) - len(table)
         return missing + len(self._running) <= self.pool.num_free
+
+    def _may_preempt(self) -> bool:
+        """Return whether the next step may need more blocks than there are."""
+        free, block_size = self.pool.num_free, self.pool.block_size
+        if free > len(self._running):
+            return False
+        needed = sum(len(s.block_table) * block_size == s.num_computed_tokens for s in self._running)
+        return needed > free
 
     def _make_room(self, sequence: Sequence, builder: StepPlanBuilder, num_reserved: int) -> bool:
         """Preempt sequences until there is a block for `sequence` besides the reserved ones.
@@ -277,5 +323,12 @@ class Scheduler:
         else:
             self._running.remove(sequence)
         sequence.finish_reason = reason
-        self._kv_cache.free(sequence)
+        self._retire(sequence)
+
+    def _retire(self, sequence: Sequence) -> None:
+        """Free the blocks of an ended sequence, or leave that to `settle` if a step in flight computes it."""
         self._deadlines.discard(sequence)
+        if sequence.num_in_flight:
+            self._ended.append(sequence)
+        else:
+            self._kv_cache.free(sequence)

@@ -1,8 +1,12 @@
 """The state of one request, as integer arithmetic over its tokens.
 
 There are no phases. `tokens` holds the prompt and the generated tokens; the KV of the first `num_computed_tokens` is in
-the cache; a step computes some of the rest. A sequence whose only pending token is the one sampled last is decoding.
-With more pending tokens it is prefilling, whether it is new or was preempted.
+the cache, or will be when the steps in flight have run; the next step computes some of the rest. A sequence whose only
+pending token is the one sampled last is decoding. With more pending tokens it is prefilling, whether it is new or was
+preempted.
+
+A step that samples appends `UNKNOWN` when it is scheduled, and its result replaces that token. So the next step can be
+scheduled while it still runs.
 """
 
 from __future__ import annotations
@@ -13,12 +17,16 @@ from fastgen.core.request import FinishReason, Request, SamplingParams
 # Priority, then ordinal of arrival. Lower is served first.
 Rank = tuple[int, int]
 
+# Token id of a token that a step in flight samples.
+UNKNOWN = -1
+
 
 class Sequence:
     """The state of one request. Invariant until it ends: `0 <= num_computed_tokens < len(tokens)`.
 
     Attributes:
-        tokens: prompt token ids, then generated ones.
+        tokens: prompt token ids, then generated ones; the last may be `UNKNOWN`.
+        max_length: prompt tokens plus the most tokens that may be generated.
         block_table: KV blocks in order; token i is in slot `i % block_size` of block `block_table[i // block_size]`.
             Empty while the sequence waits.
         host_blocks: the same for the host buffer, while the sequence is swapped out.
@@ -27,13 +35,15 @@ class Sequence:
         arrival, deadline: seconds on the engine's clock; None for no deadline.
         cache_salt: sequences share blocks only if their salts are equal; None disables sharing.
         num_published_blocks: leading blocks that are in the prefix cache.
+        num_in_flight: scheduled steps that compute this sequence and have no results yet.
+        row: index of its row in the runner's state, or None if it has none; see `fastgen.model.step_input`.
+        num_sent_blocks: leading entries of `block_table` that the runner has.
         num_cached_tokens: prompt tokens found in the prefix cache when the sequence was first scheduled.
         num_prompt_logprobs: prompt tokens whose log-probabilities have been reported.
         is_reported: whether any output has been reported.
         first_scheduled: when the sequence was first scheduled, or None.
         seed: seed of its sampling.
         constraint: state of its grammar, if any, after all generated tokens.
-        history: the sampler's state for this sequence.
     """
 
     __slots__ = (
@@ -44,18 +54,21 @@ class Sequence:
         "deadline",
         "finish_reason",
         "first_scheduled",
-        "history",
         "host_blocks",
         "id",
         "is_reported",
+        "max_length",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_in_flight",
         "num_preemptions",
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_sent_blocks",
         "ordinal",
         "rank",
+        "row",
         "sampling",
         "seed",
         "tokens",
@@ -67,7 +80,9 @@ class Sequence:
         self.sampling: SamplingParams = request.sampling
         self.tokens: list[int] = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
+        self.max_length = self.num_prompt_tokens + self.sampling.max_tokens
         self.num_computed_tokens = 0
+        self.num_in_flight = 0
         self.block_table: list[int] = []
         self.host_blocks: list[int] = []
         self.ordinal = ordinal
@@ -76,12 +91,13 @@ class Sequence:
         self.deadline = None if request.deadline_seconds is None else arrival + request.deadline_seconds
         self.cache_salt: str | None = request.cache_salt
         self.num_published_blocks = 0
+        self.row: int | None = None
+        self.num_sent_blocks = 0
         self.num_cached_tokens = 0
         self.num_prompt_logprobs = 0
         self.is_reported = False
         self.seed = seed
         self.constraint: Constraint | None = None
-        self.history: object | None = None
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
         self.finish_reason: FinishReason | None = None
@@ -96,7 +112,7 @@ class Sequence:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens sampled so far, or being sampled."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
@@ -115,16 +131,19 @@ class Sequence:
         return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
 
     def advance(self, num_tokens: int) -> None:
-        """Record that the KV of `num_tokens` more tokens is in the cache."""
+        """Record that a step computes `num_tokens` more tokens, and that it samples if none is left after them."""
         assert 1 <= num_tokens <= self.num_pending_tokens
         self.num_computed_tokens += num_tokens
+        self.num_in_flight += 1
+        if self.num_computed_tokens == len(self.tokens):
+            self.tokens.append(UNKNOWN)
 
-    def append(self, token: int, end_tokens: frozenset[int]) -> None:
-        """Append the sampled `token` and set `finish_reason` if the request ends with it."""
-        assert self.num_pending_tokens == 0, f"{self} sampled before its last chunk"
+    def settle(self, index: int, token: int, end_tokens: frozenset[int]) -> None:
+        """Record that `token` was sampled for `tokens[index]`, and set `finish_reason` if the request ends with it."""
+        assert self.tokens[index] == UNKNOWN, f"{self}: token {index} was sampled twice"
         assert self.finish_reason is None
-        self.tokens.append(token)
-        generated, sampling = self.num_generated_tokens, self.sampling
+        self.tokens[index] = token
+        generated, sampling = index + 1 - self.num_prompt_tokens, self.sampling
         ends = token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos)
         if self.constraint is not None:
             self.constraint.accept(token)

@@ -56,11 +56,11 @@ class StepStats:
 
     @classmethod
     def of(cls, plan: StepPlan, now: float) -> StepStats:
-        """Count what `plan` contains. Call it before the step changes the sequences; `now` is when the step starts."""
+        """Count what `plan` contains. Call it before `first_scheduled` is set; `now` is when the step starts."""
         stats = cls(
             preemptions=len(plan.preempted),
             swapped_out=sum(bool(sequence.host_blocks) for sequence in plan.preempted),
-            decode_tokens=sum(chunk.sequence.is_decoding for chunk in plan.chunks),
+            decode_tokens=sum(chunk.is_decode for chunk in plan.chunks),
         )
         stats.prefill_tokens = plan.num_tokens - stats.decode_tokens
         for chunk in plan.chunks:

@@ -17,7 +17,7 @@ class Chunk:
 
     Attributes:
         samples: whether a token is sampled after this chunk, which is so if it ends with the sequence's last pending
-            token. Fixed at construction, because the sequence grows when the step completes.
+            token. Fixed at construction, because the sequence grows when the step is scheduled.
     """
 
     sequence: Sequence
@@ -33,6 +33,11 @@ class Chunk:
         self.start = start
         self.num_tokens = num_tokens
         self.samples = num_tokens == pending
+
+    @property
+    def is_decode(self) -> bool:
+        """Return whether the chunk is the token that its sequence sampled last."""
+        return self.samples and self.num_tokens == 1 and self.start >= self.sequence.num_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class StepPlanBuilder:
 
     Attributes:
         tokens_left: token budget not yet spent.
+        keys: for each prompt, the key of the first block that this step computes: the prefix cache will have it.
     """
 
     def __init__(self, pool: BlockPool, token_budget: int) -> None:
@@ -82,7 +88,7 @@ class StepPlanBuilder:
         self.num_prompt_tokens = 0
         self._prompts: list[Chunk] = []
         self._pool = pool
-        self._keys: set[Key] = set()
+        self.keys: set[Key] = set()
 
     def add_decodes(self, chunks: list[Chunk]) -> None:
         """Add chunks of one token whose blocks are allocated already."""
@@ -103,17 +109,15 @@ class StepPlanBuilder:
         self._prompts.append(Chunk(sequence, start, size))
         block = start // self._pool.block_size
         if sequence.cache_salt is not None and start + size >= (block + 1) * self._pool.block_size:
-            self._keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
+            self.keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
         return True
 
-    def computes(self, key: Key) -> bool:
-        """Return whether this step computes the block with `key`, so that the prefix cache has it in the next step."""
-        return key in self._keys
-
     def build(self) -> StepPlan:
-        """Return the plan, with chunks of one token first."""
+        """Advance the sequences and return the plan, with chunks of one token first."""
         single = [chunk for chunk in self._prompts if chunk.num_tokens == 1]
         longer = [chunk for chunk in self._prompts if chunk.num_tokens > 1]
+        for chunk in (*self.decodes, *self._prompts):
+            chunk.sequence.advance(chunk.num_tokens)
         return StepPlan(
             (*self.decodes, *single, *longer), tuple(self.preempted), tuple(self.swap_out), tuple(self.swap_in)
         )

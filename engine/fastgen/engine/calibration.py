@@ -18,6 +18,7 @@ from fastgen.core.request import Request, SamplingParams
 from fastgen.core.sequence import Sequence as TokenSequence
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.engine.core import Runner
+from fastgen.model.step_input import StepInputBuilder
 
 log = logging.getLogger("fastgen.engine.calibration")
 
@@ -170,6 +171,7 @@ class _Bench:
     def __init__(self, runner: Runner, context: int, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._clock = clock
+        self._builder = StepInputBuilder(runner.block_size)
         self._pool = pool = BlockPool(runner.num_blocks, runner.block_size)
         self._context = min(context, runner.max_model_length - 1)
         # At most half of the cache; the other half is for prompt chunks.
@@ -192,7 +194,7 @@ class _Bench:
                 chunks.append(Chunk(decoder, decoder.num_computed_tokens, size))
             self._run(chunks)
             for chunk in chunks:
-                chunk.sequence.advance(chunk.num_tokens)
+                chunk.sequence.num_computed_tokens += chunk.num_tokens
             behind = [decoder for decoder in behind if decoder.num_computed_tokens < self._context]
 
     def time(self, size: int) -> StepTime:
@@ -208,6 +210,7 @@ class _Bench:
         chunks += [Chunk(prompt, 0, len(prompt.tokens) - 1) for prompt in prompts]
         point = self._run(chunks)
         for prompt in prompts:
+            self._builder.release(prompt)
             self._pool.release(prompt.block_table)
         return point
 
@@ -220,12 +223,17 @@ class _Bench:
             sequence.block_table = decoder.block_table
             sequence.num_computed_tokens = context
             chunks.append(Chunk(sequence, context, 1))
-        return self._run(chunks)
+        point = self._run(chunks)
+        for chunk in chunks:
+            self._builder.release(chunk.sequence)
+        return point
 
     def _run(self, chunks: Sequence[Chunk]) -> StepTime:
         plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
         begin = self._clock()
-        self._runner.execute(plan)
+        ticket = self._runner.launch(self._builder.build(plan))
+        ticket.sample([])
+        ticket.result()
         seconds = self._clock() - begin
         return StepTime(plan.num_tokens, plan.kv_tokens, max(seconds, 1e-9))
 

@@ -1,11 +1,16 @@
-"""The step loop: schedule, execute, record, report. Single-threaded, without callbacks or I/O."""
+"""The step loop: schedule, launch, settle, report. Single-threaded, without callbacks or I/O."""
 
 from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from fastgen.config import EngineConfig
 from fastgen.core.block_pool import BlockPool
@@ -20,10 +25,45 @@ from fastgen.core.step_model import StepModel, StepTimes
 from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
 from fastgen.engine.messages import StepReport, TokenOutput
+from fastgen.model.step_input import StepInput, StepInputBuilder
+
+Mask = npt.NDArray[np.uint32]
+
+
+class Ticket(Protocol):
+    """A step that was launched. Call `sample` once, then `result` once."""
+
+    def sample(self, masks: list[Mask]) -> None:
+        """Enqueue the sampling. Does not wait for the device.
+
+        Args:
+            masks: the tokens that grammars allow, for each of `StepInput.masked`; see `Constraint.fill_mask`.
+        """
+
+    def result(self) -> StepOutput:
+        """Wait for the step and return its results."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedTicket:
+    """The ticket of a runner that computes a step when it is launched, as simulated devices do."""
+
+    output: StepOutput
+
+    def sample(self, masks: list[Mask]) -> None:
+        """Ignore the masks: the step has been sampled."""
+
+    def result(self) -> StepOutput:
+        """Return the results."""
+        return self.output
 
 
 class Runner(Protocol):
-    """Runs forward passes on a device. Owns the weights and the KV cache tensors."""
+    """Runs steps on a device. Owns the weights, the KV cache tensors and the state of running sequences."""
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that may be launched before the results of the first are read; 1 without overlap."""
 
     @property
     def vocab_size(self) -> int:
@@ -53,14 +93,29 @@ class Runner(Protocol):
     def max_model_length(self) -> int:
         """Longest prompt plus generation of one request; it fits in the KV cache."""
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Copy the blocks that the plan swaps, compute its chunks, and sample."""
+    def launch(self, step: StepInput) -> Ticket:
+        """Enqueue a step: its swaps, its state updates and its forward pass. A device is not waited for."""
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A step in flight. `awaits_masks` until its grammars' masks can be computed and its sampling is enqueued."""
+
+    plan: StepPlan
+    step: StepInput
+    stats: StepStats
+    ticket: Ticket
+    started: float
+    awaits_masks: bool
 
 
 class Engine:
-    """Generates for many requests at once, one step at a time.
+    """Generates for many requests at once, step by step.
 
     Call `step` while `has_work`. Requests may be added and cancelled between steps.
+
+    A runner that overlaps steps is given the next step before the results of the last are read, so the device does not
+    wait for the host. An end is then found one step late: the token that the next step samples is discarded.
 
     Attributes:
         step_model: predicts step times, updated with every step. Pass one in to seed it with measured times.
@@ -81,14 +136,17 @@ class Engine:
         self._prefix_caching = config.prefix_caching
         self.step_model = step_model or StepModel()
         self._scheduler = _scheduler(runner, config, self.step_model)
+        self._step_inputs = StepInputBuilder(runner.block_size)
+        self._in_flight: deque[_Launched] = deque()
+        self._last_settled = 0.0
         self._sequences: dict[str, Sequence] = {}
         self._num_added = 0
         self._seeds = random.SystemRandom()
 
     @property
     def has_work(self) -> bool:
-        """Return whether any request is unfinished."""
-        return self._scheduler.has_work
+        """Return whether any request is unfinished or any step in flight."""
+        return bool(self._in_flight) or self._scheduler.has_work
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -115,37 +173,88 @@ class Engine:
         self._sequences[request.id] = sequence
 
     def cancel(self, request_id: str) -> bool:
-        """End a request and free its blocks at once. Return False if it is unknown or has ended."""
+        """End a request. Its blocks are free when no step in flight writes them.
+
+        Returns:
+            False if the request is unknown or has ended.
+        """
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
         self._scheduler.cancel(sequence)
+        self._step_inputs.release(sequence)
         return True
 
     def step(self) -> StepReport:
-        """End requests past their deadline, run one step for the others, and report the results."""
-        started = self._clock()
-        outputs = self._end_overdue(started)
-        if not self.has_work:
+        """End requests past their deadline, launch as many steps as may be in flight, and report the oldest."""
+        outputs = self._end_overdue(self._clock())
+        while len(self._in_flight) < self._runner.steps_in_flight and self._launch():
+            pass
+        if not self._in_flight:
             return self.report(outputs)
+        launched = self._in_flight.popleft()
+        result = launched.ticket.result()
+        outputs += self._settle(launched, result)
+        for following in self._in_flight:
+            if following.awaits_masks:
+                self._sample(following)
+        if not self._sequences and not self._in_flight:
+            self._scheduler.check_integrity()
+        now, stats = self._clock(), launched.stats
+        # A step that overlaps with the one before it takes as long as it delays the results.
+        stats.step_seconds = now - max(launched.started, self._last_settled)
+        self._last_settled = now
+        self.step_model.observe(launched.plan.num_tokens, launched.plan.kv_tokens, stats.step_seconds)
+        return self.report(outputs, stats)
+
+    def _launch(self) -> bool:
+        """Schedule and launch a step. Return False if there is none to launch before the next results."""
+        if not self._scheduler.has_work or any(launched.awaits_masks for launched in self._in_flight):
+            return False
+        started = self._clock()
         plan = self._scheduler.schedule()
+        if plan is None:
+            return False
         stats = StepStats.of(plan, started)
         for chunk in plan.chunks:
             if chunk.sequence.first_scheduled is None:
                 chunk.sequence.first_scheduled = started
-        result = self._runner.execute(plan)
+        step = self._step_inputs.build(plan)
+        launched = _Launched(plan, step, stats, self._runner.launch(step), started, awaits_masks=True)
+        # A grammar's mask depends on the token before, which a step in flight may still sample.
+        if not (len(step.masked) and self._in_flight):
+            self._sample(launched)
+        self._in_flight.append(launched)
+        return True
+
+    def _sample(self, launched: _Launched) -> None:
+        """Compute the masks of a step, while its forward pass may still run, and enqueue its sampling."""
+        masks: list[Mask] = []
+        for index in launched.step.sampled[launched.step.masked].tolist():
+            sequence = launched.plan.chunks[index].sequence
+            assert sequence.constraint is not None
+            mask = np.zeros(-(-self._runner.vocab_size // 32), np.uint32)
+            if sequence.finish_reason is None:
+                sequence.constraint.fill_mask(mask.data)
+            else:
+                mask[:] = ~np.uint32(0)  # the token will be discarded
+            masks.append(mask)
+        launched.ticket.sample(masks)
+        launched.awaits_masks = False
+
+    def _settle(self, launched: _Launched, result: StepOutput) -> list[TokenOutput]:
+        """Record the results of a step and return what they add to each request's output."""
+        plan, outputs = launched.plan, []
         prompt_logprobs = self._new_prompt_logprobs(plan, result)
-        grown = self._scheduler.complete(plan, [sampled.token_id for sampled in result.sampled])
+        grown = self._scheduler.settle(plan, [sampled.token_id for sampled in result.sampled])
         for sequence, sampled in zip(grown, result.sampled, strict=True):
+            if sequence is None:
+                continue
             outputs.append(_output(sequence, sampled, prompt_logprobs.pop(sequence, None)))
             if sequence.finish_reason is not None:
+                self._step_inputs.release(sequence)
                 del self._sequences[sequence.id]
-        outputs += [_output(sequence, None, rows) for sequence, rows in prompt_logprobs.items()]
-        if not self._sequences:
-            self._scheduler.check_integrity()
-        stats.step_seconds = self._clock() - started
-        self.step_model.observe(plan.num_tokens, plan.kv_tokens, stats.step_seconds)
-        return self.report(outputs, stats)
+        return outputs + [_output(sequence, None, rows) for sequence, rows in prompt_logprobs.items()]
 
     def report(self, outputs: list[TokenOutput], stats: StepStats | None = None) -> StepReport:
         """Return `outputs` with the current state; without `stats` if no step was run."""
@@ -162,6 +271,7 @@ class Engine:
     def _end_overdue(self, now: float) -> list[TokenOutput]:
         ended = self._scheduler.end_overdue(now)
         for sequence in ended:
+            self._step_inputs.release(sequence)
             del self._sequences[sequence.id]
         return [TokenOutput(request_id=s.id, token_ids=[], finish_reason=s.finish_reason) for s in ended]
 
@@ -174,6 +284,8 @@ class Engine:
         for index, rows in result.prompt_logprobs.items():
             chunk = plan.chunks[index]
             sequence = chunk.sequence
+            if sequence.finish_reason is not None:
+                continue
             unreported = rows[max(0, sequence.num_prompt_logprobs - chunk.start) :]
             if unreported:
                 sequence.num_prompt_logprobs = chunk.start + len(rows)

@@ -1,135 +1,185 @@
-"""The input of one step as flat arrays, built once and used by every layer on any device.
+"""The input of one step: what the scheduler decided, as arrays for a runner.
 
-The rows of a step are its tokens: first the chunks of one token (decodes), then the longer chunks one after another,
-without padding.
+A runner keeps state between steps: a row for each running sequence, with its block table, its sampling parameters and
+the token sampled last. A `StepInput` holds only what the runner cannot know yet, so its size depends on the tokens of
+the step and not on their contexts. It is picklable, and the same for every rank of a tensor-parallel group.
 """
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.row_parameters import RowParameters
+from fastgen.core.sequence import UNKNOWN, Sequence
+from fastgen.core.step_plan import Chunk, StepPlan
 
-IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkSpan:
-    """A chunk of several tokens.
-
-    Attributes:
-        row, num_tokens: its first row and number of rows.
-        context: computed tokens of its sequence before the chunk.
-        table_start: index of its first block in `StepInput.tables`.
-        blocks: blocks of context and chunk, in order.
-    """
-
-    row: int
-    num_tokens: int
-    context: int
-    table_start: int
-    blocks: IntArray
+IntArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """The arrays of one step with T rows: the first D are decodes, S are sampled, P get prompt logprobs.
+    """One step with T tokens of S sequences; the first `num_decodes` sequences have one token each.
+
+    All arrays are int32. Tokens of one sequence are adjacent and in order, and sequences follow one another without
+    padding. Apply the updates in the order of the attributes.
 
     Attributes:
-        token_ids: [T].
-        positions: [T], position of each row in its sequence.
-        blocks, slots: [T], cache location of each row's key and value.
-        logit_rows: [S + P], rows that need logits: the sampled rows in chunk order, then the rows with prompt logprobs.
-        num_sampled: S.
-        tables: block tables of all sequences, concatenated.
-        table_starts: [D], index of each decode's first block in `tables`.
-        contexts: [D], number of keys that each decode attends to, including its own.
-        chunks: chunks of several tokens.
+        swap_out: [n, 2], (cache block, host block) pairs to copy to the host buffer.
+        swap_in: [n, 2], pairs to copy back.
+        new_rows: rows that a sequence gets in this step; whatever they held before is void.
+        table_updates: [3, n], new entries of block tables: row, position in the table, block.
+        rows: [S], row of each sequence.
+        query_starts: [S + 1], index of each sequence's first token, then T.
+        seq_lens: [S], tokens of each sequence whose KV is in the cache after this step.
+        token_ids: [T]; -1 stands for the token sampled last for the row.
+        slot_mapping: [T], cache slot of each token's key and value: block * block size + offset.
+        sampled: [N], sequences that sample a token, as indices of `rows`.
+        masked: [M], those of them that need a grammar's mask, as indices of `sampled`.
+        scored_tokens: [P], indices of tokens after which the logprob of the next prompt token is requested.
+        scored_targets: [P], that next token.
+        scored_top: [P], number of most likely tokens to report beside it.
     """
 
+    swap_out: IntArray
+    swap_in: IntArray
+    new_rows: tuple[RowParameters, ...]
+    table_updates: IntArray
+    rows: IntArray
+    query_starts: IntArray
+    seq_lens: IntArray
     token_ids: IntArray
-    positions: IntArray
-    blocks: IntArray
-    slots: IntArray
-    logit_rows: IntArray
-    num_sampled: int
-    tables: IntArray
-    table_starts: IntArray
-    contexts: IntArray
-    chunks: tuple[ChunkSpan, ...]
+    slot_mapping: IntArray
+    sampled: IntArray
+    masked: IntArray
+    scored_tokens: IntArray
+    scored_targets: IntArray
+    scored_top: IntArray
+    num_decodes: int
 
     @property
-    def num_rows(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens of the step."""
         return len(self.token_ids)
 
-    @property
-    def num_decodes(self) -> int:
-        """Number of chunks of one token."""
-        return len(self.contexts)
 
-    @classmethod
-    def from_plan(cls, plan: StepPlan, *, block_size: int) -> StepInput:
-        """Flatten a step plan."""
+class StepInputBuilder:
+    """Assigns rows to sequences, and builds the input of each step.
+
+    Steps must reach the runner in the order in which they are built. A row can be given to another sequence while a
+    step in flight still computes it: runners apply updates in the order of steps.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._free: list[int] = []
+        self._num_rows = 0
+
+    def build(self, plan: StepPlan) -> StepInput:
+        """Return the input for `plan`."""
+        for sequence in plan.preempted:
+            self.release(sequence)
         chunks = plan.chunks
-        counts = np.array([chunk.num_tokens for chunk in chunks], np.int64)
-        starts = np.array([chunk.start for chunk in chunks], np.int64)
-        first_rows = np.cumsum(counts) - counts
-        table_sizes = np.array([len(chunk.sequence.block_table) for chunk in chunks], np.int64)
-        table_starts = np.cumsum(table_sizes) - table_sizes
-        all_blocks = chain.from_iterable(chunk.sequence.block_table for chunk in chunks)
-        tables = np.fromiter(all_blocks, np.int64, int(table_sizes.sum()))
+        new_rows: list[RowParameters] = []
+        updates: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.row is None:
+                new_rows.append(self._admit(sequence))
+            if sequence.num_sent_blocks < len(sequence.block_table):
+                _update_table(sequence, updates)
+        counts = np.array([chunk.num_tokens for chunk in chunks], np.int32)
         num_decodes = int(np.searchsorted(counts > 1, True))
         assert (counts[num_decodes:] > 1).all(), "chunks of one token must come first"
-        chunk_of_row = np.repeat(np.arange(len(chunks)), counts)
-        positions = starts[chunk_of_row] + np.arange(len(chunk_of_row)) - first_rows[chunk_of_row]
-        samples = np.array([chunk.samples for chunk in chunks], np.bool_)
-        sampled_rows = (first_rows + counts - 1)[samples]
-        return cls(
-            token_ids=_token_ids(chunks, num_decodes),
-            positions=positions,
-            blocks=tables[table_starts[chunk_of_row] + positions // block_size],
-            slots=positions % block_size,
-            logit_rows=np.concatenate([sampled_rows, *_scored_rows(chunks, first_rows)]),
-            num_sampled=len(sampled_rows),
-            tables=tables,
-            table_starts=table_starts[:num_decodes],
-            contexts=starts[:num_decodes] + 1,
-            chunks=tuple(
-                ChunkSpan(
-                    row=int(first_rows[i]),
-                    num_tokens=int(counts[i]),
-                    context=int(starts[i]),
-                    table_start=int(table_starts[i]),
-                    blocks=tables[table_starts[i] :][: -(-int(starts[i] + counts[i]) // block_size)],
-                )
-                for i in range(num_decodes, len(chunks))
-            ),
+        token_ids, slots = self._tokens(chunks, num_decodes)
+        query_starts = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum(counts, out=query_starts[1:])
+        sampled = [index for index, chunk in enumerate(chunks) if chunk.samples]
+        return StepInput(
+            swap_out=_array(plan.swap_out).reshape(-1, 2),
+            swap_in=_array(plan.swap_in).reshape(-1, 2),
+            new_rows=tuple(new_rows),
+            table_updates=_array(updates),
+            rows=_array([chunk.sequence.row for chunk in chunks]),
+            query_starts=query_starts,
+            seq_lens=_array([chunk.start + chunk.num_tokens for chunk in chunks]),
+            token_ids=token_ids,
+            slot_mapping=slots,
+            sampled=_array(sampled),
+            masked=_array([i for i, index in enumerate(sampled) if chunks[index].sequence.constraint is not None]),
+            **_scored(chunks, query_starts),
+            num_decodes=num_decodes,
         )
 
+    def release(self, sequence: Sequence) -> None:
+        """Take back the row of a sequence that has ended or was preempted, if it has one."""
+        if sequence.row is not None:
+            self._free.append(sequence.row)
+            sequence.row = None
+            sequence.num_sent_blocks = 0
 
-def _token_ids(chunks: tuple[Chunk, ...], num_decodes: int) -> IntArray:
-    tokens = [chunk.sequence.tokens[chunk.start] for chunk in chunks[:num_decodes]]
-    for chunk in chunks[num_decodes:]:
-        tokens += chunk.sequence.tokens[chunk.start : chunk.start + chunk.num_tokens]
-    return np.array(tokens, np.int64)
+    def _admit(self, sequence: Sequence) -> RowParameters:
+        if not self._free:
+            self._free.append(self._num_rows)
+            self._num_rows += 1
+        sequence.row = self._free.pop()
+        known = len(sequence.tokens) - (sequence.tokens[-1] == UNKNOWN)  # this step may sample the last one
+        return RowParameters(
+            sequence.row, sequence.sampling, sequence.seed, sequence.num_prompt_tokens, sequence.tokens[:known]
+        )
+
+    def _tokens(self, chunks: abc.Sequence[Chunk], num_decodes: int) -> tuple[IntArray, IntArray]:
+        """Return token ids and slots of all tokens."""
+        size, tokens, slots = self._block_size, [], []
+        for chunk in chunks[:num_decodes]:
+            sequence, start = chunk.sequence, chunk.start
+            tokens.append(sequence.tokens[start])
+            slots.append(sequence.block_table[start // size] * size + start % size)
+        all_slots = [np.array(slots, np.int32)]
+        for chunk in chunks[num_decodes:]:
+            end = chunk.start + chunk.num_tokens
+            tokens += chunk.sequence.tokens[chunk.start : end]
+            first = chunk.start // size
+            blocks = np.array(chunk.sequence.block_table[first : -(-end // size)], np.int32)
+            positions = np.arange(chunk.start, end, dtype=np.int32)
+            all_slots.append(blocks[positions // size - first] * size + positions % size)
+        return np.array(tokens, np.int32), np.concatenate(all_slots)
 
 
 def num_scored(chunk: Chunk) -> int:
-    """Return how many rows of a chunk, from its first, predict a prompt token whose logprob was requested."""
+    """Return how many tokens of a chunk, from its first, are followed by a prompt token whose logprob was requested."""
     sequence = chunk.sequence
     if sequence.sampling.prompt_logprobs is None:
         return 0
     return max(0, min(chunk.num_tokens, sequence.num_prompt_tokens - 1 - chunk.start))
 
 
-def _scored_rows(chunks: tuple[Chunk, ...], first_rows: IntArray) -> list[IntArray]:
-    return [
-        np.arange(row, row + count)
-        for row, chunk in zip(first_rows, chunks, strict=True)
-        if (count := num_scored(chunk))
-    ]
+def _scored(chunks: abc.Sequence[Chunk], query_starts: IntArray) -> dict[str, IntArray]:
+    tokens: list[int] = []
+    targets: list[int] = []
+    top: list[int] = []
+    for chunk, first in zip(chunks, query_starts, strict=False):
+        count = num_scored(chunk)
+        if count:
+            tokens += range(first, first + count)
+            targets += chunk.sequence.tokens[chunk.start + 1 : chunk.start + 1 + count]
+            top += [chunk.sequence.sampling.prompt_logprobs or 0] * count
+    return {"scored_tokens": _array(tokens), "scored_targets": _array(targets), "scored_top": _array(top)}
+
+
+def _update_table(sequence: Sequence, updates: tuple[list[int], list[int], list[int]]) -> None:
+    """Append the blocks that the runner does not have yet to `updates`."""
+    rows, positions, blocks = updates
+    table, first = sequence.block_table, sequence.num_sent_blocks
+    assert sequence.row is not None
+    rows += [sequence.row] * (len(table) - first)
+    positions += range(first, len(table))
+    blocks += table[first:]
+    sequence.num_sent_blocks = len(table)
+
+
+def _array(values: abc.Sequence[object]) -> IntArray:
+    return np.array(values, np.int32)

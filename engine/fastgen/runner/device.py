@@ -10,10 +10,12 @@ from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.forward_input import HostRows
 from fastgen.model.layers.torch_attention import MAX_SCRATCH_ELEMENTS
-from fastgen.model.step_input import StepInput
+from fastgen.model.step_input import StepInputBuilder
 from fastgen.runner.runner import Model
-from fastgen.sampling.sampler import Draw, sample
+from fastgen.sampling.rows import Draw
+from fastgen.sampling.sampler import sample
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Bytes for cuBLAS workspaces and the allocator's rounding, on top of what a step allocates.
@@ -78,9 +80,10 @@ def run_peak_step(model: Model, config: EngineConfig) -> None:
     sequence.block_table = [0] * -(-num_tokens // config.block_size)
     chunk = Chunk(sequence, 0, num_tokens)
     cache = KVCache(model.kv_shape, 1, config.block_size, device=model.device, dtype=model.dtype)
-    hidden = model.forward(StepInput.from_plan(StepPlan((chunk,)), block_size=config.block_size), cache)
+    step = StepInputBuilder(config.block_size).build(StepPlan((chunk,)))
+    hidden = model.forward(HostRows(config.block_size).apply(step), cache)
     rows = config.sequence_limit
-    sample(model.head(hidden.expand(rows, -1).contiguous()), [Draw.of(chunk, shape.eos_token_ids)] * rows)
+    sample(model.head(hidden.expand(rows, -1).contiguous()), [Draw(sampling, 0)] * rows)
 
 
 def _longest_context_bytes(model: Model, config: EngineConfig) -> int:

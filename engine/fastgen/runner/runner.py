@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from fastgen.core.scheduler import StepPlan
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, ModelShape
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.step_input import StepInput, num_scored
+from fastgen.model.forward_input import ForwardInput, HostRows
+from fastgen.model.step_input import StepInput
 from fastgen.sampling.logprobs import token_logprobs
-from fastgen.sampling.sampler import Draw, sample
+from fastgen.sampling.rows import Mask, SamplingRows
+from fastgen.sampling.sampler import sample
 
 
 class Model(Protocol):
     """A loaded model on one device.
 
-    Steps are flat arrays of token ids, positions, slots and block tables (`StepInput`): no padding and no phases.
+    Steps are flat arrays of token ids, positions, slots and block tables (`ForwardInput`): no padding and no phases.
     """
 
     @property
@@ -39,11 +40,11 @@ class Model(Protocol):
     def dtype(self) -> torch.dtype:
         """Dtype of activations and cache."""
 
-    def forward(self, step_input: StepInput, cache: KVCache) -> torch.Tensor:
+    def forward(self, forward_input: ForwardInput, cache: KVCache) -> torch.Tensor:
         """Compute a step and write its keys and values to the cache.
 
         Returns:
-            [R, hidden], the input of `head` for each of `step_input.logit_rows`.
+            [R, hidden], the input of `head` for each of `forward_input.logit_rows`.
         """
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -51,7 +52,7 @@ class Model(Protocol):
 
 
 class ModelRunner:
-    """Runs the steps of one model over its KV cache.
+    """Runs the steps of one model over its KV cache, one at a time, with its input prepared on the host.
 
     Attributes:
         architecture: dimensions of the model.
@@ -61,7 +62,10 @@ class ModelRunner:
         seconds_per_block: seconds to copy one block to or from the host buffer.
         max_model_length: longest prompt plus generation of one request.
         device, dtype: by their names in the configuration.
+        steps_in_flight: steps that may be launched before the results of the first are read.
     """
+
+    steps_in_flight = 1
 
     def __init__(self, model: Model, cache: KVCache, *, max_model_length: int) -> None:
         self.architecture = model.architecture
@@ -75,6 +79,8 @@ class ModelRunner:
         self.dtype = str(model.dtype).removeprefix("torch.")
         self._model = model
         self._cache = cache
+        self._rows = HostRows(cache.block_size)
+        self._sampling = SamplingRows(self.eos_token_ids)
         self._prefaulter: Prefaulter | None = None
 
     def start_prefault(self) -> None:
@@ -92,37 +98,67 @@ class ModelRunner:
             self._prefaulter.wait()
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Swap blocks, compute the step, sample, and compute the requested prompt logprobs."""
-        self._cache.swap(plan.swap_out, plan.swap_in)
-        if not plan.chunks:
-            return StepOutput([])
-        step_input = StepInput.from_plan(plan, block_size=self.block_size)
+    def launch(self, step: StepInput) -> HostTicket:
+        """Swap blocks and compute the step. Returns when both are done, or enqueued on a GPU."""
+        self._cache.swap(step.swap_out.tolist(), step.swap_in.tolist())
+        for parameters in step.new_rows:
+            self._sampling.admit(parameters)
+        forward_input = self._rows.apply(step)
         if self._prefaulter is not None:
-            self._prefaulter.ensure_ahead_of(int(step_input.blocks.max()))
-        hidden = self._model.forward(step_input, self._cache)
-        draws = [Draw.of(chunk, self.eos_token_ids) for chunk in plan.chunks if chunk.samples]
-        sampled = sample(self._model.head(hidden[: step_input.num_sampled]), draws)
-        return StepOutput(sampled, self._prompt_logprobs(plan, hidden[step_input.num_sampled :]))
-
-    def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
-        """Return prompt logprobs by index of the chunk, for `hidden` [P, hidden] of the scored rows in chunk order."""
-        scored = [(index, chunk, num_scored(chunk)) for index, chunk in enumerate(plan.chunks)]
-        next_tokens: list[int] = []
-        top: list[int] = []
-        for _, chunk, count in scored:
-            next_tokens += chunk.sequence.tokens[chunk.start + 1 : chunk.start + 1 + count]
-            top += [chunk.sequence.sampling.prompt_logprobs or 0] * count
-        found: list[TokenLogprobs] = []
-        # A few rows at a time: the logits of a whole prompt would dominate the step's memory.
-        for first in range(0, len(next_tokens), ROWS_SAMPLED_AT_ONCE):
-            rows = slice(first, first + ROWS_SAMPLED_AT_ONCE)
-            found += token_logprobs(self._model.head(hidden[rows]), next_tokens[rows], top[rows])
-        rest = iter(found)
-        return {index: list(islice(rest, count)) for index, _, count in scored if count}
+            self._prefaulter.ensure_ahead_of(int(forward_input.blocks.max()))
+        return HostTicket(self, step, self._model.forward(forward_input, self._cache))
 
     @torch.inference_mode()
-    def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Compute a step and return logits [S, vocabulary] in float32, one row per chunk that samples."""
-        step_input = StepInput.from_plan(plan, block_size=self.block_size)
-        return self._model.head(self._model.forward(step_input, self._cache)[: step_input.num_sampled])
+    def sample(self, step: StepInput, hidden: torch.Tensor, masks: list[Mask]) -> StepOutput:
+        """Sample, and compute the requested prompt logprobs.
+
+        Args:
+            step: the step launched last.
+            hidden: [N + P, hidden], the model's output for it.
+            masks: [M], the masks of its masked rows.
+        """
+        num_sampled = len(step.sampled)
+        rows = step.rows[step.sampled].tolist()
+        draws = self._sampling.draws(rows, dict(zip(step.masked.tolist(), masks, strict=True)))
+        sampled = sample(self._model.head(hidden[:num_sampled]), draws)
+        tokens = [token.token_id for token in sampled]
+        self._sampling.append(rows, tokens)
+        self._rows.last_ids[rows] = tokens
+        return StepOutput(sampled, self._prompt_logprobs(step, hidden[num_sampled:]))
+
+    def _prompt_logprobs(self, step: StepInput, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
+        """Return prompt logprobs by index of the sequence, for `hidden` [P, hidden] of the scored tokens."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        targets, top = step.scored_targets.tolist(), step.scored_top.tolist()
+        sequences = np.searchsorted(step.query_starts, step.scored_tokens, side="right") - 1
+        # A few rows at a time: the logits of a whole prompt would dominate the step's memory.
+        for first in range(0, len(targets), ROWS_SAMPLED_AT_ONCE):
+            some = slice(first, first + ROWS_SAMPLED_AT_ONCE)
+            logprobs = token_logprobs(self._model.head(hidden[some]), targets[some], top[some])
+            for sequence, entry in zip(sequences[some].tolist(), logprobs, strict=True):
+                found.setdefault(sequence, []).append(entry)
+        return found
+
+    @torch.inference_mode()
+    def logits(self, step: StepInput) -> torch.Tensor:
+        """Compute a step and return logits [N, vocabulary] in float32, one row for each sequence that samples."""
+        return self._model.head(self._model.forward(self._rows.apply(step), self._cache)[: len(step.sampled)])
+
+
+class HostTicket:
+    """A step of a `ModelRunner`; implements `fastgen.engine.core.Ticket`."""
+
+    def __init__(self, runner: ModelRunner, step: StepInput, hidden: torch.Tensor) -> None:
+        self._runner = runner
+        self._step = step
+        self._hidden = hidden
+        self._masks: list[Mask] | None = None
+
+    def sample(self, masks: list[Mask]) -> None:
+        """Set the masks; `result` samples."""
+        self._masks = masks
+
+    def result(self) -> StepOutput:
+        """Sample and return the results."""
+        assert self._masks is not None, "call sample first"
+        return self._runner.sample(self._step, self._hidden, self._masks)

@@ -6,9 +6,9 @@ from collections import abc
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from fastgen.core.constraint import Constraint
 from fastgen.core.request import SamplingParams
 
 
@@ -41,16 +41,18 @@ def ban(logits: torch.Tensor, banned: abc.Sequence[set[int]]) -> None:
         logits[torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device)] = -torch.inf
 
 
-def constrain(logits: torch.Tensor, constraints: abc.Sequence[Constraint | None]) -> None:
-    """Set tokens that a row's grammar forbids to minus infinity in `logits` [R, vocabulary], in place."""
-    found = [(row, constraint) for row, constraint in enumerate(constraints) if constraint is not None]
+def constrain(logits: torch.Tensor, masks: abc.Sequence[npt.NDArray[np.uint32] | None]) -> None:
+    """Set tokens that a row's grammar forbids to minus infinity in `logits` [R, vocabulary], in place.
+
+    Args:
+        logits: any floating type.
+        masks: for each row, [ceil(vocabulary / 32)] as `Constraint.fill_mask` writes it, or None.
+    """
+    found = [(row, mask) for row, mask in enumerate(masks) if mask is not None]
     if not found:
         return
-    vocabulary = logits.shape[1]
-    words = np.zeros((len(found), -(-vocabulary // 32)), np.uint32)
-    for mask, (_, constraint) in zip(words, found, strict=True):
-        constraint.fill_mask(mask.data)
-    bits = np.unpackbits(words.astype("<u4", copy=False).view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+    words = np.stack([mask for _, mask in found]).astype("<u4", copy=False)
+    bits = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
     forbidden = torch.from_numpy(bits == 0).to(logits.device)
     rows = torch.tensor([row for row, _ in found], device=logits.device)
     logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)

@@ -15,83 +15,15 @@ from __future__ import annotations
 import math
 from collections import abc
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
-from fastgen.core.constraint import Constraint
-from fastgen.core.request import SamplingParams
-from fastgen.core.scheduler import Chunk
 from fastgen.core.step_output import SampledToken, TokenLogprobs
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.sampling import logit_masks, penalties, top_k_top_p
 from fastgen.sampling.logprobs import token_logprobs
-from fastgen.sampling.penalties import TokenHistory
 from fastgen.sampling.rng import uniforms
-from fastgen.sampling.rows import row_slices, take_rows
-
-# Below this temperature sampling is greedy, as in vLLM: the division would overflow or leave one token anyway.
-_GREEDY_BELOW = 1e-5
-
-
-class Draw(NamedTuple):
-    """The inputs for sampling one row.
-
-    Attributes:
-        sampling: the request's parameters.
-        seed: seed of the random number.
-        tokens: the sequence so far, prompt first; its length is the position of the token to sample.
-        num_prompt_tokens: length of the prompt in `tokens`.
-        end_tokens: the model's end-of-sequence tokens.
-        constraint: grammar of the request, if any.
-        history: counts of `tokens`, if a penalty needs them.
-    """
-
-    sampling: SamplingParams
-    seed: int
-    tokens: abc.Sequence[int] = ()
-    num_prompt_tokens: int = 0
-    end_tokens: frozenset[int] = frozenset()
-    constraint: Constraint | None = None
-    history: TokenHistory | None = None
-
-    @classmethod
-    def of(cls, chunk: Chunk, end_tokens: frozenset[int]) -> Draw:
-        """Return the inputs for the token after `chunk`. Updates the sequence's token counts if a penalty is set."""
-        sequence = chunk.sequence
-        sampling, tokens, prompt = sequence.sampling, sequence.tokens, sequence.num_prompt_tokens
-        history = None
-        if penalties.is_penalised(sampling):
-            history = sequence.history if isinstance(sequence.history, TokenHistory) else TokenHistory(sampling, prompt)
-            history.update(tokens)
-            sequence.history = history
-        return cls(sampling, sequence.seed, tokens, prompt, end_tokens, sequence.constraint, history)
-
-    @property
-    def position(self) -> int:
-        """Position of the token to sample in its sequence."""
-        return len(self.tokens)
-
-    @property
-    def num_generated_tokens(self) -> int:
-        """Tokens generated so far."""
-        return len(self.tokens) - self.num_prompt_tokens
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether to take the token with the largest logit."""
-        return self.sampling.temperature < _GREEDY_BELOW
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether bias, penalties or masks apply to this row."""
-        sampling = self.sampling
-        return (
-            self.history is not None
-            or self.constraint is not None
-            or bool(sampling.logit_bias or sampling.bad_words)
-            or self.num_generated_tokens < sampling.min_tokens
-        )
+from fastgen.sampling.rows import Draw, row_slices, take_rows
 
 
 def sample(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> list[SampledToken]:
@@ -125,14 +57,14 @@ def _process_logits(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Te
     """
     processed = _apply_penalties(logits, draws)
     banned = [_banned(draw) for draw in draws]
-    constraints = [draw.constraint for draw in draws]
+    masks = [draw.mask for draw in draws]
     logit_masks.ban(processed, banned)
-    logit_masks.constrain(processed, constraints)
+    logit_masks.constrain(processed, masks)
     rows = [row for row, tokens in enumerate(banned) if tokens]
     stuck = [row for row, top in zip(rows, processed[rows].amax(-1).tolist(), strict=True) if top == -math.inf]
     if stuck:
         freed = _apply_penalties(logits[stuck], [draws[row] for row in stuck])
-        logit_masks.constrain(freed, [constraints[row] for row in stuck])
+        logit_masks.constrain(freed, [masks[row] for row in stuck])
         processed[stuck] = freed
     return processed
 

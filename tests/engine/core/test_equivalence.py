@@ -15,24 +15,25 @@ BLOCK = 4
 WORKLOADS_PER_GROUP = 75
 
 
-def run(workload: Workload) -> Outcome:
-    runner = SimulatedRunner(workload.num_blocks, BLOCK, workload.num_host_blocks)
+def run(workload: Workload, steps_in_flight: int) -> Outcome:
+    runner = SimulatedRunner(workload.num_blocks, BLOCK, workload.num_host_blocks, steps_in_flight=steps_in_flight)
     engine = make_engine(
         runner, token_budget=workload.token_budget, max_sequences=workload.max_sequences, **workload.settings
     )
-    outcome = play(engine, runner, workload.arrivals, lambda e, step: check_step(e, step, workload.token_budget))
+    outcome = play(engine, workload.arrivals, lambda e, step: check_step(e, step, workload.token_budget))
     check_outcome(outcome, workload.arrivals, engine)
     return outcome
 
 
-@pytest.mark.parametrize("group", range(8))
-def test_every_completed_request_equals_its_solo_run(group: int) -> None:
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("group", range(4))
+def test_every_completed_request_equals_its_solo_run(group: int, steps_in_flight: int) -> None:
     seen: Counter[str] = Counter()
     for number in range(WORKLOADS_PER_GROUP):
-        seed = group * WORKLOADS_PER_GROUP + number
+        seed = (group * 3 + steps_in_flight) * WORKLOADS_PER_GROUP + number
         workload = random_workload(random.Random(seed), block_size=BLOCK)
         try:
-            outcome = run(workload)
+            outcome = run(workload, steps_in_flight)
         except AssertionError as error:
             raise AssertionError(f"workload {seed}: {workload}") from error
         seen["swapped"] += outcome.swapped_out > 0

@@ -121,8 +121,10 @@ def test_an_end_token_frees_the_blocks_in_the_same_step() -> None:
     s, arrive = scheduler(), Arrivals()
     s.add(arrive(prompt=3))
     plan = s.schedule()
-    ended = s.complete(plan, [0])
-    assert ended[0].finish_reason == "stop"
+    assert plan is not None
+    (ended,) = s.settle(plan, [0])
+    assert ended is not None
+    assert ended.finish_reason == "stop"
     assert s.pool.num_free == s.pool.num_blocks
 
 

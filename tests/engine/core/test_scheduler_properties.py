@@ -49,11 +49,11 @@ def test_every_workload_keeps_the_invariants_and_generates_the_right_tokens(
     arrivals, token_budget, max_sequences, num_blocks = workload
     runner = SimulatedRunner(num_blocks, BLOCK)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=max_sequences)
-    outcome = play(engine, runner, arrivals, lambda e, step: check_step(e, step, token_budget))
+    outcome = play(engine, arrivals, lambda e, step: check_step(e, step, token_budget))
     check_outcome(outcome, arrivals, engine)
     event(f"preempted: {outcome.preemptions > 0}")
     event(f"cancelled: {bool(outcome.cancelled)}")
-    event(f"split: {any(c.num_tokens > 1 and not c.samples for p in runner.plans for c in p.chunks)}")
+    event(f"split: {any(c.num_tokens > 1 and not c.samples for s in outcome.steps for c in s.plan.chunks)}")
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -73,7 +73,7 @@ def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
             assert step.plan.num_tokens == token_budget
         assert len(left_behind) <= 1, "two prompts are half-prefilled at once"
 
-    outcome = play(engine, runner, arrivals, full)
+    outcome = play(engine, arrivals, full)
     assert outcome.preemptions == 0
     check_outcome(outcome, arrivals, engine)
 
@@ -104,7 +104,7 @@ def test_a_long_prompt_delays_running_decodes_by_at_most_one_step(
                     gaps.append(now - last[request_id])
                 last[request_id] = now
 
-    outcome = play(engine, runner, arrivals, record)
+    outcome = play(engine, arrivals, record)
     assert len(outcome.finished) == len(arrivals)
     assert gaps
     assert max(gaps) <= longest_step + 1e-9, "a decode waited for a prompt"
@@ -114,7 +114,7 @@ def test_memory_pressure_preempts() -> None:
     arrivals = [Arrival(step=0, prompt=20, generate=40) for _ in range(6)]
     runner = SimulatedRunner(num_blocks=24, block_size=BLOCK)
     engine = make_engine(runner, token_budget=32, max_sequences=6)
-    outcome = play(engine, runner, arrivals, lambda e, step: check_step(e, step, 32))
+    outcome = play(engine, arrivals, lambda e, step: check_step(e, step, 32))
     assert outcome.preemptions > 0
     check_outcome(outcome, arrivals, engine)
 
@@ -125,8 +125,8 @@ def test_preemption_does_not_cause_endless_recomputation(token_budget: int) -> N
     arrivals = [Arrival(step=0, prompt=40, generate=60) for _ in range(8)]
     runner = SimulatedRunner(num_blocks=100, block_size=BLOCK)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=8)
-    outcome = play(engine, runner, arrivals, lambda e, step: check_step(e, step, token_budget))
+    outcome = play(engine, arrivals, lambda e, step: check_step(e, step, token_budget))
     needed = sum(a.prompt + a.generate - 1 for a in arrivals)
-    computed = sum(p.num_tokens for p in runner.plans)
+    computed = sum(step.num_tokens for step in runner.steps)
     assert outcome.preemptions > 0
     assert computed - needed < needed

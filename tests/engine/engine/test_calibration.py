@@ -69,7 +69,7 @@ def test_the_budget_has_a_token_for_each_of_max_sequences() -> None:
 def test_sizes_beyond_saturation_are_skipped() -> None:
     device = runner(base=1e-6, token=0.001, kv_token=0.0)
     measure(device, ladder(1024), seconds=0.0, clock=device.clock)
-    assert max(plan.num_tokens for plan in device.plans[1:]) < 1024
+    assert max(step.num_tokens for step in device.steps[1:]) < 1024
 
 
 def test_the_cost_of_reading_kv_is_measured_separately() -> None:
@@ -95,7 +95,7 @@ def test_a_fixed_budget_is_not_calibrated() -> None:
     device = runner()
     config = EngineConfig(model="simulated", token_budget=128)
     assert calibrate(device, config, ignore_progress, device.clock) == (config, ())
-    assert not device.plans
+    assert not device.steps
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(1, 16), (2, 16), (3, 64), (40, 16)])
@@ -104,9 +104,10 @@ def test_a_small_cache_is_measured_with_the_sizes_that_fit(num_blocks: int, bloc
     config, points = calibrate(device, auto(), ignore_progress, device.clock)
     assert points
     assert isinstance(config.token_budget, int)
-    for plan in device.plans:
-        written = [block for chunk in plan.chunks for block in chunk.sequence.block_table]
-        assert len(written) == len(set(written)) <= num_blocks
+    for step in device.steps:
+        written = step.slot_mapping.tolist()
+        assert len(written) == len(set(written))
+        assert max(written) < num_blocks * block_size
 
 
 def test_calibration_leaves_the_whole_cache_to_the_engine() -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
-from fastgen.core.scheduler import StepPlan
 from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
 from fastgen.engine.messages import TokenOutput
+from fastgen.model.step_input import StepInput
 from support.simulation import SimulatedRunner, make_engine, solo_prompt_logprobs
 
 
 def request(name: str = "a", *, prompt: int = 10, deadline: float | None = None, **sampling: object) -> Request:
-    params = SamplingParams(**{"max_tokens": 3, "temperature": 0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    params = SamplingParams(**{"max_tokens": 3, "temperature": 0, "ignore_eos": True, "seed": 0, **sampling})  # type: ignore[arg-type]
     return Request(id=name, prompt_token_ids=list(range(1, prompt + 1)), sampling=params, deadline_seconds=deadline)
 
 
@@ -23,8 +23,8 @@ def request(name: str = "a", *, prompt: int = 10, deadline: float | None = None,
 class WithLogprobs(SimulatedRunner):
     """A device that returns a log-probability for each sampled token."""
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        result = super().execute(plan)
+    def _run(self, step: StepInput) -> StepOutput:
+        result = super()._run(step)
         sampled = [SampledToken(s.token_id, TokenLogprobs(s.token_id, -1.5, 2)) for s in result.sampled]
         return StepOutput(sampled, result.prompt_logprobs)
 
@@ -57,7 +57,7 @@ def test_a_recomputed_prompt_does_not_report_its_logprobs_twice() -> None:
     others, asked = request("old", prompt=8, max_tokens=16), request("new", prompt=12, max_tokens=10, prompt_logprobs=0)
     runner = SimulatedRunner(6, 4)
     outputs = outputs_of(runner, others, asked)
-    assert any(sequence.id == "new" for plan in runner.plans for sequence in plan.preempted)
+    assert sum(len(step.new_rows) for step in runner.steps) > 2, "no sequence was preempted"
     rows = [row.token_id for o in outputs if o.request_id == "new" for row in o.prompt_logprobs or ()]
     assert rows == asked.prompt_token_ids[1:]
 
@@ -96,7 +96,7 @@ def test_no_step_runs_when_all_requests_are_overdue() -> None:
     runner.clock.now = 1.0
     report = engine.step()
     assert [output.finish_reason for output in report.outputs] == [FinishReason.DEADLINE]
-    assert not runner.plans
+    assert not runner.steps
     assert not engine.cancel("a")
 
 
@@ -107,7 +107,7 @@ def chunks_of(prompt: int, budget: int, **settings: object) -> list[int]:
     engine.add(request(prompt=prompt))
     while engine.has_work:
         engine.step()
-    return [sum(chunk.num_tokens for chunk in plan.chunks) for plan in runner.plans][: -(-prompt // budget)]
+    return [step.num_tokens for step in runner.steps][: -(-prompt // budget)]
 
 
 def test_chunking_even_and_greedy_split_prompts_differently() -> None:
@@ -128,9 +128,8 @@ def test_the_inter_token_target_bounds_steps_with_decodes(target: object, most: 
     sizes = []
     while engine.has_work:
         engine.step()
-        tokens = sum(chunk.num_tokens for chunk in runner.plans[-1].chunks)
-        if any(chunk.sequence.id == "decoding" for chunk in runner.plans[-1].chunks):
-            sizes.append(tokens)
+        if runner.steps[-1].num_decodes:
+            sizes.append(runner.steps[-1].num_tokens)
     assert 0.7 * most < max(sizes) <= 1.3 * most
 
 

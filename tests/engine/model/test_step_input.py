@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fastgen.core.request import SamplingParams
 from fastgen.core.scheduler import Chunk, StepPlan
-from fastgen.model.step_input import StepInput
-from support.driving import sequence
+from support.driving import forward_input, sequence
 
 
 def chunk(num_tokens: int, *, start: int, size: int, blocks: list[int]) -> Chunk:
@@ -23,7 +22,7 @@ def test_rows_are_tokens_with_positions_and_slots() -> None:
             chunk(3, start=0, size=3, blocks=[0]),
         )
     )
-    step_input = StepInput.from_plan(plan, block_size=16)
+    step_input = forward_input(plan, 16)
     assert step_input.token_ids.tolist() == [117, 100, 114, 115, 116, 117, 100, 101, 102]
     assert step_input.positions.tolist() == [17, 0, 14, 15, 16, 17, 0, 1, 2]
     assert step_input.blocks.tolist() == [2, 9, 7, 7, 1, 1, 0, 0, 0]
@@ -34,12 +33,17 @@ def test_rows_are_tokens_with_positions_and_slots() -> None:
     )  # the unfinished prompt is not sampled
     spans = [(span.row, span.num_tokens, span.context, span.blocks.tolist()) for span in step_input.chunks]
     assert spans == [(2, 4, 14, [7, 1]), (6, 3, 0, [0])]
-    assert step_input.tables.tolist() == [4, 2, 9, 7, 1, 0]
-    assert (step_input.table_starts.tolist(), step_input.contexts.tolist()) == ([0, 2], [18, 1])
+    starts = step_input.table_starts.tolist()
+    assert [step_input.tables[first : first + n].tolist() for first, n in zip(starts, (2, 1), strict=True)] == [
+        [4, 2],
+        [9],
+    ]
+    assert step_input.contexts.tolist() == [18, 1]
+    assert [step_input.tables[span.table_start] for span in step_input.chunks] == [7, 0]
 
 
 def test_a_step_without_decodes_is_flattened() -> None:
-    step_input = StepInput.from_plan(StepPlan((chunk(5, start=0, size=5, blocks=[3]),)), block_size=16)
+    step_input = forward_input(StepPlan((chunk(5, start=0, size=5, blocks=[3]),)), 16)
     assert (step_input.num_decodes, step_input.num_rows) == (0, 5)
 
 
@@ -48,8 +52,6 @@ def test_rows_with_prompt_logprobs_follow_the_sampled_rows() -> None:
     half, whole = (sequence(list(range(9)), [number], sampling=scored) for number in (0, 1))
     silent = sequence(list(range(4)), [2])
     whole.tokens += [50, 51]  # generated tokens, recomputed after a preemption, get no prompt logprobs
-    step_input = StepInput.from_plan(
-        StepPlan((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), block_size=16
-    )
+    step_input = forward_input(StepPlan((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), 16)
     assert step_input.num_sampled == 2
     assert step_input.logit_rows.tolist() == [3, 19, *range(4, 9), *range(9, 17)]

@@ -14,8 +14,7 @@ from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers import torch_attention
 from fastgen.model.layers.torch_attention import TorchPagedAttention
-from fastgen.model.step_input import StepInput
-from support.driving import sequence
+from support.driving import forward_input, sequence
 
 BLOCK_SIZE, KV_HEADS, NUM_BLOCKS, LAYERS = 16, 2, 64, 2
 CPU = torch.device("cpu")
@@ -88,7 +87,7 @@ def slow_attention(
 
 
 def attend(plan: StepPlan, cache: KVCache, layer: int, queries: torch.Tensor, **options: object) -> torch.Tensor:
-    attention = TorchPagedAttention(StepInput.from_plan(plan, block_size=BLOCK_SIZE), cache, CPU)
+    attention = TorchPagedAttention(forward_input(plan, BLOCK_SIZE), cache, CPU)
     return attention.attend(layer, queries, **options)  # type: ignore[arg-type]
 
 
@@ -146,7 +145,7 @@ def test_small_scratch_memory_gives_the_same_results(monkeypatch: pytest.MonkeyP
 def test_keys_and_values_are_written_only_to_the_slots_of_their_tokens() -> None:
     cache, plan = random_cache(8, 4), make_pass()
     before = cache.keys.clone(), cache.values.clone()
-    batch = StepInput.from_plan(plan, block_size=BLOCK_SIZE)
+    batch = forward_input(plan, BLOCK_SIZE)
     keys, values = torch.randn(batch.num_rows, KV_HEADS, 8), torch.randn(batch.num_rows, KV_HEADS, 4)
     TorchPagedAttention(batch, cache, CPU).store(1, keys, values)
     row = 0

@@ -22,7 +22,7 @@ from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.runner.device import run_peak_step
 from fastgen.runner.loader import load_runner, with_cache
 from fastgen.runner.runner import ModelRunner
-from support.driving import FewBlocks, generate, run_in_chunks, sequence
+from support.driving import FewBlocks, execute, generate, run_in_chunks, sequence
 
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -146,9 +146,9 @@ def test_a_model_that_is_not_native_is_adapted_and_returns_prompt_logprobs(tmp_p
     prompt = tokens_of(100)
     scored = sequence(prompt, list(range(7)), sampling=SamplingParams(temperature=0, prompt_logprobs=3))
     unscored = sequence(prompt[:9], [8])
-    first = runner.execute(StepPlan((Chunk(unscored, 0, 9), Chunk(scored, 0, 70))))
-    scored.advance(70)
-    second = runner.execute(StepPlan((Chunk(scored, 70, 30),)))
+    first = execute(runner, StepPlan((Chunk(unscored, 0, 9), Chunk(scored, 0, 70))))
+    scored.num_computed_tokens = 70
+    second = execute(runner, StepPlan((Chunk(scored, 70, 30),)))
     found = first.prompt_logprobs[1] + second.prompt_logprobs[0]
     assert (list(first.prompt_logprobs), list(second.prompt_logprobs), len(second.sampled)) == ([1], [0], 1)
     assert [entry.token_id for entry in found] == prompt[1:]

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from fastgen.config import EngineConfig
-from fastgen.core.scheduler import StepPlan
-from fastgen.core.step_output import StepOutput
-from fastgen.engine.core import Engine
+from fastgen.engine.core import Engine, Ticket
 from fastgen.model.source import ModelSource
+from fastgen.model.step_input import StepInput
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
 from support.checking import check_step
@@ -26,16 +25,14 @@ WORKLOADS = 40
 
 
 @dataclass
-class Recording(FewBlocks):
-    """Records its steps; each takes a tenth of a second on its own clock."""
+class Clocked(FewBlocks):
+    """A runner whose steps take a tenth of a second each on its own clock."""
 
     clock: Clock = field(default_factory=Clock)
-    plans: list[StepPlan] = field(default_factory=list)
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        self.plans.append(plan)
+    def launch(self, step: StepInput) -> Ticket:
         self.clock.now += 0.1
-        return super().execute(plan)
+        return super().launch(step)
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +44,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return load_runner(ModelSource.open(str(folder)), config, lambda _stage, _fraction: None)
 
 
-def engine_of(recording: Recording, workload: Workload) -> Engine:
+def engine_of(clocked: Clocked, workload: Workload) -> Engine:
     config = EngineConfig(
         model="", token_budget=workload.token_budget, max_sequences=workload.max_sequences,
-        swap_space=recording.num_host_blocks, **workload.settings,
+        swap_space=clocked.num_host_blocks, **workload.settings,
     )  # fmt: skip
-    return Engine(recording, config, recording.clock)
+    return Engine(clocked, config, clocked.clock)
 
 
 def solo(runner: ModelRunner, arrival: Arrival, number: int) -> list[int]:
@@ -70,10 +67,9 @@ def test_every_completed_request_equals_its_solo_run(runner: ModelRunner) -> Non
     for seed in range(WORKLOADS):
         workload = random_workload(random.Random(seed), block_size=BLOCK_SIZE, longest_prompt=90, most=8)
         assert runner.num_blocks >= workload.num_blocks
-        recording = Recording(runner, workload.num_blocks, min(workload.num_host_blocks, runner.num_host_blocks))
+        clocked = Clocked(runner, workload.num_blocks, min(workload.num_host_blocks, runner.num_host_blocks))
         outcome = play(
-            engine_of(recording, workload),
-            recording,
+            engine_of(clocked, workload),
             workload.arrivals,
             lambda e, step, budget=workload.token_budget: check_step(e, step, budget),  # type: ignore[misc]
             vocabulary=VOCABULARY,

@@ -15,7 +15,7 @@ from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
 from support.demo_weights import demo_model
-from support.driving import generate, load, sequence
+from support.driving import execute, generate, load, logits, sequence
 from support.tiny_models import saved
 
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198]
@@ -30,19 +30,19 @@ def test_the_runner_implements_the_protocol_and_describes_its_model(demo_runner:
 
 def test_decodes_and_chunks_in_one_step_do_not_affect_each_other(demo_runner: ModelRunner) -> None:
     alone = [
-        demo_runner.logits(StepPlan((Chunk(sequence(PROMPT * n, list(range(n))), 0, 12 * n),)))[0] for n in (1, 3, 6)
+        logits(demo_runner, StepPlan((Chunk(sequence(PROMPT * n, list(range(n))), 0, 12 * n),)))[0] for n in (1, 3, 6)
     ]
     first, second, third = (sequence(PROMPT * n, [7 * n, 7 * n + 1]) for n in (1, 3, 6))
-    demo_runner.logits(StepPlan((Chunk(first, 0, 11), Chunk(second, 0, 20), Chunk(third, 0, 30))))
+    logits(demo_runner, StepPlan((Chunk(first, 0, 11), Chunk(second, 0, 20), Chunk(third, 0, 30))))
     first.num_computed_tokens, second.num_computed_tokens, third.num_computed_tokens = 11, 20, 30
-    mixed = demo_runner.logits(StepPlan((Chunk(first, 11, 1), Chunk(second, 20, 16), Chunk(third, 30, 42))))
+    mixed = logits(demo_runner, StepPlan((Chunk(first, 11, 1), Chunk(second, 20, 16), Chunk(third, 30, 42))))
     torch.testing.assert_close(mixed, torch.stack(alone), atol=2e-4, rtol=0)
 
 
 def test_a_step_without_sampled_rows_returns_no_tokens(demo_runner: ModelRunner) -> None:
     half = StepPlan((Chunk(sequence(PROMPT, [0]), 0, 5),))
-    assert demo_runner.execute(half).sampled == []
-    assert demo_runner.logits(half).shape == (0, 49152)
+    assert execute(demo_runner, half).sampled == []
+    assert logits(demo_runner, half).shape == (0, 49152)
 
 
 def test_the_same_seed_gives_the_same_tokens_alone_and_in_a_batch(demo_runner: ModelRunner) -> None:
@@ -83,10 +83,10 @@ def test_a_step_allocates_no_more_memory_for_a_larger_cache(name: str, tmp_path:
     a_layer = (2 << 30) // (2 * len(runner.architecture.layers))
     prompt = list(range(3, 83))
     first = sequence(prompt, [0, 9, 2, 7, 4, 11])
-    runner.logits(StepPlan((Chunk(first, 0, 40),)))  # allocates the buffers of the first step
+    logits(runner, StepPlan((Chunk(first, 0, 40),)))  # allocates the buffers of the first step
     before = reset_peak_memory()
     first.num_computed_tokens = 40
-    runner.logits(StepPlan((Chunk(first, 40, 1), Chunk(sequence(prompt, [1, 3, 5, 6, 8, 10]), 0, 70))))
+    logits(runner, StepPlan((Chunk(first, 40, 1), Chunk(sequence(prompt, [1, 3, 5, 6, 8, 10]), 0, 70))))
     assert peak_memory() - before < a_layer / 8
 
 

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 from transformers import NoBadWordsLogitsProcessor
 
-from fastgen.core.request import FinishReason, SamplingParams
+from fastgen.core.request import SamplingParams
 from fastgen.sampling import logit_masks
-from fastgen.sampling.sampler import Draw, sample
+from fastgen.sampling.rows import Draw, Mask
+from fastgen.sampling.sampler import sample
 
 
-@dataclass
-class Allowing:
-    """A constraint that allows a fixed set of tokens."""
-
-    tokens: set[int]
-    end: FinishReason | None = None
-
-    def fill_mask(self, mask: memoryview) -> None:
-        for word in range(len(mask)):
-            mask[word] = sum(1 << token % 32 for token in self.tokens if token // 32 == word)
-
-    def accept(self, token: int) -> None:
-        pass
+def allowing(*tokens: int, words: int = 1) -> Mask:
+    """Return the mask of a grammar that allows these tokens."""
+    return np.array(
+        [sum(1 << token % 32 for token in tokens if token // 32 == word) for word in range(words)], np.uint32
+    )
 
 
 def choose(logits: torch.Tensor, *draws: Draw) -> list[int]:
@@ -66,7 +59,7 @@ def test_end_tokens_are_banned_before_min_tokens_unless_eos_is_ignored() -> None
 def test_a_grammar_masks_only_its_own_row_for_any_vocabulary_size() -> None:
     for size in (31, 32, 33, 70):
         logits = torch.arange(float(size)).repeat(3, 1)
-        constrained = Draw(SamplingParams(temperature=0), 0, (0,), constraint=Allowing({1, 7, 30}))
+        constrained = Draw(SamplingParams(temperature=0), 0, (0,), mask=allowing(1, 7, 30, words=-(-size // 32)))
         free = Draw(SamplingParams(temperature=0), 0, (0,))
         assert choose(logits, free, constrained, free) == [size - 1, 30, size - 1]
 
@@ -75,7 +68,7 @@ def test_the_grammar_wins_over_min_tokens_and_bad_words_if_no_token_is_left() ->
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
     sampling = SamplingParams(temperature=0, min_tokens=5, max_tokens=9, bad_words=((1,),))
     ends = frozenset({2})
-    assert choose(logits, Draw(sampling, 0, [0], 1, ends, Allowing({1, 2}))) == [2]
-    assert choose(logits, Draw(sampling, 0, [0], 1, ends, Allowing({0, 1, 2}))) == [0]
+    assert choose(logits, Draw(sampling, 0, [0], 1, ends, allowing(1, 2))) == [2]
+    assert choose(logits, Draw(sampling, 0, [0], 1, ends, allowing(0, 1, 2))) == [0]
     all_bad = SamplingParams(temperature=0, bad_words=((0,), (1,), (2,), (3,)))
     assert choose(logits, Draw(all_bad, 0, [0], 1)) == [3]

@@ -6,7 +6,8 @@ import torch
 
 from fastgen.core.request import SamplingParams
 from fastgen.sampling.logprobs import token_logprobs
-from fastgen.sampling.sampler import Draw, sample
+from fastgen.sampling.rows import Draw
+from fastgen.sampling.sampler import sample
 
 
 def test_logprobs_are_the_log_softmax_with_ranks_and_top_tokens() -> None:

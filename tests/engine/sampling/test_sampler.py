@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastgen.core.request import SamplingParams
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.sampling import top_k_top_p
-from fastgen.sampling.sampler import Draw
+from fastgen.sampling.rows import Draw
 from fastgen.sampling.sampler import sample as sample_rows
 
 LOGITS = torch.tensor([2.0, 5.0, 3.0, 4.0, -1.0, 5.0 - 1e-3, 0.0, 1.0])

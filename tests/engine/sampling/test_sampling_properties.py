@@ -8,10 +8,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.test_logit_masks import Allowing
+from engine.sampling.test_logit_masks import allowing
 from fastgen.core.request import SamplingParams
 from fastgen.sampling.penalties import TokenHistory, is_penalised
-from fastgen.sampling.sampler import Draw, sample
+from fastgen.sampling.rows import Draw
+from fastgen.sampling.sampler import sample
 
 ENDS = frozenset({0, 3})
 
@@ -60,8 +61,8 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[Draw]]:
             history = TokenHistory(sampling, prompt)
             history.update(tokens)
         allowed = draw(st.one_of(st.none(), st.sets(st.integers(0, vocabulary - 1), min_size=1, max_size=5)))
-        constraint = None if allowed is None else Allowing(allowed)
-        rows.append(Draw(sampling, draw(st.integers(0, 2**63 - 1)), tokens, prompt, ENDS, constraint, history))
+        mask = None if allowed is None else allowing(*allowed, words=-(-vocabulary // 32))
+        rows.append(Draw(sampling, draw(st.integers(0, 2**63 - 1)), tokens, prompt, ENDS, mask, history))
     return logits.clamp(-6e4, 6e4).to(dtype), rows
 
 
@@ -76,8 +77,8 @@ def test_any_parameters_give_each_row_an_allowed_token_equal_to_the_row_alone(
     assert torch.equal(logits, before), "the logits stay as they are"
     for row, (draw, got) in enumerate(zip(rows, together, strict=True)):
         assert 0 <= got.token_id < logits.shape[1]
-        if isinstance(draw.constraint, Allowing):
-            assert got.token_id in draw.constraint.tokens
+        if draw.mask is not None:
+            assert draw.mask[got.token_id // 32] >> got.token_id % 32 & 1
         else:
             assert_not_banned(draw, got.token_id, logits.shape[1])
         assert (got.logprobs is not None) == (draw.sampling.logprobs is not None)

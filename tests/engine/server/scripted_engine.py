@@ -15,14 +15,17 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.scheduler import Chunk, StepPlan
-from fastgen.core.sequence import Sequence
+from fastgen.core.row_parameters import RowParameters
 from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
+from fastgen.engine.core import CompletedTicket
+from fastgen.model.step_input import StepInput
 
 REPLY = 5  # <file_sep> in the demo model's vocabulary; no test uses it otherwise
 END = 2
@@ -42,25 +45,29 @@ class ScriptedRunner:
     num_parameters: int = 135_000_000
     device: str = "cpu"
     dtype: str = "float32"
+    steps_in_flight: int = 1
+    sequences: dict[int, RowParameters] = field(default_factory=dict)
 
-    def execute(self, plan: StepPlan) -> StepOutput:
+    def launch(self, step: StepInput) -> CompletedTicket:
         threading.Event().wait(self.step_seconds)
-        return StepOutput(
-            [sampled(chunk.sequence) for chunk in plan.chunks if chunk.samples],
-            {index: rows for index, chunk in enumerate(plan.chunks) if (rows := prompt_rows(chunk))},
-        )
+        for parameters in step.new_rows:
+            self.sequences[parameters.row] = replace(parameters, tokens=list(parameters.tokens))
+        sampling = [self.sequences[row] for row in step.rows[step.sampled].tolist()]
+        return CompletedTicket(StepOutput([sampled(sequence) for sequence in sampling], prompt_logprobs(step)))
 
     def start_prefault(self) -> None:
         """There is no cache memory to prefault."""
 
 
-def sampled(sequence: Sequence) -> SampledToken:
+def sampled(sequence: RowParameters) -> SampledToken:
     token, num_top = next_token(sequence), sequence.sampling.logprobs
+    sequence.tokens.append(token)
     return SampledToken(token, None if num_top is None else scripted_logprobs(token, num_top))
 
 
-def next_token(sequence: Sequence) -> int:
-    prompt, position = sequence.tokens[: sequence.num_prompt_tokens], sequence.num_generated_tokens
+def next_token(sequence: RowParameters) -> int:
+    prompt = sequence.tokens[: sequence.num_prompt_tokens]
+    position = len(sequence.tokens) - sequence.num_prompt_tokens
     marks = [index for index, token in enumerate(prompt) if token == REPLY]
     if not marks:
         return prompt[position % len(prompt)]
@@ -69,13 +76,13 @@ def next_token(sequence: Sequence) -> int:
     return text[position] if position < len(text) else END
 
 
-def prompt_rows(chunk: Chunk) -> list[TokenLogprobs]:
-    sequence = chunk.sequence
-    num_top = sequence.sampling.prompt_logprobs
-    if num_top is None:
-        return []
-    last = min(chunk.start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
-    return [scripted_logprobs(token, num_top) for token in sequence.tokens[chunk.start + 1 : last + 1]]
+def prompt_logprobs(step: StepInput) -> dict[int, list[TokenLogprobs]]:
+    found: dict[int, list[TokenLogprobs]] = {}
+    sequences = np.searchsorted(step.query_starts, step.scored_tokens, side="right") - 1
+    scored = zip(sequences.tolist(), step.scored_targets.tolist(), step.scored_top.tolist(), strict=True)
+    for sequence, token, num_top in scored:
+        found.setdefault(sequence, []).append(scripted_logprobs(token, num_top))
+    return found
 
 
 def scripted_logprobs(token: int, num_top: int) -> TokenLogprobs:

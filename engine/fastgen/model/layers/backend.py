@@ -12,7 +12,7 @@ import torch
 
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
-from fastgen.model.step_input import StepInput
+from fastgen.model.forward_input import ForwardInput
 
 
 class Operations(Protocol):
@@ -51,5 +51,5 @@ class Operations(Protocol):
 class Backend(Protocol):
     """Creates the operations of each step on one device."""
 
-    def begin(self, step_input: StepInput, cache: KVCache) -> Operations:
+    def begin(self, forward_input: ForwardInput, cache: KVCache) -> Operations:
         """Return the operations of a step."""

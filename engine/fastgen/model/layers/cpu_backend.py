@@ -20,8 +20,8 @@ from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.config.architecture import Activation, ModelArchitecture
+from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.rope import Rope
-from fastgen.model.step_input import StepInput
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -46,9 +46,9 @@ class CPUBackend:
         self.ropes = ropes
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
-    def begin(self, step_input: StepInput, cache: KVCache) -> CPUOperations:
+    def begin(self, forward_input: ForwardInput, cache: KVCache) -> CPUOperations:
         """Return the operations of a step."""
-        return CPUOperations(self, step_input, cache)
+        return CPUOperations(self, forward_input, cache)
 
     def array(self, weight: torch.Tensor) -> FloatArray:
         """Return a weight as an array. Both are cached, because the cache key is the tensor's id."""
@@ -89,29 +89,29 @@ class _Work:
 class CPUOperations:
     """Operations of one step; see `backend.Operations`."""
 
-    def __init__(self, backend: CPUBackend, step_input: StepInput, cache: KVCache) -> None:
+    def __init__(self, backend: CPUBackend, forward_input: ForwardInput, cache: KVCache) -> None:
         a = backend.architecture
         self._backend = backend
-        self._step_input = step_input
+        self._forward_input = forward_input
         self._keys: FloatArray = cache.keys.numpy()
         self._values: FloatArray = cache.values.numpy()
         self._epsilon = np.float32(a.rms_norm_eps)
         self._scale, self._softcap = np.float32(a.attention_scale), np.float32(a.attention_softcap or 0)
         self._activate = _ACTIVATE[a.activation]
-        positions = torch.from_numpy(step_input.positions)
+        positions = torch.from_numpy(forward_input.positions)
         self._rotations = [tuple(part.numpy() for part in rope(positions)) for rope in backend.ropes]
         self._work = {window: self._plan(window) for window in {layer.window for layer in a.layers}}
-        self._logit_rows = torch.from_numpy(step_input.logit_rows)
-        self._normed = _Shared(torch.empty(step_input.num_rows, a.hidden_size))
-        self._activated = torch.empty(step_input.num_rows * a.intermediate_size)
+        self._logit_rows = torch.from_numpy(forward_input.logit_rows)
+        self._normed = _Shared(torch.empty(forward_input.num_rows, a.hidden_size))
+        self._activated = torch.empty(forward_input.num_rows * a.intermediate_size)
         self._gated: dict[tuple[int, int], _Shared] = {}
-        self._queries = _Shared(torch.empty(step_input.num_rows, a.num_heads, a.head_dim))
-        self._attended = _Shared(torch.empty(step_input.num_rows, a.num_heads, a.head_dim))
+        self._queries = _Shared(torch.empty(forward_input.num_rows, a.num_heads, a.head_dim))
+        self._attended = _Shared(torch.empty(forward_input.num_rows, a.num_heads, a.head_dim))
         self._stream: tuple[torch.Tensor, FloatArray] | None = None
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         """Look up the embeddings of the step's tokens."""
-        stream = table(torch.from_numpy(self._step_input.token_ids))
+        stream = table(torch.from_numpy(self._forward_input.token_ids))
         return stream if scale == 1 else stream.mul_(scale)
 
     def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -131,20 +131,22 @@ class CPUOperations:
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
     ) -> torch.Tensor:
         """Normalise, rotate, store and attend."""
-        a, step_input, backend = self._backend.architecture, self._step_input, self._backend
+        a, forward_input, backend = self._backend.architecture, self._forward_input, self._backend
         kind, mixed = a.layers[layer], qkv.numpy()
         keys, values, queries, out = self._keys[layer], self._values[layer], self._queries.array, self._attended.array
         if query_norm is not None and key_norm is not None:
             norms = backend.array(query_norm), backend.array(key_norm)
             elementwise.norm_heads(mixed, *norms, a.num_heads, a.num_kv_heads, self._epsilon)
         cosines, sines = self._rotations[kind.rope]
-        elementwise.rotate_and_store(mixed, cosines, sines, keys, values, step_input.blocks, step_input.slots, queries)
+        elementwise.rotate_and_store(
+            mixed, cosines, sines, keys, values, forward_input.blocks, forward_input.slots, queries
+        )
         work, how = self._work[kind.window], (self._scale, self._softcap)
         if len(work.items.items):
             items, merges = work.items.items, work.items.merges
-            attend_decodes(queries, keys, values, step_input.tables, items, merges, work.parts, out, *how)
+            attend_decodes(queries, keys, values, forward_input.tables, items, merges, work.parts, out, *how)
         if len(work.chunks):
-            attend_chunks(queries, keys, values, step_input.tables, work.chunks, out, *how)
+            attend_chunks(queries, keys, values, forward_input.tables, work.chunks, out, *how)
         return self._attended.flat
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -161,15 +163,15 @@ class CPUOperations:
         return x.index_select(0, self._logit_rows)
 
     def _plan(self, window: int | None) -> _Work:
-        a, step_input = self._backend.architecture, self._step_input
+        a, forward_input = self._backend.architecture, self._forward_input
         items = DecodeItems.cut(
-            step_input.contexts,
-            step_input.table_starts,
+            forward_input.contexts,
+            forward_input.table_starts,
             num_kv_heads=a.num_kv_heads,
             num_threads=torch.get_num_threads(),
             window=window,
         )
-        chunks = [(span.row, span.num_tokens, span.context, span.table_start) for span in step_input.chunks]
+        chunks = [(span.row, span.num_tokens, span.context, span.table_start) for span in forward_input.chunks]
         return _Work(
             items=items,
             parts=np.empty((items.num_parts, a.heads_per_kv_head, a.head_dim + 2), np.float32),

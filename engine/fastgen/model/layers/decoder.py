@@ -9,10 +9,10 @@ import torch
 
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.backend import Backend, Operations
 from fastgen.model.layers.moe import gated, mixture_of_experts
 from fastgen.model.layers.weights import MLP, DecoderWeights, Mixture
-from fastgen.model.step_input import StepInput
 
 
 class Decoder:
@@ -35,10 +35,10 @@ class Decoder:
         self._weights = weights
         self._backend = backend
 
-    def forward(self, step_input: StepInput, cache: KVCache) -> torch.Tensor:
+    def forward(self, forward_input: ForwardInput, cache: KVCache) -> torch.Tensor:
         """Compute a step, write its keys and values to the cache, and return [R, hidden] of the rows with logits."""
         weights = self._weights
-        operations = self._backend.begin(step_input, cache)
+        operations = self._backend.begin(forward_input, cache)
         stream = operations.embed(weights.embedding, self.architecture.embedding_scale)
         update = torch.zeros_like(stream)  # output of the last block, which the next add_norm adds to the stream
         for index, layer in enumerate(weights.layers):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.step_input import ChunkSpan, StepInput
+from fastgen.model.forward_input import ChunkSpan, ForwardInput
 
 # Elements gathered, or scores masked, by one call: bounds scratch memory to 128 MiB in bfloat16.
 MAX_SCRATCH_ELEMENTS = 1 << 26
@@ -46,16 +46,16 @@ class TorchPagedAttention:
     """The attention of one step, with what all layers share.
 
     Args:
-        step_input: input with T rows.
+        forward_input: input with T rows.
         cache: keys and values.
         device: device of the cache.
     """
 
-    def __init__(self, step_input: StepInput, cache: KVCache, device: torch.device) -> None:
-        self._step_input = step_input
+    def __init__(self, forward_input: ForwardInput, cache: KVCache, device: torch.device) -> None:
+        self._forward_input = forward_input
         self._cache = cache
         self._device = device
-        self._blocks, self._slots = self._to_device(step_input.blocks), self._to_device(step_input.slots)
+        self._blocks, self._slots = self._to_device(forward_input.blocks), self._to_device(forward_input.slots)
         # By window and by query heads per key-value head, because layers may differ in both.
         self._parts: dict[tuple[int | None, int], list[_Part]] = {}
 
@@ -111,13 +111,13 @@ class TorchPagedAttention:
 
     def _decode_parts(self, window: int | None) -> Iterator[_Part]:
         """Yield decodes grouped by their number of pages, rounded up to a power of two: padding stays below half."""
-        step_input, size = self._step_input, self._cache.block_size
-        if not step_input.num_decodes:
+        forward_input, size = self._forward_input, self._cache.block_size
+        if not forward_input.num_decodes:
             return
         page_numbers = self._cache.keys[0, 0].numel()
-        begins = np.maximum(step_input.contexts - (window or step_input.contexts), 0)
+        begins = np.maximum(forward_input.contexts - (window or forward_input.contexts), 0)
         first_pages = begins // size
-        num_pages = -(-step_input.contexts // size) - first_pages
+        num_pages = -(-forward_input.contexts // size) - first_pages
         classes = np.ceil(np.log2(num_pages))
         for number in np.unique(classes):
             rows = np.flatnonzero(classes == number)
@@ -126,14 +126,14 @@ class TorchPagedAttention:
             for some in np.array_split(rows, num_calls):
                 # Pad with the sequence's last page: its repeated keys are masked.
                 index = np.minimum(np.arange(width), (num_pages[some] - 1)[:, None])
-                pages = step_input.tables[(step_input.table_starts[some] + first_pages[some])[:, None] + index]
+                pages = forward_input.tables[(forward_input.table_starts[some] + first_pages[some])[:, None] + index]
                 positions = first_pages[some, None] * size + np.arange(width * size)
-                visible = (positions >= begins[some, None]) & (positions < step_input.contexts[some, None])
+                visible = (positions >= begins[some, None]) & (positions < forward_input.contexts[some, None])
                 yield _Part(self._to_device(some), 1, self._to_device(pages), self._to_device(visible)[:, None, None])
 
     def _chunk_parts(self, window: int | None, group: int) -> Iterator[_Part]:
         """Yield each chunk, split into slices of rows if its scores exceed the scratch memory."""
-        for span in self._step_input.chunks:
+        for span in self._forward_input.chunks:
             if span.context == 0 and (window is None or window >= span.num_tokens):
                 rows = slice(span.row, span.row + span.num_tokens)
                 yield _Part(rows, span.num_tokens, self._to_device(span.blocks)[None], None)

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.linear import Linear, PlainLinear, stacked
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.torch_attention import TorchPagedAttention
-from fastgen.model.step_input import StepInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +59,20 @@ class TorchBackend:
     ropes: Sequence[Rope]
     device: torch.device
 
-    def begin(self, step_input: StepInput, cache: KVCache) -> TorchOperations:
+    def begin(self, forward_input: ForwardInput, cache: KVCache) -> TorchOperations:
         """Return the operations of a step."""
-        return TorchOperations(self, step_input, cache)
+        return TorchOperations(self, forward_input, cache)
 
 
 class TorchOperations:
     """Operations of one step; see `backend.Operations`."""
 
-    def __init__(self, backend: TorchBackend, step_input: StepInput, cache: KVCache) -> None:
+    def __init__(self, backend: TorchBackend, forward_input: ForwardInput, cache: KVCache) -> None:
         self._architecture = backend.architecture
-        self._attention = TorchPagedAttention(step_input, cache, backend.device)
-        self._token_ids = torch.from_numpy(step_input.token_ids).to(backend.device)
-        self._logit_rows = torch.from_numpy(step_input.logit_rows).to(backend.device)
-        positions = torch.from_numpy(step_input.positions).to(backend.device)
+        self._attention = TorchPagedAttention(forward_input, cache, backend.device)
+        self._token_ids = torch.from_numpy(forward_input.token_ids).to(backend.device)
+        self._logit_rows = torch.from_numpy(forward_input.logit_rows).to(backend.device)
+        positions = torch.from_numpy(forward_input.positions).to(backend.device)
         self._rotations = [rope(positions) for rope in backend.ropes]
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:

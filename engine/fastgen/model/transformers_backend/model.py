@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.torch_attention import TorchPagedAttention
-from fastgen.model.step_input import StepInput
 from fastgen.model.transformers_backend.paged_attention import (
     AttentionInputs,
     StepContext,
@@ -69,12 +69,12 @@ class TransformersModel:
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         )
 
-    def forward(self, step_input: StepInput, cache: KVCache) -> torch.Tensor:
+    def forward(self, forward_input: ForwardInput, cache: KVCache) -> torch.Tensor:
         """Compute a step, write its keys and values to the cache, and return [R, hidden] of the rows with logits."""
-        self._context.attend = paged(TorchPagedAttention(step_input, cache, self.device))
+        self._context.attend = paged(TorchPagedAttention(forward_input, cache, self.device))
         token_ids, positions, rows = (
             torch.from_numpy(values).to(self.device)
-            for values in (step_input.token_ids, step_input.positions, step_input.logit_rows)
+            for values in (forward_input.token_ids, forward_input.positions, forward_input.logit_rows)
         )
         return self._run(token_ids, positions).index_select(0, rows)
 

@@ -11,7 +11,8 @@ from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.step_input import StepInput
+from fastgen.model.forward_input import HostRows
+from fastgen.model.step_input import StepInputBuilder
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, NotServedError
 
@@ -64,6 +65,7 @@ def _by_chunks(adapted: TransformersModel, prompt: list[int], neighbour: list[in
     num_blocks = -(-(len(prompt) + _BLOCK_SIZE) // _BLOCK_SIZE) * 2
     cache = KVCache(adapted.kv_shape, num_blocks, _BLOCK_SIZE, device=adapted.device, dtype=adapted.dtype)
     ours, theirs = _sequence(prompt, range(1, num_blocks, 2)), _sequence(neighbour, range(0, num_blocks, 2))
+    builder, host_rows = StepInputBuilder(_BLOCK_SIZE), HostRows(_BLOCK_SIZE)
     rows = []
     for size in _CHUNK_SIZES:
         chunks = [
@@ -74,17 +76,17 @@ def _by_chunks(adapted: TransformersModel, prompt: list[int], neighbour: list[in
         if not chunks:
             break
         plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
-        step_input = StepInput.from_plan(plan, block_size=_BLOCK_SIZE)
-        hidden = adapted.forward(step_input, cache)
+        step = builder.build(plan)
+        hidden = adapted.forward(host_rows.apply(step), cache)
         # Scored rows, all but a prompt's last, follow the sampled ones; only `ours` is scored.
-        scored = adapted.head(hidden[step_input.num_sampled :])
-        sampled = adapted.head(hidden[: step_input.num_sampled])
+        scored = adapted.head(hidden[len(step.sampled) :])
+        sampled = adapted.head(hidden[: len(step.sampled)])
         rows.append(scored)
         last = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         if ours in last:
             rows.append(sampled[last.index(ours)][None])
         for chunk in plan.chunks:
-            chunk.sequence.advance(chunk.num_tokens)
+            chunk.sequence.num_computed_tokens += chunk.num_tokens
     return torch.cat(rows)
 
 

@@ -1,0 +1,138 @@
+"""The input of a forward pass on the host's side: flat arrays, built once and used by every layer.
+
+The rows of a step are its tokens: first the chunks of one token (decodes), then the longer chunks one after another,
+without padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fastgen.model.step_input import StepInput
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """A chunk of several tokens.
+
+    Attributes:
+        row, num_tokens: its first row and number of rows.
+        context: computed tokens of its sequence before the chunk.
+        table_start: index of its first block in `ForwardInput.tables`.
+        blocks: blocks of context and chunk, in order.
+    """
+
+    row: int
+    num_tokens: int
+    context: int
+    table_start: int
+    blocks: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInput:
+    """The arrays of one step with T rows: the first D are decodes, S are sampled, P get prompt logprobs.
+
+    Attributes:
+        token_ids: [T].
+        positions: [T], position of each row in its sequence.
+        blocks, slots: [T], cache location of each row's key and value.
+        logit_rows: [S + P], rows that need logits: the sampled rows in chunk order, then the rows with prompt logprobs.
+        num_sampled: S.
+        tables: block tables of all sequences in one array.
+        table_starts: [D], index of each decode's first block in `tables`.
+        contexts: [D], number of keys that each decode attends to, including its own.
+        chunks: chunks of several tokens.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    blocks: IntArray
+    slots: IntArray
+    logit_rows: IntArray
+    num_sampled: int
+    tables: IntArray
+    table_starts: IntArray
+    contexts: IntArray
+    chunks: tuple[ChunkSpan, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens of the step."""
+        return len(self.token_ids)
+
+    @property
+    def num_decodes(self) -> int:
+        """Number of chunks of one token."""
+        return len(self.contexts)
+
+
+class HostRows:
+    """Block table and last token of each row of a runner that prepares its input on the host.
+
+    Attributes:
+        last_ids: [rows], token sampled last; set it after sampling.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._tables = np.zeros((1, 1), np.int64)
+        self.last_ids = np.zeros(1, np.int64)
+
+    def apply(self, step: StepInput) -> ForwardInput:
+        """Apply the updates of a step and return the input of its forward pass."""
+        rows, columns, blocks = step.table_updates
+        if len(rows):
+            self._fit(int(rows.max()) + 1, int(columns.max()) + 1)
+            self._tables[rows, columns] = blocks
+        size, width = self._block_size, self._tables.shape[1]
+        decodes, starts = step.num_decodes, step.rows.astype(np.int64) * width
+        first_rows, counts = step.query_starts[:-1], np.diff(step.query_starts)
+        contexts = step.seq_lens - counts
+        sampled_rows = first_rows[step.sampled] + counts[step.sampled] - 1
+        return ForwardInput(
+            token_ids=self._token_ids(step),
+            positions=np.repeat(contexts - first_rows, counts) + np.arange(step.num_tokens),
+            blocks=(step.slot_mapping // size).astype(np.int64),
+            slots=(step.slot_mapping % size).astype(np.int64),
+            logit_rows=np.concatenate((sampled_rows, step.scored_tokens)).astype(np.int64),
+            num_sampled=len(step.sampled),
+            tables=self._tables.ravel(),
+            table_starts=starts[:decodes],
+            contexts=step.seq_lens[:decodes].astype(np.int64),
+            chunks=tuple(
+                ChunkSpan(
+                    row=int(first_rows[i]),
+                    num_tokens=int(counts[i]),
+                    context=int(contexts[i]),
+                    table_start=int(starts[i]),
+                    blocks=self._tables[step.rows[i], : -(-int(step.seq_lens[i]) // size)],
+                )
+                for i in range(decodes, len(step.rows))
+            ),
+        )
+
+    def _token_ids(self, step: StepInput) -> IntArray:
+        """Return the token ids, with those sampled last filled in. Only decodes can have them."""
+        token_ids = step.token_ids.astype(np.int64)
+        decodes = token_ids[: step.num_decodes]
+        decodes[:] = np.where(decodes < 0, self.last_ids[step.rows[: step.num_decodes]], decodes)
+        return token_ids
+
+    def _fit(self, rows: int, columns: int) -> None:
+        """Enlarge the state if it has fewer rows or columns; doubling keeps that rare."""
+        have_rows, have_columns = self._tables.shape
+        if rows > have_rows or columns > have_columns:
+            grown = (
+                max(rows, 2 * have_rows * (rows > have_rows), have_rows),
+                max(columns, 2 * have_columns * (columns > have_columns), have_columns),
+            )
+            tables = np.zeros(grown, np.int64)
+            tables[:have_rows, :have_columns] = self._tables
+            self._tables = tables
+            self.last_ids = np.concatenate((self.last_ids, np.zeros(grown[0] - have_rows, np.int64)))

@@ -136,6 +136,8 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
         rest = {word: value for word, value in node.items() if word not in ("anyOf", "default")}
         node = {**_convert(options[0], definitions), **rest}
     schema: dict[str, Any] = {word: node[word] for word in _KEPT if word in node}
+    if "description" in schema:
+        schema["description"] = " ".join(schema["description"].split())
     schema |= {word: value for word, value in node.items() if word.startswith("x-kubernetes-")}
     if "const" in node:
         schema["enum"] = [node["const"]]
@@ -181,16 +183,21 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def main() -> None:
-    """Print the CRD, or write both files with `--write`."""
-    parser = argparse.ArgumentParser(description="Generate the FastGenDeployment CRD.")
-    parser.add_argument("--write", action="store_true", help=f"write {CRD_PATH} and {CHART_PATH}")
+def print_or_write(description: str, files: dict[Path, str]) -> None:
+    """Run a generator's command line: print the text of the first file, or write all files with `--write`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--write", action="store_true", help=f"write {' and '.join(str(path) for path in files)}")
     if not parser.parse_args().write:
-        print(crd_yaml(), end="")
+        print(next(iter(files.values())), end="")
         return
-    for path, text in ((CRD_PATH, crd_yaml()), (CHART_PATH, chart_yaml())):
+    for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+def main() -> None:
+    """Print the CRD, or write both files with `--write`."""
+    print_or_write("Generate the FastGenDeployment CRD.", {CRD_PATH: crd_yaml(), CHART_PATH: chart_yaml()})
 
 
 if __name__ == "__main__":

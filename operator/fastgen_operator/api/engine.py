@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from fastgen.config import DEFAULT_TOKEN_BUDGET
-from fastgen_operator.api.fields import ApiModel, engine_setting, number_or_word, rules, setting_field
+from fastgen_operator.api.fields import ApiModel, engine_setting, model_rules, number_or_word, rules, setting_field
 
 # The flags that `children/pod.py` sets; extraArgs must not repeat them.
 OPERATOR_FLAGS: tuple[str, ...] = (
@@ -34,25 +34,20 @@ OPERATOR_FLAGS: tuple[str, ...] = (
     "--no-prefix-caching",
 )
 
-_BLOCK_SIZE = engine_setting("block_size")
-
 
 def _block_sizes() -> str:
-    assert _BLOCK_SIZE.minimum is not None, "the block size is bounded"
-    assert _BLOCK_SIZE.maximum is not None, "the block size is bounded"
-    powers = [str(1 << bit) for bit in range(32) if _BLOCK_SIZE.minimum <= 1 << bit <= _BLOCK_SIZE.maximum]
-    return ", ".join(powers)
+    setting = engine_setting("block_size")
+    assert setting.minimum is not None, "the block size is bounded"
+    assert setting.maximum is not None, "the block size is bounded"
+    return ", ".join(str(1 << bit) for bit in range(32) if setting.minimum <= 1 << bit <= setting.maximum)
 
 
 class KVCache(ApiModel):
     """Configuration of the paged KV cache."""
 
     memory_percent: int = setting_field("memory_percent")
-    block_size: int = Field(
-        default=_BLOCK_SIZE.default,
-        ge=_BLOCK_SIZE.minimum,
-        le=_BLOCK_SIZE.maximum,
-        description=_BLOCK_SIZE.help,
+    block_size: int = setting_field(
+        "block_size",
         json_schema_extra=rules(
             (
                 f"self in [{_block_sizes()}]",
@@ -72,39 +67,32 @@ class KVCache(ApiModel):
 class Engine(ApiModel):
     """Configuration of the inference engine."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.maxSequences) || (has(self.tokenBudget) "
-                "? type(self.tokenBudget) != int || self.tokenBudget >= self.maxSequences "
-                f": self.device != 'cpu' || self.maxSequences <= {DEFAULT_TOKEN_BUDGET['cpu']})",
-                "spec.engine.tokenBudget must be at least spec.engine.maxSequences, because each running sequence "
-                "is scheduled one token in every step: raise tokenBudget or lower maxSequences",
-            ),
-            (
-                # Prefixes are rejected too, because argument parsers expand an unambiguous prefix to the full flag.
-                "!has(self.extraArgs) || self.extraArgs.all(a, !["
-                + ", ".join(f"'{flag}'" for flag in OPERATOR_FLAGS)
-                + "].exists(f, f.startsWith(a.split('=')[0])))",
-                "spec.engine.extraArgs must not contain a flag that the operator sets, or a prefix of one: use the "
-                f"spec field instead of {', '.join(OPERATOR_FLAGS)}",
-            ),
-        )
+    model_config = model_rules(
+        (
+            "!has(self.maxSequences) || (has(self.tokenBudget) "
+            "? type(self.tokenBudget) != int || self.tokenBudget >= self.maxSequences "
+            f": self.device != 'cpu' || self.maxSequences <= {DEFAULT_TOKEN_BUDGET['cpu']})",
+            "spec.engine.tokenBudget must be at least spec.engine.maxSequences, because each running sequence "
+            "is scheduled one token in every step: raise tokenBudget or lower maxSequences",
+        ),
+        (
+            # Prefixes are rejected too, because argument parsers expand an unambiguous prefix to the full flag.
+            "!has(self.extraArgs) || self.extraArgs.all(a, !["
+            + ", ".join(f"'{flag}'" for flag in OPERATOR_FLAGS)
+            + "].exists(f, f.startsWith(a.split('=')[0])))",
+            "spec.engine.extraArgs must not contain a flag that the operator sets, or a prefix of one: use the "
+            f"spec field instead of {', '.join(OPERATOR_FLAGS)}",
+        ),
     )
-    image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
-        default=None,
-        description="Container image of the engine. Defaults to the image that the operator is configured with.",
-    )
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """Container image of the engine. Defaults to the image that the operator is configured with."""
     device: Literal["cpu", "cuda"] = setting_field("device", required=True)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting_field("dtype")
     token_budget: int | str | None = number_or_word("token_budget", "spec.engine.tokenBudget")
     max_sequences: int | None = setting_field("max_sequences")
     max_model_length: int | None = setting_field("max_model_length")
     max_queued_requests: int = setting_field("max_queued_requests")
-    kv_cache: KVCache = Field(default=KVCache(), description="Configuration of the paged KV cache.")
-    extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
-        default=[],
-        max_length=64,
-        description="Additional command-line arguments for `fastgen serve`, appended to those that the operator sets. "
-        "Each flag and each value is an item of its own, for example [--quantization, int8].",
-    )
+    kv_cache: KVCache = KVCache()
+    extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(default=[], max_length=64)
+    """Additional command-line arguments for `fastgen serve`, appended to those that the operator sets. Each flag and
+    each value is an item of its own, for example [--quantization, int8]."""

@@ -28,9 +28,14 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0
 
 
 class ApiModel(BaseModel):
-    """Base of the API models: snake_case in Python, camelCase in YAML, immutable."""
+    """Base of the API models: snake_case in Python, camelCase in YAML, immutable.
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+    The docstring under a field is its description in the CRD. Without one, the docstring of its type is.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, use_attribute_docstrings=True
+    )
 
 
 def engine_setting(name: str) -> Setting:
@@ -43,11 +48,18 @@ def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
-def setting_field(name: str, *, required: bool = False) -> Any:
+def model_rules(*pairs: tuple[str, str]) -> ConfigDict:
+    """Return the configuration of a model with `rules`."""
+    return ConfigDict(json_schema_extra=rules(*pairs))
+
+
+def setting_field(name: str, *, required: bool = False, json_schema_extra: dict[str, Any] | None = None) -> Any:
     """Return a field with the default, bounds and help text of the engine setting `name`."""
     found = engine_setting(name)
     default = ... if required else found.default
-    return Field(default, ge=found.minimum, le=found.maximum, description=found.help)
+    return Field(
+        default, ge=found.minimum, le=found.maximum, description=found.help, json_schema_extra=json_schema_extra
+    )
 
 
 def number_or_word(name: str, path: str) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, ShortText, rules
+from fastgen_operator.api.fields import ApiModel, ShortText, model_rules
 
 _CIDR = Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f:.]+/[0-9]{1,3}$")]
 _LabelValue = Annotated[str, Field(max_length=63)]
@@ -15,71 +15,55 @@ _LabelValue = Annotated[str, Field(max_length=63)]
 class Requirement(ApiModel):
     """One requirement of a label selector."""
 
-    key: ShortText = Field(description="Label key that the requirement applies to.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
-        description="Relationship between the key and the values."
-    )
-    values: list[_LabelValue] = Field(
-        default=[],
-        max_length=64,
-        description="Label values. Must be empty for the operators Exists and DoesNotExist.",
-    )
+    key: ShortText
+    """Label key that the requirement applies to."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """Relationship between the key and the values."""
+    values: list[_LabelValue] = Field(default=[], max_length=64)
+    """Label values. Must be empty for the operators Exists and DoesNotExist."""
 
 
 class LabelSelector(ApiModel):
     """A label selector. An empty one matches every object."""
 
-    match_labels: dict[str, _LabelValue] = Field(
-        default={}, max_length=16, description="Labels that an object must have. All of them must match."
-    )
-    match_expressions: list[Requirement] = Field(
-        default=[], max_length=16, description="Requirements on an object's labels. All of them must be met."
-    )
+    match_labels: dict[str, _LabelValue] = Field(default={}, max_length=16)
+    """Labels that an object must have. All of them must match."""
+    match_expressions: list[Requirement] = Field(default=[], max_length=16)
+    """Requirements on an object's labels. All of them must be met."""
 
 
 class IPBlock(ApiModel):
     """A range of IP addresses."""
 
-    cidr: _CIDR = Field(description="Address range in CIDR notation, for example 10.0.0.0/8.")
-    exceptions: list[_CIDR] = Field(
-        default=[], alias="except", max_length=16, description="Address ranges within cidr to exclude."
-    )
+    cidr: _CIDR
+    """Address range in CIDR notation, for example 10.0.0.0/8."""
+    exceptions: list[_CIDR] = Field(default=[], alias="except", max_length=16)
+    """Address ranges within cidr to exclude."""
 
 
 class Peer(ApiModel):
     """A peer of a NetworkPolicy: an IP block, or pods and namespaces."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "has(self.ipBlock) ? !has(self.podSelector) && !has(self.namespaceSelector) "
-                ": has(self.podSelector) || has(self.namespaceSelector)",
-                "spec.network.allowFrom: each item must set either ipBlock, or podSelector, namespaceSelector or both: "
-                "split the item into two, or set one of these fields",
-            )
+    model_config = model_rules(
+        (
+            "has(self.ipBlock) ? !has(self.podSelector) && !has(self.namespaceSelector) "
+            ": has(self.podSelector) || has(self.namespaceSelector)",
+            "spec.network.allowFrom: each item must set either ipBlock, or podSelector, namespaceSelector or both: "
+            "split the item into two, or set one of these fields",
         )
     )
-    pod_selector: LabelSelector | None = Field(
-        default=None,
-        description="Selects pods by label, in the namespaces that namespaceSelector matches, or in the namespace of "
-        "the FastGenDeployment if namespaceSelector is unset.",
-    )
-    namespace_selector: LabelSelector | None = Field(
-        default=None,
-        description="Selects namespaces by label. All their pods are allowed, unless podSelector is also set.",
-    )
-    ip_block: IPBlock | None = Field(
-        default=None, description="Range of IP addresses, for clients outside the cluster."
-    )
+    pod_selector: LabelSelector | None = None
+    """Selects pods by label, in the namespaces that namespaceSelector matches, or in the namespace of the
+    FastGenDeployment if namespaceSelector is unset."""
+    namespace_selector: LabelSelector | None = None
+    """Selects namespaces by label. All their pods are allowed, unless podSelector is also set."""
+    ip_block: IPBlock | None = None
+    """Range of IP addresses, for clients outside the cluster."""
 
 
 class Network(ApiModel):
     """Network access to the engines."""
 
-    allow_from: list[Peer] = Field(
-        default=[],
-        max_length=32,
-        description="Peers that can connect to the engines' port. If empty, all pods in the namespace of the "
-        "FastGenDeployment can. The operator, and Prometheus if PodMonitors are in use, can always connect to read the "
-        "metrics.",
-    )
+    allow_from: list[Peer] = Field(default=[], max_length=32)
+    """Peers that can connect to the engines' port. If empty, all pods in the namespace of the FastGenDeployment can.
+    The operator, and Prometheus if PodMonitors are in use, can always connect to read the metrics."""

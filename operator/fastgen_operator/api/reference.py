@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from fastgen_operator.api.crd import custom_resource_definition
+from fastgen_operator.api.crd import custom_resource_definition, print_or_write
 
 PAGE_PATH: Final = Path("docs/reference/resource.md")
 
@@ -99,13 +98,7 @@ def _rules(schema: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Print the page, or write it with `--write`."""
-    parser = argparse.ArgumentParser(description="Generate the API reference of FastGenDeployment.")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE_PATH}")
-    if not parser.parse_args().write:
-        print(resource_page(), end="")
-        return
-    PAGE_PATH.parent.mkdir(parents=True, exist_ok=True)
-    PAGE_PATH.write_text(resource_page())
+    print_or_write("Generate the API reference of FastGenDeployment.", {PAGE_PATH: resource_page()})
 
 
 if __name__ == "__main__":

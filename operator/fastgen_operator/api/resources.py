@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, Quantity, rules
-
-GPU_RESOURCE = "nvidia.com/gpu"
+from fastgen_operator.api.fields import ApiModel, Quantity, model_rules
 
 
 class GPU(ApiModel):
     """GPUs of one replica, requested as an extended resource."""
 
-    count: int = Field(
-        default=0, ge=0, le=64, description="Number of GPUs per replica. Must be 0 if spec.engine.device is cpu."
-    )
+    count: int = Field(default=0, ge=0, le=64)
+    """Number of GPUs per replica. Must be 0 if spec.engine.device is cpu."""
     resource_name: str = Field(
-        default=GPU_RESOURCE,
+        default="nvidia.com/gpu",
         max_length=253,
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-        description="Name of the extended resource that the device plugin advertises, for example nvidia.com/gpu.",
     )
+    """Name of the extended resource that the device plugin advertises, for example nvidia.com/gpu."""
 
 
 class Resources(ApiModel):
     """Compute resources of one replica."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            *(
-                (
-                    f"!has(self.{which}) || !(self.gpu.resourceName in self.{which})",
-                    f"spec.resources.{which} must not contain the GPU resource: set spec.resources.gpu.count instead",
-                )
-                for which in ("requests", "limits")
+    model_config = model_rules(
+        *(
+            (
+                f"!has(self.{which}) || !(self.gpu.resourceName in self.{which})",
+                f"spec.resources.{which} must not contain the GPU resource: set spec.resources.gpu.count instead",
             )
+            for which in ("requests", "limits")
         )
     )
-    gpu: GPU = Field(default=GPU(), description="GPUs of one replica.")
-    requests: dict[str, Quantity] = Field(
-        default={},
-        max_length=16,
-        description="Resource requests of the engine container, for example {cpu: 2, memory: 4Gi}.",
-    )
-    limits: dict[str, Quantity] = Field(
-        default={},
-        max_length=16,
-        description="Resource limits of the engine container, for example {memory: 8Gi}. With device cpu, the KV cache "
-        "is sized to fit into the memory limit.",
-    )
+    gpu: GPU = GPU()
+    """GPUs of one replica."""
+    requests: dict[str, Quantity] = Field(default={}, max_length=16)
+    """Resource requests of the engine container, for example {cpu: 2, memory: 4Gi}."""
+    limits: dict[str, Quantity] = Field(default={}, max_length=16)
+    """Resource limits of the engine container, for example {memory: 8Gi}. With device cpu, the KV cache is sized to fit
+    into the memory limit."""

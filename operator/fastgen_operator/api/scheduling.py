@@ -12,55 +12,42 @@ from fastgen_operator.api.fields import ApiModel, FreeForm, ShortText
 class Toleration(ApiModel):
     """A toleration, as in a pod's spec."""
 
-    key: ShortText | None = Field(default=None, description="Key of the tolerated taint. If unset, all keys match.")
-    operator: Literal["Exists", "Equal"] = Field(
-        default="Equal", description="How the taint's value is compared. Exists matches every value."
-    )
-    value: str | None = Field(
-        default=None, max_length=253, description="Value of the tolerated taint, for the operator Equal."
-    )
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the tolerated taint. If unset, all effects match."
-    )
-    toleration_seconds: int | None = Field(
-        default=None,
-        ge=0,
-        le=1 << 31,
-        description="Time in seconds that a NoExecute taint is tolerated before the pod is evicted. If unset, it is "
-        "tolerated forever.",
-    )
+    key: ShortText | None = None
+    """Key of the tolerated taint. If unset, all keys match."""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    """How the taint's value is compared. Exists matches every value."""
+    value: str | None = Field(default=None, max_length=253)
+    """Value of the tolerated taint, for the operator Equal."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the tolerated taint. If unset, all effects match."""
+    toleration_seconds: int | None = Field(default=None, ge=0, le=1 << 31)
+    """Time in seconds that a NoExecute taint is tolerated before the pod is evicted. If unset, it is tolerated
+    forever."""
 
 
 class TopologySpread(ApiModel):
     """A topology spread constraint. Its label selector matches the pods of this FastGenDeployment."""
 
-    topology_key: ShortText = Field(
-        description="Node label whose values define the topology domains, for example topology.kubernetes.io/zone."
-    )
-    max_skew: int = Field(
-        default=1,
-        ge=1,
-        le=1000,
-        description="Maximum difference between the numbers of pods in any two topology domains.",
-    )
-    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
-        default="DoNotSchedule",
-        description="What to do with a pod that would exceed maxSkew: leave it pending, or schedule it anyway.",
-    )
+    topology_key: ShortText
+    """Node label whose values define the topology domains, for example topology.kubernetes.io/zone."""
+    max_skew: int = Field(default=1, ge=1, le=1000)
+    """Maximum difference between the numbers of pods in any two topology domains."""
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = "DoNotSchedule"
+    """What to do with a pod that would exceed maxSkew: leave it pending, or schedule it anyway."""
 
 
 class Scheduling(ApiModel):
     """Constraints on the nodes that the pods run on."""
 
-    node_selector: dict[str, str] = Field(
-        default={}, max_length=64, description="Labels that a node must have to run the pods."
-    )
-    tolerations: list[Toleration] = Field(default=[], max_length=64, description="Tolerations of the pods.")
-    affinity: FreeForm | None = Field(default=None, description="Affinity of the pods, as in a pod's spec.")
-    priority_class_name: ShortText | None = Field(default=None, description="Name of the pods' PriorityClass.")
-    runtime_class_name: ShortText | None = Field(
-        default=None, description="Name of the pods' RuntimeClass, for example nvidia."
-    )
-    topology_spread_constraints: list[TopologySpread] = Field(
-        default=[], max_length=16, description="How the pods are spread across topology domains."
-    )
+    node_selector: dict[str, str] = Field(default={}, max_length=64)
+    """Labels that a node must have to run the pods."""
+    tolerations: list[Toleration] = Field(default=[], max_length=64)
+    """Tolerations of the pods."""
+    affinity: FreeForm | None = None
+    """Affinity of the pods, as in a pod's spec."""
+    priority_class_name: ShortText | None = None
+    """Name of the pods' PriorityClass."""
+    runtime_class_name: ShortText | None = None
+    """Name of the pods' RuntimeClass, for example nvidia."""
+    topology_spread_constraints: list[TopologySpread] = Field(default=[], max_length=16)
+    """How the pods are spread across topology domains."""

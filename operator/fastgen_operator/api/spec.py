@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.api.engine import Engine
-from fastgen_operator.api.fields import ApiModel, FreeForm, ObjectName, engine_setting, rules, setting_field
+from fastgen_operator.api.fields import (
+    ApiModel,
+    FreeForm,
+    ObjectName,
+    engine_setting,
+    model_rules,
+    rules,
+    setting_field,
+)
 from fastgen_operator.api.model import DOWNLOADED, Cache, Model, downloaded_only
 from fastgen_operator.api.network import Network
 from fastgen_operator.api.resources import Resources
@@ -25,7 +33,6 @@ class TemplateMetadata(ApiModel):
     labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
         default={},
         max_length=32,
-        description="Labels to add to the pods. Labels that the operator selects pods by cannot be set.",
         json_schema_extra=rules(
             (
                 "!('fastgen.dev/deployment' in self) && !('pod-template-hash' in self)",
@@ -34,105 +41,80 @@ class TemplateMetadata(ApiModel):
             )
         ),
     )
-    annotations: dict[str, str] = Field(
-        default={},
-        max_length=64,
-        description="Annotations to add to the pods. They cannot override the operator's annotations.",
-    )
+    """Labels to add to the pods. Labels that the operator selects pods by cannot be set."""
+    annotations: dict[str, str] = Field(default={}, max_length=64)
+    """Annotations to add to the pods. They cannot override the operator's annotations."""
 
 
 class PodTemplate(ApiModel):
     """Patch for the generated pod template."""
 
-    metadata: TemplateMetadata = Field(
-        default=TemplateMetadata(), description="Labels and annotations to add to the pods."
-    )
-    spec: FreeForm | None = Field(
-        default=None,
-        description="Strategic merge patch for the pod spec, as in `kubectl patch`. List items are matched by their "
-        "merge key, for example containers by name; the engine's container is named engine. `$patch: delete` removes "
-        "an item. The command, arguments and port of the engine container cannot be changed. A patch that violates the "
-        "restricted Pod Security Standard is applied, and reported in the condition PodsRestricted.",
-    )
+    metadata: TemplateMetadata = TemplateMetadata()
+    spec: FreeForm | None = None
+    """Strategic merge patch for the pod spec, as in `kubectl patch`. List items are matched by their merge key, for
+    example containers by name; the engine's container is named engine. `$patch: delete` removes an item. The command,
+    arguments and port of the engine container cannot be changed. A patch that violates the restricted Pod Security
+    Standard is applied, and reported in the condition PodsRestricted."""
 
 
 class Spec(ApiModel):
     """Desired state of the FastGenDeployment."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "self.rollout.progressDeadlineSeconds >= self.startupDeadlineSeconds",
-                "spec.rollout.progressDeadlineSeconds must be at least spec.startupDeadlineSeconds, so that a pod that "
-                "is still starting is not reported as failed: raise progressDeadlineSeconds or lower "
-                "startupDeadlineSeconds",
-            ),
-            (
-                "self.engine.device != 'cuda' || self.resources.gpu.count > 0",
-                "spec.resources.gpu.count must be at least 1 if spec.engine.device is cuda, because a pod only gets "
-                "the GPUs that it requests: set it to 1",
-            ),
-            (
-                "self.engine.device != 'cpu' || self.resources.gpu.count == 0",
-                "spec.resources.gpu.count must be 0 if spec.engine.device is cpu, because the engine would reserve "
-                "GPUs without using them: set spec.engine.device to cuda or remove spec.resources.gpu",
-            ),
-            (
-                "!has(self.autoscaling) || !has(self.engine.extraArgs) || self.engine.extraArgs.all(a, "
-                f"!'{INTER_TOKEN_TARGET}'.startsWith(a.split('=')[0]))",
-                f"spec.engine.extraArgs must not set {INTER_TOKEN_TARGET} together with spec.autoscaling, which sets "
-                "it: use spec.autoscaling.targets.interTokenLatencyMilliseconds instead",
-            ),
-            (
-                "!(has(self.replicas) && has(self.autoscaling))",
-                "spec.replicas and spec.autoscaling are mutually exclusive: remove spec.replicas and set "
-                "spec.autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling",
-            ),
-            downloaded_only("spec.cache", "model.source"),
-        )
+    model_config = model_rules(
+        (
+            "self.rollout.progressDeadlineSeconds >= self.startupDeadlineSeconds",
+            "spec.rollout.progressDeadlineSeconds must be at least spec.startupDeadlineSeconds, so that a pod that "
+            "is still starting is not reported as failed: raise progressDeadlineSeconds or lower "
+            "startupDeadlineSeconds",
+        ),
+        (
+            "self.engine.device != 'cuda' || self.resources.gpu.count > 0",
+            "spec.resources.gpu.count must be at least 1 if spec.engine.device is cuda, because a pod only gets "
+            "the GPUs that it requests: set it to 1",
+        ),
+        (
+            "self.engine.device != 'cpu' || self.resources.gpu.count == 0",
+            "spec.resources.gpu.count must be 0 if spec.engine.device is cpu, because the engine would reserve "
+            "GPUs without using them: set spec.engine.device to cuda or remove spec.resources.gpu",
+        ),
+        (
+            "!has(self.autoscaling) || !has(self.engine.extraArgs) || self.engine.extraArgs.all(a, "
+            f"!'{INTER_TOKEN_TARGET}'.startsWith(a.split('=')[0]))",
+            f"spec.engine.extraArgs must not set {INTER_TOKEN_TARGET} together with spec.autoscaling, which sets "
+            "it: use spec.autoscaling.targets.interTokenLatencyMilliseconds instead",
+        ),
+        (
+            "!(has(self.replicas) && has(self.autoscaling))",
+            "spec.replicas and spec.autoscaling are mutually exclusive: remove spec.replicas and set "
+            "spec.autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling",
+        ),
+        downloaded_only("spec.cache", "model.source"),
     )
-    model: Model = Field(description="The model to serve.")
-    engine: Engine = Field(description="Configuration of the inference engine.")
-    resources: Resources = Field(default=Resources(), description="Compute resources of one replica.")
-    replicas: int | None = Field(
-        default=None,
-        ge=0,
-        le=1000,
-        description="Number of replicas. 0 stops serving. Defaults to 1 if autoscaling is also unset. Mutually "
-        "exclusive with autoscaling. An external autoscaler that uses the scale subresource, such as a "
-        "HorizontalPodAutoscaler, needs an initial value here.",
-    )
-    autoscaling: Autoscaling | None = Field(
-        default=None,
-        description="Scales the replicas automatically on arriving and queued tokens. Mutually exclusive with "
-        "replicas.",
-    )
-    rollout: Rollout = Field(default=Rollout(), description="Rolling update strategy of the pods.")
+    model: Model
+    engine: Engine
+    resources: Resources = Resources()
+    replicas: int | None = Field(default=None, ge=0, le=1000)
+    """Number of replicas. 0 stops serving. Defaults to 1 if autoscaling is also unset. Mutually exclusive with
+    autoscaling. An external autoscaler that uses the scale subresource, such as a HorizontalPodAutoscaler, needs an
+    initial value here."""
+    autoscaling: Autoscaling | None = None
+    """Scales the replicas automatically on arriving and queued tokens. Mutually exclusive with replicas."""
+    rollout: Rollout = Rollout()
+    """Rolling update strategy of the pods."""
     drain_seconds: int = setting_field("drain_seconds")
-    startup_deadline_seconds: int = Field(
-        default=1800,
-        ge=10,
-        le=86400,
-        description="Time in seconds that the engine container has to become ready after it starts, before it is "
-        "restarted. Rounded up to an even number.",
-    )
-    scheduling: Scheduling = Field(default=Scheduling(), description="Constraints on the nodes that the pods run on.")
+    startup_deadline_seconds: int = Field(default=1800, ge=10, le=86400)
+    """Time in seconds that the engine container has to become ready after it starts, before it is restarted. Rounded up
+    to an even number."""
+    scheduling: Scheduling = Scheduling()
     cache: Cache | None = Field(
         default=None,
         description="Persistent volume that the model is downloaded to once. If unset, each pod downloads its own copy "
         f"of an {' or '.join(DOWNLOADED)} model when it starts.",
     )
-    disruption: Disruption = Field(
-        default=Disruption(), description="Disruption budget applied to voluntary evictions, such as node drains."
-    )
-    network: Network = Field(default=Network(), description="Network access to the engines.")
-    api_key_secret_name: ObjectName | None = Field(
-        default=None,
-        description="Name of a Secret in the same namespace whose key api-keys contains the accepted API keys, one per "
-        "line. Changes take effect without a restart. If unset, requests need no API key.",
-    )
-    pod_template: PodTemplate | None = Field(
-        default=None,
-        description="Strategic merge patch applied to the generated pod template, for settings that have no field of "
-        "their own.",
-    )
+    disruption: Disruption = Disruption()
+    network: Network = Network()
+    api_key_secret_name: ObjectName | None = None
+    """Name of a Secret in the same namespace whose key api-keys contains the accepted API keys, one per line. Changes
+    take effect without a restart. If unset, requests need no API key."""
+    pod_template: PodTemplate | None = None
+    """Strategic merge patch applied to the generated pod template, for settings that have no field of their own."""

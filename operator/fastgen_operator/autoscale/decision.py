@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from fastgen_operator.autoscale.capacity import Capacity
-
-# Reasons for a change of the replicas. Those for a scale-up are in `needs`.
-DEMAND_FELL: Final = "DemandFell"
-BOUNDS_CHANGED: Final = "BoundsChanged"
-
-# Reasons to hold the number of replicas.
-NO_READY_REPLICAS: Final = "NoReadyReplicas"
-NO_METRICS: Final = "NoMetrics"
-METRICS_STALE: Final = "MetricsStale"
-CAPACITY_UNKNOWN: Final = "CapacityUnknown"
-HOLD_AFTER_RESTART: Final = "HoldAfterRestart"
-
-# Reasons why the fleet differs from the size that the load requires.
-TOO_MANY_REPLICAS: Final = "TooManyReplicas"
-TOO_FEW_REPLICAS: Final = "TooFewReplicas"
-RATE_LIMITED: Final = "RateLimited"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """Reason for the current number of replicas: the last change since the autoscaler started."""
 
-    reason: str
+    reason: Literal["KVCacheFull", "DemandGrew", "DemandJumped", "BacklogTooLong", "DemandFell", "BoundsChanged"]
     message: str
 
 

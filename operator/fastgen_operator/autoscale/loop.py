@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Sample
@@ -18,27 +18,19 @@ from fastgen_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Reason of a decision without a change or a hold.
-STEADY: Final = "Steady"
 
-Answers = dict[Target, Sample | UnusableError]
-
-
+@dataclass(slots=True)
 class Autoscaler:
     """Sizes all fleets of a watchlist.
 
-    Args:
+    Attributes:
         wake: queues a resource for a reconcile.
     """
 
-    def __init__(
-        self,
-        watchlist: Watchlist,
-        scraper: Scraper,
-        metrics: Metrics,
-        wake: Callable[[Key], None],
-    ) -> None:
-        self._watchlist, self._scraper, self._metrics, self._wake = watchlist, scraper, metrics, wake
+    watchlist: Watchlist
+    scraper: Scraper
+    metrics: Metrics
+    wake: Callable[[Key], None]
 
     async def run(self) -> None:
         """Scrape and decide periodically until cancelled."""
@@ -50,15 +42,15 @@ class Autoscaler:
             except Exception:
                 # A failure must not stop the autoscaling of all fleets.
                 logger.exception("scraping and sizing the fleets")
-            await asyncio.sleep(max(0.0, began + self._watchlist.scrape_seconds - loop.time()))
+            await asyncio.sleep(max(0.0, began + self.watchlist.scrape_seconds - loop.time()))
 
     async def run_once(self) -> None:
         """Scrape every fleet once, and decide for each."""
-        subjects = self._watchlist.subjects()
+        subjects = self.watchlist.subjects()
         targets = {key: _targets(subject) for key, subject in subjects}
-        answers = await self._scraper.scrape(target for of_one in targets.values() for target in of_one)
+        answers = await self.scraper.scrape(target for of_one in targets.values() for target in of_one)
         for key, subject in subjects:
-            record = self._watchlist.open_record(key, subject.uid)
+            record = self.watchlist.open_record(key, subject.uid)
             if record is not None:
                 self._store_samples(key, record, [(target, answers[target]) for target in targets[key]])
                 self._decide(key, subject, record)
@@ -72,10 +64,10 @@ class Autoscaler:
         # Replaced as a whole: a reconcile may read it in another thread.
         record.samples = {**kept, **usable}
         if usable:
-            self._metrics.mark_scraped(key)
+            self.metrics.mark_scraped(key)
         failures = [(target, answer) for target, answer in answers if isinstance(answer, UnusableError)]
         for target, error in failures:
-            self._metrics.scrape_failures.labels(error.reason).inc()
+            self.metrics.scrape_failures.labels(error.reason).inc()
             logger.debug("%s/%s: metrics of pod %s: %s: %s", *key, target.pod, error.reason, error)
 
     def _decide(self, key: Key, subject: Subject, record: Record) -> None:
@@ -83,10 +75,10 @@ class Autoscaler:
         before = record.decision
         decision, record.state = recommend(subject.policy, record.state, fleet, asyncio.get_running_loop().time())
         record.decision = decision
-        self._metrics.set_load(key, decision.load)
+        self.metrics.set_load(key, decision.load)
         self._count(key, record, before, decision)
         if decision != before or (before is not None and (before.capacity is None) != (decision.capacity is None)):
-            self._wake(key)
+            self.wake(key)
 
     def _count(self, key: Key, record: Record, before: Decision | None, decision: Decision) -> None:
         """Count and log a decision whose reason or replicas differ from those before."""
@@ -95,7 +87,7 @@ class Autoscaler:
         if reason == record.shown and not changed:
             return
         record.shown = reason
-        self._metrics.count_decision(key, reason)
+        self.metrics.count_decision(key, reason)
         if changed and before is not None and decision.change is not None:
             words = (before.replicas, decision.replicas, decision.change.message)
             logger.info("%s/%s: from %d to %d replicas: %s", *key, *words)
@@ -106,7 +98,7 @@ class Autoscaler:
 def _reason(decision: Decision) -> str:
     if decision.hold is not None:
         return decision.hold.reason
-    return STEADY if decision.change is None else decision.change.reason
+    return "Steady" if decision.change is None else decision.change.reason
 
 
 def _targets(subject: Subject) -> tuple[Target, ...]:

@@ -12,12 +12,6 @@ from fastgen_operator.autoscale.demand import Demand, ReplicaLoad
 from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.policy import Policy
 
-# Reasons for a scale-up.
-KV_CACHE_FULL: Final = "KVCacheFull"
-DEMAND_GREW: Final = "DemandGrew"
-DEMAND_JUMPED: Final = "DemandJumped"
-BACKLOG_TOO_LONG: Final = "BacklogTooLong"
-
 # If the fast average requires this many times the ready replicas, scale up without waiting for the slow average.
 JUMP_RATIO: Final = 2.0
 # Assumed time from a pod's creation to ready until one was observed, and bounds for observed times.
@@ -77,7 +71,7 @@ def _kv_cache(fleet: Fleet, used: float) -> Need:
     ready = len(fleet.ready)
     need = used / KV_SHARE
     message = f"the KV cache of {counted(ready)} is {100 * KV_SHARE * need / ready:.0f} % full"
-    return Need(Change(KV_CACHE_FULL, message), priority=need, up=need, down=need)
+    return Need(Change("KVCacheFull", message), priority=need, up=need, down=need)
 
 
 def _demand(fleet: Fleet, demand: Demand, stale: int, rate: float, policy: Policy) -> Need:
@@ -87,7 +81,7 @@ def _demand(fleet: Fleet, demand: Demand, stale: int, rate: float, policy: Polic
     need = load / policy.utilization
     message = f"the demand uses {100 * load / ready:.0f} % of {counted(ready)}; target {100 * policy.utilization:.0f} %"
     up = need if demand.slow.weight >= _WARM else 0.0
-    return Need(Change(DEMAND_GREW, message), priority=need, up=up, down=(load + stale) / policy.down_utilization)
+    return Need(Change("DemandGrew", message), priority=need, up=up, down=(load + stale) / policy.down_utilization)
 
 
 def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
@@ -98,7 +92,7 @@ def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
     message = f"the demand of the last seconds requires {load:.1f} fully utilized replicas; {counted(ready)} ready"
     jumped = need >= JUMP_RATIO * ready
     up = need if jumped and demand.slow.weight >= _WARM else 0.0
-    return Need(Change(DEMAND_JUMPED, message), priority=math.inf if jumped else 0.0, up=up)
+    return Need(Change("DemandJumped", message), priority=math.inf if jumped else 0.0, up=up)
 
 
 def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, policy: Policy) -> Need:
@@ -115,7 +109,7 @@ def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, policy: 
         f"the backlog of {backlog:,.0f} tokens takes {drain_seconds:.3g} s on {counted(len(fleet.ready))}; "
         f"target {policy.first_token_seconds:g} s"
     )
-    return Need(Change(BACKLOG_TOO_LONG, message), priority=need, up=need, down=need, floor=floor)
+    return Need(Change("BacklogTooLong", message), priority=need, up=need, down=need, floor=floor)
 
 
 def _drain_rate(fleet: Fleet, work: float, arriving: float, rate: float, policy: Policy) -> float:

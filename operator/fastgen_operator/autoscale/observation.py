@@ -70,8 +70,3 @@ class Fleet:
     pending_ages: tuple[float, ...] = ()
     terminating: int = 0
     start_seconds: float | None = None
-
-    @property
-    def supply(self) -> int:
-        """Number of ready and pending pods."""
-        return len(self.ready) + len(self.pending_ages)

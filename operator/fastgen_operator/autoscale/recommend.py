@@ -11,23 +11,7 @@ from typing import Final
 
 from fastgen_operator.autoscale.averages import Average, WindowMaximum
 from fastgen_operator.autoscale.capacity import Capacity, fleet_capacity
-from fastgen_operator.autoscale.decision import (
-    BOUNDS_CHANGED,
-    CAPACITY_UNKNOWN,
-    DEMAND_FELL,
-    HOLD_AFTER_RESTART,
-    METRICS_STALE,
-    NO_METRICS,
-    NO_READY_REPLICAS,
-    RATE_LIMITED,
-    TOO_FEW_REPLICAS,
-    TOO_MANY_REPLICAS,
-    Change,
-    Decision,
-    Hold,
-    Limit,
-    counted,
-)
+from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, counted
 from fastgen_operator.autoscale.demand import Demand, ReplicaLoad
 from fastgen_operator.autoscale.needs import Need, required_replicas
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
@@ -92,7 +76,7 @@ def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[D
         # A single sample gives no rate.
         return _held(state, None)
     if state.source is None and (demand.slow.value > 0 or any(load.sample.backlog_tokens for load in fresh.values())):
-        return _held(state, Hold(CAPACITY_UNKNOWN, "the engines have not measured their speed yet"))
+        return _held(state, Hold("CapacityUnknown", "the engines have not measured their speed yet"))
     rate = state.source.tokens_per_second if state.source else math.inf
     needs = required_replicas(fleet, demand, fresh, loaded, rate, policy)
     return _decide(policy, state, fleet, needs, demand.slow.value / rate, now)
@@ -103,20 +87,20 @@ def _within_bounds(policy: Policy, state: State) -> State:
     if allowed == state.replicas:
         return state
     message = f"{counted(state.replicas)} outside the bounds {policy.min_replicas} to {policy.max_replicas}"
-    return replace(state, replicas=allowed, change=Change(BOUNDS_CHANGED, message))
+    return replace(state, replicas=allowed, change=Change("BoundsChanged", message))
 
 
 def _missing_data(fleet: Fleet, fresh: dict[str, ReplicaLoad], loaded: int, policy: Policy) -> Hold | None:
     """Return why the data is insufficient for a decision; None if it is sufficient."""
     ready = len(fleet.ready)
     if not ready:
-        return Hold(NO_READY_REPLICAS, "no replica is ready, so the load cannot be measured")
+        return Hold("NoReadyReplicas", "no replica is ready, so the load cannot be measured")
     if not any(name in fleet.samples for name in fleet.ready):
-        return Hold(NO_METRICS, "no ready replica has returned usable metrics yet")
+        return Hold("NoMetrics", "no ready replica has returned usable metrics yet")
     if not fresh or loaded - len(fresh) > loaded / 2:
         seconds = MISSED_SCRAPES * policy.scrape_seconds
         return Hold(
-            METRICS_STALE,
+            "MetricsStale",
             f"more than half of {ready} ready replicas have returned no usable metrics for {seconds:g} s",
         )
     return None
@@ -125,7 +109,7 @@ def _missing_data(fleet: Fleet, fresh: dict[str, ReplicaLoad], loaded: int, poli
 def _learn_capacity(state: State, fresh: dict[str, ReplicaLoad], policy: Policy, now: float) -> State:
     demand = state.demand
     found = fleet_capacity(
-        (load.sample for load in fresh.values()),
+        [load.sample for load in fresh.values()],
         demand.requests.mean,
         demand.observed_throughput(now),
         policy.inter_token_seconds,
@@ -169,7 +153,7 @@ def _scale(
         allowed = min(up, most)
         limit = None
         if allowed < up:
-            limit = Limit(RATE_LIMITED, f"scaling up is limited to {most} replicas within {UP_SECONDS:g} s")
+            limit = Limit("RateLimited", f"scaling up is limited to {most} replicas within {UP_SECONDS:g} s")
         if allowed > current:
             state = replace(state, replicas=allowed, change=max(needs, key=lambda need: need.priority).change)
         return state, None, limit
@@ -179,12 +163,12 @@ def _scale(
         return state, None, None
     if now - state.since < policy.down_window:
         message = f"fewer replicas would suffice; the scale-down window of {policy.down_window:g} s is not over yet"
-        return state, Hold(HOLD_AFTER_RESTART, message), None
+        return state, Hold("HoldAfterRestart", message), None
     if now - state.down_at < DOWN_SECONDS:
         return state, None, None
     step = max(1, math.floor(current * policy.max_step))
     fewer = max(down, current - step)
-    change = Change(DEMAND_FELL, f"fewer than {current} replicas were sufficient for {policy.down_window:g} s")
+    change = Change("DemandFell", f"fewer than {current} replicas were sufficient for {policy.down_window:g} s")
     return replace(state, replicas=fewer, down_at=now, change=change), None, None
 
 
@@ -198,13 +182,11 @@ def _bound_limit(policy: Policy, state: State) -> Limit | None:
     """Return the bound that the load exceeded within the scale-down window: the window prevents flapping."""
     if state.unbounded_needs.value > policy.max_replicas:
         return Limit(
-            TOO_MANY_REPLICAS,
-            f"the load requires more than spec.autoscaling.maxReplicas, {policy.max_replicas}",
+            "TooManyReplicas", f"the load requires more than spec.autoscaling.maxReplicas, {policy.max_replicas}"
         )
     if max(1, _whole(state.down_needs.value)) < policy.min_replicas:
         return Limit(
-            TOO_FEW_REPLICAS,
-            f"the load requires fewer than spec.autoscaling.minReplicas, {policy.min_replicas}",
+            "TooFewReplicas", f"the load requires fewer than spec.autoscaling.minReplicas, {policy.min_replicas}"
         )
     return None
 

@@ -1,7 +1,4 @@
-"""Scrape the metrics of replicas and validate them.
-
-An unusable response has one of `REASONS`, by which failures are counted. `Scraper` returns errors, it does not raise.
-"""
+"""Scrape the metrics of replicas and validate them. `Scraper` returns errors, it does not raise."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,24 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.children.metadata import HTTP_PORT
 
-UNREACHABLE: Final = "Unreachable"
-TIMED_OUT: Final = "TimedOut"
-BAD_STATUS: Final = "BadStatus"
-TOO_LARGE: Final = "TooLarge"
-NOT_METRICS: Final = "NotMetrics"
-INCOMPLETE: Final = "Incomplete"
-OTHER_MODEL: Final = "OtherModel"
-BAD_VALUE: Final = "BadValue"
-REASONS: Final = (
-    UNREACHABLE,
-    TIMED_OUT,
-    BAD_STATUS,
-    TOO_LARGE,
-    NOT_METRICS,
-    INCOMPLETE,
-    OTHER_MODEL,
-    BAD_VALUE,
-)
+# Why a response is unusable. Failures are counted by it.
+Reason = Literal[
+    "Unreachable", "TimedOut", "BadStatus", "TooLarge", "NotMetrics", "Incomplete", "OtherModel", "BadValue"
+]
 
 # A response is about 30 KiB.
 _LIMIT_BYTES: Final = 1 << 20
@@ -64,9 +47,9 @@ _NAMES: Final = frozenset(_PREFIX + name for name, _ in (*_FIELDS, _REJECTED, *_
 
 
 class UnusableError(Exception):
-    """A response is unusable; `reason` is one of `REASONS`."""
+    """A response is unusable."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -95,10 +78,10 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
     values = _values(text, model_name)
     missing = [name for name in (*_FIELDS, *_COEFFICIENTS) if name not in values]
     if missing:
-        raise UnusableError(INCOMPLETE, f"metric {_PREFIX}{missing[0][0]} is missing")
+        raise UnusableError("Incomplete", f"metric {_PREFIX}{missing[0][0]} is missing")
     fields = {field: values[key] for key, field in _FIELDS.items()}
     if fields["kv_used"] > 1 + 1e-6:
-        raise UnusableError(BAD_VALUE, f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
+        raise UnusableError("BadValue", f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
     base, token, kv_token = (values[key] for key in _COEFFICIENTS)
     return Sample(time=time, rejected_requests=values.get(_REJECTED, 0.0), step_model=(base, token, kv_token), **fields)
 
@@ -107,21 +90,21 @@ def _values(text: str, model_name: str) -> dict[tuple[str, str], float]:
     """Return values by (metric, label value). Parses only the required lines: most are histogram buckets."""
     lines = [line for line in text.splitlines() if line.split("{", 1)[0] in _NAMES]
     if not lines:
-        raise UnusableError(NOT_METRICS, "the response contains no engine metrics")
+        raise UnusableError("NotMetrics", "the response contains no engine metrics")
     values: dict[tuple[str, str], float] = {}
     try:
         samples = [
             sample for family in text_string_to_metric_families("\n".join(lines) + "\n") for sample in family.samples
         ]
     except (ValueError, KeyError, IndexError) as error:
-        raise UnusableError(NOT_METRICS, f"the response is not in the Prometheus text format: {error}") from None
+        raise UnusableError("NotMetrics", f"the response is not in the Prometheus text format: {error}") from None
     for sample in samples:
         labels = dict(sample.labels)
         name = labels.pop("model_name", "")
         if name != model_name:
-            raise UnusableError(OTHER_MODEL, f"the replica serves model {name!r}, not {model_name!r}")
+            raise UnusableError("OtherModel", f"the replica serves model {name!r}, not {model_name!r}")
         if not 0 <= sample.value < _LARGEST or math.isnan(sample.value):
-            raise UnusableError(BAD_VALUE, f"{sample.name} is {sample.value}")
+            raise UnusableError("BadValue", f"{sample.name} is {sample.value}")
         values[sample.name.removeprefix(_PREFIX), "".join(labels.values())] = sample.value
     return values
 
@@ -156,7 +139,10 @@ class Scraper:
         # Connections are not reused: the address can belong to another pod at the next scrape.
         connector = aiohttp.TCPConnector(limit=self._concurrency, force_close=True)
         async with aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=self._deadline),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
         ) as session:
             await asyncio.gather(*(work(session) for _ in range(self._concurrency)))
         return found
@@ -164,17 +150,14 @@ class Scraper:
     async def _fetch(self, session: aiohttp.ClientSession, url: str) -> str:
         headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
         try:
-            async with (
-                asyncio.timeout(self._deadline),
-                session.get(url, headers=headers, allow_redirects=False) as response,
-            ):
+            async with session.get(url, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
-                    raise UnusableError(BAD_STATUS, f"HTTP {response.status}")
+                    raise UnusableError("BadStatus", f"HTTP {response.status}")
                 body = await _read(response)
         except TimeoutError:
-            raise UnusableError(TIMED_OUT, f"no response within {self._deadline:g} s") from None
+            raise UnusableError("TimedOut", f"no response within {self._deadline:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise UnusableError(UNREACHABLE, str(error) or type(error).__name__) from None
+            raise UnusableError("Unreachable", str(error) or type(error).__name__) from None
         return body.decode(errors="replace")
 
 
@@ -183,5 +166,5 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for part in response.content.iter_any():
         body += part
         if len(body) > _LIMIT_BYTES:
-            raise UnusableError(TOO_LARGE, f"the response exceeds {_LIMIT_BYTES >> 10} KiB")
+            raise UnusableError("TooLarge", f"the response exceeds {_LIMIT_BYTES >> 10} KiB")
     return bytes(body)

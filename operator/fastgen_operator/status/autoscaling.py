@@ -6,7 +6,6 @@ import math
 from typing import Any, Final
 
 from fastgen_operator.api import Spec
-from fastgen_operator.autoscale.decision import BOUNDS_CHANGED
 from fastgen_operator.plan.observed import Observed
 
 # Number of scaling steps kept in the status.
@@ -66,7 +65,7 @@ def _why(spec: Spec, observed: Observed, wanted: int) -> tuple[str, str]:
         return decision.change.reason, decision.change.message
     assert spec.autoscaling is not None
     bounds = f"{spec.autoscaling.min_replicas} to {spec.autoscaling.max_replicas}"
-    return BOUNDS_CHANGED, f"spec.autoscaling now allows {bounds} replicas"
+    return "BoundsChanged", f"spec.autoscaling now allows {bounds} replicas"
 
 
 def _rounded(number: float) -> int:

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fastgen_operator.autoscale import decision as reasons
 from fastgen_operator.autoscale.averages import Average
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.demand import Demand, ReplicaLoad, RequestSums, rates_between
-from fastgen_operator.autoscale.needs import BACKLOG_TOO_LONG, DEMAND_JUMPED, KV_CACHE_FULL, Need, required_replicas
+from fastgen_operator.autoscale.needs import Need, required_replicas
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.recommend import State, recommend
@@ -110,7 +109,7 @@ def of(reason: str, needs: list[Need]) -> Need:
 def test_the_kv_cache_is_used_up_to_80_percent(replicas: int, kv_used: float, wanted: int) -> None:
     fleet = SteadyFleet(policy(), replicas, replicas, load=0.1, kv_used=kv_used).watch(60)
     assert fleet.last.replicas == wanted
-    assert fleet.reason == (KV_CACHE_FULL if wanted > replicas else None)
+    assert fleet.reason == ("KVCacheFull" if wanted > replicas else None)
 
 
 @pytest.mark.parametrize(("kv_used", "wanted"), [(0.15, 1), (0.35, 2), (0.55, 3), (0.75, 4)])
@@ -124,7 +123,7 @@ def test_replicas_without_metrics_count_with_the_mean_kv_cache_use() -> None:
     loads = {name: ReplicaLoad(sample, rates_between(Sample(time=-5.0), sample)) for name, sample in samples.items()}
     fleet = Fleet(replicas=3, ready=frozenset("abc"), samples=samples)
     needs = required_replicas(fleet, Demand(replicas=loads, first_seen={}), loads, 3, RATE, policy())
-    assert of(KV_CACHE_FULL, needs).up == pytest.approx(3 * 0.6 / 0.8)
+    assert of("KVCacheFull", needs).up == pytest.approx(3 * 0.6 / 0.8)
 
 
 # --- scale-up stabilization window
@@ -199,7 +198,7 @@ def queue_need(*, demand: float, backlog: float = 0.0, pending: tuple[float, ...
         requests=RequestSums().add([rates_between(Sample(time=-5.0), ended)]),
     )
     fleet = Fleet(replicas=1, ready=frozenset("a"), samples={"a": sample}, pending_ages=pending, start_seconds=60.0)
-    return of(BACKLOG_TOO_LONG, required_replicas(fleet, known, loads, 1, RATE, policy())).up
+    return of("BacklogTooLong", required_replicas(fleet, known, loads, 1, RATE, policy())).up
 
 
 @pytest.mark.parametrize(
@@ -244,7 +243,7 @@ def test_a_scale_down_leaves_enough_ready_replicas(ready: int, wanted: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("load", "wanted", "reason"), [(3.7, 2, None), (4.0, 5, DEMAND_JUMPED)], ids=["below twice", "twice"]
+    ("load", "wanted", "reason"), [(3.7, 2, None), (4.0, 5, "DemandJumped")], ids=["below twice", "twice"]
 )
 def test_a_jump_to_twice_the_ready_replicas_scales_up_at_the_next_scrape(
     load: float, wanted: int, reason: str | None
@@ -267,4 +266,4 @@ def test_scaling_up_is_limited_to_twice_the_size_or_four_replicas_in_15_seconds(
     fleet.watch(60)
     assert fleet.sizes[-12:] == [size for size in sizes for _ in range(3)]
     assert fleet.last.limit is not None
-    assert fleet.last.limit.reason == reasons.RATE_LIMITED
+    assert fleet.last.limit.reason == "RateLimited"

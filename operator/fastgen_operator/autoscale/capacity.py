@@ -9,7 +9,8 @@ the capacity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final, Literal
@@ -77,21 +78,20 @@ def modelled(sample: Sample, shape: RequestShape, inter_token_seconds: float, ma
 
 
 def fleet_capacity(
-    samples: Iterable[Sample], shape: RequestShape, observed: float | None, inter_token_seconds: float, sequences: int
+    samples: Sequence[Sample], shape: RequestShape, observed: float | None, inter_token_seconds: float, sequences: int
 ) -> Capacity | None:
     """Return the capacity of one replica as the median over all replicas, which tolerates outliers; None if unknown.
 
     Args:
-        observed: throughput of one replica measured under a backlog; it caps the modelled capacity.
+        samples: the newest sample of each replica, at least one.
+        observed: throughput of one replica measured under a backlog; it caps the modelled capacity. 0 is ignored: the
+            replica is stuck, which says nothing about its capacity.
         sequences: maximum number of sequences that one replica runs.
     """
-    samples = tuple(samples)
     found = [modelled(sample, shape, inter_token_seconds, sequences) for sample in samples]
     known = [value for value in found if value is not None]
-    budget = int(median(sample.token_budget for sample in samples)) if samples else 0
-    if not known:
-        return None if observed is None else Capacity(observed, budget, "Throughput")
-    model = median(known)
-    if observed is None or observed >= model:
-        return Capacity(model, budget, "StepModel")
-    return Capacity(observed, budget, "Throughput")
+    model = median(known) if known else math.inf
+    budget = int(median(sample.token_budget for sample in samples))
+    if observed and observed < model:
+        return Capacity(observed, budget, "Throughput")
+    return Capacity(model, budget, "StepModel") if known else None

@@ -270,6 +270,22 @@ def test_measured_throughput_caps_the_step_model() -> None:
     assert (found.tokens_per_second, found.source) == (RATE / 2, "Throughput")
 
 
+def test_a_replica_that_processes_none_of_its_backlog_has_an_unknown_capacity() -> None:
+    """Its measured throughput is 0, and it has no fitted step model."""
+    state = State()
+    for time in (0.0, 5.0, 10.0):
+        stuck = Sample(time=time, backlog_tokens=1e5, token_budget=512)
+        made, state = recommend(policy(), state, Fleet(replicas=1, ready=frozenset({"a"}), samples={"a": stuck}), time)
+    assert made.hold is not None
+    assert (made.replicas, made.hold.reason, made.capacity) == (1, "CapacityUnknown", None)
+
+
+def test_a_throughput_of_zero_does_not_cap_the_step_model() -> None:
+    found = fleet_capacity([sample()], SHAPE, 0.0, 1.0, 1000)
+    assert found is not None
+    assert (found.tokens_per_second, found.source) == (pytest.approx(RATE), "StepModel")
+
+
 def test_one_outlier_does_not_change_the_capacity() -> None:
     odd = sample(step_model=(50.0, 1.0, 0.0))
     found = fleet_capacity([sample(), odd, sample()], SHAPE, None, 0.2, 1000)

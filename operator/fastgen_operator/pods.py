@@ -67,16 +67,10 @@ def unschedulable_message(pod: Object) -> str | None:
 
 def has_started(pod: Object) -> bool:
     """Return whether the engine runs and has passed its startup probe: it may serve requests even if not ready."""
-    status = engine_status(pod)
-    return bool(status.get("started")) and "running" in status.get("state", {})
-
-
-def engine_status(pod: Object) -> dict[str, Any]:
-    """Return the status of the engine's container; empty if the kubelet has not reported one."""
-    for status in pod.get("status", {}).get("containerStatuses", ()):
-        if status["name"] == ENGINE_CONTAINER:
-            return dict(status)
-    return {}
+    return any(
+        status["name"] == ENGINE_CONTAINER and status.get("started") and "running" in status.get("state", {})
+        for status in pod.get("status", {}).get("containerStatuses", ())
+    )
 
 
 def pod_condition(pod: Object, kind: str) -> dict[str, Any] | None:

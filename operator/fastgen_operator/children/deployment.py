@@ -15,23 +15,15 @@ def build_deployment(owner: Object, spec: Spec, engine_image: str, replicas: int
         TemplateRefused: spec.podTemplate cannot be applied.
     """
     name = owner["metadata"]["name"]
-    return child(
-        DEPLOYMENT,
-        owner,
-        {
-            "replicas": replicas,
-            "selector": {"matchLabels": selector(name)},
-            "strategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": {
-                    "maxSurge": spec.rollout.max_surge,
-                    "maxUnavailable": spec.rollout.max_unavailable,
-                },
-            },
-            "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
-            "template": build_template(name, spec, engine_image),
-        },
-    )
+    update = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
+    fields = {
+        "replicas": replicas,
+        "selector": {"matchLabels": selector(name)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": update},
+        "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
+        "template": build_template(name, spec, engine_image),
+    }
+    return child(DEPLOYMENT, owner, {"spec": fields})
 
 
 def build_disruption_budget(owner: Object, min_available: int | None, replicas: int) -> Object:
@@ -50,4 +42,4 @@ def build_disruption_budget(owner: Object, min_available: int | None, replicas: 
         # An unhealthy pod must not block a node drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
-    return child(POD_DISRUPTION_BUDGET, owner, spec)
+    return child(POD_DISRUPTION_BUDGET, owner, {"spec": spec})

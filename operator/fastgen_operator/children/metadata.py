@@ -29,13 +29,13 @@ def labels(name: str) -> dict[str, str]:
     }
 
 
-def child(kind: Kind, owner: Object, spec: dict[str, Any]) -> Object:
-    """Return a child of `kind` with `spec`, with the name of its owner, and garbage-collected with it."""
-    return child_with(kind, owner, {"spec": spec})
+def child(kind: Kind, owner: Object, fields: dict[str, Any], **overrides: Any) -> Object:
+    """Return a child of `kind` with the name of its owner, and garbage-collected with it.
 
-
-def child_with(kind: Kind, owner: Object, fields: dict[str, Any]) -> Object:
-    """Return a child like `child`, with arbitrary `fields` next to its metadata."""
+    Args:
+        fields: the fields next to its metadata, for example spec.
+        overrides: fields of its metadata.
+    """
     metadata = owner["metadata"]
     return {
         "apiVersion": kind.api_version,
@@ -54,9 +54,18 @@ def child_with(kind: Kind, owner: Object, fields: dict[str, Any]) -> Object:
                     "blockOwnerDeletion": True,
                 }
             ],
+            **overrides,
         },
         **fields,
     }
+
+
+# Security context of every container, as the restricted Pod Security Standard requires.
+CONTAINER_SECURITY: Final = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
 
 
 def without_empty(fields: dict[str, Any]) -> dict[str, Any]:

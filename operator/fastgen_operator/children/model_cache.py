@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.api.model import Cache
-from fastgen_operator.children.metadata import child, fetch_labels, selector
+from fastgen_operator.children.metadata import child, fetch_labels, selector, without_empty
 from fastgen_operator.children.model_source import fetch_container, model_address, model_volumes
 from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, JOB, MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
@@ -35,13 +35,12 @@ _FOR_EVER: Final = 2**31 - 1
 
 def build_claim(owner: Object, cache: Cache) -> Object:
     """Build the PersistentVolumeClaim, which is deleted with the resource."""
-    spec: dict[str, Any] = {
+    spec = {
         "accessModes": [cache.access_mode],
         "resources": {"requests": {"storage": cache.size}},
+        **without_empty({"storageClassName": cache.storage_class_name}),
     }
-    if cache.storage_class_name is not None:
-        spec["storageClassName"] = cache.storage_class_name
-    return child(CLAIM, owner, spec)
+    return child(CLAIM, owner, {"spec": spec})
 
 
 def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object, in_use: Iterable[str]) -> Object:
@@ -67,22 +66,17 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
         "volumes": [{"name": "tmp", "emptyDir": {}}, *model_volumes(name, spec)],
     }
     annotations = {MODEL_ANNOTATION: address, CLAIM_ANNOTATION: claim["metadata"]["uid"]}
-    job = child(
-        JOB,
-        owner,
-        {
-            "backoffLimit": _FOR_EVER,
-            # Prevents two pods from writing the same files if a node is unreachable but still running.
-            "podReplacementPolicy": "Failed",
-            "template": {"metadata": {"labels": fetch_labels(name)}, "spec": pod},
-        },
-    )
-    container = {"resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}}
     identity = json.dumps([annotations, pod, fetch_container(spec, image)], sort_keys=True)
-    job["metadata"]["name"] = f"{name}-fetch-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
-    job["metadata"]["annotations"] = annotations
-    pod["containers"] = [fetch_container(spec, image, keep=sorted({address, *in_use})) | container]
-    return job
+    job_name = f"{name}-fetch-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+    resources = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+    container = {**fetch_container(spec, image, keep=sorted({address, *in_use})), "resources": resources}
+    fields = {
+        "backoffLimit": _FOR_EVER,
+        # Prevents two pods from writing the same files if a node is unreachable but still running.
+        "podReplacementPolicy": "Failed",
+        "template": {"metadata": {"labels": fetch_labels(name)}, "spec": {**pod, "containers": [container]}},
+    }
+    return child(JOB, owner, {"spec": fields}, name=job_name, annotations=annotations)
 
 
 def _affinity(name: str, spec: Spec, engine_pod: Object) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from fastgen_operator.api import DOWNLOADED, Spec
-from fastgen_operator.children.metadata import without_empty
-from fastgen_operator.kinds import MODEL_ANNOTATION
+from fastgen_operator.children.metadata import CONTAINER_SECURITY, without_empty
 
 MODELS_PATH: Final = "/mnt/models"
 VOLUME: Final = "models"
@@ -59,11 +58,6 @@ def model_path(spec: Spec) -> str:
     return f"{folder}/{name}" if name.endswith(".gguf") else folder
 
 
-def model_annotations(spec: Spec) -> dict[str, str]:
-    """Return the pod annotation that marks the model folder as in use."""
-    return {MODEL_ANNOTATION: model_address(spec)} if is_downloaded(spec) else {}
-
-
 def model_volumes(name: str, spec: Spec) -> list[dict[str, Any]]:
     """Return the model volumes for the pods of the resource `name`."""
     source = urlsplit(spec.model.source)
@@ -81,11 +75,6 @@ def model_mounts(spec: Spec) -> list[dict[str, Any]]:
     if urlsplit(spec.model.source).scheme == "file":
         return []
     return [{"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True}]
-
-
-def model_init_containers(spec: Spec, image: str) -> list[dict[str, Any]]:
-    """Return the init containers that run before the engine."""
-    return [fetch_container(spec, image)] if downloads_in_pods(spec) else []
 
 
 def fetch_container(spec: Spec, image: str, keep: Sequence[str] | None = None) -> dict[str, Any]:
@@ -110,10 +99,6 @@ def fetch_container(spec: Spec, image: str, keep: Sequence[str] | None = None) -
         "env": [{"name": "HOME", "value": "/tmp"}],
         **without_empty({"envFrom": [{"secretRef": {"name": secret}}] if secret else []}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": VOLUME, "mountPath": MODELS_PATH}],
     }

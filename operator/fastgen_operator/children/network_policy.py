@@ -64,7 +64,7 @@ def build_network_policy(
         "ingress": [{"from": [_as_stored(peer) for peer in peers], "ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}],
         "egress": [_as_stored(rule) for rule in egress],
     }
-    return child(NETWORK_POLICY, owner, spec)
+    return child(NETWORK_POLICY, owner, {"spec": spec})
 
 
 def build_fetch_policy(owner: Object, egress: Sequence[Rule]) -> Object:
@@ -75,9 +75,8 @@ def build_fetch_policy(owner: Object, egress: Sequence[Rule]) -> Object:
         "policyTypes": ["Ingress", "Egress"],
         "egress": [_as_stored(rule) for rule in egress],
     }
-    policy = child(NETWORK_POLICY, owner, spec)
     # A FastGenDeployment's name has no dot, so this cannot be the name of another one's policy.
-    return {**policy, "metadata": {**policy["metadata"], "name": f"{name}.fetch"}}
+    return child(NETWORK_POLICY, owner, {"spec": spec}, name=f"{name}.fetch")
 
 
 def dns_egress(neighbours: Neighbours) -> Rule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fastgen_operator.children.metadata import HTTP_PORT, child, selector
+from fastgen_operator.children.metadata import HTTP_PORT, child, labels, selector
 from fastgen_operator.kinds import INFERENCE_POOL, OWNER_LABEL, POD_MONITOR, Object
 
 # Name and port of a pool's endpoint picker in the chart of the Gateway API inference extension.
@@ -13,17 +13,16 @@ PICKER_SUFFIX: Final = "-epp"
 PICKER_PORT: Final = 9002
 
 
-def build_pod_monitor(owner: Object, labels: Mapping[str, str]) -> Object:
-    """Build the PodMonitor; `labels` are added to it, so that a Prometheus can select it."""
+def build_pod_monitor(owner: Object, extra_labels: Mapping[str, str]) -> Object:
+    """Build the PodMonitor; `extra_labels` are added to it, so that a Prometheus can select it."""
+    name = owner["metadata"]["name"]
     spec = {
-        "selector": {"matchLabels": selector(owner["metadata"]["name"])},
+        "selector": {"matchLabels": selector(name)},
         # Two FastGenDeployments can serve models of the same name: the label fastgen_dev_deployment separates them.
         "podTargetLabels": [OWNER_LABEL],
         "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],
     }
-    monitor = child(POD_MONITOR, owner, spec)
-    metadata = monitor["metadata"]
-    return {**monitor, "metadata": {**metadata, "labels": {**labels, **metadata["labels"]}}}
+    return child(POD_MONITOR, owner, {"spec": spec}, labels={**extra_labels, **labels(name)})
 
 
 def build_inference_pool(owner: Object) -> Object:
@@ -39,4 +38,4 @@ def build_inference_pool(owner: Object) -> Object:
             "failureMode": "FailOpen",
         },
     }
-    return child(INFERENCE_POOL, owner, spec)
+    return child(INFERENCE_POOL, owner, {"spec": spec})

@@ -6,8 +6,14 @@ from math import ceil
 from typing import Any, Final
 
 from fastgen_operator.api import INTER_TOKEN_TARGET, Scheduling, Spec
-from fastgen_operator.children.metadata import HTTP_PORT, selector, without_empty
-from fastgen_operator.children.model_source import model_init_containers, model_mounts, model_path, model_volumes
+from fastgen_operator.children.metadata import CONTAINER_SECURITY, HTTP_PORT, selector, without_empty
+from fastgen_operator.children.model_source import (
+    downloads_in_pods,
+    fetch_container,
+    model_mounts,
+    model_path,
+    model_volumes,
+)
 from fastgen_operator.pods import ENGINE_CONTAINER
 
 # Unprivileged user of the engine image.
@@ -24,6 +30,7 @@ API_KEY_FILE: Final = "api-keys"
 
 def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
     """Build the pod spec for a replica of the resource `name`, following the restricted Pod Security Standard."""
+    image = spec.engine.image or engine_image
     return {
         "serviceAccountName": name,
         "automountServiceAccountToken": False,
@@ -36,8 +43,8 @@ def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
             "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        **without_empty({"initContainers": model_init_containers(spec, spec.engine.image or engine_image)}),
-        "containers": [_container(name, spec, engine_image)],
+        **({"initContainers": [fetch_container(spec, image)]} if downloads_in_pods(spec) else {}),
+        "containers": [_container(name, spec, image)],
         "volumes": [
             {"name": "tmp", "emptyDir": {}},
             {"name": "cache", "emptyDir": {}},
@@ -49,10 +56,10 @@ def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
     }
 
 
-def _container(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
+def _container(name: str, spec: Spec, image: str) -> dict[str, Any]:
     return {
         "name": ENGINE_CONTAINER,
-        "image": spec.engine.image or engine_image,
+        "image": image,
         "imagePullPolicy": "IfNotPresent",
         "args": engine_arguments(name, spec),
         "env": [
@@ -66,11 +73,7 @@ def _container(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
         # The kubelet implements this sleep, so the image needs no shell.
         "lifecycle": {"preStop": {"sleep": {"seconds": ENDPOINT_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "cache", "mountPath": "/cache"},

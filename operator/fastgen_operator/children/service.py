@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastgen_operator.children.metadata import HTTP_PORT, child, child_with, selector
+from fastgen_operator.children.metadata import HTTP_PORT, child, selector
 from fastgen_operator.kinds import SERVICE, SERVICE_ACCOUNT, Object
 
 
@@ -12,7 +12,7 @@ def build_service(owner: Object) -> Object:
         "selector": selector(owner["metadata"]["name"]),
         "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"}],
     }
-    return child(SERVICE, owner, spec)
+    return child(SERVICE, owner, {"spec": spec})
 
 
 def endpoint_url(namespace: str, name: str) -> str:
@@ -22,4 +22,4 @@ def endpoint_url(namespace: str, name: str) -> str:
 
 def build_service_account(owner: Object) -> Object:
     """Build a ServiceAccount without a mounted token: the engine never calls the API server."""
-    return child_with(SERVICE_ACCOUNT, owner, {"automountServiceAccountToken": False})
+    return child(SERVICE_ACCOUNT, owner, {"automountServiceAccountToken": False})

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.children.metadata import labels, without_empty
-from fastgen_operator.children.model_source import model_annotations
+from fastgen_operator.children.model_source import is_downloaded, model_address
 from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.children.strategic_merge import MergeError, merge
-from fastgen_operator.kinds import Object
+from fastgen_operator.kinds import MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
 
 _PATH: Final = "spec.podTemplate.spec"
@@ -31,10 +31,11 @@ def build_template(name: str, spec: Spec, engine_image: str) -> Object:
     except MergeError as error:
         raise TemplateRefused(str(error)) from error
     _check_engine(built, merged)
+    in_use = {MODEL_ANNOTATION: model_address(spec)} if is_downloaded(spec) else {}
     metadata = {
         "labels": {**labels(name), **wanted.metadata.labels},
         # The operator's annotations win: they identify the model that a pod serves.
-        "annotations": {**wanted.metadata.annotations, **model_annotations(spec)},
+        "annotations": {**wanted.metadata.annotations, **in_use},
     }
     return {"metadata": without_empty(metadata), "spec": merged}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed
 
 # Messages that quote other programs are truncated: conditions are read in a terminal.
@@ -23,10 +22,6 @@ class Condition:
     status: Truth
     reason: str
     message: str
-
-
-# Returns None if the condition does not apply to the spec; it is then omitted from the status.
-ComputeCondition = Callable[[Spec, Observed], Condition | None]
 
 
 def not_observed(kind: str) -> Condition:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -31,7 +31,7 @@ class _Figures:
     load: float | None = None
 
 
-class Metrics:
+class Metrics(Collector):
     """The operator's metrics, in their own registry. Thread-safe.
 
     Metrics of a FastGenDeployment are labelled with its namespace and name, and removed with it: see `forget`.
@@ -79,7 +79,7 @@ class Metrics:
         self._clock = clock
         self._lock = Lock()
         self._figures: dict[Key, _Figures] = {}
-        self.registry.register(_PerResource(self._snapshot, clock))
+        self.registry.register(self)
 
     def set_replicas(self, key: Key, desired: int, ready: int) -> None:
         """Set a resource's desired and ready replicas."""
@@ -117,20 +117,8 @@ class Metrics:
     def _of(self, key: Key) -> _Figures:
         return self._figures.setdefault(key, _Figures())
 
-    def _snapshot(self) -> list[tuple[Key, _Figures]]:
-        with self._lock:
-            return [
-                (key, replace(figures, decisions=figures.decisions.copy())) for key, figures in self._figures.items()
-            ]
-
-
-class _PerResource(Collector):
-    """Collects the metrics per FastGenDeployment at scrape time, so that no stale labels remain."""
-
-    def __init__(self, snapshot: Callable[[], list[tuple[Key, _Figures]]], clock: Callable[[], float]) -> None:
-        self._snapshot, self._clock = snapshot, clock
-
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics per FastGenDeployment, built at scrape time, so that no stale labels remain."""
         owner = ["namespace", "name"]
         desired = GaugeMetricFamily("fastgen_operator_desired_replicas", "Desired replicas.", labels=owner)
         ready = GaugeMetricFamily(
@@ -162,19 +150,20 @@ class _PerResource(Collector):
             labels=owner,
         )
         now = self._clock()
-        for key, figures in self._snapshot():
-            if figures.desired is not None:
-                desired.add_metric(key, figures.desired)
-            if figures.ready is not None:
-                ready.add_metric(key, figures.ready)
-            for condition in figures.conditions:
-                conditions.add_metric([*key, *condition], 1)
-            for reason, count in figures.decisions.items():
-                decisions.add_metric([*key, reason], count)
-            if figures.last_reason is not None:
-                last.add_metric([*key, figures.last_reason], 1)
-            if figures.scraped_at is not None:
-                age.add_metric(key, now - figures.scraped_at)
-            if figures.load is not None:
-                load.add_metric(key, figures.load)
-        yield from (desired, ready, conditions, decisions, last, age, load)
+        with self._lock:
+            for key, figures in self._figures.items():
+                if figures.desired is not None:
+                    desired.add_metric(key, figures.desired)
+                if figures.ready is not None:
+                    ready.add_metric(key, figures.ready)
+                for condition in figures.conditions:
+                    conditions.add_metric([*key, *condition], 1)
+                for reason, count in figures.decisions.items():
+                    decisions.add_metric([*key, reason], count)
+                if figures.last_reason is not None:
+                    last.add_metric([*key, figures.last_reason], 1)
+                if figures.scraped_at is not None:
+                    age.add_metric(key, now - figures.scraped_at)
+                if figures.load is not None:
+                    load.add_metric(key, figures.load)
+        return desired, ready, conditions, decisions, last, age, load

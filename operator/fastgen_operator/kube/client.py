@@ -15,6 +15,8 @@ from fastgen_operator.metrics import Metrics
 # Objects in one page of a list: all pods of a large cluster in one response would be a hundred megabytes.
 _PAGE = 500
 
+_MERGE_PATCH = "application/merge-patch+json"
+
 # Query parameters of a request, in order.
 Query = list[tuple[str, str]]
 
@@ -36,12 +38,7 @@ class KubeClient:
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """Return the live object, cached or not, or None."""
-        try:
-            found: Object = self._send("GET", kind.path(namespace, name))
-        except KubeError as error:
-            if error.status == 404:
-                return None
-            raise
+        found: Object | None = self._find(kind.path(namespace, name))
         return found
 
     def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[str, Iterator[Object]]:
@@ -68,41 +65,27 @@ class KubeClient:
 
     def plurals(self, group: str, version: str) -> frozenset[str]:
         """Return the plurals of that group and version; empty if the cluster does not serve it."""
-        try:
-            answer = self._send("GET", f"/apis/{group}/{version}")
-        except KubeError as error:
-            if error.status == 404:
-                return frozenset()
-            raise
-        return frozenset(resource["name"] for resource in answer["resources"])
+        answer = self._find(f"/apis/{group}/{version}")
+        return frozenset() if answer is None else frozenset(resource["name"] for resource in answer["resources"])
 
     def apply(self, kind: Kind, manifest: Object) -> Object:
         """Apply the manifest as the operator's field manager, and return the live object."""
-        metadata = manifest["metadata"]
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
         live: Object = self._write(
-            "PATCH",
-            kind.path(metadata["namespace"], metadata["name"]),
-            [("fieldManager", FIELD_MANAGER), ("force", "true")],
-            manifest,
-            "application/apply-patch+yaml",
+            kind.name, "PATCH", _path(kind, manifest), manifest, "application/apply-patch+yaml", query
         )
-        self._metrics.writes.labels(kind.name).inc()
         self._cache.put(kind, live)
         return live
 
     def delete(self, kind: Kind, child: Object) -> None:
         """Delete this object if it still exists, and its dependents in the background."""
-        metadata = child["metadata"]
-        body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
-        path = kind.path(metadata["namespace"], metadata["name"])
+        body = {"preconditions": {"uid": child["metadata"]["uid"]}, "propagationPolicy": "Background"}
         try:
-            self._write("DELETE", path, body=body, content_type="application/json")
+            self._write(kind.name, "DELETE", _path(kind, child), body)
         except KubeError as error:
             # 409: the name belongs to another object now.
             if error.status not in (404, 409):
                 raise
-        else:
-            self._metrics.writes.labels(kind.name).inc()
         # An object that waits for a finalizer returns to the cache with its next version.
         self._cache.remove(kind, child)
 
@@ -112,39 +95,20 @@ class KubeClient:
         Raises:
             KubeError: with status 409 if the resource changed since it was read.
         """
-        metadata = resource["metadata"]
         # A merge patch replaces the list of conditions as a whole and keeps fields that it does not name. The resource
         # version makes it fail if the resource changed meanwhile.
-        gone = {field: None for field in resource.get("status", {}) if field not in status}
-        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": {**gone, **status}}
-        path = FASTGEN.path(metadata["namespace"], metadata["name"], "status")
-        query = [("fieldManager", FIELD_MANAGER)]
-        try:
-            live: Object = self._write("PATCH", path, query, body, "application/merge-patch+json")
-        except KubeError as error:
-            if error.status != 404:
-                raise
-            return None
-        self._metrics.writes.labels(f"{FASTGEN.name}/status").inc()
-        self._cache.put(FASTGEN, live)
-        return live
+        removed = {field: None for field in resource.get("status", {}) if field not in status}
+        body = {
+            "metadata": {"resourceVersion": resource["metadata"]["resourceVersion"]},
+            "status": {**removed, **status},
+        }
+        return self._merge_patch(FASTGEN, resource, body, gone=(404,), subresource="status")
 
     def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
         """Set annotations on this object and return it, or None if it is gone."""
-        metadata = obj["metadata"]
-        body = {"metadata": {"uid": metadata["uid"], "annotations": annotations}}
-        path = kind.path(metadata["namespace"], metadata["name"])
-        query = [("fieldManager", FIELD_MANAGER)]
-        try:
-            live: Object = self._write("PATCH", path, query, body, "application/merge-patch+json")
-        except KubeError as error:
-            # 409: the name belongs to another object now.
-            if error.status not in (404, 409):
-                raise
-            return None
-        self._metrics.writes.labels(kind.name).inc()
-        self._cache.put(kind, live)
-        return live
+        body = {"metadata": {"uid": obj["metadata"]["uid"], "annotations": annotations}}
+        # 409: the name belongs to another object now.
+        return self._merge_patch(kind, obj, body, gone=(404, 409))
 
     def create_event(self, resource: Object, event: dict[str, Any]) -> str:
         """Create a Kubernetes Event about the resource, and return its name."""
@@ -164,29 +128,54 @@ class KubeClient:
             "count": 1,
             **event,
         }
-        self._write("POST", EVENT.path(metadata["namespace"]), body=body, content_type="application/json")
-        self._metrics.writes.labels(EVENT.name).inc()
+        self._write(EVENT.name, "POST", EVENT.path(metadata["namespace"]), body)
         return name
 
     def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
         """Update the count and the last timestamp of an Event."""
         path = EVENT.path(resource["metadata"]["namespace"], name)
-        body: Object = {"count": count, "lastTimestamp": time}
-        self._write("PATCH", path, body=body, content_type="application/merge-patch+json")
-        self._metrics.writes.labels(EVENT.name).inc()
+        self._write(EVENT.name, "PATCH", path, {"count": count, "lastTimestamp": time}, _MERGE_PATCH)
+
+    def _find(self, path: str) -> Any:
+        """Return the response of a GET; None if it is 404."""
+        try:
+            return self._send("GET", path)
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _merge_patch(
+        self, kind: Kind, obj: Object, body: Object, *, gone: tuple[int, ...], subresource: str | None = None
+    ) -> Object | None:
+        """Patch the object and return it, or None if the response has one of the statuses `gone`."""
+        counted = f"{kind.name}/{subresource}" if subresource else kind.name
+        query = [("fieldManager", FIELD_MANAGER)]
+        try:
+            live: Object = self._write(counted, "PATCH", _path(kind, obj, subresource), body, _MERGE_PATCH, query)
+        except KubeError as error:
+            if error.status in gone:
+                return None
+            raise
+        self._cache.put(kind, live)
+        return live
 
     def _write(
         self,
+        counted: str,
         method: str,
         path: str,
+        body: Object,
+        content_type: str = "application/json",
         query: Query | None = None,
-        body: Object | None = None,
-        content_type: str | None = None,
     ) -> Any:
+        """Send a write, and count it under the kind `counted` if it succeeds."""
         # Checked as late as possible: a process that was paused for longer than its lease continues here.
         if not self._leads():
             raise KubeError(0, "not written: this operator does not lead any more")
-        return self._send(method, path, query, body, content_type)
+        answer = self._send(method, path, query, body, content_type)
+        self._metrics.writes.labels(counted).inc()
+        return answer
 
     def _send(
         self,
@@ -205,3 +194,7 @@ class KubeClient:
         except KubeError as error:
             self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
             raise
+
+
+def _path(kind: Kind, obj: Object, subresource: str | None = None) -> str:
+    return kind.path(obj["metadata"]["namespace"], obj["metadata"]["name"], subresource)

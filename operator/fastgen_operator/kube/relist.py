@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
@@ -11,24 +12,20 @@ from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of, version_of
 
 
+@dataclass(frozen=True, slots=True)
 class Relister:
     """Lists everything that the operator reads.
 
-    Args:
+    Attributes:
         kinds: returns the kinds to list now, in addition to FastGenDeployments.
         scopes: the namespaces to list; (None,) for all.
     """
 
-    def __init__(
-        self,
-        client: KubeClient,
-        cache: InformerCache,
-        watches: Watches,
-        kinds: Callable[[], Iterable[Kind]],
-        scopes: Sequence[str | None],
-    ) -> None:
-        self._client, self._cache, self._watches = client, cache, watches
-        self._kinds, self._scopes = kinds, tuple(scopes)
+    client: KubeClient
+    cache: InformerCache
+    watches: Watches
+    kinds: Callable[[], Iterable[Kind]]
+    scopes: Sequence[str | None]
 
     def relist(self) -> set[Key]:
         """List everything; return the resources for which the cache was wrong.
@@ -37,15 +34,15 @@ class Relister:
             KubeError: a list failed; the message names the kind.
         """
         changed: set[Key] = set()
-        for kind in (FASTGEN, *self._kinds()):
+        for kind in (FASTGEN, *self.kinds()):
             versions: dict[str, int] = {}
-            for namespace in self._scopes:
+            for namespace in self.scopes:
                 try:
-                    version, objects = self._client.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)
-                    changed |= self._cache.replace(kind, namespace, _record_versions(versions, objects), version)
+                    version, objects = self.client.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)
+                    changed |= self.cache.replace(kind, namespace, _record_versions(versions, objects), version)
                 except KubeError as error:
                     raise KubeError(error.status, f"listing {kind.plural}: {error}", error.retry_after) from error
-            self._watches.listed(kind, versions)
+            self.watches.listed(kind, versions)
         return changed
 
 

@@ -160,25 +160,13 @@ def _add_election(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lease-name", help="name of the leader election's Lease")
     parser.add_argument("--lease-namespace", help="namespace of the Lease; default: the pod's own")
-    terms = DEFAULT_TERMS
-    for flag, name, kind, value, text in (
-        ("--lease-seconds", "duration", int, terms.duration, "validity of the Lease after its last renewal"),
-        (
-            "--lease-renew-seconds",
-            "renew",
-            _positive,
-            terms.renew,
-            "a leader that cannot renew the Lease for this long exits",
-        ),
-        (
-            "--lease-retry-seconds",
-            "retry",
-            _positive,
-            terms.retry,
-            "interval between attempts to acquire or renew the Lease",
-        ),
+    for flag, name, kind, text in (
+        ("--lease-seconds", "duration", int, "validity of the Lease after its last renewal"),
+        ("--lease-renew-seconds", "renew", _positive, "a leader that cannot renew the Lease for this long exits"),
+        ("--lease-retry-seconds", "retry", _positive, "interval between attempts to acquire or renew the Lease"),
     ):
-        parser.add_argument(flag, dest=name, type=kind, default=value, metavar="S", help=text)
+        default = getattr(DEFAULT_TERMS, name)
+        parser.add_argument(flag, dest=name, type=kind, default=default, metavar="S", help=text)
 
 
 def _positive(text: str) -> float:

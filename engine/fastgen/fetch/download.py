@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from fastgen.fetch.errors import FetchError, VolumeFull
 from fastgen.fetch.folder import ModelFolder
-from fastgen.fetch.progress import Progress, in_units, say
+from fastgen.fetch.progress import Progress, say
 from fastgen.fetch.remote import Listing, Remote
 from fastgen.fetch.source import Source
 from fastgen.fetch.transfer import Retries, transfer
@@ -59,9 +61,9 @@ def _fetch_files(
     free = shutil.disk_usage(folder.path).free
     if total - here > free:
         raise VolumeFull(
-            f"the volume of {folder.path} is too small: {in_units(total - here)} missing, {in_units(free)} free"
+            f"the volume of {folder.path} is too small: {decimal(total - here)} missing, {decimal(free)} free"
         )
-    tell(f"{len(listing.files)} files, {in_units(total)}, {in_units(here)} of them present")
+    tell(f"{len(listing.files)} files, {decimal(total)}, {decimal(here)} of them present")
     progress = Progress(total, here, tell=tell)
     for file in listing.files:
         if not folder.holds(file):

@@ -118,19 +118,16 @@ def _plain_errors(what: str) -> Iterator[None]:
     except HFValidationError as error:
         raise SourceNotFound(f"{what}: {error}") from None
     except HfHubHTTPError as error:
-        raise _of_status(what, error) from None
+        raise _from_status(what, error) from None
     except HTTPError as error:
         raise Interrupted(f"{what}: {str(error).strip() or type(error).__name__}") from None
 
 
-def _of_status(what: str, error: HfHubHTTPError) -> FetchError:
+def _from_status(what: str, error: HfHubHTTPError) -> FetchError:
     status = error.response.status_code
     if status in (401, 403):
-        return AccessDenied(f"{what}: HTTP {status}: {_refusal(error)}")
+        words = error.response.headers.get("X-Error-Message") or "refused"
+        remedy = "check HF_TOKEN" if huggingface_hub.get_token() else "set HF_TOKEN"
+        return AccessDenied(f"{what}: HTTP {status}: {words}: {remedy}")
     message = f"{what}: HTTP {status}"
     return Interrupted(message) if status in _TRANSIENT else FetchError(message)
-
-
-def _refusal(error: HfHubHTTPError) -> str:
-    words = error.response.headers.get("X-Error-Message") or "refused"
-    return f"{words}: check HF_TOKEN" if huggingface_hub.get_token() else f"{words}: set HF_TOKEN"

@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from rich.filesize import decimal
+
 
 def say(line: str) -> None:
     """Write one line to standard error."""
@@ -39,17 +41,8 @@ class Progress:
         self.received += size
         passed = self._clock() - self._told_at
         if passed >= self._every:
-            speed = (self.received - self._told_received) / passed
+            speed = round((self.received - self._told_received) / passed)
             here = self._done + self.received
             percent = 100 * here // self._total if self._total else 100
-            self._tell(f"{in_units(here)} of {in_units(self._total)} ({percent} %), {in_units(speed)}/s")
+            self._tell(f"{decimal(here)} of {decimal(self._total)} ({percent} %), {decimal(speed)}/s")
             self._told_at, self._told_received = self._clock(), self.received
-
-
-def in_units(size: float) -> str:
-    """Format bytes with at most four digits and a decimal unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} TB"

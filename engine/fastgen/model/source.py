@@ -10,9 +10,9 @@ from typing import Any, Literal
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.config.architecture import ModelArchitecture
-from fastgen.model.config.families import is_native
 from fastgen.model.config.from_gguf import architecture_from_gguf
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
+from fastgen.model.config.huggingface_families import is_native
 from fastgen.model.hub import download, hub_repository
 from fastgen.text.source import TokenizerSource
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from fastgen.model.config import from_gguf
+from fastgen.model.config.gguf_families import FAMILIES
 from support import tiny_models
 from support.driving import load, run_in_chunks
 from support.gguf_writing import ARCHITECTURES, write_gguf
@@ -102,7 +102,7 @@ def their_logits(model: PreTrainedModel) -> torch.Tensor:
 
 def test_every_family_of_gguf_files_is_tested() -> None:
     written = {gguf.MODEL_ARCH_NAMES[ARCHITECTURES[build(name).config.model_type]] for name in MODELS}
-    assert written == set(from_gguf._FAMILIES)
+    assert written == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", MODELS)

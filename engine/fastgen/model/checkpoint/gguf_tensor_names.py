@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 
 from fastgen.model.checkpoint.safetensors_tensor_names import TensorLocation
 from fastgen.model.config.architecture import EMBEDDING, FINAL_NORM, HEAD, ModelArchitecture
+from fastgen.model.config.gguf_families import PAIRED_FAMILIES
 
 _NAMES = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
 _PARTS = {
@@ -80,7 +81,7 @@ def _locate(
     if expert := _EXPERT.fullmatch(part):
         return TensorLocation(f"blk.{layer}.ffn_{expert[2]}_exps.{kind}", int(expert[1]) * shapes[name][0])
     heads = {"self_attn.q_proj": architecture.num_heads, "self_attn.k_proj": architecture.num_kv_heads}
-    paired = heads.get(part, 0) if architecture.name in ("llama", "mixtral") else 0
+    paired = heads.get(part, 0) if architecture.name in PAIRED_FAMILIES else 0
     for fused, parts in _FUSED.items():
         stored = f"blk.{layer}.{fused}.{kind}"
         if part in parts and stored in names and f"blk.{layer}.{_PARTS[parts[0]]}.{kind}" not in names:

@@ -1,22 +1,20 @@
 """Build a model's architecture from a GGUF file, or refuse the file by the key that is not supported.
 
-Keys and tensors are those of llama.cpp's converter (its folder `conversion`). What files leave out follows its model
-loaders (`src/models`): window patterns, Gemma's attention scale, normalised experts.
+Keys and tensors are those of llama.cpp's converter (its folder `conversion`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastgen.model import ModelError
-from fastgen.model.config.architecture import Experts, LayerKind, ModelArchitecture
+from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.fields import Fields
 from fastgen.model.config.from_huggingface import without_idle_window
+from fastgen.model.config.gguf_families import FAMILIES, Features
 from fastgen.model.config.rope_from_gguf import Contents, rope_configs
 from fastgen.model.config.rope_from_huggingface import longest
-
-Features = dict[str, Any]  # fields of ModelArchitecture
 
 
 def architecture_from_gguf(file: Contents) -> ModelArchitecture:
@@ -27,8 +25,8 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
     """
     metadata, names = file.metadata, frozenset(file.tensor_names())
     kind = metadata.get("general.architecture")
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ModelError(f"general.architecture is {kind!r}: this engine serves {', '.join(_FAMILIES)}")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ModelError(f"general.architecture is {kind!r}: this engine serves {', '.join(FAMILIES)}")
     if metadata.get("split.count", 1) > 1:
         raise ModelError(f"split.count is {metadata['split.count']}: merge the files with llama-gguf-split --merge")
     fields = Fields(metadata, prefix=f"{kind}.")
@@ -46,7 +44,7 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
         "qkv_bias": bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & names),
         "output_bias": "blk.0.attn_output.bias" in names,
         "mlp_bias": "blk.0.ffn_down.bias" in names,
-        **_FAMILIES[kind](fields),
+        **FAMILIES[kind](fields),
     }
     features["layers"] = tuple(without_idle_window(layer, length) for layer in features["layers"])
     return ModelArchitecture(
@@ -67,114 +65,6 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
     )
 
 
-def _llama(fields: Fields) -> Features:
-    """Describe Llama and the families stored under its name: SmolLM, Mistral, and Mixtral if it has experts."""
-    if not fields.count("expert_count"):
-        return {"name": "llama", "layers": _layers(fields, _window(fields))}
-    experts = _experts(fields, intermediate_size=fields.integer("feed_forward_length"), normalised=True)
-    return {"name": "mixtral", "layers": _layers(fields, _window(fields), experts)}
-
-
-def _phi3(fields: Fields) -> Features:
-    return {"name": "phi3", "layers": _layers(fields, _window(fields))}
-
-
-def _plain(name: str, **features: Any) -> Callable[[Fields], Features]:
-    """Describe a family without windows and experts."""
-    return lambda fields: {"name": name, "layers": _unwindowed(fields), **features}
-
-
-def _qwen2_moe(fields: Fields) -> Features:
-    whole = fields.integer("feed_forward_length")
-    used = fields.integer("expert_used_count")
-    experts = _experts(
-        fields,
-        intermediate_size=fields.integer("expert_feed_forward_length", whole // used),
-        normalised=False,
-        shared=fields.integer("expert_shared_feed_forward_length", whole),
-    )
-    return {"name": "qwen2_moe", "layers": _unwindowed(fields, experts)}
-
-
-def _qwen3_moe(fields: Fields) -> Features:
-    width = fields.integer("expert_feed_forward_length")
-    experts = _experts(fields, intermediate_size=width, normalised=True)
-    return {"name": "qwen3_moe", "layers": _unwindowed(fields, experts), "qk_norm": True}
-
-
-def _gemma2(fields: Fields) -> Features:
-    layers = _alternating(fields, window=fields.integer("attention.sliding_window", 4096), period=2)
-    return {
-        "name": "gemma2",
-        "layers": layers,
-        "attention_softcap": fields.number("attn_logit_softcapping", 50.0),
-        "logit_softcap": fields.number("final_logit_softcapping", 30.0),
-        **_gemma(fields, is_27b=len(layers) == 46),
-    }
-
-
-def _gemma3(fields: Fields) -> Features:
-    # The first RopeConfig is for layers with full attention, the second for layers with a window.
-    layers = _alternating(fields, window=fields.optional_integer("attention.sliding_window"), period=6, rope=1)
-    return {
-        "name": "gemma3_text",
-        "layers": layers,
-        "qk_norm": True,
-        "logit_softcap": fields.optional_number("final_logit_softcapping"),
-        **_gemma(fields, is_27b=len(layers) == 62),
-    }
-
-
-def _gemma(fields: Fields, *, is_27b: bool) -> Features:
-    """Return the features that Gemma 2 and 3 share. The converter adds 1 to norm weights, so there is no offset."""
-    heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
-    per_head = hidden // heads if is_27b else fields.integer("attention.key_length", hidden // heads)
-    return {
-        "activation": "gelu_tanh",
-        "sandwich_norms": True,
-        "embedding_scale": hidden**0.5,
-        "attention_scale": per_head**-0.5,
-    }
-
-
-def _experts(fields: Fields, *, intermediate_size: int, normalised: bool, shared: int = 0) -> Experts:
-    return Experts(
-        count=fields.integer("expert_count"),
-        top_k=fields.integer("expert_used_count"),
-        intermediate_size=intermediate_size,
-        normalised=fields.flag("expert_weights_norm", normalised),
-        shared_intermediate_size=shared,
-    )
-
-
-def _layers(fields: Fields, window: int | None, experts: Experts | None = None) -> tuple[LayerKind, ...]:
-    return (LayerKind(window, experts=experts),) * fields.integer("block_count")
-
-
-def _alternating(fields: Fields, *, window: int | None, period: int, rope: int = 0) -> tuple[LayerKind, ...]:
-    """Return layers of which every `period`-th has full attention; the others have the window and `rope`."""
-    count = fields.integer("block_count")
-    if window is None:
-        return (LayerKind(),) * count
-    period = fields.integer("attention.sliding_window_pattern", period)
-    windowed = LayerKind(window, rope=rope)
-    return tuple(windowed if (index + 1) % period else LayerKind() for index in range(count))
-
-
-def _window(fields: Fields) -> int | None:
-    """Return the window of every layer; the file stores 0 for none."""
-    return fields.count("attention.sliding_window") or None
-
-
-def _unwindowed(fields: Fields, experts: Experts | None = None) -> tuple[LayerKind, ...]:
-    """Return layers of a family whose files do not say which layers have a window."""
-    window = _window(fields)
-    if window is not None and window < fields.integer("context_length"):
-        name = fields.name_of("attention.sliding_window")
-        raise ModelError(f"{name} is {window}: windows of this family are not supported in GGUF files")
-    return _layers(fields, None, experts)
-
-
 def _ends(metadata: Mapping[str, Any]) -> frozenset[int]:
     """Return the end tokens in the metadata, and end-of-turn tokens by their text, as llama.cpp does.
 
@@ -192,14 +82,3 @@ def _ends(metadata: Mapping[str, Any]) -> frozenset[int]:
 
 _MARKED = (3, 4)  # control and user-defined tokens
 _TURN_ENDS = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
-
-_FAMILIES: Mapping[str, Callable[[Fields], Features]] = {
-    "llama": _llama,
-    "qwen2": _plain("qwen2"),
-    "qwen3": _plain("qwen3", qk_norm=True),
-    "qwen2moe": _qwen2_moe,
-    "qwen3moe": _qwen3_moe,
-    "phi3": _phi3,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-}

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastgen.model import ModelError
 from fastgen.model.config.architecture import Activation, LayerKind, ModelArchitecture
-from fastgen.model.config.families import FAMILIES, Family
 from fastgen.model.config.fields import Fields
+from fastgen.model.config.huggingface_families import FAMILIES, Family
 from fastgen.model.config.rope_from_huggingface import longest, rope_configs
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import SamplingParams
-from fastgen.model.config.families import FAMILIES
+from fastgen.model.config.huggingface_families import FAMILIES
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.native import load_on_cpu, load_on_torch
 from fastgen.model.source import ModelSource

@@ -1,4 +1,4 @@
-"""Families of native models: how each differs from Llama.
+"""Families of native models in Hugging Face format: how each differs from Llama.
 
 Defaults are those of transformers' configuration classes.
 """

@@ -152,7 +152,7 @@ class SimulatedRunner:
             before = self._cache[self._tables[row, (start - 1) // size]][(start - 1) % size]
         else:
             before = _before_all(self._seeds[row])
-        written = []
+        written: list[int] = []
         for token, slot in zip(
             step.token_ids[first:last].tolist(), step.slot_mapping[first:last].tolist(), strict=True
         ):

@@ -158,9 +158,8 @@ class Scheduler:
             if computed >= (sequence.num_published_blocks + 1) * block_size:
                 self._kv_cache.publish(sequence, computed)
             if chunk.samples:
-                sequence.settle(computed, next(tokens), end_tokens)
                 grown.append(sequence)
-                if sequence.finish_reason is not None:
+                if sequence.settle(computed, next(tokens), end_tokens):
                     ended = True
                     self._retire(sequence)
         assert next(tokens, None) is None, "more tokens were sampled than chunks sample"

@@ -138,19 +138,23 @@ class Sequence:
         if self.num_computed_tokens == len(self.tokens):
             self.tokens.append(UNKNOWN)
 
-    def settle(self, index: int, token: int, end_tokens: frozenset[int]) -> None:
-        """Record that `token` was sampled for `tokens[index]`, and set `finish_reason` if the request ends with it."""
+    def settle(self, index: int, token: int, end_tokens: frozenset[int]) -> bool:
+        """Record that `token` was sampled for `tokens[index]`.
+
+        Returns:
+            Whether the request ends with it; `finish_reason` is set then.
+        """
         assert self.tokens[index] == UNKNOWN, f"{self}: token {index} was sampled twice"
         assert self.finish_reason is None
         self.tokens[index] = token
         generated, sampling = index + 1 - self.num_prompt_tokens, self.sampling
-        ends = token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos)
         if self.constraint is not None:
             self.constraint.accept(token)
             self.finish_reason = self.constraint.end
-        if self.finish_reason is not None:
-            return
-        if ends and generated >= sampling.min_tokens:
-            self.finish_reason = FinishReason.STOP
-        elif generated >= sampling.max_tokens:
-            self.finish_reason = FinishReason.LENGTH
+        if self.finish_reason is None:
+            ends = token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos)
+            if ends and generated >= sampling.min_tokens:
+                self.finish_reason = FinishReason.STOP
+            elif generated >= sampling.max_tokens:
+                self.finish_reason = FinishReason.LENGTH
+        return self.finish_reason is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_LIBRARY = torch.library.Library("fastgen", "FRAGMENT")
+_LIBRARY: Any = torch.library.Library("fastgen", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def register(schema: str, *, kernel: str, twin: Callable[..., Any]) -> None:

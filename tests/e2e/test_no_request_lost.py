@@ -51,7 +51,7 @@ def wait_settled(namespace: ServedNamespace, count: int, without: set[str]) -> i
     draining: dict[str, int] = {}
 
     def settled() -> bool:
-        pods = namespace.items("pods", "--selector", "fastgen.dev/deployment=chat")
+        pods = namespace.items("pods", labels="fastgen.dev/deployment=chat")
         for pod in pods:
             name = pod["metadata"]["name"]
             if pod["metadata"].get("deletionTimestamp") and not draining.get(name):

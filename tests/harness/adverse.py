@@ -70,7 +70,7 @@ def crashed(restarts: int, words: str, *, code: int = 1, finished: str = NOW) ->
 
 def pods_made(space: Space) -> int:
     """Return the number of pods created in the namespace so far."""
-    events = space.items("events", "--field-selector", "reason=SuccessfulCreate,involvedObject.kind=ReplicaSet")
+    events = space.items("events", fields="reason=SuccessfulCreate,involvedObject.kind=ReplicaSet")
     return sum(event.get("count") or 1 for event in events)
 
 

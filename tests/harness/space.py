@@ -58,7 +58,7 @@ class Space(Namespace[ControlPlane]):
         self.patch(
             f"pod/{pod['metadata']['name']}",
             {"status": running(ready=ready, container=container)},
-            "--subresource=status",
+            "status",
         )
 
     def make_ready(self, name: str = "chat", *, count: int = 1) -> None:
@@ -70,7 +70,7 @@ class Space(Namespace[ControlPlane]):
         """Set the condition of an unschedulable pod, as the scheduler would."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         status = {"conditions": [{**condition, "lastTransitionTime": NOW}]}
-        self.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "--subresource=status")
+        self.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "status")
 
     def versions(self, name: str = "chat") -> dict[str, str]:
         """Return the resource versions of the resource and its children."""

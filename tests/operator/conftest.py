@@ -57,7 +57,7 @@ def unattended(_operator: OperatorProcess) -> None:
 def space(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Space]:
     """A new namespace that enforces the restricted Pod Security standard."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[-50:].strip("-")
-    plane.kubectl("create", "namespace", name)
-    plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    yield Space(plane, name)
-    plane.kubectl("delete", "namespace", name, "--wait=false")
+    fresh = Space(plane, name)
+    fresh.create()
+    yield fresh
+    fresh.delete()

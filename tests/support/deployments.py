@@ -35,7 +35,6 @@ class ServedNamespace(Namespace[Bed]):
     """A namespace of a cluster whose pods really run."""
 
     patience = 180
-    every = 0.5
 
     def url(self, service: str) -> contextlib.AbstractContextManager[str]:
         """Yield a URL of the Service that this machine can reach."""

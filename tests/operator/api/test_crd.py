@@ -15,6 +15,7 @@ from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS
 from fastgen_operator.api import OPERATOR_FLAGS, Spec
 from fastgen_operator.api.crd import CHART_PATH, CRD_PATH, chart_yaml, crd_yaml, custom_resource_definition
 from fastgen_operator.children.pod import engine_arguments
+from fastgen_operator.kube.transport import KubeError
 from harness.space import Space, resource
 from support.namespace import Object
 
@@ -181,7 +182,7 @@ def test_an_unknown_field_is_rejected_by_name(plane: ControlPlane) -> None:
 def test_a_negative_scale_is_rejected(plane: ControlPlane, space: Space) -> None:
     del plane
     space.apply(resource(replicas=0))
-    with pytest.raises(CommandError):
+    with pytest.raises(KubeError, match="greater than or equal to 0"):
         space.patch("fgd/chat", {"spec": {"replicas": -1}})
     assert space.get("fgd", "chat")["spec"]["replicas"] == 0
 

@@ -8,6 +8,7 @@ import pytest
 
 from cluster.commands import CommandError
 from fastgen_operator.api.reference import PAGE_PATH, resource_page
+from fastgen_operator.kube.transport import KubeError
 from harness.edits import dotted, fields, spec_schema
 from harness.process import OperatorProcess
 from harness.space import Space, resource
@@ -92,7 +93,7 @@ def test_a_cache_can_grow_and_is_otherwise_immutable(space: Space) -> None:
         "accessMode": ("ReadWriteMany", "spec.cache.storageClassName and spec.cache.accessMode are immutable"),
     }
     for field, (value, words) in refusals.items():
-        with pytest.raises(CommandError) as refused:
+        with pytest.raises(KubeError) as refused:
             space.patch("fgd/chat", {"spec": {"cache": {field: value}}})
         assert words in str(refused.value), field
     space.patch("fgd/chat", {"spec": {"cache": None}})

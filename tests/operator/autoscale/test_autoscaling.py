@@ -48,7 +48,7 @@ def engines() -> Iterator[Engines]:
             made.append(engine)
             space.set_pod(pod, ready=True)
             address = {"podIP": engine.address, "podIPs": [{"ip": engine.address}]}
-            space.patch(f"pod/{name}", {"status": address}, "--subresource=status")
+            space.patch(f"pod/{name}", {"status": address}, "status")
         return [behind[pod["metadata"]["name"]] for pod in space.pods()]
 
     yield make

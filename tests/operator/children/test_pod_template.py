@@ -11,6 +11,7 @@ from cluster.commands import CommandError
 from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.template import TemplateRefused, build_template
 from fastgen_operator.kinds import Object
+from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
 from fastgen_operator.status.conditions.table import all_conditions
 from harness.objects import observed, pod, spec_of, stored
@@ -210,13 +211,17 @@ def test_a_template_is_applied_rejected_and_removed_in_the_cluster(space: Space,
     assert "violates PodSecurity" in condition["message"]
     space.apply(resource())
     eventually(lambda: _template(space) == plain, within=20, what="the original template")
-    assert "PodsRestricted" not in json.dumps(space.get("fgd", "chat")["status"])
+    eventually(
+        lambda: "PodsRestricted" not in json.dumps(space.get("fgd", "chat")["status"]),
+        within=20,
+        what="the end of the condition",
+    )
     operator.let_resyncs_pass(1)
 
 
 def _template(space: Space) -> Object:
     try:
         found: Object = space.get("deployment", "chat")["spec"]["template"]
-    except CommandError:
+    except KubeError:
         return {}
     return found

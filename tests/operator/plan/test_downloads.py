@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.commands import CommandError
+from fastgen_operator.kube.transport import KubeError
 from harness.process import OperatorProcess
 from harness.space import NOW, Space, resource
 from support.namespace import Object
@@ -27,7 +27,7 @@ def download(space: Space) -> Object:
     """Return the pod of the download once it is not being deleted."""
 
     def look() -> Object | None:
-        pods = space.items("pods", "--selector", "fastgen.dev/deployment=chat_fetch")
+        pods = space.items("pods", labels="fastgen.dev/deployment=chat_fetch")
         found = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp") and not ended(pod)]
         return found[0] if len(found) == 1 else None
 
@@ -58,7 +58,7 @@ def report(space: Space, pod: Object, state: Object, *, phase: str = "Running", 
         "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW}],
         "containerStatuses": [container],
     }
-    space.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "--subresource=status")
+    space.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "status")
 
 
 def terminated(code: int, words: str = "") -> Object:
@@ -89,7 +89,7 @@ def test_a_failed_download_is_reported_and_pods_are_created_after_it_succeeds(sp
     condition = space.wait_condition("Ready", "False", "AccessDenied")
     assert "gated: accept its terms" in condition["message"]
     assert space.pods() == []
-    with pytest.raises(CommandError, match="not found"):
+    with pytest.raises(KubeError, match="not found"):
         space.get("deployment", "chat")
     report(space, pod, {"running": {"startedAt": NOW}}, last=terminated(4, words))
     space.wait_condition("ModelCached", "Unknown", "Downloading")

@@ -42,7 +42,7 @@ def bystander(space: Space, operator: OperatorProcess) -> Iterator[None]:
 
 
 def event_messages(space: Space) -> list[str]:
-    return [event["message"] for event in space.items("events", "--field-selector", "involvedObject.name=chat")]
+    return [event["message"] for event in space.items("events", fields="involvedObject.name=chat")]
 
 
 @pytest.mark.usefixtures("bystander")
@@ -142,7 +142,7 @@ def test_a_pod_on_a_vanished_node_is_replaced_once_and_does_not_count(space: Spa
         unreachable = {"type": "Ready", "status": "False", "reason": "NodeStatusUnknown", "lastTransitionTime": NOW}
         others = [condition for condition in space.pods()[0]["status"]["conditions"] if condition["type"] != "Ready"]
         patch = {"status": {"conditions": [*others, unreachable]}}
-        space.patch(f"pod/{lost['metadata']['name']}", patch, "--subresource=status")
+        space.patch(f"pod/{lost['metadata']['name']}", patch, "status")
         condition = space.wait_condition("Ready", "False", "ReplicasNotReady")
         assert "its node vanishing does not respond" in condition["message"]
         space.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=false")  # as the eviction would
@@ -250,7 +250,7 @@ def test_a_scale_down_deletes_the_pods_with_the_fewest_tokens_in_flight(space: S
             stack.callback(engine.close)
             space.set_pod(pod, ready=True)
             body: Object = {"status": {"podIP": address, "podIPs": [{"ip": address}]}}
-            space.patch(f"pod/{pod['metadata']['name']}", body, "--subresource=status")
+            space.patch(f"pod/{pod['metadata']['name']}", body, "status")
         space.wait_condition("Ready", "True", "AllReplicasReady")
         assert all("annotations" not in pod["metadata"] for pod in space.pods()), "nothing is written before it matters"
         space.kubectl("scale", "fgd/chat", "--replicas=1")

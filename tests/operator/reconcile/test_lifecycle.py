@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cluster.commands import CommandError
+from fastgen_operator.kube.transport import KubeError
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.namespace import Object
@@ -59,7 +59,7 @@ def test_kubectl_scale_changes_the_pods_and_the_selector_finds_them(space: Space
         *("get", "--raw", f"/apis/fastgen.dev/v1alpha1/namespaces/{space.name}/fastgendeployments/chat/scale")
     )
     selector = json.loads(scale)["status"]["selector"]
-    assert len(space.items("pods", "--selector", selector)) == 2
+    assert len(space.items("pods", labels=selector)) == 2
 
 
 def test_a_resource_scaled_to_zero_is_ready(space: Space) -> None:
@@ -149,7 +149,7 @@ def test_an_object_of_another_owner_is_not_changed_and_is_named(space: Space) ->
     condition = space.wait_condition("Ready", "False", "NameTaken")
     assert "a Service named chat exists" in condition["message"]
     assert space.get("service", "chat")["metadata"]["resourceVersion"] == before
-    with pytest.raises(CommandError, match="not found"):
+    with pytest.raises(KubeError, match="not found"):
         space.get("deployment", "chat")
     space.kubectl("delete", "service", "chat")
     space.wait_pods(1)

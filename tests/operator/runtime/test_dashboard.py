@@ -67,7 +67,7 @@ def test_every_query_of_the_dashboard_finds_data(
     space.make_ready()
     (pod,) = space.wait_pods(1)
     address = {"podIP": POD_ADDRESS, "podIPs": [{"ip": POD_ADDRESS}]}
-    space.patch(f"pod/{pod['metadata']['name']}", {"status": address}, "--subresource=status")
+    space.patch(f"pod/{pod['metadata']['name']}", {"status": address}, "status")
     space.wait_condition("Ready", "True")
     # The labels that the PodMonitors of the operator and of the chart add.
     labels = {"namespace": space.name, "pod": pod["metadata"]["name"], "fastgen_dev_deployment": "chat"}

@@ -127,13 +127,13 @@ def test_the_admission_message_of_rejected_pods_is_shown(space: Space) -> None:
 
 def test_events_are_recorded_on_transitions_only(space: Space, operator: OperatorProcess) -> None:
     def reasons() -> list[str]:
-        events = space.items("events", "--field-selector", "involvedObject.kind=FastGenDeployment")
+        events = space.items("events", fields="involvedObject.kind=FastGenDeployment")
         return sorted(event["reason"] for event in events)
 
     space.apply(resource())
     space.make_ready()
     space.wait_condition("Ready", "True", "AllReplicasReady")
-    made = sum(len(space.items(kind, "--selector", "fastgen.dev/deployment=chat")) for kind in CHILDREN)
+    made = sum(len(space.items(kind, labels="fastgen.dev/deployment=chat")) for kind in CHILDREN)
     expected = ["AllReplicasReady", *["Applied"] * made, "ReplicasNotReady"]
     eventually(lambda: reasons() == expected, within=20, what="the events of a first start")
     operator.let_resyncs_pass(3)

@@ -61,7 +61,7 @@ def traces_of(folder: Path) -> Traces:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     ensure_packages(print)
     folder = Path("/var/lib/fastgen-test")
@@ -70,16 +70,21 @@ def node() -> Iterator[Node]:
     node.down()
 
 
-def test_down_removes_everything_twice_in_a_row(node: Node) -> None:
-    before = traces_of(node.folder)
-    assert before.processes == []
-    for _ in range(2):
-        node.up(print)
-        assert node.is_up()
-        assert traces_of(node.folder).rules != []
-        node.down()
-        assert traces_of(node.folder) == before
-        assert not node.folder.exists()
+@pytest.fixture(scope="module")
+def bare(node: Node) -> Traces:
+    """The machine before its first node."""
+    found = traces_of(node.folder)
+    assert found.processes == []
+    return found
+
+
+def test_down_removes_everything(node: Node, bare: Traces) -> None:
+    node.up(print)
+    assert node.is_up()
+    assert traces_of(node.folder).rules != []
+    node.down()
+    assert traces_of(node.folder) == bare
+    assert not node.folder.exists()
 
 
 def test_a_second_up_changes_nothing(node: Node) -> None:
@@ -100,16 +105,15 @@ def test_up_restarts_programs_that_have_died(node: Node) -> None:
     assert all(node.status()[name] != pid for name, pid in killed.items())
 
 
-def test_down_cleans_up_after_all_programs_crashed(node: Node) -> None:
-    before = traces_of(node.folder)
-    node.up(print)
-    for name in node.processes.names():
-        node.processes.stop(name, patience=0)
-    Node(node.programs, node.folder).down()
-    assert traces_of(node.folder) == before
-
-
 def test_gpus_are_allocatable(node: Node) -> None:
     node.up(print)
     path = "-o=jsonpath={.items[0].status.allocatable.nvidia\\.com/gpu}"
     wait_for("allocatable GPUs", lambda: node.kubectl("get", "nodes", path) == "8", seconds=30, every=0.2)
+
+
+def test_down_cleans_up_after_all_programs_crashed(node: Node, bare: Traces) -> None:
+    node.up(print)
+    for name in node.processes.names():
+        node.processes.stop(name, patience=0)
+    Node(node.programs, node.folder).down()
+    assert traces_of(node.folder) == bare

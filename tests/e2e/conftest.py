@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from cluster.bed import Bed, close_bed, is_open, open_bed
 from cluster.demo import install
-from support.deployments import ServedNamespace
+from support.deployments import ServedNamespace, manifest
 
 
 def say(line: str) -> None:
@@ -30,20 +31,32 @@ def bed() -> Iterator[Bed]:
             close_bed(say)
 
 
+@contextmanager
+def new_namespace(bed: Bed, node: pytest.Item | pytest.Collector) -> Iterator[ServedNamespace]:
+    """Create a namespace and delete it; print its objects if one of the tests in it failed."""
+    made = ServedNamespace(bed, "e2e-" + re.sub(r"[^a-z0-9]+", "-", node.name.lower())[:50].strip("-"))
+    made.create()
+    try:
+        yield made
+    finally:
+        if node.stash.get(FAILED, False):
+            say(made.kubectl("get", "fgd,deployments,pods,events", "--output", "wide"))
+        made.delete()
+
+
 @pytest.fixture
 def namespace(bed: Bed, request: pytest.FixtureRequest) -> Iterator[ServedNamespace]:
-    """A new namespace that enforces the restricted Pod Security standard."""
-    name = "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:50].strip("-")
-    bed.kubectl("create", "namespace", name)
-    bed.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    fresh = ServedNamespace(bed, name)
-    try:
-        yield fresh
-    finally:
-        if request.node.stash.get(FAILED, False):
-            say(fresh.kubectl("get", "fgd,deployments,pods,events", "--output", "wide"))
-        # Pods take time to terminate, and the next test does not depend on it.
-        bed.kubectl("delete", "namespace", name, "--wait=false")
+    """A new namespace for one test."""
+    with new_namespace(bed, request.node) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def served(bed: Bed, request: pytest.FixtureRequest) -> Iterator[ServedNamespace]:
+    """A namespace with the resource `chat`, shared by the tests of a module. Each test leaves it with one replica."""
+    with new_namespace(bed, request.node) as made:
+        made.apply(manifest("chat"))
+        yield made
 
 
 FAILED = pytest.StashKey[bool]()
@@ -54,5 +67,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Record a failure, so that the namespace is printed before its deletion."""
     report = yield
     if report.failed:
-        item.stash[FAILED] = True
+        for node in item.listchain():
+            node.stash[FAILED] = True
     return report

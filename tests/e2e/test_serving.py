@@ -12,13 +12,12 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-def test_a_new_resource_becomes_ready_and_serves_through_its_service(namespace: ServedNamespace) -> None:
-    namespace.apply(manifest("chat"))
-    namespace.wait_condition("Ready", "True")
-    status = namespace.get("fgd", "chat")["status"]
-    assert status["url"] == f"http://chat.{namespace.name}.svc:8000/v1"
+def test_a_new_resource_becomes_ready_and_serves_through_its_service(served: ServedNamespace) -> None:
+    served.wait_condition("Ready", "True")
+    status = served.get("fgd", "chat")["status"]
+    assert status["url"] == f"http://chat.{served.name}.svc:8000/v1"
     assert status["readyReplicas"] == 1
-    with namespace.url("chat") as url:
+    with served.url("chat") as url:
         eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, within=30, what="the Service")
         assert "Paris" in chat(url)
         client = OpenAI(base_url=f"{url}/v1", api_key="unused")
@@ -30,54 +29,51 @@ def test_a_new_resource_becomes_ready_and_serves_through_its_service(namespace: 
         assert len(pieces) > 5, "the response was not streamed token by token"
 
 
-def test_a_killed_engine_restarts_and_ready_becomes_false_then_true(namespace: ServedNamespace) -> None:
-    namespace.apply(manifest("chat"))
-    namespace.wait_condition("Ready", "True")
-    pod = namespace.pods("chat")[0]["metadata"]["name"]
+def test_a_killed_engine_restarts_and_ready_becomes_false_then_true(served: ServedNamespace) -> None:
+    served.wait_condition("Ready", "True")
+    pod = served.pods("chat")[0]["metadata"]["name"]
     kill_engine = (
         "import os, pathlib, signal\n"
         "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
         "    if b'fastgen.engine.process' in (p / 'cmdline').read_bytes() and int(p.name) != os.getpid():\n"
         "        os.kill(int(p.name), signal.SIGKILL)\n"
     )
-    namespace.kubectl("exec", pod, "--", "python", "-c", kill_engine)
-    went = namespace.wait_condition("Ready", "False")
+    served.kubectl("exec", pod, "--", "python", "-c", kill_engine)
+    went = served.wait_condition("Ready", "False")
     assert went["message"]
-    namespace.wait_condition("Ready", "True")
-    status = namespace.pods("chat")[0]["status"]["containerStatuses"][0]
+    served.wait_condition("Ready", "True")
+    status = served.pods("chat")[0]["status"]["containerStatuses"][0]
     assert status["restartCount"] == 1
     assert status["lastState"]["terminated"]["exitCode"] != 0
-    with namespace.url("chat") as url:
+    with served.url("chat") as url:
         assert "Paris" in eventually(lambda: chat(url), within=30, what="a response after the restart")
 
 
-def test_a_new_token_budget_replaces_the_pod(namespace: ServedNamespace) -> None:
-    namespace.apply(manifest("chat"))
-    namespace.wait_condition("Ready", "True")
-    old = namespace.pods("chat")[0]["metadata"]["name"]
+def test_a_new_token_budget_replaces_the_pod(served: ServedNamespace) -> None:
+    served.wait_condition("Ready", "True")
+    old = served.pods("chat")[0]["metadata"]["name"]
     patch = '{"spec": {"engine": {"tokenBudget": 64}}}'
-    namespace.kubectl("patch", "fgd", "chat", "--type", "merge", "--patch", patch)
-    namespace.wait_condition("Ready", "True")
+    served.kubectl("patch", "fgd", "chat", "--type", "merge", "--patch", patch)
+    served.wait_condition("Ready", "True")
     eventually(
-        lambda: old not in [pod["metadata"]["name"] for pod in namespace.pods("chat")],
+        lambda: old not in [pod["metadata"]["name"] for pod in served.pods("chat")],
         within=60,
         what="the end of the old pod",
     )
-    with namespace.url("chat") as url:
+    with served.url("chat") as url:
         assert eventually(lambda: metric(url, "fastgen_token_budget"), within=30, what="metrics") == 64
         assert "Paris" in chat(url)
 
 
-def test_kubectl_scale_changes_the_number_of_ready_pods(namespace: ServedNamespace) -> None:
-    namespace.apply(manifest("chat"))
-    namespace.wait_condition("Ready", "True")
-    namespace.kubectl("scale", "fgd/chat", "--replicas=2")
-    namespace.wait_condition("Ready", "True")
-    status = namespace.get("fgd", "chat")["status"]
-    assert (status["replicas"], status["readyReplicas"], len(namespace.pods("chat"))) == (2, 2, 2)
-    namespace.kubectl("scale", "fgd/chat", "--replicas=1")
-    eventually(lambda: len(namespace.pods("chat")) == 1, within=90, what="one pod")
-    assert namespace.get("fgd", "chat")["spec"]["replicas"] == 1
+def test_kubectl_scale_changes_the_number_of_ready_pods(served: ServedNamespace) -> None:
+    served.wait_condition("Ready", "True")
+    served.kubectl("scale", "fgd/chat", "--replicas=2")
+    served.wait_condition("Ready", "True")
+    status = served.get("fgd", "chat")["status"]
+    assert (status["replicas"], status["readyReplicas"], len(served.pods("chat"))) == (2, 2, 2)
+    served.kubectl("scale", "fgd/chat", "--replicas=1")
+    eventually(lambda: len(served.pods("chat")) == 1, within=90, what="one pod")
+    assert served.get("fgd", "chat")["spec"]["replicas"] == 1
 
 
 def test_deletion_removes_all_children(namespace: ServedNamespace) -> None:

@@ -35,10 +35,10 @@ down: environment ## remove everything that `make up` created
 # at the same time.
 test: lint ## run all tests, end to end included
 	@$(CLUSTER) prepare
-	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10
 
-test-fast: lint ## run the tests that need no control plane, node or image
-	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image)' --numprocesses 2 \
+test-fast: lint ## run the tests without a control plane, node or image, except slow ones
+	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image or slow)' --numprocesses 2 \
 		--dist loadscope --no-loadscope-reorder
 
 lint: environment ## check style, types and import contracts

@@ -13,6 +13,8 @@ import pytest
 
 from support.demo_weights import demo_model
 
+pytestmark = pytest.mark.slow
+
 ESCAPE = b"\x1b["
 
 

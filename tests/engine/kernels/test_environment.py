@@ -91,6 +91,7 @@ def test_read_only_folders_are_skipped() -> None:
     assert nowhere not in out
 
 
+@pytest.mark.slow
 def test_prebuilt_kernels_are_copied_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prebuilt, cache = tmp_path / "prebuilt", tmp_path / "cache"
     modules = ["elementwise"]  # all that KERNEL needs; the others take a minute
@@ -126,6 +127,7 @@ def test_a_missing_prebuilt_folder_is_ignored(tmp_path: Path) -> None:
     assert environment.seed(tmp_path / "missing", tmp_path) == 0
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_step_sizes() -> None:
     """Runs 544 more products: 300 MiB if each were cached."""
     assert int(run(PRODUCTS)) < 60 << 20

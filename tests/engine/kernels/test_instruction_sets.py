@@ -38,6 +38,7 @@ def compiled_for(name: str) -> dict[str, str]:
     return kept | settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_kernels_are_right_for_the_instruction_set(name: str) -> None:
     plugins = [argument for plugin in UNUSED for argument in ("-p", f"no:{plugin}")]

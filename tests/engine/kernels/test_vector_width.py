@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WIDE = """
 import fastgen.kernels.cpu.vector_width as lanes
 lanes.has_wide_vectors = lambda: True
@@ -37,6 +39,7 @@ torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 """
 
 
+@pytest.mark.slow
 def test_wide_tiles_give_the_results_of_narrow_ones() -> None:
     # A separate folder: otherwise the compiled code would later be used as that of this processor.
     folder = Path(os.environ["NUMBA_CACHE_DIR"]) / f"wide-{hashlib.sha256(WIDE.encode()).hexdigest()[:8]}"

@@ -18,6 +18,8 @@ from fastgen.engine.request_output import RequestOutput
 from fastgen.mii.pipeline import Pipeline, pipeline
 from support.demo_weights import demo_model
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."

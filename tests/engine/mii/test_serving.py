@@ -18,6 +18,8 @@ from fastgen.mii.client import Client
 from fastgen.mii.deployments import DeploymentError, find
 from support.demo_weights import demo_model
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import sys, fastgen
 client = fastgen.serve(sys.argv[1], "smol", max_model_length=512, kv_cache_memory="128MiB", drain_seconds=5)

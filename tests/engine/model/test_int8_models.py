@@ -71,6 +71,7 @@ def prompts(demo_source: ModelSource) -> list[list[int]]:
     return [tokens for tokens in encoded if len(tokens) <= 24]
 
 
+@pytest.mark.slow
 def test_next_token_probabilities_of_the_demo_model_stay_close_to_float32(
     int8_demo: ModelRunner, demo_runner: ModelRunner, prompts: list[list[int]]
 ) -> None:
@@ -85,6 +86,7 @@ def test_next_token_probabilities_of_the_demo_model_stay_close_to_float32(
     assert sum(divergences) / len(divergences) < 0.005, divergences
 
 
+@pytest.mark.slow
 def test_greedy_tokens_of_the_demo_model_mostly_agree_with_float32(
     int8_demo: ModelRunner, demo_runner: ModelRunner, prompts: list[list[int]]
 ) -> None:
@@ -100,6 +102,7 @@ def test_greedy_tokens_of_the_demo_model_mostly_agree_with_float32(
     assert sum(same) >= 0.8 * 8 * len(prompts), same
 
 
+@pytest.mark.slow
 def test_int8_matrices_of_a_model_take_less_than_a_third_of_float32_bytes(int8_demo: ModelRunner) -> None:
     weights = int8_demo._model._weights
     held, parameters = 0, 0

@@ -15,6 +15,8 @@ import torch
 
 from support.demo_weights import demo_model
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 # 355 to 400 MiB were measured, 320 of them Python's, torch's and numba's; 570 where freed memory is kept.
 MOST = 450 * MIB

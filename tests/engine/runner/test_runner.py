@@ -18,6 +18,8 @@ from support.demo_weights import demo_model
 from support.driving import execute, generate, load, logits, sequence
 from support.tiny_models import saved
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198]
 
 

@@ -19,6 +19,8 @@ from fastgen.text.grammar import GrammarFactory
 from fastgen.text.tokenizer import Tokenizer
 from support.driving import FewBlocks
 
+pytestmark = pytest.mark.slow
+
 PERSON = {
     "type": "object",
     "properties": {

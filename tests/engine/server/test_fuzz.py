@@ -43,6 +43,7 @@ def test_an_invalid_json_body_is_rejected_with_4xx(scripted: Serving, name: str)
     assert is_rejected(answered.status_code, answered.json())
 
 
+@pytest.mark.slow
 def test_rejected_requests_do_not_leak_memory(scripted: Serving) -> None:
     def every() -> int:
         for path, body in INVALID.values():

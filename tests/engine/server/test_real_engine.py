@@ -17,6 +17,8 @@ from engine.server.malformed import CHAT, COMPLETIONS, INVALID, JSON, RAW, is_re
 from engine.server.openai_types import check_chat, check_completion
 from engine.server.serving import REAL, Serving, serving, wait_until
 
+pytestmark = pytest.mark.slow
+
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 

@@ -1,0 +1,149 @@
+"""Triton kernels of norms and gated activations."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fastgen.kernels.gpu.elementwise import MAX_HIDDEN
+from fastgen.kernels.triton.variant import Variant
+
+_ACTIVATION_BLOCK, _ACTIVATION_WARPS = 1024, 4
+
+
+def add_rms_norm(
+    stream: torch.Tensor,
+    update: torch.Tensor | None,
+    update_weight: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """Launch `_add_rms_norm`; see `fastgen.kernels.gpu.elementwise.add_rms_norm`."""
+    rows, hidden = stream.shape
+    normed = torch.empty_like(stream)
+    if rows:
+        block, num_warps = _norm_configuration(hidden)
+        _add_rms_norm[(rows,)](
+            stream, update, update_weight, weight, normed, hidden, eps, BLOCK=block, num_warps=num_warps
+        )
+    return normed
+
+
+def gated_activation(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """Launch `_gated_activation`; see `fastgen.kernels.gpu.elementwise.gated_activation`."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    if rows:
+        _gated_activation[(rows, triton.cdiv(width, _ACTIVATION_BLOCK))](
+            gate_up, out, width, ACTIVATION=activation, BLOCK=_ACTIVATION_BLOCK, num_warps=_ACTIVATION_WARPS
+        )
+    return out
+
+
+def _norm_configuration(hidden: int) -> tuple[int, int]:
+    """Return the columns of a program, which holds a whole row, and its warps: 16 columns a thread where possible."""
+    block = max(128, triton.next_power_of_2(hidden))
+    return block, min(max(block // 512, 1), 32)
+
+
+@triton.jit
+def _add_rms_norm(
+    stream: tl.tensor,
+    update: tl.tensor,
+    update_weight: tl.tensor,
+    weight: tl.tensor,
+    normed: tl.tensor,
+    hidden: tl.tensor,
+    eps: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Add and normalise one row."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden
+    offsets = tl.program_id(0).to(tl.int64) * hidden + columns
+    x = tl.load(stream + offsets, mask=inside, other=0.0)
+    if update is not None:
+        change = tl.load(update + offsets, mask=inside, other=0.0)
+        if update_weight is not None:
+            change = _normalised(change, update_weight, columns, inside, hidden, eps)
+        x = (x.to(tl.float32) + change.to(tl.float32)).to(x.dtype)
+        tl.store(stream + offsets, x, mask=inside)
+    tl.store(normed + offsets, _normalised(x, weight, columns, inside, hidden, eps), mask=inside)
+
+
+@triton.jit
+def _normalised(
+    x: tl.tensor, weight: tl.tensor, columns: tl.tensor, inside: tl.tensor, hidden: tl.tensor, eps: tl.tensor
+) -> tl.tensor:
+    """Return the RMS norm of a row [BLOCK] in its dtype; columns not `inside` are 0."""
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / hidden + eps)
+    return (wide * scale * tl.load(weight + columns, mask=inside, other=0.0)).to(x.dtype)
+
+
+@triton.jit
+def _gated_activation(
+    gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """Compute BLOCK columns of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0)
+    activated = activate(gate.to(tl.float32), ACTIVATION).to(gate.dtype)
+    product = activated.to(tl.float32) * up.to(tl.float32)
+    tl.store(out + row * width + columns, product.to(gate.dtype), mask=inside)
+
+
+@triton.jit
+def activate(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """Return silu(x), or gelu(x) in its tanh form, of x in float32."""
+    tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu_tanh")
+    exponent = x
+    if ACTIVATION == "gelu_tanh":
+        # (1 + tanh(u)) / 2 = sigmoid(2 u), with u = sqrt(2 / pi) * (x + 0.044715 x^3)
+        exponent = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+    return x / (1.0 + tl.exp(-exponent))
+
+
+def _norm_variants() -> list[Variant]:
+    """Return all configurations in bfloat16, and the widest in the other dtypes."""
+    hiddens = [128 << shift for shift in range((MAX_HIDDEN // 128).bit_length())]
+    cases = [(hidden, "bf16") for hidden in hiddens] + [(MAX_HIDDEN, "fp16"), (MAX_HIDDEN, "fp32")]
+    variants = []
+    for hidden, dtype in cases:
+        block, num_warps = _norm_configuration(hidden)
+        row, weight = f"*{dtype}:16", "*fp32:16"
+        for operands, name in (((), ""), (("update",), "_add"), (("update", "update_weight"), "_norm_add")):
+            types = {"stream": row, "update": row, "update_weight": weight, "weight": weight, "normed": row}
+            absent = {"update", "update_weight"} - set(operands)
+            variants.append(
+                Variant(
+                    name=f"{dtype}_{block}{name}",
+                    kernel=_add_rms_norm,
+                    signature={k: v for k, v in types.items() if k not in absent} | {"hidden": "i32:16", "eps": "fp32"},
+                    constants={"BLOCK": block} | dict.fromkeys(sorted(absent)),
+                    num_warps=num_warps,
+                    num_stages=3,
+                )
+            )
+    return variants
+
+
+VARIANTS: tuple[Variant, ...] = (
+    *_norm_variants(),
+    *(
+        Variant(
+            name=f"{dtype}_{activation}",
+            kernel=_gated_activation,
+            signature={"gate_up": f"*{dtype}:16", "out": f"*{dtype}:16", "width": "i32:16"},
+            constants={"ACTIVATION": activation, "BLOCK": _ACTIVATION_BLOCK},
+            num_warps=_ACTIVATION_WARPS,
+            num_stages=3,
+        )
+        for dtype in ("bf16", "fp16", "fp32")
+        for activation in ("silu", "gelu_tanh")
+    ),
+)

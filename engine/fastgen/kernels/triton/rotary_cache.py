@@ -1,0 +1,273 @@
+"""Triton kernel of query-key norms, rotary positions and cache writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fastgen.kernels.triton.variant import Variant
+
+_ELEMENTS_OF_PROGRAM = 1024
+
+
+def rotary_cache(
+    qkv: torch.Tensor,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_heads: int,
+    eps: float,
+    key_scale: float,
+    value_scale: float,
+) -> None:
+    """Launch `_rotary_cache`; see `fastgen.kernels.gpu.rotary_cache.rotary_cache`."""
+    _, num_kv_heads, block_size, head_dim = key_cache.shape
+    rows, half = len(qkv), cosines.shape[1]
+    if not rows:
+        return
+    constants, num_warps = _configuration(head_dim, half)
+    heads = constants["HEADS"]
+    grid = (rows, triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads))
+    _rotary_cache[grid](
+        qkv,
+        query_norm,
+        key_norm,
+        cosines,
+        sines,
+        positions,
+        slot_mapping,
+        key_cache,
+        value_cache,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        half,
+        block_size,
+        key_cache.stride(0),
+        key_cache.stride(1),
+        value_cache.stride(0),
+        value_cache.stride(1),
+        eps,
+        1 / key_scale,
+        1 / value_scale,
+        **constants,
+        num_warps=num_warps,
+    )
+
+
+def _configuration(head_dim: int, half: int) -> tuple[dict[str, Any], int]:
+    """Return the constants and warps: as many heads in a program as make 1024 elements, 16 elements a thread."""
+    head = max(16, triton.next_power_of_2(head_dim))
+    constants = {
+        "HEADS": max(1, _ELEMENTS_OF_PROGRAM // head),
+        "HEAD": head,
+        "HALF": triton.next_power_of_2(half),
+        "IS_PARTIAL": 2 * half < head_dim,
+    }
+    return constants, 2
+
+
+@triton.jit(do_not_specialize=["num_heads", "num_kv_heads"])
+def _rotary_cache(
+    qkv: tl.tensor,
+    query_norm: tl.tensor,
+    key_norm: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    positions: tl.tensor,
+    slot_mapping: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    num_heads: tl.tensor,
+    num_kv_heads: tl.tensor,
+    head_dim: tl.tensor,
+    half: tl.tensor,
+    block_size: tl.tensor,
+    key_block_stride: tl.tensor,
+    key_head_stride: tl.tensor,
+    value_block_stride: tl.tensor,
+    value_head_stride: tl.tensor,
+    eps: tl.tensor,
+    inverse_key_scale: tl.tensor,
+    inverse_value_scale: tl.tensor,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    IS_PARTIAL: tl.constexpr,
+) -> None:
+    """Process up to HEADS heads of one row: of its queries, its keys or its values, by the second index of the grid."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    query_tiles = tl.cdiv(num_heads, HEADS)
+    kv_tiles = tl.cdiv(num_kv_heads, HEADS)
+    source = qkv + row * (num_heads + 2 * num_kv_heads) * head_dim
+    slot = tl.load(slot_mapping + row).to(tl.int64)
+    block, offset = slot // block_size, slot % block_size
+    pairs = tl.arange(0, HALF)[None, :]
+    position = tl.load(positions + row).to(tl.int64)
+    cosine = tl.load(cosines + position * half + pairs, mask=pairs < half, other=0.0)
+    sine = tl.load(sines + position * half + pairs, mask=pairs < half, other=0.0)
+    lanes = tl.arange(0, HEADS)[:, None]
+    # Names differ between the branches because Triton merges equal ones.
+    if tile < query_tiles:
+        query_heads = tile * HEADS + lanes
+        queries = source + query_heads * head_dim
+        exists = query_heads < num_heads
+        _rotate(
+            queries,
+            queries,
+            exists,
+            exists,
+            query_norm,
+            cosine,
+            sine,
+            head_dim,
+            half,
+            eps,
+            1.0,
+            HEAD,
+            HALF,
+            IS_PARTIAL,
+        )
+    elif tile < query_tiles + kv_tiles:
+        key_heads = (tile - query_tiles) * HEADS + lanes
+        has_key = key_heads < num_kv_heads
+        _rotate(
+            source + (num_heads + key_heads) * head_dim,
+            key_cache + block * key_block_stride + key_heads * key_head_stride + offset * head_dim,
+            has_key,
+            has_key & (slot >= 0),
+            key_norm,
+            cosine,
+            sine,
+            head_dim,
+            half,
+            eps,
+            inverse_key_scale,
+            HEAD,
+            HALF,
+            IS_PARTIAL,
+        )
+    else:
+        value_heads = (tile - query_tiles - kv_tiles) * HEADS + lanes
+        columns = tl.arange(0, HEAD)[None, :]
+        written = (value_heads < num_kv_heads) & (columns < head_dim) & (slot >= 0)
+        values = tl.load(source + (num_heads + num_kv_heads + value_heads) * head_dim + columns, mask=written)
+        target = value_cache + block * value_block_stride + value_heads * value_head_stride + offset * head_dim
+        _store(target + columns, values, written, inverse_value_scale)
+
+
+@triton.jit
+def _rotate(
+    source: tl.tensor,
+    target: tl.tensor,
+    exists: tl.tensor,
+    written: tl.tensor,
+    norm: tl.tensor,
+    cosine: tl.tensor,
+    sine: tl.tensor,
+    head_dim: tl.tensor,
+    half: tl.tensor,
+    eps: tl.tensor,
+    inverse_scale: tl.tensor,
+    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    IS_PARTIAL: tl.constexpr,
+) -> None:
+    """Normalise and rotate the heads at pointers source [HEADS, 1] and write them to target."""
+    pairs = tl.arange(0, HALF)[None, :]
+    columns = tl.arange(0, HEAD)[None, :]
+    in_pairs = pairs < half
+    in_rest = (columns >= 2 * half) & (columns < head_dim)  # not rotated
+    first = tl.load(source + pairs, mask=exists & in_pairs, other=0.0)
+    second = tl.load(source + half + pairs, mask=exists & in_pairs, other=0.0)
+    dtype = first.dtype
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    if IS_PARTIAL:
+        rest = tl.load(source + columns, mask=exists & in_rest, other=0.0)
+    if norm is not None:
+        squares = tl.sum(a * a + b * b, 1)
+        if IS_PARTIAL:
+            wide = rest.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+        factor = tl.rsqrt(squares / head_dim + eps)[:, None]
+        a = (a * factor * tl.load(norm + pairs, mask=in_pairs, other=0.0)).to(dtype).to(tl.float32)
+        b = (b * factor * tl.load(norm + half + pairs, mask=in_pairs, other=0.0)).to(dtype).to(tl.float32)
+        if IS_PARTIAL:
+            rest = (wide * factor * tl.load(norm + columns, mask=in_rest, other=0.0)).to(dtype)
+    _store(target + pairs, (a * cosine - b * sine).to(dtype), written & in_pairs, inverse_scale)
+    _store(target + half + pairs, (b * cosine + a * sine).to(dtype), written & in_pairs, inverse_scale)
+    if IS_PARTIAL:
+        _store(target + columns, rest, written & in_rest, inverse_scale)
+
+
+@triton.jit
+def _store(target: tl.tensor, x: tl.tensor, mask: tl.tensor, inverse_scale: tl.tensor) -> None:
+    """Store x in the target's type; as float8_e4m3fn scaled and clamped to its range of ± 448."""
+    kind: tl.constexpr = target.dtype.element_ty
+    if kind == tl.float8e4nv:
+        scaled = x.to(tl.float32) * inverse_scale
+        tl.store(target, tl.minimum(tl.maximum(scaled, -448.0), 448.0).to(kind), mask=mask)
+    else:
+        tl.store(target, x.to(kind), mask=mask)
+
+
+def _variants() -> list[Variant]:
+    """Return all configurations with a bfloat16 cache, and those of full rotation with the other types."""
+    full = [(size, size // 2) for size in (16, 32, 64, 128, 256)]
+    partial = [(size, half) for size in (32, 64, 128, 256) for half in (8, 16, 32, 64) if 2 * half < size]
+    cases = [(size, half, "bf16", "bf16") for size, half in full + partial]
+    for dtypes in (("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp8e4nv"), ("fp16", "fp8e4nv")):
+        cases += [(size, half, *dtypes) for size, half in full[2:]]
+    variants = []
+    for head_dim, half, dtype, cache in cases:
+        constants, num_warps = _configuration(head_dim, half)
+        for is_normed in (False, True):
+            norm = "*fp32:16" if is_normed else None
+            types = {
+                "qkv": f"*{dtype}:16",
+                "query_norm": norm,
+                "key_norm": norm,
+                "cosines": "*fp32:16",
+                "sines": "*fp32:16",
+                "positions": "*i32:16",
+                "slot_mapping": "*i32:16",
+                "key_cache": f"*{cache}:16",
+                "value_cache": f"*{cache}:16",
+                "num_heads": "i32",
+                "num_kv_heads": "i32",
+                "head_dim": "i32:16",
+                "half": "i32:16" if half % 16 == 0 else "i32",
+                "block_size": "i32:16",
+                "key_block_stride": "i32:16",
+                "key_head_stride": "i32:16",
+                "value_block_stride": "i32:16",
+                "value_head_stride": "i32:16",
+                "eps": "fp32",
+                "inverse_key_scale": "fp32",
+                "inverse_value_scale": "fp32",
+            }
+            variants.append(
+                Variant(
+                    name=f"{dtype}_cache_{cache}_{head_dim}_rotated_{2 * half}" + "_norm" * is_normed,
+                    kernel=_rotary_cache,
+                    signature={name: kind for name, kind in types.items() if kind is not None},
+                    constants=constants | {name: None for name, kind in types.items() if kind is None},
+                    num_warps=num_warps,
+                    num_stages=3,
+                    # sm_80 cannot convert to float8_e4m3fn.
+                    targets=(90, 100, 120) if cache == "fp8e4nv" else None,
+                )
+            )
+    return variants
+
+
+VARIANTS: tuple[Variant, ...] = tuple(_variants())

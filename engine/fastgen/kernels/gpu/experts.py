@@ -1,0 +1,124 @@
+"""Operators of mixtures of experts, without a synchronisation or a loop over experts on the host.
+
+Source: Jiang et al. (2024); products grouped by expert, Gale et al. (2022).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fastgen.kernels.gpu.elementwise import activated
+from fastgen.kernels.gpu.operators import register
+
+MAX_EXPERTS, MAX_TOP_K = 512, 16
+
+
+def route_experts(router_logits: torch.Tensor, top_k: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose and weight each token's experts in one launch.
+
+    Args:
+        router_logits: [T, E], contiguous, E at most 512; bfloat16, float16 or float32.
+        top_k: experts of a token, at most 16. Of equal logits, the lower index is chosen first.
+        normalised: whether the weights of a token are normalised to sum to 1.
+
+    Returns:
+        weights [T, top_k], the softmax over all experts, computed in float32 and rounded to the logits' dtype, largest
+        first; and expert ids [T, top_k] int32, which lie within the experts even if logits are NaN.
+
+    Raises:
+        ValueError: for more experts than the kernel takes.
+    """
+    num_experts = router_logits.shape[1]
+    if num_experts > MAX_EXPERTS or not 0 < top_k <= min(MAX_TOP_K, num_experts):
+        raise ValueError(f"top {top_k} of {num_experts} experts: at most {MAX_TOP_K} of {MAX_EXPERTS} are supported")
+    routed: tuple[torch.Tensor, torch.Tensor] = torch.ops.fastgen.route_experts(router_logits, top_k, normalised)
+    return routed
+
+
+def experts(
+    x: torch.Tensor,
+    gate_up_weights: torch.Tensor,
+    down_weights: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """Compute a mixture's experts in five launches, with a result that does not depend on the order of programs.
+
+    Args:
+        x: [T, hidden], contiguous; bfloat16, float16 or float32.
+        gate_up_weights: [E, 2 * width, hidden], contiguous, the gate first, in x's dtype; E at most 512.
+        down_weights: [E, hidden, width], contiguous, in x's dtype.
+        weights: [T, top k], contiguous, of `route_experts`.
+        expert_ids: [T, top k] int32, contiguous.
+        activation: `silu` or `gelu_tanh`.
+
+    Returns:
+        [T, hidden] in x's dtype. Each product is rounded to it, and so is an expert's output times its weight; the sum
+        over experts is computed in float32 in the order of `expert_ids`.
+
+    Raises:
+        ValueError: for another activation.
+    """
+    if activation not in ("silu", "gelu_tanh"):
+        raise ValueError(f"activation is {activation!r}: only silu and gelu_tanh are known")
+    out: torch.Tensor = torch.ops.fastgen.experts(x, gate_up_weights, down_weights, weights, expert_ids, activation)
+    return out
+
+
+def route_experts_bytes(rows: int, num_experts: int, top_k: int, element_bytes: int) -> int:
+    """Return the bytes that `route_experts` must read and write."""
+    return rows * (num_experts * element_bytes + top_k * (element_bytes + 4))
+
+
+def experts_bytes(rows: int, top_k: int, busy_experts: int, hidden: int, width: int, element_bytes: int) -> int:
+    """Return the bytes that `experts` must read and write, with activations kept on the chip.
+
+    Args:
+        rows, top_k: number of tokens, and experts of each.
+        busy_experts: experts that have a token; at most rows * top_k.
+        hidden, width: of the model, and of one expert.
+        element_bytes: size of one element of activations and weights.
+    """
+    weights = busy_experts * 3 * hidden * width * element_bytes
+    return weights + rows * (2 * hidden * element_bytes + top_k * (element_bytes + 4))
+
+
+def _route_experts_twin(router_logits: torch.Tensor, top_k: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = router_logits.float()
+    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = logits.softmax(-1).gather(-1, chosen)
+    if normalised:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(router_logits.dtype), chosen.int()
+
+
+def _experts_twin(
+    x: torch.Tensor,
+    gate_up_weights: torch.Tensor,
+    down_weights: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    shares = x.new_zeros(*expert_ids.shape, x.shape[1])  # [T, top k, hidden]
+    for expert, (gate_up, down) in enumerate(zip(gate_up_weights, down_weights, strict=True)):
+        rows, ranks = torch.nonzero(expert_ids == expert, as_tuple=True)
+        gate, up = F.linear(x[rows], gate_up).chunk(2, -1)
+        product = F.linear(activated(gate, activation) * up, down)
+        shares[rows, ranks] = (product.float() * weights[rows, ranks, None].float()).to(x.dtype)
+    return shares.float().sum(1).to(x.dtype)
+
+
+register(
+    "route_experts(Tensor router_logits, int top_k, bool normalised) -> (Tensor, Tensor)",
+    kernel="experts.route_experts",
+    twin=_route_experts_twin,
+)
+register(
+    "experts(Tensor x, Tensor gate_up_weights, Tensor down_weights, Tensor weights, Tensor expert_ids, "
+    "str activation) -> Tensor",
+    kernel="experts.experts",
+    twin=_experts_twin,
+)

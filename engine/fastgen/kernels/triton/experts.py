@@ -1,0 +1,462 @@
+"""Triton kernels of mixtures of experts: routing, and products grouped by expert.
+
+A pair is a token with one of its experts; token t has the pairs t * top k to t * top k + top k - 1. Pairs are sorted by
+expert into tiles of rows, each of one expert. Tiles are as many as may be needed, which the host knows without the
+routing; those beyond the needed ones have 0 rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fastgen.kernels.gpu.experts import MAX_EXPERTS, MAX_TOP_K
+from fastgen.kernels.triton.elementwise import activate
+from fastgen.kernels.triton.variant import Variant
+
+_MAX_CHUNKS = 128
+_SUM_BLOCK = 1024
+_GROUP = 8  # tiles whose programs run beside each other and share weights in the L2 cache
+_SORT_WARPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """Blocks of one grouped product: `tile` rows by `columns` of the output, `depth` of the sum at a time."""
+
+    tile: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+    def constants(self) -> dict[str, Any]:
+        return {"TILE": self.tile, "BLOCK_N": self.columns, "BLOCK_K": self.depth, "GROUP": _GROUP}
+
+
+# Products of gate and up, and of down, by the largest mean number of rows of an expert.
+_HALF_PRODUCTS = {
+    16: (_Product(16, 32, 128, 4, 4), _Product(16, 64, 128, 4, 4)),
+    64: (_Product(64, 64, 64, 4, 3), _Product(64, 128, 64, 4, 3)),
+    None: (_Product(128, 64, 64, 8, 3), _Product(128, 128, 64, 8, 3)),
+}
+# In float32, products run without tensor cores, to keep all bits.
+_FLOAT_PRODUCTS = {
+    16: (_Product(16, 32, 32, 4, 2), _Product(16, 32, 32, 4, 2)),
+    None: (_Product(32, 32, 32, 4, 2), _Product(32, 32, 32, 4, 2)),
+}
+
+
+def route_experts(router_logits: torch.Tensor, top_k: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch `_route_experts`; see `fastgen.kernels.gpu.experts.route_experts`."""
+    rows, num_experts = router_logits.shape
+    weights = router_logits.new_empty(rows, top_k)
+    expert_ids = torch.empty(rows, top_k, dtype=torch.int32, device=router_logits.device)
+    if rows:
+        constants, num_warps = _route_configuration(num_experts)
+        _route_experts[(triton.cdiv(rows, constants["ROWS"]),)](
+            router_logits,
+            weights,
+            expert_ids,
+            rows,
+            num_experts,
+            top_k,
+            IS_NORMALISED=normalised,
+            **constants,
+            num_warps=num_warps,
+        )
+    return weights, expert_ids
+
+
+def experts(
+    x: torch.Tensor,
+    gate_up_weights: torch.Tensor,
+    down_weights: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """Launch the five kernels of a mixture; see `fastgen.kernels.gpu.experts.experts`."""
+    (rows, hidden), top_k = x.shape, expert_ids.shape[1]
+    num_experts, width = len(gate_up_weights), gate_up_weights.shape[1] // 2
+    pairs = rows * top_k
+    out = torch.empty_like(x)
+    if not rows:
+        return out
+    gate_up, down = _products(pairs, num_experts, x.dtype)
+    sorted_pairs, tile_experts, tile_rows = _sort(expert_ids, num_experts, gate_up.tile)
+    num_tiles = len(tile_rows)
+    activations = x.new_empty(pairs, width)
+    _gate_up[(num_tiles * triton.cdiv(width, gate_up.columns),)](
+        x,
+        gate_up_weights,
+        sorted_pairs,
+        tile_experts,
+        tile_rows,
+        activations,
+        num_tiles,
+        top_k,
+        hidden,
+        width,
+        ACTIVATION=activation,
+        **gate_up.constants(),
+        num_warps=gate_up.num_warps,
+        num_stages=gate_up.num_stages,
+    )
+    shares = x.new_empty(pairs, hidden)
+    _down[(num_tiles * triton.cdiv(hidden, down.columns),)](
+        activations,
+        down_weights,
+        weights,
+        sorted_pairs,
+        tile_experts,
+        tile_rows,
+        shares,
+        num_tiles,
+        hidden,
+        width,
+        **down.constants(),
+        num_warps=down.num_warps,
+        num_stages=down.num_stages,
+    )
+    _sum_shares[(rows, triton.cdiv(hidden, _SUM_BLOCK))](shares, out, top_k, hidden, BLOCK=_SUM_BLOCK)
+    return out
+
+
+def max_tiles(pairs: int, num_experts: int, tile: int) -> int:
+    """Return the largest number of tiles that `pairs` pairs can fill, whatever their experts are.
+
+    n pairs of an expert fill 1 + (n - 1) // tile tiles, so most are needed if every expert has a pair.
+    """
+    busy = min(pairs, num_experts)
+    return busy + (pairs - busy) // tile
+
+
+def _products(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[_Product, _Product]:
+    """Return the blocks of both products, chosen by the mean number of rows of an expert."""
+    table = _FLOAT_PRODUCTS if dtype == torch.float32 else _HALF_PRODUCTS
+    mean = triton.cdiv(pairs, num_experts)
+    return next(products for bound, products in table.items() if bound is None or mean <= bound)
+
+
+def _sort(expert_ids: torch.Tensor, num_experts: int, tile: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sort pairs by expert, stably, in two launches.
+
+    Returns:
+        sorted pairs [tiles * tile], unspecified beyond each tile's rows; expert of each tile; rows of each tile.
+    """
+    pairs, tiles = expert_ids.numel(), max_tiles(expert_ids.numel(), num_experts, tile)
+    block, rows = _sort_configuration(num_experts)
+    chunk = rows * triton.cdiv(pairs, rows * _MAX_CHUNKS)  # pairs of a program
+    chunks = triton.cdiv(pairs, chunk)
+    counts = expert_ids.new_empty(chunks, num_experts)
+    _count_pairs[(chunks,)](
+        expert_ids, counts, pairs, chunk, num_experts, EXPERTS=block, ROWS=rows, num_warps=_SORT_WARPS
+    )
+    sorted_pairs, tile_experts = expert_ids.new_empty(tiles * tile), expert_ids.new_empty(tiles)
+    tile_rows = torch.empty_like(tile_experts)
+    _sort_pairs[(chunks,)](
+        expert_ids,
+        counts,
+        sorted_pairs,
+        tile_experts,
+        tile_rows,
+        pairs,
+        chunk,
+        chunks,
+        tiles,
+        num_experts,
+        EXPERTS=block,
+        ROWS=rows,
+        TILE=tile,
+        num_warps=_SORT_WARPS,
+    )
+    return sorted_pairs, tile_experts, tile_rows
+
+
+def _route_configuration(num_experts: int) -> tuple[dict[str, Any], int]:
+    block = max(16, triton.next_power_of_2(num_experts))
+    return {"EXPERTS": block, "ROWS": max(1, 512 // block), "CHOICES": MAX_TOP_K}, 2
+
+
+def _sort_configuration(num_experts: int) -> tuple[int, int]:
+    """Return the padded number of experts, and the pairs that are compared with them at once."""
+    block = max(16, triton.next_power_of_2(num_experts))
+    return block, 4096 // block
+
+
+@triton.jit(do_not_specialize=["rows", "num_experts", "top_k"])
+def _route_experts(
+    router_logits: tl.tensor,
+    weights: tl.tensor,
+    expert_ids: tl.tensor,
+    rows: tl.tensor,
+    num_experts: tl.tensor,
+    top_k: tl.tensor,
+    IS_NORMALISED: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHOICES: tl.constexpr,
+) -> None:
+    """Choose and weight the experts of ROWS rows; of equal logits, the lower index is chosen first."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
+    expert = tl.arange(0, EXPERTS)[None, :]
+    inside = (row < rows) & (expert < num_experts)
+    logits = tl.load(router_logits + row * num_experts + expert, mask=inside, other=float("-inf"))
+    left = logits.to(tl.float32)
+    largest = tl.max(left, 1)[:, None]
+    total = tl.sum(tl.exp(left - largest), 1)[:, None]
+    choice = tl.arange(0, CHOICES)[None, :]
+    chosen = tl.zeros((ROWS, CHOICES), tl.int32)
+    found = tl.full((ROWS, CHOICES), float("-inf"), tl.float32)
+    for rank in range(top_k):
+        # NaN, which padded rows may hold, must not lead beyond the experts.
+        best = tl.minimum(tl.argmax(left, 1), num_experts - 1)[:, None]
+        found = tl.where(choice == rank, tl.max(left, 1)[:, None], found)
+        chosen = tl.where(choice == rank, best, chosen)
+        left = tl.where(expert == best, float("-inf"), left)
+    probabilities = tl.exp(found - largest) / total
+    if IS_NORMALISED:
+        probabilities = probabilities / tl.sum(probabilities, 1)[:, None]
+    written = (row < rows) & (choice < top_k)
+    tl.store(weights + row * top_k + choice, probabilities.to(logits.dtype), mask=written)
+    tl.store(expert_ids + row * top_k + choice, chosen, mask=written)
+
+
+@triton.jit(do_not_specialize=["pairs", "chunk", "num_experts"])
+def _count_pairs(
+    expert_ids: tl.tensor,
+    counts: tl.tensor,
+    pairs: tl.tensor,
+    chunk: tl.tensor,
+    num_experts: tl.tensor,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """Count the pairs of each expert in one chunk."""
+    program = tl.program_id(0)
+    experts = tl.arange(0, EXPERTS)
+    count = tl.zeros((EXPERTS,), tl.int32)
+    for start in range(program * chunk, program * chunk + chunk, ROWS):
+        pair = start + tl.arange(0, ROWS)
+        expert = tl.load(expert_ids + pair, mask=pair < pairs, other=-1)
+        count += tl.sum((expert[:, None] == experts[None, :]).to(tl.int32), 0)
+    tl.store(counts + program * num_experts + experts, count, mask=experts < num_experts)
+
+
+@triton.jit(do_not_specialize=["pairs", "chunk", "chunks", "num_tiles", "num_experts"])
+def _sort_pairs(
+    expert_ids: tl.tensor,
+    counts: tl.tensor,
+    sorted_pairs: tl.tensor,
+    tile_experts: tl.tensor,
+    tile_rows: tl.tensor,
+    pairs: tl.tensor,
+    chunk: tl.tensor,
+    chunks: tl.tensor,
+    num_tiles: tl.tensor,
+    num_experts: tl.tensor,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Write the pairs of one chunk to their tiles, and describe this program's part of the tiles."""
+    program = tl.program_id(0)
+    experts = tl.arange(0, EXPERTS)
+    total = tl.zeros((EXPERTS,), tl.int32)
+    before = tl.zeros((EXPERTS,), tl.int32)  # pairs in earlier chunks
+    for other in range(chunks):
+        count = tl.load(counts + other * num_experts + experts, mask=experts < num_experts, other=0)
+        total += count
+        before += tl.where(other < program, count, 0)
+    tiles = (total + TILE - 1) // TILE
+    ends = tl.cumsum(tiles, 0)
+    first = ends - tiles
+    position = first * TILE + before  # of each expert's next pair
+    for start in range(program * chunk, program * chunk + chunk, ROWS):
+        pair = start + tl.arange(0, ROWS)
+        expert = tl.load(expert_ids + pair, mask=pair < pairs, other=-1)
+        is_own = expert[:, None] == experts[None, :]
+        ranks = tl.cumsum(is_own.to(tl.int32), 0) - 1
+        positions = tl.sum(tl.where(is_own, position[None, :] + ranks, 0), 1)
+        tl.store(sorted_pairs + positions, pair, mask=pair < pairs)
+        position += tl.sum(is_own.to(tl.int32), 0)
+    for start in range(program * ROWS, num_tiles, chunks * ROWS):
+        tile = start + tl.arange(0, ROWS)
+        expert = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)
+        rest = total[None, :] - (tile[:, None] - first[None, :]) * TILE
+        rows = tl.sum(tl.where(expert[:, None] == experts[None, :], rest, 0), 1)
+        tl.store(tile_experts + tile, expert, mask=tile < num_tiles)
+        tl.store(tile_rows + tile, tl.minimum(rows, TILE), mask=tile < num_tiles)
+
+
+@triton.jit
+def _tile_and_block(num_tiles: tl.tensor, num_blocks: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
+    """Return the program's tile and block of columns; GROUP tiles share a block of weights before the next block."""
+    program = tl.program_id(0)
+    first = program // (GROUP * num_blocks) * GROUP
+    size = tl.minimum(num_tiles - first, GROUP)
+    within = program % (GROUP * num_blocks)
+    return first + within % size, within // size
+
+
+@triton.jit(do_not_specialize=["num_tiles", "top_k"])
+def _gate_up(
+    x: tl.tensor,
+    weights: tl.tensor,
+    sorted_pairs: tl.tensor,
+    tile_experts: tl.tensor,
+    tile_rows: tl.tensor,
+    activations: tl.tensor,
+    num_tiles: tl.tensor,
+    top_k: tl.tensor,
+    hidden: tl.tensor,
+    width: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """Compute activation(gate) * up of BLOCK_N columns for the rows of one tile."""
+    tile, block = _tile_and_block(num_tiles, tl.cdiv(width, BLOCK_N), GROUP)
+    rows = tl.load(tile_rows + tile)
+    if rows == 0:
+        return
+    expert = tl.load(tile_experts + tile).to(tl.int64)
+    exists = (tl.arange(0, TILE) < rows)[:, None]
+    pairs = tl.load(sorted_pairs + tile * TILE + tl.arange(0, TILE)[:, None], mask=exists, other=0)
+    columns = (block * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    depth = tl.arange(0, BLOCK_K)
+    inputs = x + (pairs // top_k).to(tl.int64) * hidden + depth[None, :]
+    gates = weights + expert * 2 * width * hidden + columns * hidden + depth[:, None]
+    ups = gates + width * hidden
+    gate = tl.zeros((TILE, BLOCK_N), tl.float32)
+    up = tl.zeros((TILE, BLOCK_N), tl.float32)
+    for start in range(0, hidden, BLOCK_K):
+        is_weight = (columns < width) & (depth < hidden - start)[:, None]
+        a = tl.load(inputs + start, mask=exists & (depth < hidden - start)[None, :], other=0.0)
+        gate = tl.dot(a, tl.load(gates + start, mask=is_weight, other=0.0), gate, input_precision="ieee")
+        up = tl.dot(a, tl.load(ups + start, mask=is_weight, other=0.0), up, input_precision="ieee")
+    dtype = activations.dtype.element_ty
+    activated = activate(gate.to(dtype).to(tl.float32), ACTIVATION).to(dtype).to(tl.float32)
+    product = activated * up.to(dtype).to(tl.float32)
+    tl.store(activations + pairs.to(tl.int64) * width + columns, product.to(dtype), mask=exists & (columns < width))
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _down(
+    activations: tl.tensor,
+    weights: tl.tensor,
+    pair_weights: tl.tensor,
+    sorted_pairs: tl.tensor,
+    tile_experts: tl.tensor,
+    tile_rows: tl.tensor,
+    shares: tl.tensor,
+    num_tiles: tl.tensor,
+    hidden: tl.tensor,
+    width: tl.tensor,
+    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """Compute BLOCK_N columns of the experts' outputs, times the router's weights, for the rows of one tile."""
+    tile, block = _tile_and_block(num_tiles, tl.cdiv(hidden, BLOCK_N), GROUP)
+    rows = tl.load(tile_rows + tile)
+    if rows == 0:
+        return
+    expert = tl.load(tile_experts + tile).to(tl.int64)
+    exists = (tl.arange(0, TILE) < rows)[:, None]
+    pairs = tl.load(sorted_pairs + tile * TILE + tl.arange(0, TILE)[:, None], mask=exists, other=0)
+    columns = (block * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    depth = tl.arange(0, BLOCK_K)
+    inputs = activations + pairs.to(tl.int64) * width + depth[None, :]
+    downs = weights + expert * hidden * width + columns * width + depth[:, None]
+    total = tl.zeros((TILE, BLOCK_N), tl.float32)
+    for start in range(0, width, BLOCK_K):
+        a = tl.load(inputs + start, mask=exists & (depth < width - start)[None, :], other=0.0)
+        b = tl.load(downs + start, mask=(columns < hidden) & (depth < width - start)[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    dtype = shares.dtype.element_ty
+    weight = tl.load(pair_weights + pairs, mask=exists, other=0.0).to(tl.float32)
+    share = (total.to(dtype).to(tl.float32) * weight).to(dtype)
+    tl.store(shares + pairs.to(tl.int64) * hidden + columns, share, mask=exists & (columns < hidden))
+
+
+@triton.jit(do_not_specialize=["top_k"])
+def _sum_shares(shares: tl.tensor, out: tl.tensor, top_k: tl.tensor, hidden: tl.tensor, BLOCK: tl.constexpr) -> None:
+    """Add the shares of one row's experts in float32, in the order of their choice."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < hidden
+    total = tl.zeros((BLOCK,), tl.float32)
+    for rank in range(top_k):
+        total += tl.load(shares + (row * top_k + rank) * hidden + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * hidden + columns, total.to(out.dtype.element_ty), mask=inside)
+
+
+def _route_variants() -> list[Variant]:
+    numbers = [16 << shift for shift in range((MAX_EXPERTS // 16).bit_length())]
+    cases = [(number, "bf16") for number in numbers] + [(MAX_EXPERTS, "fp16"), (MAX_EXPERTS, "fp32")]
+    variants = []
+    for number, dtype in cases:
+        constants, num_warps = _route_configuration(number)
+        pointers = {"router_logits": f"*{dtype}:16", "weights": f"*{dtype}:16", "expert_ids": "*i32:16"}
+        for normalised in (False, True):
+            variants.append(
+                Variant(
+                    name=f"{dtype}_{number}_experts" + "_normalised" * normalised,
+                    kernel=_route_experts,
+                    signature=pointers | dict.fromkeys(("rows", "num_experts", "top_k"), "i32"),
+                    constants=constants | {"IS_NORMALISED": normalised},
+                    num_warps=num_warps,
+                    num_stages=3,
+                )
+            )
+    return variants
+
+
+def _sort_variants() -> list[Variant]:
+    tiles = sorted({gate_up.tile for table in (_HALF_PRODUCTS, _FLOAT_PRODUCTS) for gate_up, _ in table.values()})
+    variants = []
+    for number in [16 << shift for shift in range((MAX_EXPERTS // 16).bit_length())]:
+        block, rows = _sort_configuration(number)
+        constants = {"EXPERTS": block, "ROWS": rows}
+        scalars = dict.fromkeys(("pairs", "chunk", "num_experts"), "i32")
+        ids = {"expert_ids": "*i32:16", "counts": "*i32:16"}
+        name = f"{number}_experts"
+        variants.append(Variant(name, _count_pairs, ids | scalars, constants, _SORT_WARPS, 3))
+        outputs = dict.fromkeys(("sorted_pairs", "tile_experts", "tile_rows"), "*i32:16")
+        signature = ids | outputs | scalars | {"chunks": "i32", "num_tiles": "i32"}
+        for tile in tiles:
+            sizes = constants | {"TILE": tile}
+            variants.append(Variant(f"{name}_tile_{tile}", _sort_pairs, signature, sizes, _SORT_WARPS, 3))
+    return variants
+
+
+def _product_variants() -> list[Variant]:
+    variants = []
+    for dtype, table in (("bf16", _HALF_PRODUCTS), ("fp16", _HALF_PRODUCTS), ("fp32", _FLOAT_PRODUCTS)):
+        matrix = f"*{dtype}:16"
+        indices = dict.fromkeys(("sorted_pairs", "tile_experts", "tile_rows"), "*i32:16")
+        scalars = {"num_tiles": "i32", "hidden": "i32:16", "width": "i32:16"}
+        for gate_up, down in table.values():
+            signature = {"x": matrix, "weights": matrix, "activations": matrix, "top_k": "i32"} | indices | scalars
+            for activation in ("silu", "gelu_tanh"):
+                constants = gate_up.constants() | {"ACTIVATION": activation}
+                name = f"{dtype}_tile_{gate_up.tile}_{activation}"
+                variants.append(Variant(name, _gate_up, signature, constants, gate_up.num_warps, gate_up.num_stages))
+            signature = dict.fromkeys(("activations", "weights", "pair_weights", "shares"), matrix) | indices | scalars
+            name = f"{dtype}_tile_{down.tile}"
+            variants.append(Variant(name, _down, signature, down.constants(), down.num_warps, down.num_stages))
+        signature = {"shares": matrix, "out": matrix, "top_k": "i32", "hidden": "i32:16"}
+        variants.append(Variant(dtype, _sum_shares, signature, {"BLOCK": _SUM_BLOCK}, 4, 3))
+    return variants
+
+
+VARIANTS: tuple[Variant, ...] = (*_route_variants(), *_sort_variants(), *_product_variants())

@@ -1,0 +1,155 @@
+"""Compile the Triton kernels ahead of time, for GPUs that need not be there.
+
+`python -m fastgen.kernels.triton.compilation` compiles every variant of every kernel for every target and prints a
+Markdown table of registers, spills and shared memory. It exits with 1 if a variant does not compile, spills registers
+or needs more shared memory than the target has. Triton caches the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+import fastgen.kernels.triton
+from fastgen.kernels.triton.variant import Variant
+
+# KiB of shared memory that one program may have, by compute capability (CUDA C++ Programming Guide, technical
+# specifications per compute capability).
+SHARED_MEMORY_LIMITS = {80: 163, 90: 227, 100: 227, 120: 99}
+_ALIGNED = ":16"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What one variant needs on one target.
+
+    Attributes:
+        kernel, variant: names.
+        target: compute capability.
+        registers: of a thread.
+        spilled_bytes: local memory of a thread, where registers are spilled to.
+        shared_kib: shared memory of a program.
+        error: first line of the compiler's error, or None; the numbers are 0 if there is one.
+    """
+
+    kernel: str
+    variant: str
+    target: int
+    registers: int = 0
+    spilled_bytes: int = 0
+    shared_kib: float = 0.0
+    error: str | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it compiles, spills nothing and fits."""
+        return not self.error and not self.spilled_bytes and self.shared_kib <= SHARED_MEMORY_LIMITS[self.target]
+
+
+def variants(kernel: str | None = None) -> Iterator[Variant]:
+    """Yield the variants that modules of this package export as VARIANTS.
+
+    Args:
+        kernel: keep only variants whose full name contains it.
+    """
+    for module in pkgutil.iter_modules(fastgen.kernels.triton.__path__):
+        exported = getattr(importlib.import_module(f"{fastgen.kernels.triton.__name__}.{module.name}"), "VARIANTS", ())
+        yield from (variant for variant in exported if kernel is None or kernel in full_name(variant))
+
+
+def full_name(variant: Variant) -> str:
+    """Return `MODULE.KERNEL/VARIANT`."""
+    return f"{variant.kernel.__module__.rpartition('.')[2]}.{_name(variant)}/{variant.name}"
+
+
+def compile_variant(variant: Variant, target: int) -> Compiled:
+    """Compile a variant for a compute capability."""
+    signature = dict.fromkeys(variant.kernel.arg_names, "constexpr")
+    for argument, kind in variant.signature.items():
+        signature[argument] = kind.removesuffix(_ALIGNED)
+    names = variant.kernel.arg_names
+    aligned = [k for k, kind in variant.signature.items() if kind.endswith(_ALIGNED)]
+    source = triton.compiler.ASTSource(
+        fn=variant.kernel,
+        signature=signature,
+        constexprs={(names.index(k),): value for k, value in variant.constants.items()},
+        attrs={(names.index(k),): [["tt.divisibility", 16]] for k in aligned},
+    )
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    try:
+        binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    except Exception as error:  # Triton's errors have no common type.
+        message = str(error).strip() or type(error).__name__
+        return Compiled(_name(variant), variant.name, target, error=message.splitlines()[-1])
+    registers, spilled = _resources(binary.asm["cubin"])
+    return Compiled(_name(variant), variant.name, target, registers, spilled, binary.metadata.shared / 1024)
+
+
+def table(results: Sequence[Compiled]) -> str:
+    """Return a Markdown table of the results."""
+    lines = [
+        "| kernel | variant | target | registers | spilled bytes | shared memory, KiB | limit, KiB |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for r in results:
+        numbers = f"{r.registers} | {r.spilled_bytes} | {r.shared_kib:.1f}" if r.error is None else f"{r.error} | |"
+        mark = "" if r.is_good else " **over**"
+        limit = SHARED_MEMORY_LIMITS[r.target]
+        lines.append(f"| {r.kernel} | {r.variant} | sm_{r.target} | {numbers} | {limit}{mark} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fastgen.kernels.triton.compilation", description=__doc__)
+    parser.add_argument("--kernel", help="only variants whose MODULE.KERNEL/VARIANT contains this")
+    parser.add_argument("--target", type=int, action="append", choices=SHARED_MEMORY_LIMITS, help="only these targets")
+    parsed = parser.parse_args(arguments)
+    chosen = [
+        (variant, target)
+        for variant in variants(parsed.kernel)
+        for target in parsed.target or SHARED_MEMORY_LIMITS
+        if variant.targets is None or target in variant.targets
+    ]
+    if not chosen:
+        parser.error("no kernel has this name and target")
+    results = []
+    for number, (variant, target) in enumerate(chosen, 1):
+        results.append(compile_variant(variant, target))
+        print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
+    bad = sum(not result.is_good for result in results)
+    print(file=sys.stderr)
+    print(table(results))
+    print(f"\n{len(results)} compiled, {bad} failed; torch {torch.__version__}, triton {triton.__version__}.")
+    return 1 if bad else 0
+
+
+def _name(variant: Variant) -> str:
+    return str(variant.kernel.__name__).removeprefix("_")
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Return registers and bytes of stack and local memory of a thread, as the bundled cuobjdump reads them."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command: list[Any] = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

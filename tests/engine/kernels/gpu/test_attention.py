@@ -1,0 +1,338 @@
+"""Paged attention in Triton's interpreter against its twin, and the twin against a computation by hand.
+
+Tolerances: float32 sums of another order (float32); weights rounded to 11 bits (float16); the interpreter truncates
+results to 8 bits where a GPU rounds, but multiplies in float32 (bfloat16).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from fastgen.kernels import reference
+from fastgen.kernels.gpu import attention
+from fastgen.kernels.gpu.attention import attention_bytes, paged_attention, workspace_elements
+
+Import = Callable[[str], ModuleType]
+
+TOLERANCES = {
+    torch.float32: {"atol": 3e-6, "rtol": 1e-5},
+    torch.float16: {"atol": 2e-3, "rtol": 2e-3},
+    torch.bfloat16: {"atol": 1e-6, "rtol": 2**-7},
+}
+DECODES = ((1, 0), (1, 14), (1, 15), (1, 16), (1, 199), (3, 0), (9, 60))  # rows and context of each sequence
+CHUNKS = ((1, 150), (1, 0), (70, 0), (37, 129), (2, 62))
+
+
+@dataclass
+class Step:
+    """Random rows over a cache whose unwritten slots, and blocks of unused table entries, are NaN."""
+
+    sequences: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    padded_rows: int = 0
+    padded_sequences: int = 0
+    magnitude: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        lengths = [rows + context for rows, context in self.sequences]
+        sizes = [-(-length // self.block_size) for length in lengths]
+        order = (torch.randperm(sum(sizes)) + 1).split(sizes)  # block 0 is in no table
+        shape = (sum(sizes) + 1, self.kv_heads, self.block_size, self.head_dim)
+        self.keys, self.values = torch.randn(shape) * self.magnitude, torch.randn(shape)
+        self.tables = torch.zeros(len(sizes) + self.padded_sequences, max(sizes) + 3, dtype=torch.int32)
+        self.keys[0] = self.values[0] = torch.nan
+        for sequence, (blocks, length) in enumerate(zip(order, lengths, strict=True)):
+            self.tables[sequence, : len(blocks)] = blocks
+            unwritten = blocks[-1:], slice(None), slice((length - 1) % self.block_size + 1, None)
+            self.keys[unwritten] = self.values[unwritten] = torch.nan
+        cache_dtype = self.cache_dtype or self.dtype
+        self.keys, self.values = self.keys.to(cache_dtype), self.values.to(cache_dtype)
+        starts = torch.tensor([0, *(rows for rows, _ in self.sequences)] + [0] * self.padded_sequences)
+        self.starts = starts.cumsum(0).to(torch.int32)
+        self.lengths = torch.tensor(lengths + [0] * self.padded_sequences, dtype=torch.int32)
+        self.total = int(self.starts[-1])
+        self.query = torch.randn(self.total + self.padded_rows, self.heads, self.head_dim).to(self.dtype)
+
+    def run(self, operator: Callable[..., None], **changes: Any) -> torch.Tensor:
+        """Return the rows of the sequences as float32."""
+        out = torch.full_like(self.query, 7.0)
+        options = {
+            "sinks": None, "workspace": None, "scale": self.head_dim**-0.5, "window": 0, "softcap": 0.0,
+            "key_scale": 1.0, "value_scale": 1.0,
+        }  # fmt: skip
+        inputs = (self.query, self.keys, self.values, self.starts, self.lengths, self.tables)
+        operator(out, *inputs, **(options | self.options | changes))
+        assert (out[self.total :] == 7).all(), "a row of no sequence was written"
+        return out[: self.total].float()
+
+    def workspace(self) -> torch.Tensor:
+        return torch.zeros(workspace_elements(self.heads, self.kv_heads, self.head_dim))
+
+
+def by_hand(step: Step) -> torch.Tensor:
+    """Attention of each row and head alone, in float64."""
+    options = {"window": 0, "softcap": 0.0, "sinks": None, "key_scale": 1.0, "value_scale": 1.0} | step.options
+    out = torch.empty(step.total, step.heads, step.head_dim, dtype=torch.float64)
+    row = 0
+    for sequence, (rows, context) in enumerate(step.sequences):
+        for position in range(context, context + rows):
+            for head in range(step.heads):
+                scores, values = [], []
+                for key in range(max(0, position + 1 - options["window"]) if options["window"] else 0, position + 1):
+                    block = step.tables[sequence, key // step.block_size]
+                    slot = block, head // (step.heads // step.kv_heads), key % step.block_size
+                    score = step.query[row, head].double() @ step.keys[slot].double()
+                    score = score.item() * options["key_scale"] * step.head_dim**-0.5
+                    if options["softcap"]:
+                        score = math.tanh(score / options["softcap"]) * options["softcap"]
+                    scores.append(score)
+                    values.append(step.values[slot].double() * options["value_scale"])
+                if options["sinks"] is not None:
+                    scores.append(options["sinks"][head].item())
+                    values.append(torch.zeros(step.head_dim, dtype=torch.float64))
+                weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
+                out[row, head] = weights @ torch.stack(values)
+            row += 1
+    return out.float()
+
+
+def sinks(heads: int) -> torch.Tensor:
+    return torch.linspace(-2, 3, heads)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 5},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": sinks(4)},
+    "scales": {"key_scale": 1.5, "value_scale": 0.25},
+    "all": {"window": 17, "softcap": 1.5, "sinks": sinks(4), "key_scale": 1.5, "value_scale": 0.25},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_twin_equals_attention_by_hand(options: str) -> None:
+    step = Step(((1, 0), (1, 20), (4, 15)), head_dim=8, padded_rows=2, padded_sequences=2, options=OPTIONS[options])
+    torch.testing.assert_close(step.run(attention._paged_attention), by_hand(step), atol=1e-6, rtol=1e-6)
+
+
+def test_the_twin_equals_the_reference_of_one_sequence() -> None:
+    step = Step(((9, 30),), options={"window": 12, "softcap": 3.0})
+    expected = reference.paged_attention(
+        step.query, step.keys, step.values, step.tables[0, :3], 30, 1 / 8, window=12, softcap=3.0
+    )
+    torch.testing.assert_close(step.run(attention._paged_attention), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_the_public_function_calls_the_operator() -> None:
+    step = Step(DECODES)
+    torch.testing.assert_close(step.run(paged_attention), step.run(attention._paged_attention), atol=0, rtol=0)
+
+
+def test_shapes_that_do_not_fit_are_rejected() -> None:
+    step = Step(((1, 3),), heads=3)
+    with pytest.raises(ValueError, match="does not fit a cache"):
+        step.run(paged_attention)
+
+
+def variation(sequences: tuple[tuple[int, int], ...], **changes: Any) -> Any:
+    names = "-".join(f"{name}={value}" for name, value in changes.items() if name != "options")
+    options = "-".join(changes.get("options", {}))
+    kind = {DECODES: "decodes", CHUNKS: "chunks"}.get(sequences, "few")
+    return pytest.param(sequences, changes, id="-".join(filter(None, (kind, names, options))))
+
+
+VARIATIONS = [
+    *(variation(DECODES, heads=group, kv_heads=1) for group in (1, 3, 5, 7, 16)),
+    *(variation(CHUNKS, heads=2 * group) for group in (1, 2, 7, 8)),
+    *(variation(DECODES, heads=2, head_dim=dim, block_size=32) for dim in (80, 112, 128, 192)),
+    *(variation(CHUNKS, heads=2, kv_heads=1, head_dim=dim, block_size=64) for dim in (96, 160, 256)),
+    *(variation(CHUNKS, heads=2, kv_heads=1, block_size=size) for size in (48, 128)),
+    *(variation(rows, options=options) for rows in (DECODES, CHUNKS) for options in OPTIONS.values()),
+    *(variation(CHUNKS, heads=2, options={"window": window}) for window in (1, 64, 101)),
+    variation(DECODES, padded_rows=5, padded_sequences=4),
+    variation(CHUNKS, padded_rows=90, padded_sequences=1),
+    variation(((1, 0),), padded_rows=1, padded_sequences=1),
+    variation(((1, 600),)),
+    *(variation(rows, dtype=dtype) for rows in (DECODES, CHUNKS) for dtype in (torch.float16, torch.bfloat16)),
+    variation(DECODES, cache_dtype=torch.float8_e4m3fn, options=OPTIONS["scales"]),
+    variation(CHUNKS, cache_dtype=torch.float8_e4m3fn, dtype=torch.bfloat16, options=OPTIONS["scales"]),
+]
+
+
+@pytest.mark.parametrize(("sequences", "changes"), VARIATIONS)
+def test_the_kernel_equals_its_twin(sequences: Any, changes: dict[str, Any], interpreted: Import) -> None:
+    step = Step(sequences, **changes)
+    launch = interpreted("attention").paged_attention
+    torch.testing.assert_close(step.run(launch), step.run(attention._paged_attention), **TOLERANCES[step.dtype])
+
+
+def test_a_step_without_sequences_writes_nothing(interpreted: Import) -> None:
+    step = Step(((1, 3),), padded_rows=2)
+    step.starts.zero_()
+    step.lengths.zero_()
+    step.total = 0
+    step.run(interpreted("attention").paged_attention, workspace=step.workspace())
+
+
+def test_keys_before_the_window_are_not_read(interpreted: Import) -> None:
+    step = Step(((1, 150), (70, 60)), options={"window": 20})
+    expected = step.run(attention._paged_attention)
+    step.tables[0, : 131 // 16] = 0  # of NaN
+    step.tables[1, : 41 // 16] = 0
+    torch.testing.assert_close(step.run(interpreted("attention").paged_attention), expected, **TOLERANCES[step.dtype])
+
+
+def test_large_scores_neither_overflow_nor_lose_the_maximum(interpreted: Import) -> None:
+    step = Step(DECODES, magnitude=1000.0)
+    launch = interpreted("attention").paged_attention
+    torch.testing.assert_close(step.run(launch), step.run(attention._paged_attention), atol=1e-3, rtol=0)
+
+
+def test_float8_is_decoded_on_devices_without_it(interpreted: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = interpreted("attention")
+    monkeypatch.setattr(kernels, "_capability", lambda _: 80)
+    step = Step(((32, 0),), cache_dtype=torch.float8_e4m3fn, options={"window": 1})  # a row is its own value
+    values = torch.arange(256, dtype=torch.uint8)
+    values = values[values & 0x7F != 0x7F]  # NaN
+    step.values[1:].view(torch.uint8).copy_(values.repeat(40)[: step.values[1:].numel()].view_as(step.values[1:]))
+    expected = step.values[step.tables[0, :2]].float().transpose(0, 1).flatten(1, 2).repeat_interleave(2, 0)
+    torch.testing.assert_close(step.run(kernels.paged_attention).transpose(0, 1), expected, atol=0, rtol=0)
+
+
+LONG = ((1, 299), (1, 130), (1, 4), (1, 199))
+LONG_AND_CHUNK = ((1, 150), (1, 323), (70, 60))
+
+
+@pytest.mark.parametrize(
+    ("sequences", "changes"),
+    [
+        variation(LONG),
+        variation(LONG, options=OPTIONS["all"] | {"window": 200}),
+        variation(LONG, padded_rows=12, padded_sequences=12),
+        variation(LONG_AND_CHUNK, options={"sinks": sinks(4)}),
+        variation(((1, 250),), heads=16, kv_heads=1, head_dim=256),  # partial sums are added two at a time
+    ],
+)
+def test_split_decodes_equal_unsplit_ones(
+    sequences: Any, changes: dict[str, Any], interpreted: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = interpreted("attention")
+    use_split_programs(24, kernels, monkeypatch)
+    step = Step(sequences, **changes)
+    workspace = step.workspace()
+    workspace[24:] = torch.nan  # all but the counters
+    unsplit = step.run(kernels.paged_attention)
+    split = step.run(kernels.paged_attention, workspace=workspace)
+    assert not workspace.isnan().all(), "no decode was split"
+    torch.testing.assert_close(split, unsplit, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(split, step.run(attention._paged_attention), atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("programs", "splits"), [(0, 1), (6, 1), (8, 2), (16, 3), (64, 7)])
+def test_split_programs_are_shared_among_the_sequences(
+    programs: int, splits: int, interpreted: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four decodes of 400 keys over two KV heads: a split leaves a norm for each head."""
+    kernels = interpreted("attention")
+    use_split_programs(programs, kernels, monkeypatch)
+    step = Step(((1, 399),) * 4, padded_sequences=3, padded_rows=3)
+    workspace = step.workspace().fill_(torch.nan)
+    partials = 2 * (programs // 2) * step.heads
+    workspace[:programs] = 0
+    out = step.run(kernels.paged_attention, workspace=workspace)
+    torch.testing.assert_close(out, step.run(attention._paged_attention), atol=3e-6, rtol=1e-5)
+    norms = workspace[programs + partials * (step.head_dim + 1) :]
+    assert len(norms) == partials
+    assert (~norms.isnan()).sum() == (4 * step.heads * splits if splits > 1 else 0)
+
+
+def test_a_workspace_serves_launch_after_launch(interpreted: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = interpreted("attention")
+    use_split_programs(24, kernels, monkeypatch)
+    workspace = Step(LONG).workspace()
+    for sequences in (LONG, LONG_AND_CHUNK, LONG[:1], LONG):
+        step = Step(sequences)
+        out = step.run(kernels.paged_attention, workspace=workspace)
+        assert not workspace[:24].view(torch.int32).any(), "a counter was not reset"
+        torch.testing.assert_close(out, step.run(attention._paged_attention), atol=3e-6, rtol=1e-5)
+
+
+def test_partial_sums_are_visible_to_the_program_that_adds_them() -> None:
+    """Every thread's stores, a barrier, the counter, a barrier, loads past the L1 cache: in the code for sm_90."""
+    kernels = importlib.import_module("fastgen.kernels.triton.attention")
+    variant = next(v for v in kernels.VARIANTS if v.name == "decodes-bf16-bf16-64-global-stages3")
+    accesses = re.findall(r"\b(?:st\.global|ld\.global|atom|bar\.sync)[.\w]*", ptx(variant, 90))
+    counter = accesses.index("atom.global.gpu.acq_rel.add.u32")
+    assert "st.global" in accesses[counter - 2]
+    assert accesses[counter - 1] == accesses[counter + 1] == "bar.sync"
+    loads = [access for access in accesses[counter:] if access.startswith("ld.global")]
+    assert loads
+    assert all(load.startswith("ld.global.cg") for load in loads)
+
+
+def ptx(variant: Any, target: int) -> str:
+    import triton
+
+    names = variant.kernel.arg_names
+    source = triton.compiler.ASTSource(
+        variant.kernel,
+        signature={name: variant.signature.get(name, "constexpr").removesuffix(":16") for name in names},
+        constexprs={(names.index(name),): value for name, value in variant.constants.items()},
+        attrs={
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name, kind in variant.signature.items()
+            if kind.endswith(":16")
+        },
+    )
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    gpu = triton.backends.compiler.GPUTarget("cuda", target, 32)
+    return str(triton.compile(source, target=gpu, options=options).asm["ptx"])
+
+
+def test_a_small_workspace_is_rejected(interpreted: Import) -> None:
+    step = Step(LONG)
+    with pytest.raises(ValueError, match="too small"):
+        step.run(interpreted("attention").paged_attention, workspace=step.workspace()[:-1])
+
+
+def use_split_programs(number: int, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kernels, attention):
+        monkeypatch.setattr(module, "SPLIT_PROGRAMS", number)
+
+
+def test_a_head_size_without_a_kernel_is_rejected(interpreted: Import) -> None:
+    step = Step(((1, 3),), head_dim=320)
+    with pytest.raises(ValueError, match="320"):
+        step.run(interpreted("attention").paged_attention)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_sequences", "block_m"), [(1, 256, 16), (256, 256, 16), (64, 1, 16), (65, 1, 128), (512, 256, 128)]
+)
+def test_tiles_are_small_in_steps_of_few_rows_or_only_decodes(
+    num_rows: int, num_sequences: int, block_m: int, interpreted: Import
+) -> None:
+    assert interpreted("attention").choose(num_rows, num_sequences, 4, 128, 2, 90).block_m == block_m
+
+
+def test_bytes_count_each_key_and_value_once() -> None:
+    # 100 and 7 keys for 2 KV heads, 1 and 3 rows of 8 heads; a padded sequence counts nothing.
+    expected = 2 * 2 * 64 * (107 * 2 + 4 * 8)
+    assert attention_bytes([100, 7, 50], [1, 3, 0], kv_heads=2, heads=8, head_dim=64, element_bytes=2) == expected

@@ -9,8 +9,8 @@ from fastgen.core.request import Grammar, RequestError
 from fastgen.server.openai.messages import Tool
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.text.tools.events import ToolParser
 from fastgen.text.tools.format import OfferedTool, ToolFormat
+from fastgen.text.tools.parser import Machine
 from fastgen.text.tools.registry import call_grammar, describe, shown_tokens
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -65,7 +65,7 @@ class ToolUse:
             max_calls=1 if single else None,
         )
 
-    def parser(self) -> ToolParser:
+    def parser(self) -> Machine:
         """Return a parser for one generation."""
         return self.format.parser(self.offered)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +40,6 @@ class CallBroken:
 
 
 ToolEvent = Content | CallBegun | CallArguments | CallBroken
-
-
-class ToolParser(Protocol):
-    """Parses one generation; how its text is split does not change the events."""
-
-    def push(self, text: str) -> list[ToolEvent]:
-        """Return the events that this text completes."""
-
-    def finish(self) -> list[ToolEvent]:
-        """Return the remaining events at the end of the generation."""
 
 
 @dataclass(slots=True)

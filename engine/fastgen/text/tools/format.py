@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastgen.text.grammar import JSON_SPACE
-from fastgen.text.tools.events import ToolParser
+from fastgen.text.tools.parser import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ Spell = Callable[[str], str]
 
 
 class ToolFormat(Protocol):
-    """One format; its name is a value of `--tool-parser`."""
+    """Base class of the formats; the name is a value of `--tool-parser`."""
 
     name: str
     # Marks around calls. If they are special tokens, the detokenizer must still show them.
@@ -33,19 +33,15 @@ class ToolFormat(Protocol):
     # Example call for models whose template does not mention tools.
     example: str
 
-    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
+    def parser(self, tools: Sequence[OfferedTool]) -> Machine:
         """Return a parser of one generation with `tools` offered."""
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Return Lark rules; the rule `calls` matches one to `most_calls` calls, None for no limit."""
 
     def new_id(self) -> str:
-        """Return a new call id."""
-
-
-def long_id() -> str:
-    """Return an id in OpenAI's form."""
-    return f"call_{secrets.token_hex(12)}"
+        """Return a new call id, in OpenAI's form."""
+        return f"call_{secrets.token_hex(12)}"
 
 
 def quoted(text: str) -> str:

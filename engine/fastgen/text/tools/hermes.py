@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastgen.text.tools.events import ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, json_arguments, long_id, named_objects, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
 from fastgen.text.tools.parser import Machine
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
-class Hermes:
+class Hermes(ToolFormat):
     """The Hermes format."""
 
     name = "hermes"
     marks: tuple[str, ...] = (_OPEN, _CLOSE)
     example = f'{_OPEN}\n{{"name": <function name>, "arguments": <object>}}\n{_CLOSE}'
 
-    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
+    def parser(self, tools: Sequence[OfferedTool]) -> Machine:
         """Return a parser. The tags identify a call, so unknown function names are passed on."""
         del tools
         return _Reader()
@@ -33,10 +32,6 @@ class Hermes:
             f"call: {spell(_OPEN)} {quoted(chr(10))} ({named_objects(tools)}) {quoted(chr(10))} {spell(_CLOSE)}\n"
             f"{json_arguments(tools)}"
         )
-
-    def new_id(self) -> str:
-        """Return a new call id."""
-        return long_id()
 
 
 class _Reader(Machine):

@@ -89,11 +89,6 @@ def dumped(value: object) -> str:
     return JsonRepair().push(json.dumps(value, ensure_ascii=False))
 
 
-def is_json_object(text: str) -> bool:
-    """Return whether `text` is a JSON object by `loaded`."""
-    return isinstance(loaded(text), dict)
-
-
 def is_name(value: object) -> TypeGuard[str]:
     """Return whether `value` is valid text; JSON can contain a lone surrogate, which is not."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -6,9 +6,9 @@ import secrets
 import string
 from collections.abc import Sequence
 
-from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, json_arguments, named_objects, quoted, repeated
-from fastgen.text.tools.json_text import JsonRepair, JsonSpan, is_json_object
+from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken
+from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
+from fastgen.text.tools.json_text import JsonRepair, JsonSpan, loaded
 from fastgen.text.tools.parser import Machine
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -17,14 +17,14 @@ _ID_LENGTH = 9  # required by Mistral's templates
 _LONGEST_NAME = 256
 
 
-class Mistral:
+class Mistral(ToolFormat):
     """The list format, up to tokenizer version 7."""
 
     name = "mistral"
     marks: tuple[str, ...] = (_CALLS, _ARGS, _ID)
     example = f'{_CALLS}[{{"name": <function name>, "arguments": <object>}}]'
 
-    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
+    def parser(self, tools: Sequence[OfferedTool]) -> Machine:
         """Return a parser of either form. Unknown function names are passed on."""
         del tools
         return _Reader()
@@ -37,7 +37,7 @@ class Mistral:
         )
 
     def new_id(self) -> str:
-        """Return a new call id."""
+        """Return a new call id, as Mistral's templates require it."""
         return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
 
 
@@ -98,7 +98,7 @@ class _Reader(Machine):
             self.note([CallArguments(index, self._repair.push(piece))])
         if end is None:
             return False
-        if not is_json_object(self._raw.partition(_ARGS)[2]):
+        if not isinstance(loaded(self._raw.partition(_ARGS)[2]), dict):
             self.note([CallBroken(index, self._raw)])
         self.state = self._reading
         return True

@@ -15,13 +15,19 @@ class Machine:
     """Runs states over `buffer`. A state consumes text, sets the next state, and returns whether it progressed.
 
     White space around calls is not content: it is held back until the next text is known.
+
+    Attributes:
+        buffer: text that no state has consumed.
+        ended: whether the generation has ended.
+        state: the state to run next.
+        num_calls: number of calls started so far.
     """
 
     def __init__(self, start: State) -> None:
         self.buffer = ""
         self.ended = False
         self.state = start
-        self._num_calls = 0
+        self.num_calls = 0
         self._space = ""
         self._events: list[ToolEvent] = []
 
@@ -37,7 +43,7 @@ class Machine:
         self.ended = True
         while self.state():
             pass
-        if not self._num_calls and self._space:
+        if not self.num_calls and self._space:
             self._events.append(Content(self._space))
         return self._take()
 
@@ -51,7 +57,7 @@ class Machine:
 
     def read_call(self, prefix: str, names: frozenset[str] | None, then: State, otherwise: State) -> State:
         """Return a state that parses one call object; `otherwise` continues if it is not a call."""
-        reader = CallReader(self._num_calls, prefix, names)
+        reader = CallReader(self.num_calls, prefix, names)
 
         def reading() -> bool:
             events, self.buffer = reader.push(self.buffer)
@@ -65,25 +71,27 @@ class Machine:
 
         return reading
 
-    def read_list(self, mark: str, then: State, otherwise: State) -> State:
-        """Return a state that parses a list of calls after `mark`.
+    def read_list(
+        self, prefix: str, then: State, otherwise: State, *, names: frozenset[str] | None = None, separators: str = ","
+    ) -> State:
+        """Return a state that parses a list of calls, whose opening bracket may be missing, after `prefix`.
 
-        `otherwise` continues if an item is not a call, and `then` continues after the end of the list.
+        `otherwise` continues if an item is not a call to one of `names`; `then` continues after the end of the list.
         """
 
         def beginning() -> bool:
-            inside = self.buffer.lstrip()[1:].lstrip()
+            inside = self.buffer.lstrip().removeprefix("[").lstrip()
             if not inside and not self.ended:
                 return False
             if inside.startswith("{"):
-                read_at(inside, mark)
+                read_at(inside, prefix)
             else:
-                self.show(mark)
+                self.show(prefix)
                 self.state = otherwise
             return True
 
         def between() -> bool:
-            body = self.buffer.lstrip(" \t\r\n,")
+            body = self.buffer.lstrip(" \t\r\n" + separators)
             if not body and not self.ended:
                 return False
             if body.startswith("{"):
@@ -94,8 +102,8 @@ class Machine:
             return True
 
         def read_at(body: str, before: str) -> None:
-            prefix, self.buffer = before + self.buffer[: len(self.buffer) - len(body)], body
-            self.state = self.read_call(prefix, None, between, otherwise)
+            shown, self.buffer = before + self.buffer[: len(self.buffer) - len(body)], body
+            self.state = self.read_call(shown, names, between, otherwise)
 
         return beginning
 
@@ -106,16 +114,11 @@ class Machine:
                 case Content(text):
                     self.show(text)
                 case CallBegun():
-                    self._num_calls += 1
+                    self.num_calls += 1
                     self._space = ""
                     self._events.append(event)
                 case _:
                     self._events.append(event)
-
-    @property
-    def num_calls(self) -> int:
-        """Number of calls started so far."""
-        return self._num_calls
 
     def take_until(self, marks: Sequence[str]) -> tuple[str, bool]:
         """Consume the text certainly before the first of `marks`; return whether one is next."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastgen.text.tools.events import ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, json_arguments, long_id, named_objects, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
 from fastgen.text.tools.parser import Machine
 
 _PYTHON_TAG = "<|python_tag|>"
 
 
-class PlainJson:
+class PlainJson(ToolFormat):
     """Generations that are only calls: `{"name": ..., "arguments": ...}`, or a list of them."""
 
     name = "json"
@@ -19,7 +18,7 @@ class PlainJson:
     example = '{"name": <function name>, "arguments": <object>}'
     _arguments = "arguments"
 
-    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
+    def parser(self, tools: Sequence[OfferedTool]) -> Machine:
         """Return a parser. Only an offered function name distinguishes a call from other JSON."""
         return _Reader(frozenset(tool.name for tool in tools))
 
@@ -28,10 +27,6 @@ class PlainJson:
         del spell
         call = named_objects(tools, self._arguments)
         return f"calls: {repeated('call', quoted('; '), most_calls)}\ncall: {call}\n{json_arguments(tools)}"
-
-    def new_id(self) -> str:
-        """Return a new call id."""
-        return long_id()
 
 
 class Llama3Json(PlainJson):
@@ -49,7 +44,6 @@ class _Reader(Machine):
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(self._beginning)
         self._names = names
-        self._prefix = ""
 
     def _beginning(self) -> bool:
         body = self.buffer.lstrip()
@@ -58,38 +52,10 @@ class _Reader(Machine):
         after_tag = body.removeprefix(_PYTHON_TAG).lstrip()
         if not after_tag and not self.ended:
             return False
-        if after_tag.startswith("{"):
-            self._read_at(after_tag)
-        elif after_tag.startswith("["):
-            inside = after_tag[1:].lstrip()
-            if not inside and not self.ended:
-                return False
-            if inside.startswith("{"):
-                self._read_at(inside)
-            else:
-                self.state = self._content
-        else:
-            self.state = self._content
-        return True
-
-    def _read_at(self, body: str) -> None:
-        """Parse a call at the start of `body`, a suffix of the buffer."""
-        self._prefix, self.buffer = self.buffer[: len(self.buffer) - len(body)], body
-        self.state = self.read_call(self._prefix, self._names, self._between, self._content)
-
-    def _between(self) -> bool:
-        """Parse another call after a separator, or the end of a list."""
-        body = self.buffer.lstrip(" \t\r\n;,")
-        if not body:
-            if not self.ended:
-                return False
-            self.buffer = ""
-            return False
-        if body.startswith("{"):
-            self._read_at(body)
-        else:
-            self.buffer = body.removeprefix("]")
-            self.state = self._content
+        self.state = self._content
+        if after_tag.startswith(("{", "[")):
+            prefix, self.buffer = self.buffer[: len(self.buffer) - len(after_tag)], after_tag
+            self.state = self.read_list(prefix, self._content, self._content, names=self._names, separators=";,")
         return True
 
     def _content(self) -> bool:

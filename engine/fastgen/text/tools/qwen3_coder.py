@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastgen.text.tools.events import CallArguments, CallBegun, ToolParser
-from fastgen.text.tools.format import OfferedTool, Spell, json_body, long_id, quoted, repeated
+from fastgen.text.tools.events import CallArguments, CallBegun
+from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_body, quoted, repeated
 from fastgen.text.tools.json_text import dumped
 from fastgen.text.tools.parameter_values import ParameterSchema, declared_parameters
 from fastgen.text.tools.parser import Machine
@@ -28,7 +28,7 @@ _END_OF_VALUE = quoted(f"\n{_PARAMETER_END}\n")
 _TEXT = r"/(?s:.*)/ & ~/(?s:.*)(<\/parameter>|<\/function>\n?<\/tool_call>|\n<parameter=)(?s:.*)/"
 
 
-class Qwen3Coder:
+class Qwen3Coder(ToolFormat):
     """The Qwen3-Coder format."""
 
     name = "qwen3_coder"
@@ -38,7 +38,7 @@ class Qwen3Coder:
         f"{_FUNCTION_END}\n{_CLOSE}"
     )
 
-    def parser(self, tools: Sequence[OfferedTool]) -> ToolParser:
+    def parser(self, tools: Sequence[OfferedTool]) -> Machine:
         """Return a parser. Without the outer tags a call must name an offered function."""
         return _Reader(tools)
 
@@ -52,10 +52,6 @@ class Qwen3Coder:
             f'any_parameter: "{_PARAMETER}" /[^>\\n]{{1,{_LONGEST_NAME}}}/ ">\\n" TEXT\n'
             f"TEXT: TEXT_BODY {_END_OF_VALUE}\nTEXT_BODY: {_TEXT}\n"
         )
-
-    def new_id(self) -> str:
-        """Return a new call id."""
-        return long_id()
 
 
 def _function(number: int, tool: OfferedTool) -> str:

@@ -28,6 +28,9 @@ from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
 
+# Codes of errors that are no rejections: the requests were admitted, or uvicorn logs the traceback.
+_NOT_REJECTED = frozenset({"engine_dead", "deadline_exceeded", "internal_error"})
+
 
 def create_app(service: Service, config: ServerConfig, keys: KeyRing, tracer: Tracer | None) -> ASGIApp:
     """Return the application; `tracer` is None if tracing is off."""
@@ -56,33 +59,14 @@ def _endpoints(service: Service) -> FastAPI:
         app.include_router(router)
     app.openapi = functools.cache(lambda: openapi.document(app))  # type: ignore[method-assign]
 
-    def respond(error: APIError) -> Response:
-        if error.code not in ("engine_dead", "deadline_exceeded"):  # these requests were admitted
+    async def respond(_: Request, exception: Exception) -> Response:
+        error = errors.from_exception(exception)
+        if error.code not in _NOT_REJECTED:
             _record_rejection(service, error)
         return error.response()
 
-    @app.exception_handler(APIError)
-    async def _api_error(_: Request, error: APIError) -> Response:
-        return respond(error)
-
-    @app.exception_handler(RequestError)
-    async def _request_error(_: Request, error: RequestError) -> Response:
-        return respond(errors.from_request_error(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def _validation_error(_: Request, error: RequestValidationError) -> Response:
-        return respond(errors.from_validation_error(error))
-
-    @app.exception_handler(HTTPException)
-    async def _http_error(_: Request, error: HTTPException) -> Response:
-        return respond(errors.from_http_exception(error))
-
-    @app.exception_handler(Exception)
-    async def _unexpected_error(_: Request, error: Exception) -> Response:  # uvicorn logs the traceback
-        return APIError(
-            500, f"internal error ({type(error).__name__}); the server's log has the details", code="internal_error"
-        ).response()
-
+    for kind in (APIError, RequestError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, respond)
     return app
 
 

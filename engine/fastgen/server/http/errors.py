@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -56,30 +55,32 @@ def engine_died(reason: str) -> APIError:
     return APIError(500, f"the engine died during this request: {reason}; try again", code="engine_dead")
 
 
-def from_request_error(error: RequestError) -> APIError:
-    """Return the error for a request that violates the engine's rules."""
-    return APIError(400, str(error), code="invalid_value", param=error.param)
+def from_exception(error: Exception) -> APIError:
+    """Return the error for an exception that an endpoint or the framework raised."""
+    match error:
+        case APIError():
+            return error
+        case RequestError():
+            return APIError(400, str(error), code="invalid_value", param=error.param)
+        case RequestValidationError():
+            return _from_validation_error(error)
+        case HTTPException():
+            code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "http_error")
+            return APIError(error.status_code, str(error.detail), code=code)
+    return APIError(
+        500, f"internal error ({type(error).__name__}); the server's log has the details", code="internal_error"
+    )
 
 
-def from_validation_error(error: RequestValidationError) -> APIError:
+def _from_validation_error(error: RequestValidationError) -> APIError:
     """Return the error for an invalid body; it names the first invalid field."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return APIError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
-    param = _dotted(first["loc"])
+    param = ".".join(str(part) for part in first["loc"][1:])
     message = first["msg"].removeprefix("Value error, ")
     if not param:
         return APIError(
             400, f"the body must be a JSON object with Content-Type: application/json ({message})", code="invalid_json"
         )
     return APIError(400, f"{param}: {message}", code="invalid_value", param=param)
-
-
-def from_http_exception(error: HTTPException) -> APIError:
-    """Return the error for a framework rejection: unknown path or method, or a body that is too large."""
-    code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "http_error")
-    return APIError(error.status_code, str(error.detail), code=code)
-
-
-def _dotted(location: Sequence[int | str]) -> str:
-    return ".".join(str(part) for part in location[1:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -68,10 +67,6 @@ class RequestContext:
     model: str | None = None
     outcome: Outcome | None = None
     on_end: ExitStack = field(default_factory=ExitStack)
-
-    def at_end(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the response has ended."""
-        self.on_end.callback(callback)
 
 
 _current: ContextVar[RequestContext] = ContextVar("current")

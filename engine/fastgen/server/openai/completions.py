@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
 
 from fastgen.core.request import Request as EngineRequest
-from fastgen.core.step_output import TokenLogprobs
 from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import EventStream, event, while_connected
@@ -18,9 +17,7 @@ from fastgen.server.openai.protocol import CompletionRequest
 from fastgen.server.openai.responses import (
     Completion,
     CompletionChoice,
-    CompletionLogprobs,
     CompletionUsage,
-    PromptLogprobs,
     finish_reason,
     json_response,
 )
@@ -95,7 +92,7 @@ async def _complete(handler: RequestHandler, name: str, writer: _ChoiceWriter) -
 async def _stream(
     handler: RequestHandler, name: str, body: CompletionRequest, writer: _ChoiceWriter
 ) -> AsyncGenerator[bytes]:
-    no_usage_yet = None if body.include_usage else msgspec.UNSET
+    no_usage_yet = None if body.include_usage else UNSET
     with handler:
         async with aclosing(handler.stream()) as deltas:
             async for index, delta in deltas:
@@ -117,41 +114,32 @@ class _ChoiceWriter:
 
     def write(self, index: int, output: RequestOutput, delta: OutputDelta) -> CompletionChoice:
         """Return the choice for a delta; the first delta of a choice carries the echoed prompt."""
-        text = delta.text
+        body, text = self._body, delta.text
         is_first = index not in self._logprobs_writers
         if is_first:
-            self._logprobs_writers[index] = CompletionLogprobsWriter(self._token_text, self._hidden_tokens())
-        echoed = self._prompt_text(index) if is_first and self._body.echo else None
-        if echoed is not None:
+            hidden = frozenset[int]() if body.skip_special_tokens is False else self._tokenizer.special_token_ids
+            self._logprobs_writers[index] = CompletionLogprobsWriter(self._token_text, hidden)
+        writer = self._logprobs_writers[index]
+        prompt = None
+        if is_first and body.echo:
+            echoed = self._prompt_text(index)
             text = echoed + text
-        logprobs = None
-        if self._body.logprobs is not None:
-            logprobs = self._logprobs(self._logprobs_writers[index], delta.logprobs, output, echoed)
-        reason = finish_reason(delta.finish_reason)
-        return CompletionChoice(index, text, reason, logprobs, delta.stop_reason, self._prompt_logprobs(output))
-
-    def _logprobs(
-        self,
-        writer: CompletionLogprobsWriter,
-        entries: Sequence[TokenLogprobs],
-        output: RequestOutput,
-        echoed: str | None,
-    ) -> CompletionLogprobs:
-        if echoed is None:
-            return writer.write(entries)
-        prompt = writer.write_prompt(echoed, output.request.prompt_token_ids, output.prompt_logprobs or ())
-        return concatenate(prompt, writer.write(entries))
-
-    def _prompt_logprobs(self, output: RequestOutput) -> PromptLogprobs | msgspec.UnsetType:
-        if self._body.prompt_logprobs is None:
-            return msgspec.UNSET
-        return prompt_logprobs(self._token_text, output.prompt_logprobs or ())
+            if body.logprobs is not None:
+                prompt = writer.write_prompt(echoed, output.request.prompt_token_ids, output.prompt_logprobs or ())
+        logprobs = None if body.logprobs is None else writer.write(delta.logprobs)
+        if prompt is not None and logprobs is not None:
+            logprobs = concatenate(prompt, logprobs)
+        return CompletionChoice(
+            index,
+            text,
+            finish_reason(delta.finish_reason),
+            logprobs,
+            delta.stop_reason,
+            UNSET if body.prompt_logprobs is None else prompt_logprobs(self._token_text, output.prompt_logprobs or ()),
+        )
 
     def _prompt_text(self, index: int) -> str:
         prompt = self._body.prompt[index // self._body.num_choices]
         if isinstance(prompt, str):
             return prompt
         return self._tokenizer.decode(prompt, skip_special_tokens=self._body.skip_special_tokens is not False)
-
-    def _hidden_tokens(self) -> frozenset[int]:
-        return frozenset() if self._body.skip_special_tokens is False else self._tokenizer.special_token_ids

@@ -16,7 +16,6 @@ from fastgen.core.request import Grammar
 _MAX_EBNF_LENGTH = 1 << 14
 # Lark syntax has one of these; EBNF does not, although it may have a rule named start.
 _LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
-_META = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 def schema_grammar(schema: Any) -> Grammar:
@@ -43,11 +42,7 @@ def choice_grammar(choices: Any) -> Grammar:
         or not all(isinstance(choice, str) and choice for choice in choices)
     ):
         raise ValueError("must be a list of non-empty strings")
-    return Grammar(kind="regex", text="|".join(f"(?:{_literal(choice)})" for choice in choices))
-
-
-def _literal(text: str) -> str:
-    return "".join(f"\\{character}" if character in _META else character for character in text)
+    return Grammar(kind="regex", text="|".join(f"(?:{re.escape(choice)})" for choice in choices))
 
 
 def _regex_grammar(value: Any) -> Grammar:

@@ -20,7 +20,7 @@ def admit(in_flight: InFlight, request_ids: Sequence[str], max_queued_requests: 
     """
     in_flight.reserve(request_ids)
     # The HTTP request may end before its generations are sent: its client disconnects, or another check rejects it.
-    current().at_end(lambda: in_flight.release(request_ids))
+    current().on_end.callback(in_flight.release, request_ids)
     queued = in_flight.num_queued
     if queued <= max_queued_requests:
         return

@@ -33,14 +33,18 @@ class ServedModel:
 
 
 class Lifecycle:
-    """Tracks whether requests are accepted and how many are open."""
+    """Tracks whether requests are accepted and how many are open.
+
+    Attributes:
+        num_open: number of open requests.
+    """
 
     def __init__(self) -> None:
         self._stage = "starting"
         self._fraction = 0.0
         self._model: ServedModel | None = None
         self._draining = False
-        self._num_open = 0
+        self.num_open = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -82,19 +86,14 @@ class Lifecycle:
     @contextmanager
     def open_request(self) -> Iterator[None]:
         """Count a request as open inside the `with` block."""
-        self._num_open += 1
+        self.num_open += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._num_open -= 1
-            if self._num_open == 0:
+            self.num_open -= 1
+            if self.num_open == 0:
                 self._idle.set()
-
-    @property
-    def num_open(self) -> int:
-        """Number of open requests."""
-        return self._num_open
 
     async def wait_idle(self) -> None:
         """Wait until no request is open."""

@@ -24,6 +24,19 @@ _FIRST_TOKEN_SECONDS = (
 _REQUEST_SECONDS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _QUEUE_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# Gauges of the scheduler's state: the field of `SchedulerStats`, the name and the help text.
+_SCHEDULER_GAUGES = (
+    ("num_running", "num_requests_running", "Sequences that hold KV cache blocks."),
+    ("num_waiting", "num_requests_waiting", "Sequences waiting in the queue, without KV cache blocks."),
+    ("num_swapped", "num_requests_swapped", "Sequences swapped out to host memory."),
+    ("kv_tokens", "kv_cache_tokens", "Tokens held in the KV cache."),
+    (
+        "backlog_prompt_tokens",
+        "backlog_prompt_tokens",
+        "Prompt tokens not yet computed, of waiting and partially prefilled requests.",
+    ),
+    ("oldest_waiting_seconds", "oldest_waiting_seconds", "Time the oldest waiting request has waited, in seconds."),
+)
 
 _Metric = TypeVar("_Metric", Counter, Gauge, Histogram, Info)
 
@@ -47,24 +60,11 @@ class Metrics:
         return metric if labels else metric.labels(self._model_name)
 
     def _define_engine_state(self) -> None:
-        self._running = self._make(Gauge, "num_requests_running", "Sequences that hold KV cache blocks.")
-        self._waiting = self._make(
-            Gauge, "num_requests_waiting", "Sequences waiting in the queue, without KV cache blocks."
-        )
-        self._swapped = self._make(Gauge, "num_requests_swapped", "Sequences swapped out to host memory.")
+        self._scheduler = {field: self._make(Gauge, name, text) for field, name, text in _SCHEDULER_GAUGES}
         self._open = self._make(Gauge, "http_requests_open", "Open HTTP POST requests.")
         self._kv_usage = self._make(Gauge, "kv_cache_usage_ratio", "Fraction of KV cache blocks in use, 0 to 1.")
-        self._kv_tokens = self._make(Gauge, "kv_cache_tokens", "Tokens held in the KV cache.")
         self._kv_capacity = self._make(Gauge, "kv_cache_capacity_tokens", "Capacity of the KV cache in tokens.")
         self._token_budget = self._make(Gauge, "token_budget", "Maximum number of tokens per step.")
-        self._backlog = self._make(
-            Gauge,
-            "backlog_prompt_tokens",
-            "Prompt tokens not yet computed, of waiting and partially prefilled requests.",
-        )
-        self._oldest_waiting = self._make(
-            Gauge, "oldest_waiting_seconds", "Time the oldest waiting request has waited, in seconds."
-        )
         self._cache_config = self._make(Info, "cache_config", "KV cache configuration.")
         self._engine = self._make(Info, "engine", "Engine version, device and dtype.")
 
@@ -155,13 +155,9 @@ class Metrics:
 
     def _set_gauges(self, report: StepReport) -> None:
         stats = report.scheduler
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._swapped.set(stats.num_swapped)
-        self._kv_tokens.set(stats.kv_tokens)
+        for field, gauge in self._scheduler.items():
+            gauge.set(getattr(stats, field))
         self._kv_usage.set(stats.kv_blocks_used / self._capacity_blocks if self._capacity_blocks else 0.0)
-        self._backlog.set(stats.backlog_prompt_tokens)
-        self._oldest_waiting.set(stats.oldest_waiting_seconds)
         for gauge, coefficient in zip(self._step_model, report.step_model, strict=True):
             gauge.set(coefficient)
 

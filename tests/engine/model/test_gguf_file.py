@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fastgen.model import ModelError
+from fastgen.model.checkpoint.gguf import locate_tensors
 from fastgen.model.checkpoint.gguf_file import GGUFFile
-from fastgen.model.checkpoint.gguf_tensor_names import locate_tensors
 from fastgen.model.config.from_gguf import architecture_from_gguf
 from fastgen.model.layers.rope import Rope
 from fastgen.model.native import open_checkpoint

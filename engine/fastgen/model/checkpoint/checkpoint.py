@@ -7,6 +7,7 @@ is missing, unknown or has another shape is an error that names it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,12 +16,8 @@ import torch
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 
-
-class EmbeddingTable(Protocol):
-    """An embedding table."""
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Look up rows [n] int64 and return a new [n, columns]."""
+# Looks up rows [n] int64 of an embedding table and returns a new [n, columns].
+EmbeddingTable = Callable[[torch.Tensor], torch.Tensor]
 
 
 class StoredTensor(Protocol):
@@ -34,6 +31,22 @@ class StoredTensor(Protocol):
 
     def table(self) -> EmbeddingTable:
         """Read a matrix as a table of float32 rows, kept in the stored format to save memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLocation:
+    """Where a checkpoint stores a tensor.
+
+    Attributes:
+        name: the file's tensor, which may hold several tensors one below the other.
+        first_row: first row in the file's tensor, with all its leading dimensions flattened.
+        paired_heads: number of heads whose rows llama.cpp has permuted; 0 if none. It rotates neighbouring rows of
+            Llama's queries and keys, where Hugging Face and this engine rotate the halves of a head.
+    """
+
+    name: str
+    first_row: int = 0
+    paired_heads: int = 0
 
 
 class Checkpoint:
@@ -54,6 +67,24 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """Read a tensor as float32."""
         return self._find(name).float32()
+
+
+def stored_shapes(
+    shapes: Mapping[str, tuple[int, ...]], locations: Mapping[str, TensorLocation], experts: int = 0
+) -> dict[str, tuple[int, ...]]:
+    """Return the expected shapes of the file's tensors. A GGUF file stores all `experts` of a layer as one tensor."""
+    stored: dict[str, tuple[int, ...]] = {}
+    rows: dict[str, int] = {}
+    for name, location in locations.items():
+        count, *rest = shapes[name]
+        rows[location.name] = count = max(rows.get(location.name, 0), location.first_row + count)
+        if "_exps." in location.name:
+            stored[location.name] = (experts, count // experts, *rest)
+        elif "_inp_shexp." in location.name:
+            stored[location.name] = tuple(rest)  # llama.cpp's converter drops a dimension of 1
+        else:
+            stored[location.name] = (count, *rest)
+    return stored
 
 
 def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

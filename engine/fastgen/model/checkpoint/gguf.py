@@ -1,24 +1,67 @@
-"""Checkpoints of GGUF files, under the engine's tensor names and order of rows."""
+"""Checkpoints of GGUF files, under the engine's tensor names and order of rows.
+
+The files' names are those of the package `gguf` (`MODEL_TENSORS`, `TENSOR_NAMES`); their order of rows is that of
+llama.cpp's converter.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable, check_tensors
+from fastgen.model.checkpoint.checkpoint import (
+    Checkpoint,
+    EmbeddingTable,
+    TensorLocation,
+    check_tensors,
+    stored_shapes,
+)
 from fastgen.model.checkpoint.dequantise import dequantise
 from fastgen.model.checkpoint.gguf_file import GGUFFile
-from fastgen.model.checkpoint.gguf_tensor_names import locate_tensors, stored_shapes
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
-from fastgen.model.checkpoint.safetensors_tensor_names import TensorLocation
-from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.config.architecture import EMBEDDING, FINAL_NORM, HEAD, ModelArchitecture
+from fastgen.model.config.gguf_families import PAIRED_FAMILIES
 from fastgen.model.config.rope_from_gguf import LONG_FACTORS, SHORT_FACTORS
 
 ROPE_FACTORS = "rope_freqs.weight"
+
+_NAMES = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+# Gemma also normalises the output of attention, and names the norm before the MLP differently.
+_SANDWICHED = _PARTS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_FUSED = {
+    "attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "ffn_up": ("mlp.gate_proj", "mlp.up_proj"),  # Phi-3: both halves of its gated MLP
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -78,3 +121,30 @@ def _unpaired(values: npt.NDArray[Scalar], heads: int) -> npt.NDArray[Scalar]:
     if not heads:
         return values
     return values.reshape(heads, len(values) // heads // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
+
+
+def locate_tensors(architecture: ModelArchitecture, names: Collection[str]) -> dict[str, TensorLocation]:
+    """Return the location of every tensor of `ModelArchitecture.tensor_shapes` in a file with tensors `names`."""
+    shapes = architecture.tensor_shapes()
+    return {name: _locate(name, architecture, shapes, names) for name in shapes}
+
+
+def _locate(
+    name: str, architecture: ModelArchitecture, shapes: Mapping[str, tuple[int, ...]], names: Collection[str]
+) -> TensorLocation:
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return TensorLocation(_NAMES[name])
+    layer, part, kind = match.groups()
+    if expert := _EXPERT.fullmatch(part):
+        return TensorLocation(f"blk.{layer}.ffn_{expert[2]}_exps.{kind}", int(expert[1]) * shapes[name][0])
+    heads = {"self_attn.q_proj": architecture.num_heads, "self_attn.k_proj": architecture.num_kv_heads}
+    paired = heads.get(part, 0) if architecture.name in PAIRED_FAMILIES else 0
+    for fused, parts in _FUSED.items():
+        stored = f"blk.{layer}.{fused}.{kind}"
+        if part in parts and stored in names and f"blk.{layer}.{_PARTS[parts[0]]}.{kind}" not in names:
+            before = parts[: parts.index(part)]
+            first_row = sum(shapes[f"model.layers.{layer}.{each}.{kind}"][0] for each in before)
+            return TensorLocation(stored, first_row, paired)
+    own = (_SANDWICHED if architecture.sandwich_norms else _PARTS)[part]
+    return TensorLocation(f"blk.{layer}.{own}.{kind}", paired_heads=paired)

@@ -37,7 +37,6 @@ class _Truncated(Exception):
 class TensorInfo:
     """Location of a tensor in the file. `shape` has rows first, as in NumPy; the file stores the reverse."""
 
-    name: str
     shape: tuple[int, ...]
     type: TensorType
     offset: int
@@ -174,7 +173,7 @@ class GGUFFile:
         for name, shape, kind, offset in entries:
             tensor_type = self._type_of(name, kind, shape)
             num_bytes = math.prod(shape) // tensor_type.block * tensor_type.block_bytes
-            info = TensorInfo(name, shape, tensor_type, data_start + offset, num_bytes)
+            info = TensorInfo(shape, tensor_type, data_start + offset, num_bytes)
             if info.offset + info.num_bytes > len(self._data):
                 raise _Truncated
             tensors[name] = info

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,23 @@ import safetensors
 import torch
 
 from fastgen.model import ModelError
-from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable, check_tensors
+from fastgen.model.checkpoint.checkpoint import (
+    Checkpoint,
+    EmbeddingTable,
+    TensorLocation,
+    check_tensors,
+    stored_shapes,
+)
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
-from fastgen.model.checkpoint.safetensors_tensor_names import locate_tensors, stored_shapes
 from fastgen.model.config.architecture import HEAD, ModelArchitecture
+
+# Phi-3 stores projections that read the same rows as one tensor.
+_PHI3_FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+_MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_MIXTRAL_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.")
 
 
 def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkpoint:
@@ -28,7 +42,7 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
     found = {name: tuple(file.get_slice(name).get_shape()) for name, file in holder.items() if not _is_derived(name)}
     if architecture.tie_word_embeddings:
         found.pop(HEAD, None)
-    shapes, locations = architecture.tensor_shapes(), locate_tensors(architecture)
+    shapes, locations = architecture.tensor_shapes(), _locate_tensors(architecture)
     check_tensors(directory, stored_shapes(shapes, locations), found)
 
     def read(name: str) -> torch.Tensor:
@@ -83,3 +97,33 @@ def _safetensors_files(directory: Path) -> list[Path]:
         if not path.is_file():
             raise ModelError(f"{directory}: {path.name} is missing: the weights must be safetensors files")
     return files
+
+
+def _locate_tensors(architecture: ModelArchitecture) -> dict[str, TensorLocation]:
+    """Return the location of every tensor of `ModelArchitecture.tensor_shapes`."""
+    shapes = architecture.tensor_shapes()
+    match architecture.name:
+        case "phi3":
+            return _fused(shapes)
+        case "mixtral":
+            return {name: TensorLocation(_mixtral_name(name)) for name in shapes}
+        case _:
+            return {name: TensorLocation(name) for name in shapes}
+
+
+def _fused(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorLocation]:
+    locations = {name: TensorLocation(name) for name in shapes}
+    for name in shapes:
+        for fused, parts in _PHI3_FUSED.items():
+            prefix, found, suffix = name.partition(parts[0])
+            if found:
+                first_row = 0
+                for part in (prefix + part + suffix for part in parts):
+                    locations[part] = TensorLocation(prefix + fused + suffix, first_row)
+                    first_row += shapes[part][0]
+    return locations
+
+
+def _mixtral_name(name: str) -> str:
+    name = _MIXTRAL_EXPERT.sub(lambda found: f".mlp.experts.{found[1]}.{_MIXTRAL_PARTS[found[2]]}.", name)
+    return name.replace(".mlp.", ".block_sparse_moe.")

@@ -18,7 +18,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "
 def architecture_from_huggingface(
     config: Mapping[str, Any], generation_config: Mapping[str, Any] | None
 ) -> ModelArchitecture:
-    """Return the architecture that config.json describes; generation_config.json may add end tokens.
+    """Return the architecture that the config.json of a native family describes (see `is_native`).
+
+    generation_config.json may add end tokens.
 
     Raises:
         ModelError: naming the unsupported field.
@@ -50,7 +52,7 @@ def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapp
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope_configs=ropes,
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
-        eos_token_ids=_token_ids(config.get("eos_token_id")) | _token_ids(generation_config.get("eos_token_id")),
+        eos_token_ids=token_ids(config.get("eos_token_id")) | token_ids(generation_config.get("eos_token_id")),
         bos_token_id=config.get("bos_token_id"),
         activation=_ACTIVATIONS[family.activation],
         **features,
@@ -63,13 +65,7 @@ def _family(config: Mapping[str, Any]) -> Family:
     Raises:
         ModelError: naming the unsupported field.
     """
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ModelError(f"config.json: model_type is {kind!r}: this engine serves {', '.join(FAMILIES)}")
-    family = FAMILIES[kind]
-    classes = config.get("architectures")
-    if classes and family.model_class not in classes:
-        raise ModelError(f"config.json: architectures is {classes}: only {family.model_class} is served")
+    family = FAMILIES[config["model_type"]]
     if config.get("quantization_config"):
         raise ModelError("config.json: quantization_config is set: quantised checkpoints are not served, use GGUF")
     activation = config.get(family.activation_field) or family.activation
@@ -85,8 +81,8 @@ def without_idle_window(layer: LayerKind, length: int) -> LayerKind:
     return layer if layer.window is None or layer.window < length else replace(layer, window=None)
 
 
-def _token_ids(value: Any) -> frozenset[int]:
-    """Return the tokens of an `eos_token_id`, which may be missing, a number or a list."""
+def token_ids(value: Any) -> frozenset[int]:
+    """Return the tokens of an `eos_token_id`, which may be None, a number or a list."""
     if value is None:
         return frozenset()
     return frozenset(value if isinstance(value, list) else [value])

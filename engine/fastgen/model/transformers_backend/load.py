@@ -16,9 +16,6 @@ from fastgen.model.transformers_backend import falcon, paged_attention, self_che
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, NotServedError
 
-# Model types that do not look their attention up by name, with the function that replaces it.
-_REGISTER: dict[str, Callable[[], None]] = {"falcon": falcon.register}
-
 
 def load_transformers_model(
     directory: Path, *, device: torch.device, dtype: torch.dtype, progress: Callable[[float], None]
@@ -69,8 +66,8 @@ def _model_class(directory: Path) -> type[PreTrainedModel]:
     name = model_class.__name__
     if architectures and name not in architectures:
         raise ModelError(f"{directory}: config.json: architectures is {architectures}: only {name} is served")
-    if config.model_type in _REGISTER:
-        _REGISTER[config.model_type]()
+    if config.model_type == "falcon":  # does not look its attention up by name
+        falcon.register()
     elif not model_class._can_set_attn_implementation():
         raise ModelError(f"{directory}: {name} cannot be served: its code in transformers has fixed attention")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:

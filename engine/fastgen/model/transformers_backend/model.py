@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.config.from_huggingface import token_ids
 from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.transformers_backend.paged_attention import (
@@ -26,7 +27,6 @@ from fastgen.model.transformers_backend.paged_attention import (
 from fastgen.model.transformers_backend.shape import (
     AdaptedArchitecture,
     check_windows,
-    end_tokens,
     kv_shape,
     layer_windows,
     longest_sequence,
@@ -65,7 +65,7 @@ class TransformersModel:
             num_layers=len(calls),
             num_heads=calls[0].queries.shape[1],
             max_position_embeddings=longest_sequence(config),
-            eos_token_ids=end_tokens(config, model.generation_config),
+            eos_token_ids=_end_tokens(config) | _end_tokens(model.generation_config),
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         )
 
@@ -102,6 +102,10 @@ class TransformersModel:
         positions = torch.arange(2, device=self.device)
         self._run(positions, positions)
         return calls
+
+
+def _end_tokens(config: Any) -> frozenset[int]:
+    return token_ids(getattr(config, "eos_token_id", None))
 
 
 @dataclass

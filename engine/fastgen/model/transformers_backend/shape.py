@@ -100,12 +100,3 @@ def widest_layer(config: Any, hidden_size: int) -> int:
     names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     widths = [getattr(config, name, None) for name in names]
     return max([width for width in widths if isinstance(width, int)], default=4 * hidden_size)
-
-
-def end_tokens(*configs: Any) -> frozenset[int]:
-    """Return every end-of-sequence token in a model's configurations."""
-    found: set[int] = set()
-    for config in configs:
-        value = getattr(config, "eos_token_id", None)
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
-    return frozenset(found)

@@ -84,11 +84,6 @@ class Interval:
             before, after = (scrape.by_label.get((name, label), 0.0) for scrape in (self.before, self.after))
         return after - before if after >= before else after
 
-    def mean(self, histogram: str) -> float:
-        """Return the mean of a histogram's observations; NaN without any."""
-        count = self.growth(f"{histogram}_count")
-        return self.growth(f"{histogram}_sum") / count if count else math.nan
-
     def quantile(self, histogram: str, share: float) -> float:
         """Estimate a quantile (0 to 1) of a histogram's observations; NaN without any.
 

@@ -16,7 +16,7 @@ from fastgen.api_client.api_keys import own_key
 from fastgen.api_client.http import Remote
 from fastgen.bench.results import SHARES, Results, as_json
 from fastgen.bench.workload import Workload
-from fastgen.commands.flags import Subcommands, add_command, add_settings, engine_config
+from fastgen.commands.flags import Subcommands, add_command, add_settings, engine_config, load_model
 from fastgen.config import ENGINE_SETTINGS, ConfigError
 
 
@@ -83,7 +83,6 @@ def _over_server(options: argparse.Namespace, workload: Workload) -> Results:
 
 def _in_process(options: argparse.Namespace, workload: Workload) -> Results:
     from fastgen.bench.in_process import run_in_process
-    from fastgen.commands.loading import load_model
 
     model = load_model(engine_config(options))
     model.wait_for_prefault()

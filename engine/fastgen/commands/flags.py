@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, Setting, parse_size
+from fastgen.terminal import progress_bar
+
+if TYPE_CHECKING:
+    from fastgen.llm.llm import LLM
 
 Subcommands = Any  # argparse's own type for them is private
 
@@ -66,6 +71,21 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         ConfigError: a value is out of bounds, or two contradict each other.
     """
     return EngineConfig(model=options.model, **given(options, ENGINE_SETTINGS))
+
+
+def load_model(config: EngineConfig) -> LLM:
+    """Load the model into this process, with a progress bar that starts before torch is imported.
+
+    Raises:
+        ConfigError: the model cannot be served.
+    """
+    from fastgen.model.source import ModelSource
+
+    path = str(ModelSource.open(config.model).path)  # errors show before torch is imported
+    with progress_bar() as on_loading:
+        from fastgen.llm.llm import LLM
+
+        return LLM(**asdict(config) | {"model": path}, on_loading=on_loading)
 
 
 def _number_or(words: tuple[str, ...]) -> Callable[[str], Any]:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config
-from fastgen.commands.loading import load_model
+from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config, load_model
 from fastgen.config import ENGINE_SETTINGS, ConfigError
 from fastgen.core.request import SamplingParams
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -93,23 +94,11 @@ class Client:
         Raises:
             DeploymentError: the server does not exit.
         """
-        deadline = time.monotonic() + self.deployment.drain_seconds + _END_SECONDS
-        self._signal(signal.SIGTERM)
-        while self._running():
-            if time.monotonic() > deadline:
-                raise DeploymentError(
-                    f"deployment {self.deployment.name!r} (process {self.deployment.pid}) does not exit: see "
-                    f"{self.deployment.log}"
-                )
-            time.sleep(_LOOK_SECONDS)
-        deployments.forget(self.deployment.name)
+        self._end(signal.SIGTERM, self.deployment.drain_seconds + _END_SECONDS)
 
     def kill(self) -> None:
         """Kill the server. Running requests are lost."""
-        self._signal(signal.SIGKILL)
-        while self._running():
-            time.sleep(_LOOK_SECONDS)
-        deployments.forget(self.deployment.name)
+        self._end(signal.SIGKILL, math.inf)
 
     def _whole(self, text: str, asked: GenerateArguments) -> Response:
         answer = self._remote.post("/v1/completions", self._body(text, asked))
@@ -149,10 +138,20 @@ class Client:
             os.waitpid(self.deployment.pid, os.WNOHANG)
         return self.deployment.alive
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _end(self, number: signal.Signals, seconds: float) -> None:
+        """Send a signal, wait at most `seconds` until the process has exited, and release its name."""
+        deadline = time.monotonic() + seconds
         if self._running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.deployment.pid, number)
+        while self._running():
+            if time.monotonic() > deadline:
+                raise DeploymentError(
+                    f"deployment {self.deployment.name!r} (process {self.deployment.pid}) does not exit: see "
+                    f"{self.deployment.log}"
+                )
+            time.sleep(_LOOK_SECONDS)
+        deployments.forget(self.deployment.name)
 
 
 def _response(prompt: str, asked: GenerateArguments, text: str, usage: dict[str, int], reason: str | None) -> Response:

@@ -102,7 +102,7 @@ def note(deployment: Deployment) -> None:
     """Replace the record of this name atomically."""
     path = _file(deployment.name)
     draft = path.with_suffix(".new")
-    draft.write_text(_text(deployment))
+    draft.write_text(json.dumps(asdict(deployment), indent=1))
     draft.replace(path)
 
 
@@ -128,7 +128,3 @@ def process_began(pid: int) -> int | None:
 
 def _file(name: str) -> Path:
     return runtime_folder() / f"{name}.json"
-
-
-def _text(deployment: Deployment) -> str:
-    return json.dumps(asdict(deployment), indent=1)

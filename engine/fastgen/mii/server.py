@@ -58,12 +58,9 @@ def serve(
     check_model_arguments(settings | ({"replica_num": replica_num} if replica_num != 1 else {}))
     settings = parsed_settings(settings, (*ENGINE_SETTINGS, *SERVER_SETTINGS))
     # Report errors here, not in a log.
-    EngineConfig(
-        model=model, **{setting.name: settings[setting.name] for setting in ENGINE_SETTINGS if setting.name in settings}
-    )
-    server = ServerConfig(
-        **{setting.name: settings[setting.name] for setting in SERVER_SETTINGS if setting.name in settings}
-    )
+    server_names = {setting.name for setting in SERVER_SETTINGS}
+    EngineConfig(model=model, **{name: value for name, value in settings.items() if name not in server_names})
+    server = ServerConfig(**{name: value for name, value in settings.items() if name in server_names})
     source = ModelSource.open(model)
     name = deployment_name or default_model_name(model)
     deployments.reserve(name)

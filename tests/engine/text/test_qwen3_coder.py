@@ -126,6 +126,8 @@ def test_an_invalid_schema_does_not_break_the_parser(schema: dict[str, Any]) -> 
     FORMAT.rules([tool], json.dumps, most_calls=None)
 
 
+# Values are written without escapes, so one that contains the closing tag cannot be told from its end.
+WITHOUT_TAG = st.text('"\\\n</parameter>').filter(lambda text: "</parameter>" not in text)
 ARGUMENTS = st.fixed_dictionaries(
     {"text": st.text('a"\\\n\t </>=é')},
     optional={
@@ -133,7 +135,7 @@ ARGUMENTS = st.fixed_dictionaries(
         "share": st.floats(allow_nan=False, allow_infinity=False),
         "sure": st.booleans(),
         "list": st.lists(st.fixed_dictionaries({"x": st.integers()}), max_size=2),
-        "point": st.fixed_dictionaries({"x": st.integers()}, optional={"y": st.text('"\\\n</parameter>')}),
+        "point": st.fixed_dictionaries({"x": st.integers()}, optional={"y": WITHOUT_TAG}),
         "colour": st.sampled_from(["red", "green"]),
         "maybe": st.sampled_from(["", "\n", "a", None]),
         "maybe_count": st.none() | st.integers(),

@@ -167,8 +167,8 @@ class Request:
             )
         if prompt + generation > max_model_length:
             raise RequestError(
-                f"the prompt has {prompt} tokens and max_tokens is {generation}: their sum exceeds the limit of "
-                f"{max_model_length} tokens: lower max_tokens to {max_model_length - prompt}",
+                f"the prompt has {prompt} tokens and max_tokens is {generation}: their sum, {prompt + generation}, "
+                f"exceeds the limit of {max_model_length} tokens; lower max_tokens to {max_model_length - prompt}",
                 "max_tokens",
             )
 

@@ -380,7 +380,7 @@ _DECODES = {
     (2, 128): Configuration(16, 64, 4, 3),
     (2, 256): Configuration(16, 32, 4, 3),
     (4, 64): Configuration(16, 32, 4, 2),
-    (4, 128): Configuration(16, 32, 4, 2),
+    (4, 128): Configuration(16, 16, 4, 2),
     (4, 256): Configuration(16, 16, 4, 2),
 }
 _CHUNKS = {
@@ -391,7 +391,7 @@ _CHUNKS = {
     (2, 128): Configuration(128, 64, 8, 3),
     (2, 256): Configuration(64, 32, 8, 2),
     (4, 64): Configuration(32, 32, 8, 2),
-    (4, 128): Configuration(32, 16, 8, 2),
+    (4, 128): Configuration(16, 32, 8, 2),
     (4, 256): Configuration(32, 16, 8, 2),
 }
 _SPLIT_TILES = 2

@@ -29,7 +29,7 @@ TOLERANCES = {
     torch.bfloat16: {"atol": 1e-6, "rtol": 2**-7},
 }
 DECODES = ((1, 0), (1, 14), (1, 15), (1, 16), (1, 199), (3, 0), (9, 60))  # rows and context of each sequence
-CHUNKS = ((1, 150), (1, 0), (70, 0), (37, 129), (2, 62))
+CHUNKS = ((1, 90), (1, 0), (40, 0), (21, 70), (2, 31))
 
 
 @dataclass
@@ -160,16 +160,16 @@ def variation(sequences: tuple[tuple[int, int], ...], **changes: Any) -> Any:
 
 VARIATIONS = [
     *(variation(DECODES, heads=group, kv_heads=1) for group in (1, 3, 5, 7, 16)),
-    *(variation(CHUNKS, heads=2 * group) for group in (1, 2, 7, 8)),
+    *(variation(CHUNKS, heads=group, kv_heads=1) for group in (1, 2, 7, 8)),
     *(variation(DECODES, heads=2, head_dim=dim, block_size=32) for dim in (80, 112, 128, 192)),
     *(variation(CHUNKS, heads=2, kv_heads=1, head_dim=dim, block_size=64) for dim in (96, 160, 256)),
     *(variation(CHUNKS, heads=2, kv_heads=1, block_size=size) for size in (48, 128)),
     *(variation(rows, options=options) for rows in (DECODES, CHUNKS) for options in OPTIONS.values()),
-    *(variation(CHUNKS, heads=2, options={"window": window}) for window in (1, 64, 101)),
+    *(variation(CHUNKS, heads=2, kv_heads=1, options={"window": window}) for window in (1, 32, 61)),
     variation(DECODES, padded_rows=5, padded_sequences=4),
     variation(CHUNKS, padded_rows=90, padded_sequences=1),
     variation(((1, 0),), padded_rows=1, padded_sequences=1),
-    variation(((1, 600),)),
+    variation(((1, 300),)),
     *(variation(rows, dtype=dtype) for rows in (DECODES, CHUNKS) for dtype in (torch.float16, torch.bfloat16)),
     variation(DECODES, cache_dtype=torch.float8_e4m3fn, options=OPTIONS["scales"]),
     variation(CHUNKS, cache_dtype=torch.float8_e4m3fn, dtype=torch.bfloat16, options=OPTIONS["scales"]),
@@ -216,18 +216,18 @@ def test_float8_is_decoded_on_devices_without_it(interpreted: Import, monkeypatc
     torch.testing.assert_close(step.run(kernels.paged_attention).transpose(0, 1), expected, atol=0, rtol=0)
 
 
-LONG = ((1, 299), (1, 130), (1, 4), (1, 199))
-LONG_AND_CHUNK = ((1, 150), (1, 323), (70, 60))
+LONG = ((1, 149), (1, 90), (1, 4), (1, 120))
+LONG_AND_CHUNK = ((1, 100), (1, 180), (63, 20))
 
 
 @pytest.mark.parametrize(
     ("sequences", "changes"),
     [
         variation(LONG),
-        variation(LONG, options=OPTIONS["all"] | {"window": 200}),
+        variation(LONG, options=OPTIONS["all"] | {"window": 110}),
         variation(LONG, padded_rows=12, padded_sequences=12),
         variation(LONG_AND_CHUNK, options={"sinks": sinks(4)}),
-        variation(((1, 250),), heads=16, kv_heads=1, head_dim=256),  # partial sums are added two at a time
+        variation(((1, 130),), heads=16, kv_heads=1, head_dim=256),  # partial sums are added two at a time
     ],
 )
 def test_split_decodes_equal_unsplit_ones(
@@ -245,14 +245,14 @@ def test_split_decodes_equal_unsplit_ones(
     torch.testing.assert_close(split, step.run(attention._paged_attention), atol=3e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("programs", "splits"), [(0, 1), (6, 1), (8, 2), (16, 3), (64, 7)])
+@pytest.mark.parametrize(("programs", "splits"), [(0, 1), (6, 1), (8, 2), (16, 3), (64, 3)])
 def test_split_programs_are_shared_among_the_sequences(
     programs: int, splits: int, interpreted: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four decodes of 400 keys over two KV heads: a split leaves a norm for each head."""
+    """Four decodes of 150 keys over two KV heads: a split leaves a norm for each head."""
     kernels = interpreted("attention")
     use_split_programs(programs, kernels, monkeypatch)
-    step = Step(((1, 399),) * 4, padded_sequences=3, padded_rows=3)
+    step = Step(((1, 149),) * 4, padded_sequences=3, padded_rows=3)
     workspace = step.workspace().fill_(torch.nan)
     partials = 2 * (programs // 2) * step.heads
     workspace[:programs] = 0
@@ -267,7 +267,7 @@ def test_a_workspace_serves_launch_after_launch(interpreted: Import, monkeypatch
     kernels = interpreted("attention")
     use_split_programs(24, kernels, monkeypatch)
     workspace = Step(LONG).workspace()
-    for sequences in (LONG, LONG_AND_CHUNK, LONG[:1], LONG):
+    for sequences in (LONG, LONG_AND_CHUNK, LONG[:1]):
         step = Step(sequences)
         out = step.run(kernels.paged_attention, workspace=workspace)
         assert not workspace[:24].view(torch.int32).any(), "a counter was not reset"

@@ -192,10 +192,10 @@ def test_a_step_without_sequences_writes_nothing(interpreted: Import) -> None:
 
 
 def test_keys_before_the_window_are_not_read(interpreted: Import) -> None:
-    step = Step(((1, 150), (70, 60)), options={"window": 20})
+    step = Step(((1, 150), (70, 60)), options={"window": 5})
     expected = step.run(attention._paged_attention)
-    step.tables[0, : 131 // 16] = 0  # of NaN
-    step.tables[1, : 41 // 16] = 0
+    step.tables[0, : 146 // 16] = 0  # of NaN
+    step.tables[1, : 56 // 16] = 0
     torch.testing.assert_close(step.run(interpreted("attention").paged_attention), expected, **TOLERANCES[step.dtype])
 
 

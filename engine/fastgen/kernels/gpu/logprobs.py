@@ -1,0 +1,52 @@
+"""Operator that computes log-probabilities and ranks of tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from fastgen.kernels.gpu.operators import register
+
+# Most top tokens of a row.
+MOST_TOP = 32
+
+
+def token_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
+    """Return log-probability and rank of one token for each of some rows of `logits`, and the rows' top tokens.
+
+    Each exponential is computed in float32 and summed in float64. Ties rank by id. Takes two launches.
+
+    Args:
+        logits: [R, V], float32, bfloat16 or float16.
+        rows: [Q] int32, rows of `logits`; -1 for padding, whose results are unspecified.
+        tokens: [Q] int32.
+        num_top: from 0 to MOST_TOP.
+
+    Returns:
+        [Q, 2 + 2 * num_top] float64: log-probability, rank from 1, then `num_top` ids in descending order of
+        probability, -1 where the vocabulary has fewer, then their log-probabilities.
+    """
+    assert num_top <= MOST_TOP
+    packed: torch.Tensor = torch.ops.fastgen.token_logprobs(logits, rows, tokens, num_top)
+    return packed
+
+
+def _token_logprobs_twin(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
+    logits = logits[rows.clamp(min=0)].float()
+    largest = logits.amax(-1, keepdim=True)
+    norm = largest.double() + (logits - largest).exp().sum(-1, keepdim=True, dtype=torch.float64).log()
+    ordered, ids = logits.sort(descending=True, stable=True)
+    ranks = (ids == tokens[:, None]).int().argmax(-1, keepdim=True) + 1
+    count = min(num_top, logits.shape[1])
+    packed = torch.full((len(rows), 2 + 2 * num_top), -1.0, dtype=torch.float64)
+    packed[:, :1] = logits.gather(-1, tokens[:, None].long()) - norm
+    packed[:, 1:2] = ranks
+    packed[:, 2 : 2 + count] = ids[:, :count].double()
+    packed[:, 2 + num_top : 2 + num_top + count] = ordered[:, :count] - norm
+    return packed
+
+
+register(
+    "token_logprobs(Tensor logits, Tensor rows, Tensor tokens, int num_top) -> Tensor",
+    kernel="logprobs.token_logprobs",
+    twin=_token_logprobs_twin,
+)

@@ -1,0 +1,251 @@
+"""Sampling state of the running sequences on the device: a slot for each, written when a sequence is admitted."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastgen.core.request import SamplingParams
+from fastgen.kernels.gpu.logits import FLOAT_COLUMNS, Column
+from fastgen.sampling.penalties import is_penalised
+from fastgen.sampling.rows import Draw
+
+_FIRST_LIST_CAPACITY = 1024
+_FIRST_COUNT_ROWS = 8
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    """What the next flush writes for one slot.
+
+    Attributes:
+        columns: [len(Column)].
+        segment, lists: where in `DeviceRows.lists` to write what.
+        count_row, tokens, counts: row of `DeviceRows.counts` or -1, and its elements that are not 0.
+    """
+
+    columns: IntArray
+    segment: range
+    lists: IntArray
+    count_row: int
+    tokens: IntArray
+    counts: IntArray
+
+
+class DeviceRows:
+    """Parameters, lists, token counts and last tokens of each slot, on the device.
+
+    `admit` and `release` work on the host; `flush` uploads what was admitted since, in one copy. From then on the
+    kernels keep the state up to date, so that a step does no work proportional to the lengths of its sequences.
+
+    Attributes:
+        columns: [max_rows, len(Column)] int64, see `Column`.
+        last_tokens: [max_rows] int32, the token sampled last; written by the kernels.
+        lists: [n] int32, segments of the slots with biases, banned tokens or bad words. Replaced by one of twice the
+            size when it is full.
+        counts: [n, V] int32, see `process_logits`; a row for each slot with a penalty. Replaced likewise, up to
+            `max_rows` rows.
+    """
+
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device, end_tokens: Collection[int]) -> None:
+        self._vocab_size = vocab_size
+        self._max_rows = max_rows
+        self._device = device
+        self._end_tokens = frozenset(token for token in end_tokens if token < vocab_size)
+        self.columns = torch.zeros(max_rows, len(Column), dtype=torch.int64, device=device)
+        self.last_tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self.lists = torch.zeros(_FIRST_LIST_CAPACITY, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._segments = _Segments(_FIRST_LIST_CAPACITY)
+        self._free_count_rows: list[int] = []
+        self._of_slot: dict[int, tuple[range, int]] = {}  # its segment, and its row of `counts` or -1
+        self._pending: dict[int, _Admission] = {}
+
+    def admit(
+        self,
+        slot: int,
+        sampling: SamplingParams,
+        seed: int,
+        prompt: abc.Sequence[int],
+        generated: abc.Sequence[int] = (),
+    ) -> None:
+        """Give `slot` to a sequence with these tokens so far, in place of what was there.
+
+        Raises:
+            torch.OutOfMemoryError: if the device has no memory for more lists or counts. The slot is free then.
+        """
+        assert 0 <= slot < self._max_rows
+        self.release(slot)
+        columns, lists = _columns_and_lists(sampling, generated, self._end_tokens)
+        count_row = self._take_count_row() if is_penalised(sampling) else -1
+        try:
+            segment = self._take_segment(len(lists))
+        except torch.OutOfMemoryError:
+            self._give_back(range(0), count_row)
+            raise
+        columns[[Column.BIASES, Column.BANS, Column.RING]] += segment.start
+        columns[Column.SEED] = seed
+        columns[Column.TOP_K] = min(sampling.top_k, self._vocab_size)
+        columns[Column.NUM_PROMPT_TOKENS] = len(prompt)
+        columns[Column.MIN_TOKENS] = sampling.min_tokens
+        columns[Column.COUNT_ROW] = count_row
+        tokens, counts = _token_counts(prompt, generated) if count_row >= 0 else (_NONE, _NONE)
+        self._of_slot[slot] = (segment, count_row)
+        self._pending[slot] = _Admission(columns, segment, lists, count_row, tokens, counts)
+
+    def release(self, slot: int) -> None:
+        """Free what `slot` holds, if anything."""
+        self._pending.pop(slot, None)
+        held = self._of_slot.pop(slot, None)
+        if held is not None:
+            self._give_back(*held)
+
+    def flush(self) -> None:
+        """Write the slots admitted since the last flush, with one upload and a few launches; none if there are none."""
+        if not self._pending:
+            return
+        pending = self._pending
+        self._pending = {}
+        admissions = list(pending.values())
+        parts = (
+            np.array(list(pending), np.int64),
+            np.concatenate([admission.columns for admission in admissions]),
+            np.concatenate([np.arange(a.segment.start, a.segment.stop) for a in admissions]),
+            np.concatenate([admission.lists for admission in admissions]),
+            np.array([admission.count_row for admission in admissions if admission.count_row >= 0], np.int64),
+            np.concatenate([a.count_row * self._vocab_size + a.tokens for a in admissions]),
+            np.concatenate([admission.counts for admission in admissions]),
+        )
+        packed = torch.from_numpy(np.concatenate(parts))
+        if self._device.type == "cuda":
+            packed = packed.pin_memory()
+        slots, columns, places, lists, count_rows, flat, counts = packed.to(self._device, non_blocking=True).split(
+            [len(part) for part in parts]
+        )
+        self.columns.index_copy_(0, slots, columns.view(-1, len(Column)))
+        if len(places):
+            self.lists.index_copy_(0, places, lists.int())
+        if len(count_rows):
+            self.counts.index_fill_(0, count_rows, 0)
+            self.counts.view(-1).index_copy_(0, flat, counts.int())
+
+    def _take_segment(self, size: int) -> range:
+        segment = self._segments.take(size)
+        while segment is None:
+            self.lists = torch.cat([self.lists, torch.zeros_like(self.lists)])
+            self._segments.extend(len(self.lists))
+            segment = self._segments.take(size)
+        return segment
+
+    def _take_count_row(self) -> int:
+        if not self._free_count_rows:
+            before = len(self.counts)
+            after = min(max(2 * before, _FIRST_COUNT_ROWS), self._max_rows)
+            counts = self.counts.new_empty(after, self._vocab_size)
+            counts[:before] = self.counts
+            self.counts = counts
+            self._free_count_rows = list(range(after - 1, before - 1, -1))
+        return self._free_count_rows.pop()
+
+    def _give_back(self, segment: range, count_row: int) -> None:
+        self._segments.give_back(segment)
+        if count_row >= 0:
+            self._free_count_rows.append(count_row)
+
+
+_NONE: IntArray = np.zeros(0, np.int64)
+
+
+def _columns_and_lists(
+    sampling: SamplingParams, generated: abc.Sequence[int], end_tokens: frozenset[int]
+) -> tuple[IntArray, IntArray]:
+    """Return the columns of `sampling` with offsets into its lists, and these lists, in the layout of `Column`."""
+    biases = sorted(sampling.logit_bias, key=lambda pair: pair[0])
+    bans: list[tuple[int, int, tuple[int, ...]]] = []
+    if len(generated) < sampling.min_tokens:
+        ends = set(sampling.stop_token_ids).union(() if sampling.ignore_eos else end_tokens)
+        bans = [(token, -1, ()) for token in ends]
+    bans += [(word[-1], len(word) - 1, tuple(word[:-1])) for word in sampling.bad_words]
+    bans.sort()
+    words = [word for _, _, word in bans]
+    offsets = 4 * len(bans) + np.cumsum([0, *map(len, words)])
+    ring_length = max(map(len, words), default=0)
+    ring = np.zeros(ring_length, np.int64)
+    for index in range(max(0, len(generated) - ring_length), len(generated)):
+        ring[index % ring_length] = generated[index]
+    parts: tuple[npt.ArrayLike, ...] = (
+        [token for token, _ in biases],
+        np.array([bias for _, bias in biases], np.float32).view(np.int32),
+        [token for token, _, _ in bans],
+        [length for _, length, _ in bans],
+        offsets[:-1],
+        [0] * len(bans),
+        [token for word in words for token in word],
+        ring,
+    )
+    columns = np.zeros(len(Column), np.int64)
+    columns[:FLOAT_COLUMNS].view(np.float64)[:] = (
+        0.0 if Draw(sampling, 0).is_greedy else sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.typical_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )
+    columns[Column.NUM_BIASES] = len(biases)
+    columns[Column.BANS] = 2 * len(biases)
+    columns[Column.NUM_BANS] = len(bans)
+    columns[Column.RING] = 2 * len(biases) + offsets[-1]
+    columns[Column.RING_LENGTH] = ring_length
+    return columns, np.concatenate([np.asarray(part, np.int64) for part in parts])
+
+
+def _token_counts(prompt: abc.Sequence[int], generated: abc.Sequence[int]) -> tuple[IntArray, IntArray]:
+    """Return the distinct tokens [n] and for each of them twice its count in `generated` plus one if in `prompt`."""
+    tokens, places = np.unique(np.array([*prompt, *generated], np.int64), return_inverse=True)
+    in_prompt = np.bincount(places[: len(prompt)], minlength=len(tokens)) > 0
+    return tokens, 2 * np.bincount(places[len(prompt) :], minlength=len(tokens)) + in_prompt
+
+
+class _Segments:
+    """First-fit allocator of segments of a list."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._free = [range(capacity)]
+
+    def take(self, size: int) -> range | None:
+        """Return a free segment, or None if there is none of this size."""
+        if size == 0:
+            return range(0)
+        for index, free in enumerate(self._free):
+            if len(free) >= size:
+                self._free[index] = free[size:]
+                return free[:size]
+        return None
+
+    def give_back(self, segment: range) -> None:
+        """Free a segment, and join it with its neighbours."""
+        free: list[range] = []
+        for part in sorted([*self._free, segment], key=lambda part: part.start):
+            if not part:
+                continue
+            if free and free[-1].stop == part.start:
+                free[-1] = range(free[-1].start, part.stop)
+            else:
+                free.append(part)
+        self._free = free
+
+    def extend(self, capacity: int) -> None:
+        """Make the list longer."""
+        added = range(self._capacity, capacity)
+        self._capacity = capacity
+        self.give_back(added)

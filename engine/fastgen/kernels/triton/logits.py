@@ -1,0 +1,259 @@
+"""Triton kernels of `fastgen.kernels.gpu.logits`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fastgen.kernels.gpu.logits import CHUNK, GROUP, Column
+from fastgen.kernels.triton.variant import Variant
+
+_TILE = 4096
+_WARPS = 8
+
+_COLUMNS = tl.constexpr(len(Column))
+_TEMPERATURE = tl.constexpr(int(Column.TEMPERATURE))
+_REPETITION = tl.constexpr(int(Column.REPETITION_PENALTY))
+_PRESENCE = tl.constexpr(int(Column.PRESENCE_PENALTY))
+_FREQUENCY = tl.constexpr(int(Column.FREQUENCY_PENALTY))
+_PROMPT = tl.constexpr(int(Column.NUM_PROMPT_TOKENS))
+_MIN_TOKENS = tl.constexpr(int(Column.MIN_TOKENS))
+_COUNT_ROW = tl.constexpr(int(Column.COUNT_ROW))
+_BIASES = tl.constexpr(int(Column.BIASES))
+_NUM_BIASES = tl.constexpr(int(Column.NUM_BIASES))
+_BANS = tl.constexpr(int(Column.BANS))
+_NUM_BANS = tl.constexpr(int(Column.NUM_BANS))
+_RING = tl.constexpr(int(Column.RING))
+_RING_LENGTH = tl.constexpr(int(Column.RING_LENGTH))
+
+
+def process_logits(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    columns: torch.Tensor,
+    lists: torch.Tensor,
+    counts: torch.Tensor,
+    masks: torch.Tensor | None,
+    mask_rows: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Launch `_update_bans` and `_process_logits`; see `fastgen.kernels.gpu.logits.process_logits`."""
+    num_rows, vocabulary = logits.shape
+    num_chunks = triton.cdiv(vocabulary, CHUNK)
+    scores = logits.new_empty(num_rows, vocabulary, dtype=torch.float32)
+    chunk_max = logits.new_empty(num_rows, num_chunks, dtype=torch.float32)
+    chunk_sum = logits.new_empty(num_rows, num_chunks, dtype=torch.float64)
+    group_max = logits.new_empty(num_rows, num_chunks * (CHUNK // GROUP), dtype=torch.float32)
+    if num_rows:
+        mask_width = 0 if masks is None else masks.stride(0)
+        _update_bans[(num_rows,)](
+            logits, slots, positions, columns, lists, masks, mask_rows,
+            vocabulary, logits.stride(0), mask_width,
+            TILE=_TILE, num_warps=_WARPS,
+        )  # fmt: skip
+        # Without fused multiply-add, scores are the same bits as on a CPU.
+        _process_logits[(num_rows, num_chunks)](
+            logits, slots, columns, lists, counts, masks, mask_rows,
+            scores, chunk_max, chunk_sum, group_max,
+            vocabulary, num_chunks, logits.stride(0), mask_width,
+            CHUNK=CHUNK, GROUP=GROUP, num_warps=_WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+    return scores, chunk_max, chunk_sum, group_max
+
+
+@triton.jit
+def load_float(column: tl.tensor, index: tl.constexpr) -> tl.tensor:
+    """Load a float64 parameter of a slot."""
+    return tl.load(column + index).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _first_from(tokens: tl.tensor, count: tl.tensor, least: tl.tensor) -> tl.tensor:
+    """Return the index of the first of `count` ascending tokens that is at least `least`."""
+    low = count * 0
+    high = count
+    while low < high:
+        middle = (low + high) // 2
+        is_below = tl.load(tokens + middle) < least
+        low = tl.where(is_below, middle + 1, low)
+        high = tl.where(is_below, high, middle)
+    return low
+
+
+@triton.jit
+def _update_bans(
+    logits: tl.tensor,
+    slots: tl.tensor,
+    positions: tl.tensor,
+    columns: tl.tensor,
+    lists: tl.tensor,
+    masks: tl.tensor,
+    mask_rows: tl.tensor,
+    vocabulary: tl.tensor,
+    logits_stride: tl.tensor,
+    mask_width: tl.tensor,
+    TILE: tl.constexpr,
+) -> None:
+    """Decide which tokens are banned in one row: none if that would leave no token."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot < 0:
+        return
+    column = columns + slot * _COLUMNS
+    num_bans = tl.load(column + _NUM_BANS).to(tl.int32)
+    if num_bans == 0:
+        return
+    bans = lists + tl.load(column + _BANS)
+    ring = lists + tl.load(column + _RING)
+    ring_length = tl.load(column + _RING_LENGTH)
+    num_generated = tl.load(positions + row).to(tl.int64) - tl.load(column + _PROMPT)
+    is_short = num_generated < tl.load(column + _MIN_TOKENS)
+    for first in range(0, num_bans, TILE):
+        ban = first + tl.arange(0, TILE)
+        inside = ban < num_bans
+        length = tl.load(bans + num_bans + ban, mask=inside, other=0)
+        end = bans + tl.load(bans + 2 * num_bans + ban, mask=inside, other=0) + length
+        is_banned = tl.where(length < 0, is_short, length <= num_generated).to(tl.int32)
+        for back in range(1, tl.max(length) + 1):
+            compared = inside & (back <= length) & (length <= num_generated)
+            last = tl.load(ring + (num_generated - back) % ring_length, mask=back <= num_generated, other=-1)
+            expected = tl.load(end - back, mask=compared, other=-1)
+            is_banned = tl.where(compared & (expected != last), 0, is_banned)
+        tl.store(bans + 3 * num_bans + ban, is_banned, mask=inside)
+    tl.debug_barrier()
+    start = 0
+    is_left = 0
+    while (is_left == 0) & (start < vocabulary):
+        token = start + tl.arange(0, TILE)
+        score = tl.load(logits + row * logits_stride + token, mask=token < vocabulary, other=float("-inf"))
+        score = _masked(score.to(tl.float32), token, row, vocabulary, masks, mask_rows, mask_width)
+        score = _without_bans(score, token, start, start + TILE, bans, num_bans)
+        is_left = tl.max((score != float("-inf")).to(tl.int32))
+        start += TILE
+    if is_left == 0:
+        for first in range(0, num_bans, TILE):
+            ban = first + tl.arange(0, TILE)
+            tl.store(bans + 3 * num_bans + ban, tl.zeros([TILE], tl.int32), mask=ban < num_bans)
+
+
+@triton.jit
+def _without_bans(
+    score: tl.tensor, token: tl.tensor, first: tl.tensor, end: tl.tensor, bans: tl.tensor, num_bans: tl.tensor
+) -> tl.tensor:
+    """Return the `score` of each `token`, which are from `first` to before `end`, with bans applied."""
+    for ban in range(_first_from(bans, num_bans, first), _first_from(bans, num_bans, end)):
+        is_banned = tl.load(bans + 3 * num_bans + ban) != 0
+        score = tl.where((token == tl.load(bans + ban)) & is_banned, float("-inf"), score)
+    return score
+
+
+@triton.jit
+def _masked(
+    score: tl.tensor,
+    token: tl.tensor,
+    row: tl.tensor,
+    vocabulary: tl.tensor,
+    masks: tl.tensor,
+    mask_rows: tl.tensor,
+    mask_width: tl.tensor,
+) -> tl.tensor:
+    """Return the `score` of each `token` with the row's grammar mask applied, if it has one."""
+    if masks is not None:
+        mask_row = tl.load(mask_rows + row).to(tl.int64)
+        if mask_row >= 0:
+            words = tl.load(masks + mask_row * mask_width + token // 32, mask=token < vocabulary, other=0)
+            score = tl.where(((words >> (token % 32)) & 1) != 0, score, float("-inf"))
+    return score
+
+
+@triton.jit
+def _process_logits(
+    logits: tl.tensor,
+    slots: tl.tensor,
+    columns: tl.tensor,
+    lists: tl.tensor,
+    counts: tl.tensor,
+    masks: tl.tensor,
+    mask_rows: tl.tensor,
+    scores: tl.tensor,
+    chunk_max: tl.tensor,
+    chunk_sum: tl.tensor,
+    group_max: tl.tensor,
+    vocabulary: tl.tensor,
+    num_chunks: tl.tensor,
+    logits_stride: tl.tensor,
+    mask_width: tl.tensor,
+    CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """Compute the scores of one chunk of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot < 0:
+        return
+    GROUPS: tl.constexpr = CHUNK // GROUP
+    column = columns + slot * _COLUMNS
+    first = chunk * CHUNK
+    token = first + tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = token < vocabulary
+    score = tl.load(logits + row * logits_stride + token, mask=inside, other=float("-inf")).to(tl.float32)
+
+    num_biases = tl.load(column + _NUM_BIASES).to(tl.int32)
+    biases = lists + tl.load(column + _BIASES)
+    for bias in range(_first_from(biases, num_biases, first), _first_from(biases, num_biases, first + CHUNK)):
+        value = tl.load(biases + num_biases + bias).to(tl.float32, bitcast=True)
+        score = tl.where(token == tl.load(biases + bias), score + value, score)
+
+    count_row = tl.load(column + _COUNT_ROW)
+    if count_row >= 0:
+        count = tl.load(counts + count_row * vocabulary + token, mask=inside, other=0)
+        repetition = load_float(column, _REPETITION).to(tl.float32)
+        repeated = tl.where(score > 0, tl.div_rn(score, tl.broadcast_to(repetition, score.shape)), score * repetition)
+        score = tl.where(count > 0, repeated, score)
+        score -= load_float(column, _FREQUENCY).to(tl.float32) * (count >> 1).to(tl.float32)
+        score = tl.where(count > 1, score - load_float(column, _PRESENCE).to(tl.float32), score)
+
+    num_bans = tl.load(column + _NUM_BANS).to(tl.int32)
+    score = _without_bans(score, token, first, first + CHUNK, lists + tl.load(column + _BANS), num_bans)
+    score = _masked(score, token, row, vocabulary, masks, mask_rows, mask_width)
+    tl.store(scores + row * vocabulary + token, score, mask=inside)
+
+    largest = tl.max(score, 1)
+    tl.store(group_max + (row * num_chunks + chunk) * GROUPS + tl.arange(0, GROUPS), largest)
+    top = tl.max(largest)
+    tl.store(chunk_max + row * num_chunks + chunk, top)
+    temperature = load_float(column, _TEMPERATURE)
+    total = tl.full([], 0.0, tl.float64)
+    if (temperature > 0) & (top > float("-inf")):
+        weight = tl.exp((score - top) / temperature.to(tl.float32))
+        total = tl.sum(weight.to(tl.float64))
+    tl.store(chunk_sum + row * num_chunks + chunk, total)
+
+
+_PRESENT = {"masks": "*i32:16", "mask_rows": "*i32:16"}
+
+
+def _variants() -> tuple[Variant, ...]:
+    """Return both kernels for every type of logits, with and without grammars."""
+    state = {"slots": "*i32:16", "columns": "*i64:16", "lists": "*i32:16"}
+    shape = {"vocabulary": "i32:16", "logits_stride": "i32:16", "mask_width": "i32:16"}
+    outputs = {"scores": "*fp32:16", "chunk_max": "*fp32:16", "chunk_sum": "*fp64:16", "group_max": "*fp32:16"}
+    variants = []
+    for dtype in ("bf16", "fp16", "fp32"):
+        inputs = {"logits": f"*{dtype}:16"} | state | shape
+        bans = inputs | {"positions": "*i32:16"}
+        process = inputs | {"counts": "*i32:16", "num_chunks": "i32"} | outputs
+        sizes = {"CHUNK": CHUNK, "GROUP": GROUP}
+        absent = dict.fromkeys(_PRESENT)
+        variants += [
+            Variant(f"{dtype}_grammar", _update_bans, bans | _PRESENT, {"TILE": _TILE}, _WARPS, 3),
+            Variant(dtype, _update_bans, bans, {"TILE": _TILE} | absent, _WARPS, 3),
+            Variant(f"{dtype}_grammar", _process_logits, process | _PRESENT, sizes, _WARPS, 3),
+            Variant(dtype, _process_logits, process, sizes | absent, _WARPS, 3),
+        ]
+    return tuple(variants)
+
+
+VARIANTS: tuple[Variant, ...] = _variants()

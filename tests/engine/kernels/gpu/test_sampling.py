@@ -1,0 +1,141 @@
+"""The kernels of the sampler in Triton's interpreter against their twins.
+
+The twins are compared with the CPU sampler in `tests/engine/sampling/test_device_sampler.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from engine.sampling.test_device_sampler import CPU, ENDS, Batch, Row, random_batch
+from fastgen.core.request import SamplingParams
+from fastgen.kernels.gpu import logits, sampling
+from fastgen.kernels.gpu.logprobs import token_logprobs
+from fastgen.sampling.device_rows import DeviceRows
+from fastgen.sampling.rng import uniform
+
+Interpreted = Callable[[str], ModuleType]
+
+
+def run_both(interpreted: Interpreted, batch: Batch) -> None:
+    """Run a step by the twins and by the kernels; compare scores, tokens and state."""
+    kernels = interpreted("logits"), interpreted("sampling")
+    vocabulary, size = batch.logits.shape[1], len(batch.rows)
+    rows = DeviceRows(vocabulary, size, CPU, ENDS)
+    batch.admit(rows)
+    rows.flush()
+    used = [index for index, _ in batch.used()]
+    inputs = (batch.slots, batch.positions, rows.columns)
+    states = []
+    for process, draw in ((logits, sampling), kernels):
+        lists, counts, last = rows.lists.clone(), rows.counts.clone(), rows.last_tokens.clone()
+        scores = logits.Scores(*process.process_logits(batch.logits, *inputs, lists, counts, *batch.masks()))
+        processed = [part[used].clone() for part in scores]
+        tokens = sampling.sample_tokens(scores, *inputs) if draw is sampling else draw.sample_tokens(*scores, *inputs)
+        draw.commit_tokens(tokens, *inputs, lists, counts, last)
+        states.append((processed, tokens, lists, counts, last))
+    (by_twins, *expected), (by_kernels, *found) = states
+    for column, (wanted, got) in enumerate(zip(by_twins, by_kernels, strict=True)):
+        if column == 2:  # sums of exponentials
+            torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0)
+        else:
+            assert torch.equal(got, wanted)
+    for wanted, got in zip(expected, found, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"),
+    [(5, torch.float32), (300, torch.float32), (300, torch.bfloat16), (4097, torch.float16), (9000, torch.float32)],
+)
+def test_kernels_equal_twins(interpreted: Interpreted, vocabulary: int, dtype: torch.dtype) -> None:
+    run_both(interpreted, random_batch(random.Random(vocabulary), vocabulary, 15, dtype))
+
+
+def test_a_vocabulary_of_many_chunks_with_filters_that_keep_few_and_many(interpreted: Interpreted) -> None:
+    scores = torch.randn(5, 40_000, generator=torch.Generator().manual_seed(0)) * 2
+    settings = [
+        SamplingParams(top_p=0.3),
+        SamplingParams(top_k=300, top_p=0.9),
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(typical_p=0.5),
+    ]
+    rows: list[Row | None] = [Row(chosen, index, [1, 2], 1) for index, chosen in enumerate(settings)]
+    run_both(interpreted, Batch(scores, rows))
+
+
+def test_equal_and_infinite_logits(interpreted: Interpreted) -> None:
+    scores = torch.zeros(6, 700)
+    scores[1:, 50:] = -torch.inf
+    scores[2, 20] = 30_000.0
+    scores[3, 600] = 0.0
+    settings = [
+        SamplingParams(top_k=7),
+        SamplingParams(top_p=0.9),
+        SamplingParams(min_p=0.1),
+        SamplingParams(),
+        SamplingParams(typical_p=0.5),
+        SamplingParams(temperature=0),
+    ]
+    rows: list[Row | None] = [Row(chosen, index, [1, 2], 1) for index, chosen in enumerate(settings)]
+    run_both(interpreted, Batch(scores, rows))
+
+
+def test_a_step_takes_five_launches_whose_grids_depend_on_the_shape_alone(
+    interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreted("sampling")
+    function = importlib.import_module("triton.runtime.interpreter").InterpretedFunction
+    run = function.run
+    grids: list[Any] = []
+
+    def record(self: Any, *arguments: Any, grid: Any, **keywords: Any) -> Any:
+        grids.append(grid)
+        return run(self, *arguments, grid=grid, **keywords)
+
+    monkeypatch.setattr(function, "run", record)
+    for seed in range(2):
+        run_both(interpreted, random_batch(random.Random(seed), 5000, 5))
+    assert grids == [(5,), (5, 2), (5,), (5,), (1,)] * 2
+
+
+def test_no_rows(interpreted: Interpreted) -> None:
+    run_both(interpreted, Batch(torch.empty(0, 8), []))
+
+
+def test_the_only_allowed_token_is_sampled_at_any_uniform_number(interpreted: Interpreted) -> None:
+    settings = [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(typical_p=0.9), SamplingParams(top_k=900)]
+    rows: list[Row | None] = [Row(settings[seed % 4], seed, [1], 1, {650}) for seed in range(12)]
+    batch = Batch(torch.zeros(12, 700), rows)
+    run_both(interpreted, batch)
+    assert batch.by_device() == [650] * 12
+
+
+def test_uniform_numbers_of_the_twin_are_those_of_the_cpu_sampler() -> None:
+    source = random.Random(0)
+    seeds = [0, 1, 2**63 - 1, *(source.getrandbits(63) for _ in range(200))]
+    positions = [0, 2**20, 2**40, *(source.getrandbits(20) for _ in range(200))]
+    found = sampling._uniform(torch.tensor(seeds), torch.tensor(positions))
+    assert found.tolist() == [uniform(*key) for key in zip(seeds, positions, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocabulary", "num_top"), [(5, 20), (300, 0), (9000, 20)])
+def test_logprobs_equal_the_twin(interpreted: Interpreted, vocabulary: int, num_top: int, dtype: torch.dtype) -> None:
+    scores = torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(0)).to(dtype) * 4
+    scores[1, : vocabulary // 2] = -torch.inf
+    rows = torch.tensor([2, 0, -1, 1, 1], dtype=torch.int32)
+    tokens = torch.tensor([0, vocabulary - 1, 0, vocabulary - 2, 3], dtype=torch.int32) % vocabulary
+    wanted = token_logprobs(scores, rows, tokens, num_top)
+    found = interpreted("logprobs").token_logprobs(scores, rows, tokens, num_top)
+    used = rows >= 0
+    torch.testing.assert_close(found[used], wanted[used], rtol=1e-7, atol=1e-6)
+    assert torch.equal(found[used, 1 : 2 + num_top], wanted[used, 1 : 2 + num_top])

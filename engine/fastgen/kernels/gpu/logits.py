@@ -150,12 +150,13 @@ def _process_logits_twin(
         else:
             scores[row] = without
     missing = -vocabulary % CHUNK
-    chunks = torch.nn.functional.pad(scores, (0, missing), value=-math.inf).view(num_rows, -1, CHUNK)
+    chunks = torch.nn.functional.pad(scores, (0, missing), value=-math.inf)
+    chunks = chunks.view(num_rows, (vocabulary + missing) // CHUNK, CHUNK)
     chunk_max = chunks.amax(-1)
     weights = ((chunks - chunk_max[..., None]) / temperatures[:, None, None]).exp()
     chunk_sum = weights.where((chunk_max > -math.inf)[..., None], 0.0).sum(-1, dtype=torch.float64)
     chunk_sum = chunk_sum.where(temperatures[:, None] > 0, 0.0)
-    return scores, chunk_max, chunk_sum, chunks.view(num_rows, -1, GROUP).amax(-1)
+    return scores, chunk_max, chunk_sum, chunks.view(num_rows, (vocabulary + missing) // GROUP, GROUP).amax(-1)
 
 
 def _add_biases(scores: torch.Tensor, slot: Slot, lists: torch.Tensor) -> None:

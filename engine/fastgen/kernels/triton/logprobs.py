@@ -126,7 +126,7 @@ def _score_rows(
             logits, vocabulary, group_max + index * num_chunks * (CHUNK // GROUP), num_chunks * (CHUNK // GROUP),
             groups + index * TOP, keys + index * TOP, TOP, GROUP, CHUNKS * (CHUNK // GROUP),
         )  # fmt: skip
-        logit = tl.load(logits + token, mask=token < vocabulary, other=0.0).to(tl.float64)
+        logit = tl.load(logits + token, mask=token < vocabulary, other=float("-inf")).to(tl.float64)
         order = tl.arange(0, TOP)
         tl.store(packed + 2 + order, tl.where(token < vocabulary, token, -1).to(tl.float64), mask=order < num_top)
         tl.store(packed + 2 + num_top + order, logit - norm, mask=order < num_top)

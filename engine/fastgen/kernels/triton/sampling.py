@@ -194,8 +194,8 @@ def _draw_from_top(
     weights = tl.where(is_within, weights, 0.0)
     mass = tl.where(top_k == 0, total, tl.sum(weights))
     before = tl.cumsum(weights) - weights
-    is_kept = is_within & ((before < top_p * mass) | (top_p >= 1)) & (weights >= min_p) & (weights > 0)
-    is_kept = is_kept | (order == 0)
+    wanted = tl.where(top_p >= 1, float("inf"), top_p * mass)
+    is_kept = (is_within & (before < wanted) & (weights >= min_p) & (weights > 0)) | (order == 0)
     weights = tl.where(is_kept, weights, 0.0)
     chosen = tl.sum(tl.where(order == _first_beyond(weights, uniform * tl.sum(weights), TOP), token, 0))
     is_cut = (tl.sum(is_kept.to(tl.int32)) == TOP) & (vocabulary > TOP)

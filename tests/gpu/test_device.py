@@ -25,6 +25,7 @@ from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.runner.device import choose_device, choose_dtype, measure_gpu_cache_memory
+from fastgen.runner.loader import host_runner
 from fastgen.runner.runner import ModelRunner
 
 NEEDS_GPU = [
@@ -195,11 +196,12 @@ def test_the_cache_on_a_gpu_leaves_memory_for_the_peak_step(device: torch.device
     )
     config = EngineConfig(model="", device="cuda", memory_percent=50)
     free, total = torch.cuda.mem_get_info(device)
-    memory = measure_gpu_cache_memory(model, config)
+    memory = measure_gpu_cache_memory(model, config, host_runner)
     assert 0 < memory.default < memory.limit < free
     assert memory.default <= total // 2
     assert (
-        measure_gpu_cache_memory(model, EngineConfig(model="", device="cuda", token_budget=16384)).limit < memory.limit
+        measure_gpu_cache_memory(model, EngineConfig(model="", device="cuda", token_budget=16384), host_runner).limit
+        < memory.limit
     )
 
 

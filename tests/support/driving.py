@@ -30,7 +30,9 @@ def load(
     config = EngineConfig(
         model=str(path), kv_cache_memory=kv_cache_memory, block_size=block_size, quantization=quantization
     )
-    return load_runner(ModelSource.open(str(path)), config, lambda _stage, _fraction: None)
+    runner = load_runner(ModelSource.open(str(path)), config, lambda _stage, _fraction: None)
+    assert isinstance(runner, ModelRunner)
+    return runner
 
 
 @dataclass

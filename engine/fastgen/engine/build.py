@@ -18,6 +18,7 @@ from fastgen.text.grammar import GrammarFactory
 from fastgen.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from fastgen.runner.gpu_runner import GPURunner
     from fastgen.runner.runner import ModelRunner
 
 
@@ -31,7 +32,7 @@ class LoadedEngine:
     """
 
     engine: Engine
-    runner: ModelRunner
+    runner: ModelRunner | GPURunner
     config: EngineConfig
     info: EngineInfo
 

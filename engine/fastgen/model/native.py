@@ -11,8 +11,11 @@ from fastgen.model.checkpoint.checkpoint import Checkpoint
 from fastgen.model.checkpoint.gguf import open_gguf
 from fastgen.model.checkpoint.safetensors import open_safetensors
 from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.device_input import DeviceInput
+from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.backend import Backend
 from fastgen.model.layers.decoder import Decoder
+from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
 from fastgen.model.layers.int8_linear import Int8Format
 from fastgen.model.layers.linear import PackedFormat, WeightFormat
 from fastgen.model.layers.rope import Rope
@@ -29,8 +32,8 @@ def load_on_cpu(
     max_model_length: int | None,
     progress: Callable[[float], None],
     quantization: str = "none",
-    make_backend: Callable[[ModelArchitecture, Sequence[Rope]], Backend] | None = None,
-) -> Decoder:
+    make_backend: Callable[[ModelArchitecture, Sequence[Rope]], Backend[ForwardInput]] | None = None,
+) -> Decoder[ForwardInput]:
     """Load the model at `source` in float32 for the CPU kernels.
 
     Args:
@@ -62,7 +65,7 @@ def load_on_torch(
     *,
     max_model_length: int | None,
     progress: Callable[[float], None],
-) -> Decoder:
+) -> Decoder[ForwardInput]:
     """Load the model at `source` on any device for torch operations; other arguments as in `load_on_cpu`.
 
     Raises:
@@ -73,6 +76,27 @@ def load_on_torch(
     weights = DecoderWeights.load(architecture, checkpoint, TorchFormat(device, dtype), progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     return Decoder(weights, TorchBackend(architecture, ropes, device), device=device, dtype=dtype)
+
+
+def load_on_gpu(
+    source: ModelSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    max_model_length: int | None,
+    progress: Callable[[float], None],
+) -> Decoder[DeviceInput]:
+    """Load the model at `source` for the operators of `fastgen.kernels.gpu`; arguments as in `load_on_torch`.
+
+    Raises:
+        ModelError: if a tensor cannot be used.
+    """
+    architecture = source.architecture
+    checkpoint = open_checkpoint(source)
+    weights = DecoderWeights.load(architecture, checkpoint, GPUFormat(device, dtype), progress)
+    ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
+    longest = max_model_length or architecture.default_length
+    return Decoder(weights, GPUBackend(architecture, ropes, longest, device), device=device, dtype=dtype)
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:

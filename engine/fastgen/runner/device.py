@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from fastgen.config import ConfigError, EngineConfig
@@ -10,12 +13,13 @@ from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.forward_input import HostRows
 from fastgen.model.layers.torch_attention import MAX_SCRATCH_ELEMENTS
 from fastgen.model.step_input import StepInputBuilder
-from fastgen.runner.runner import Model
-from fastgen.sampling.rows import Draw
-from fastgen.sampling.sampler import sample
+from fastgen.runner.gpu_runner import SPARE_ROWS, GPUModel, GPURunner
+from fastgen.runner.runner import Model, ModelRunner
+
+# Returns a runner over a model, its cache, the settings and the longest sequence.
+MakeRunner = Callable[[Any, KVCache, EngineConfig, int], ModelRunner | GPURunner]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Bytes for cuBLAS workspaces and the allocator's rounding, on top of what a step allocates.
@@ -52,7 +56,7 @@ def choose_dtype(config: EngineConfig) -> torch.dtype:
     return dtype
 
 
-def measure_gpu_cache_memory(model: Model, config: EngineConfig) -> CacheMemory:
+def measure_gpu_cache_memory(model: Model | GPUModel, config: EngineConfig, make_runner: MakeRunner) -> CacheMemory:
     """Return the GPU memory that a loaded model leaves for its KV cache, by running the largest step.
 
     The step runs over a cache of one block, which is overwritten: its results are meaningless.
@@ -60,7 +64,7 @@ def measure_gpu_cache_memory(model: Model, config: EngineConfig) -> CacheMemory:
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    run_peak_step(model, config)
+    run_peak_step(model, config, make_runner)
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
     torch.cuda.empty_cache()
@@ -69,24 +73,32 @@ def measure_gpu_cache_memory(model: Model, config: EngineConfig) -> CacheMemory:
     return gpu_cache_memory(config, total_bytes=total, free_bytes=free, step_bytes=step_bytes)
 
 
-@torch.inference_mode()
-def run_peak_step(model: Model, config: EngineConfig) -> None:
-    """Run a step at the token budget, and sample as many rows as sequences may run."""
-    shape = model.architecture
-    num_tokens = min(config.most_tokens, config.max_model_length or shape.default_length, shape.default_length)
+def run_peak_step(model: Model | GPUModel, config: EngineConfig, make_runner: MakeRunner) -> None:
+    """Run a step at the token budget in which as many sequences as may run sample, each with every filter."""
+    size = config.block_size
+    longest = min(config.max_model_length or model.architecture.default_length, model.architecture.default_length)
+    lengths = [1] * (config.sequence_limit - 1)
+    left = config.most_tokens - len(lengths)
+    while left and len(lengths) < config.sequence_limit + SPARE_ROWS:
+        lengths.append(min(left, longest))
+        left -= lengths[-1]
     sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
-    request = Request(id="", prompt_token_ids=[0] * num_tokens, sampling=sampling)
-    sequence = Sequence(request, ordinal=0, arrival=0.0, seed=0)
-    sequence.block_table = [0] * -(-num_tokens // config.block_size)
-    chunk = Chunk(sequence, 0, num_tokens)
-    cache = KVCache(model.kv_shape, 1, config.block_size, device=model.device, dtype=model.dtype)
-    step = StepInputBuilder(config.block_size).build(StepPlan((chunk,)))
-    hidden = model.forward(HostRows(config.block_size).apply(step), cache)
-    rows = config.sequence_limit
-    sample(model.head(hidden.expand(rows, -1).contiguous()), [Draw(sampling, 0)] * rows)
+    chunks = []
+    for number, length in enumerate(lengths):
+        # Prompts beyond the limit of sequences do not sample: one more token is left to compute.
+        tokens = [0] * (length + (number >= config.sequence_limit))
+        request = Request(id="", prompt_token_ids=tokens, sampling=sampling)
+        sequence = Sequence(request, ordinal=number, arrival=0.0, seed=0)
+        sequence.block_table = [0] * -(-length // size)
+        chunks.append(Chunk(sequence, 0, length))
+    plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
+    cache = KVCache(model.kv_shape, 1, size, device=model.device, dtype=model.dtype)
+    ticket = make_runner(model, cache, config, longest).launch(StepInputBuilder(size).build(plan))
+    ticket.sample([])
+    ticket.result()
 
 
-def _longest_context_bytes(model: Model, config: EngineConfig) -> int:
+def _longest_context_bytes(model: Model | GPUModel, config: EngineConfig) -> int:
     """Return the scratch memory of attention over the longest context: two copies of keys and values, and scores."""
     longest = config.max_model_length or model.architecture.default_length
     one_layer = model.kv_shape.block_bytes(1) // model.kv_shape.num_layers

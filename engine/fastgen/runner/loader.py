@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from subprocess import Popen
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.kernels.cpu import build, environment
@@ -25,17 +25,23 @@ from fastgen.model.processor import describe, this_processor
 from fastgen.model.source import ModelSource
 
 if TYPE_CHECKING:
+    from fastgen.kv_cache.tensors import KVCache
     from fastgen.model.config.architecture import ModelArchitecture
     from fastgen.model.layers.cpu_backend import CPUBackend
     from fastgen.model.layers.rope import Rope
+    from fastgen.runner.gpu_runner import GPUModel, GPURunner
     from fastgen.runner.runner import Model, ModelRunner
 
 log = logging.getLogger("fastgen.model")
 
+# Of the attention kernel in `fastgen.kernels.gpu`.
+_MAX_HEAD_DIM = 256
+
 Progress = Callable[[str, float], None]
+AnyRunner = TypeVar("AnyRunner", bound="ModelRunner | GPURunner")
 
 
-def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -> ModelRunner:
+def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -> ModelRunner | GPURunner:
     """Load the model and allocate its KV cache.
 
     Args:
@@ -50,8 +56,10 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
     progress("starting", 0.0)
     environment.prepare()
     if source.native is not None and config.device == "cpu" and config.dtype in ("auto", "float32"):
-        return with_cache(_load_on_cpu(source, config, progress), config)
-    return with_cache(_load_on_torch(source, config, progress), config)
+        return with_cache(_load_on_cpu(source, config, progress), config, host_runner)
+    if source.native is not None and config.device == "cuda" and has_gpu_operators(source.architecture):
+        return with_cache(_load_on_gpu(source, config, progress), config, gpu_runner)
+    return with_cache(_load_on_torch(source, config, progress), config, host_runner)
 
 
 def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
@@ -90,6 +98,24 @@ def _import_backend(compiling: Iterable[Popen[bytes]]) -> type[CPUBackend]:
     return CPUBackend
 
 
+def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) -> GPUModel:
+    """Load a native model for the GPU's operators."""
+    import torch
+
+    from fastgen.model.native import load_on_gpu
+    from fastgen.runner.device import choose_device, choose_dtype
+
+    device, dtype = choose_device(config), choose_dtype(config)
+    log.info("GPU %s; steps by Triton kernels, one ahead of the host", torch.cuda.get_device_name(device))
+    return load_on_gpu(
+        source,
+        device,
+        dtype,
+        max_model_length=config.max_model_length,
+        progress=lambda fraction: progress("loading weights", fraction),
+    )
+
+
 def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
     """Load a model for torch operations: native models by our code, others by transformers' code."""
     log.info("processor %s; products by torch", this_processor())
@@ -116,14 +142,34 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress
     return load_transformers_model(source.path, device=device, dtype=dtype, progress=on_weights)
 
 
-def with_cache(model: Model, config: EngineConfig) -> ModelRunner:
+def has_gpu_operators(architecture: ModelArchitecture) -> bool:
+    """Return whether the GPU's operators run all layers. Mixtures of experts and larger heads run by torch."""
+    return architecture.head_dim <= _MAX_HEAD_DIM and all(layer.experts is None for layer in architecture.layers)
+
+
+def host_runner(model: Model, cache: KVCache, _config: EngineConfig, max_model_length: int) -> ModelRunner:
+    """Return a runner that prepares its input on the host."""
+    from fastgen.runner.runner import ModelRunner
+
+    return ModelRunner(model, cache, max_model_length=max_model_length)
+
+
+def gpu_runner(model: GPUModel, cache: KVCache, config: EngineConfig, max_model_length: int) -> GPURunner:
+    """Return a runner that keeps the state of its rows on the device."""
+    from fastgen.runner.gpu_runner import GPURunner
+
+    return GPURunner(model, cache, max_model_length=max_model_length, max_sequences=config.sequence_limit)
+
+
+def with_cache(
+    model: Any, config: EngineConfig, make_runner: Callable[[Any, KVCache, EngineConfig, int], AnyRunner]
+) -> AnyRunner:
     """Allocate the KV cache of a loaded model in the remaining memory, and return a runner over both.
 
     Raises:
         ConfigError: if the limits do not fit the model or the memory.
     """
     from fastgen.kv_cache.tensors import KVCache
-    from fastgen.runner.runner import ModelRunner
 
     shape, kv = model.architecture, model.kv_shape
     trim_heap()
@@ -137,10 +183,10 @@ def with_cache(model: Model, config: EngineConfig) -> ModelRunner:
         from fastgen.runner.device import measure_gpu_cache_memory
 
         num_host_blocks = plan_host_blocks(config, kv, memory.num_bytes)
-        cache_memory = measure_gpu_cache_memory(model, config)
+        cache_memory = measure_gpu_cache_memory(model, config, make_runner)
     num_blocks = plan_kv_blocks(config, shape, kv, cache_memory)
     max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
     cache = KVCache(
         kv, num_blocks, config.block_size, num_host_blocks=num_host_blocks, device=model.device, dtype=model.dtype
     )
-    return ModelRunner(model, cache, max_model_length=max_model_length)
+    return make_runner(model, cache, config, max_model_length)

@@ -21,7 +21,7 @@ from fastgen.model.config.huggingface_families import FAMILIES
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.native import load_on_cpu, load_on_torch
 from fastgen.model.source import ModelSource
-from fastgen.runner.loader import with_cache
+from fastgen.runner.loader import host_runner, with_cache
 from fastgen.runner.runner import ModelRunner
 from support.driving import FewBlocks, generate, run_in_chunks
 from support.tiny_models import PROMPT_LENGTH, TINY, prompt, saved
@@ -76,7 +76,7 @@ def pair(request: pytest.FixtureRequest, root: Path) -> Pair:
     decoder = LOADS[way](
         source=ModelSource.open(str(folder)), max_model_length=tiny.max_model_length, progress=lambda _fraction: None
     )
-    return Pair(with_cache(decoder, config), tiny.build(), tiny.shortest)
+    return Pair(with_cache(decoder, config, host_runner), tiny.build(), tiny.shortest)
 
 
 def test_logits_equal_transformers_for_any_chunking_of_a_prompt(pair: Pair) -> None:
@@ -116,7 +116,9 @@ def test_half_precision_stays_close_to_full_precision(root: Path, name: str) -> 
         decoder = load_on_torch(
             source, torch.device("cpu"), dtype, max_model_length=None, progress=lambda _fraction: None
         )
-        runner = with_cache(decoder, EngineConfig(model="", kv_cache_memory=4 << 20, block_size=BLOCK_SIZE))
+        runner = with_cache(
+            decoder, EngineConfig(model="", kv_cache_memory=4 << 20, block_size=BLOCK_SIZE), host_runner
+        )
         assert runner.dtype == str(dtype).removeprefix("torch.")
         logits[dtype] = run_in_chunks(runner, prompt(30), [3, 1], [17, 1])
     assert logits[torch.bfloat16].dtype == torch.float32

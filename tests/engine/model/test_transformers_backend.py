@@ -20,7 +20,7 @@ from fastgen.model.source import ModelSource
 from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.runner.device import run_peak_step
-from fastgen.runner.loader import load_runner, with_cache
+from fastgen.runner.loader import host_runner, load_runner, with_cache
 from fastgen.runner.runner import ModelRunner
 from support.driving import FewBlocks, execute, generate, run_in_chunks, sequence
 
@@ -84,7 +84,7 @@ def adapted(folder: Path, dtype: torch.dtype = torch.float32) -> TransformersMod
 
 
 def runner_of(folder: Path) -> ModelRunner:
-    return with_cache(adapted(folder), EngineConfig(model="", kv_cache_memory=4 << 20, block_size=16))
+    return with_cache(adapted(folder), EngineConfig(model="", kv_cache_memory=4 << 20, block_size=16), host_runner)
 
 
 def tokens_of(length: int) -> list[int]:
@@ -172,10 +172,10 @@ def test_the_peak_step_has_the_token_budget_and_samples_every_sequence(gpt2: Pat
     run, head = model.forward, model.head
     model.forward = lambda step, cache: rows.append(step.num_rows) or run(step, cache)  # type: ignore[func-returns-value,method-assign]
     model.head = lambda hidden: rows.append(len(hidden)) or head(hidden)  # type: ignore[func-returns-value,method-assign]
-    run_peak_step(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16))
+    run_peak_step(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16), host_runner)
     assert rows == [128, 40]
-    run_peak_step(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16))
-    assert rows[2:] == [256, 40]  # limited by the longest sequence
+    run_peak_step(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16), host_runner)
+    assert rows[2:] == [4096, 40]
 
 
 @pytest.fixture
@@ -196,9 +196,9 @@ def test_the_shape_comes_from_the_layers_and_the_configuration(gpt2: Path) -> No
 def test_half_precision_halves_the_bytes_of_a_cache_block(gpt2: Path, dtype: torch.dtype) -> None:
     model = adapted(gpt2, dtype)
     config = EngineConfig(model="", kv_cache_memory=1 << 20, block_size=16)
-    runner = with_cache(model, config)
+    runner = with_cache(model, config, host_runner)
     assert runner.dtype == str(dtype).removeprefix("torch.")
-    assert runner.num_blocks // 2 == with_cache(adapted(gpt2), config).num_blocks
+    assert runner.num_blocks // 2 == with_cache(adapted(gpt2), config, host_runner).num_blocks
     sampling = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     outcome = generate(runner, [tokens_of(20), tokens_of(3)], sampling, token_budget=8, at_once=2)
     assert [len(tokens) for tokens in outcome.tokens] == [5, 5]

@@ -6,13 +6,12 @@ An `Operations` object lives for one step: it holds the step's input and what al
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
-from fastgen.model.forward_input import ForwardInput
 
 
 class Operations(Protocol):
@@ -21,11 +20,17 @@ class Operations(Protocol):
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         """Look up the embeddings of the step's tokens, times `scale`: [T, hidden], the residual stream."""
 
-    def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Add `update` to `stream`, both [n, hidden], in place; return the stream's RMS norm times `weight`."""
+    def add_norm(
+        self,
+        stream: torch.Tensor,
+        update: torch.Tensor | None,
+        update_weight: torch.Tensor | None,
+        weight: torch.Tensor,
+    ) -> torch.Tensor:
+        """Add `update` to `stream`, both [n, hidden], in place, and return the stream's RMS norm times `weight`.
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the RMS norm of x [n, hidden] times `weight`; x may be overwritten."""
+        The update, if any, is first normalised itself if `update_weight` is given; it may be overwritten.
+        """
 
     def attend(
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
@@ -48,8 +53,11 @@ class Operations(Protocol):
         """Return the rows of x [T, hidden] that need logits: [R, hidden]."""
 
 
-class Backend(Protocol):
-    """Creates the operations of each step on one device."""
+Input = TypeVar("Input", contravariant=True)
 
-    def begin(self, forward_input: ForwardInput, cache: KVCache) -> Operations:
+
+class Backend(Protocol[Input]):
+    """Creates the operations of each step on one device, from the input in that device's form."""
+
+    def begin(self, forward_input: Input, cache: KVCache) -> Operations:
         """Return the operations of a step."""

@@ -114,18 +114,24 @@ class CPUOperations:
         stream = table(torch.from_numpy(self._forward_input.token_ids))
         return stream if scale == 1 else stream.mul_(scale)
 
-    def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Add in place and normalise."""
+    def add_norm(
+        self,
+        stream: torch.Tensor,
+        update: torch.Tensor | None,
+        update_weight: torch.Tensor | None,
+        weight: torch.Tensor,
+    ) -> torch.Tensor:
+        """Normalise and add in place, and normalise."""
         if self._stream is None or self._stream[0] is not stream:
             self._stream = (stream, stream.numpy())
-        out, array = self._normed.first(len(update)), self._stream[1]
-        elementwise.add_rms_norm(array, update.numpy(), self._backend.array(weight), self._epsilon, out.array)
+        if update is None:
+            update = torch.zeros_like(stream)
+        added = update.numpy()
+        if update_weight is not None:
+            elementwise.rms_norm(added, self._backend.array(update_weight), self._epsilon)
+        out = self._normed.first(len(update))
+        elementwise.add_rms_norm(self._stream[1], added, self._backend.array(weight), self._epsilon, out.array)
         return out.tensor
-
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Normalise in place."""
-        elementwise.rms_norm(x.numpy(), self._backend.array(weight), self._epsilon)
-        return x
 
     def attend(
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None

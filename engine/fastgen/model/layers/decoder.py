@@ -5,18 +5,21 @@ A step mixes decodes and prompt chunks; its rows are all its tokens, without pad
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import torch
 
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.backend import Backend, Operations
 from fastgen.model.layers.moe import gated, mixture_of_experts
 from fastgen.model.layers.weights import MLP, DecoderWeights, Mixture
 
+Input = TypeVar("Input")
 
-class Decoder:
-    """A native model; implements `runner.Model`.
+
+class Decoder(Generic[Input]):
+    """A native model; implements `runner.Model` for the input of its backend.
 
     Attributes:
         architecture: description of the model.
@@ -24,7 +27,9 @@ class Decoder:
         device, dtype: of weights, activations and cache.
     """
 
-    def __init__(self, weights: DecoderWeights, backend: Backend, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, weights: DecoderWeights, backend: Backend[Input], *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         a = weights.architecture
         self.architecture = a
         self.kv_shape = KVShape(
@@ -35,26 +40,22 @@ class Decoder:
         self._weights = weights
         self._backend = backend
 
-    def forward(self, forward_input: ForwardInput, cache: KVCache) -> torch.Tensor:
+    def forward(self, forward_input: Input, cache: KVCache) -> torch.Tensor:
         """Compute a step, write its keys and values to the cache, and return [R, hidden] of the rows with logits."""
         weights = self._weights
         operations = self._backend.begin(forward_input, cache)
         stream = operations.embed(weights.embedding, self.architecture.embedding_scale)
-        update = torch.zeros_like(stream)  # output of the last block, which the next add_norm adds to the stream
+        update, update_norm = None, None  # output of the last block, which the next add_norm adds to the stream
         for index, layer in enumerate(weights.layers):
-            normed = operations.add_norm(stream, update, layer.input_norm)
+            normed = operations.add_norm(stream, update, update_norm, layer.input_norm)
             attended = operations.attend(index, layer.qkv(normed), layer.query_norm, layer.key_norm)
             if index == len(weights.layers) - 1:
                 # Beyond its keys and values, the last layer is needed only for rows with logits.
                 attended, stream = operations.select_logit_rows(attended), operations.select_logit_rows(stream)
             update = layer.attention_output(attended)
-            if layer.attention_output_norm is not None:
-                update = operations.norm(update, layer.attention_output_norm)
-            normed = operations.add_norm(stream, update, layer.mlp_norm)
-            update = _mlp(layer.mlp, normed, operations)
-            if layer.mlp_output_norm is not None:
-                update = operations.norm(update, layer.mlp_output_norm)
-        return operations.add_norm(stream, update, weights.final_norm)
+            normed = operations.add_norm(stream, update, layer.attention_output_norm, layer.mlp_norm)
+            update, update_norm = _mlp(layer.mlp, normed, operations), layer.mlp_output_norm
+        return operations.add_norm(stream, update, update_norm, weights.final_norm)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [R, hidden] to logits [R, vocabulary] in float32."""

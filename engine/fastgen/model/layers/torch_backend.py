@@ -81,12 +81,19 @@ class TorchOperations:
         stream = table(self._token_ids)
         return stream * torch.tensor(scale, dtype=stream.dtype, device=stream.device)
 
-    def add_norm(self, stream: torch.Tensor, update: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def add_norm(
+        self,
+        stream: torch.Tensor,
+        update: torch.Tensor | None,
+        update_weight: torch.Tensor | None,
+        weight: torch.Tensor,
+    ) -> torch.Tensor:
         """Add in place and normalise."""
-        stream += update
-        return self.norm(stream, weight)
+        if update is not None:
+            stream += update if update_weight is None else self._norm(update, update_weight)
+        return self._norm(stream, weight)
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Normalise the last dimension, in float32."""
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._architecture.rms_norm_eps)
@@ -100,7 +107,7 @@ class TorchOperations:
         heads = qkv.view(len(qkv), -1, a.head_dim)
         queries, keys, values = torch.split(heads, [a.num_heads, a.num_kv_heads, a.num_kv_heads], 1)
         if query_norm is not None and key_norm is not None:
-            queries, keys = self.norm(queries, query_norm), self.norm(keys, key_norm)
+            queries, keys = self._norm(queries, query_norm), self._norm(keys, key_norm)
         cosines, sines = self._rotations[kind.rope]
         self._attention.store(layer, _rotated(keys, cosines, sines), values)
         attended = self._attention.attend(

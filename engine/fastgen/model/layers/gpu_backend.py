@@ -1,0 +1,148 @@
+"""Operations of a forward pass as operators of `fastgen.kernels.gpu`: one launch each on a GPU.
+
+On a CPU the operators run their readable twins, so the same code path is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from fastgen.kernels.gpu.attention import paged_attention, workspace_elements
+from fastgen.kernels.gpu.elementwise import add_rms_norm, gated_activation
+from fastgen.kernels.gpu.embedding import embed
+from fastgen.kernels.gpu.rotary_cache import rotary_cache
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
+from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.device_input import DeviceInput
+from fastgen.model.layers.linear import Linear, PlainLinear, stacked
+from fastgen.model.layers.rope import Rope
+
+
+class DeviceTable:
+    """An embedding matrix [vocabulary, hidden] on the device."""
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        self.matrix = matrix
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Look up rows."""
+        return F.embedding(rows, self.matrix)
+
+
+class GPUFormat:
+    """Matrices in `dtype` on `device`; norms and biases in float32. A tied embedding exists once."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._last: tuple[StoredTensor, torch.Tensor] | None = None  # the head is the last matrix before the embedding
+
+    def linear(self, parts: Sequence[StoredTensor]) -> Linear:
+        """Return the product by cuBLAS."""
+        matrix = stacked(parts).to(self._device, self._dtype)
+        self._last = (parts[0], matrix) if len(parts) == 1 else None
+        return PlainLinear(matrix)
+
+    def exact(self, part: StoredTensor) -> Linear:
+        """Return the product by cuBLAS."""
+        return self.linear([part])
+
+    def table(self, part: StoredTensor) -> EmbeddingTable:
+        """Return the matrix on the device, which a tied head shares."""
+        if self._last is not None and self._last[0] is part:
+            return DeviceTable(self._last[1])
+        return DeviceTable(part.float32().to(self._device, self._dtype))
+
+    def vector(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weights on the device, in float32."""
+        return weight.to(self._device, torch.float32)
+
+
+class GPUBackend:
+    """One GPU.
+
+    Args:
+        architecture: of the model.
+        ropes: one for each of the architecture's RoPE configurations.
+        max_positions: longest sequence; cosines and sines are computed for it once.
+        device: of weights and cache.
+    """
+
+    def __init__(
+        self, architecture: ModelArchitecture, ropes: Sequence[Rope], max_positions: int, device: torch.device
+    ) -> None:
+        self.architecture = architecture
+        positions = torch.arange(max_positions, device=device)
+        self.rotations = [tuple(part.contiguous() for part in rope(positions)) for rope in ropes]
+        elements = workspace_elements(architecture.num_heads, architecture.num_kv_heads, architecture.head_dim)
+        self.workspace = torch.zeros(elements, device=device)
+
+    def begin(self, forward_input: DeviceInput, cache: KVCache) -> GPUOperations:
+        """Return the operations of a step."""
+        return GPUOperations(self, forward_input, cache)
+
+
+class GPUOperations:
+    """Operations of one step; see `backend.Operations`."""
+
+    def __init__(self, backend: GPUBackend, forward_input: DeviceInput, cache: KVCache) -> None:
+        self._backend = backend
+        self._architecture = backend.architecture
+        self._input = forward_input
+        self._cache = cache
+
+    def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
+        """Look up the embeddings of the step's tokens."""
+        assert isinstance(table, DeviceTable)
+        step = self._input
+        return embed(table.matrix, step.token_ids, step.last_ids, step.source_rows, scale)
+
+    def add_norm(
+        self,
+        stream: torch.Tensor,
+        update: torch.Tensor | None,
+        update_weight: torch.Tensor | None,
+        weight: torch.Tensor,
+    ) -> torch.Tensor:
+        """Normalise and add in place, and normalise."""
+        return add_rms_norm(stream, update, update_weight, weight, self._architecture.rms_norm_eps)
+
+    def attend(
+        self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Normalise, rotate, store and attend."""
+        a, step = self._architecture, self._input
+        kind, keys, values = a.layers[layer], self._cache.keys[layer], self._cache.values[layer]
+        cosines, sines = self._backend.rotations[kind.rope]
+        rotary_cache(
+            qkv, query_norm, key_norm, cosines, sines, step.positions, step.slot_mapping, keys, values, a.num_heads,
+            a.rms_norm_eps,
+        )  # fmt: skip
+        queries = qkv.view(len(qkv), -1, a.head_dim)[:, : a.num_heads]
+        out = qkv.new_empty(len(qkv), a.num_heads, a.head_dim)
+        paged_attention(
+            out,
+            queries,
+            keys,
+            values,
+            step.query_starts,
+            step.seq_lens,
+            step.block_tables,
+            scale=a.attention_scale,
+            workspace=self._backend.workspace,
+            window=kind.window or 0,
+            softcap=a.attention_softcap or 0.0,
+        )
+        return out.flatten(1)
+
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Multiply the activated gate with the other half."""
+        return gated_activation(gate_up, self._architecture.activation)
+
+    def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Select the rows that need logits."""
+        return x.index_select(0, self._input.logit_rows)

@@ -1,0 +1,242 @@
+"""Runs steps on a GPU ahead of the host: a step is enqueued before the results of the one before it are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
+from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, ModelShape
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.device_input import DeviceInput, DeviceRows, upload
+from fastgen.model.step_input import StepInput
+from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
+from fastgen.sampling.rows import Mask
+
+# Rows beyond the sequences that may run at once: calibration needs some of its own.
+SPARE_ROWS = 64
+
+
+class GPUModel(Protocol):
+    """A loaded model whose forward pass takes its input from the device."""
+
+    @property
+    def architecture(self) -> ModelShape:
+        """Dimensions of the model."""
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """Shape of one token's keys and values."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of weights and cache."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of activations and cache."""
+
+    def forward(self, forward_input: DeviceInput, cache: KVCache) -> torch.Tensor:
+        """Compute a step, write its keys and values to the cache, and return [R, hidden] of its `logit_rows`."""
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map [R, hidden] to logits [R, vocabulary] in float32."""
+
+
+class GPURunner:
+    """Runs the steps of one model over its KV cache, with the state of running sequences on the device.
+
+    Nothing between `launch` and `Ticket.result` waits for the device, except swapping.
+
+    Attributes:
+        architecture: dimensions of the model.
+        vocab_size, eos_token_ids, num_parameters: of the model.
+        num_blocks, block_size: of the KV cache.
+        num_host_blocks: blocks in the host buffer for swapped sequences; 0 without one.
+        seconds_per_block: seconds to copy one block to or from the host buffer.
+        max_model_length: longest prompt plus generation of one request.
+        device, dtype: by their names in the configuration.
+        steps_in_flight: steps that may be launched before the results of the first are read.
+    """
+
+    steps_in_flight = 2
+
+    def __init__(self, model: GPUModel, cache: KVCache, *, max_model_length: int, max_sequences: int) -> None:
+        shape = model.architecture
+        self.architecture = shape
+        self.vocab_size, self.eos_token_ids = shape.vocab_size, shape.eos_token_ids
+        self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
+        self.num_host_blocks = cache.num_host_blocks
+        self.seconds_per_block = cache.seconds_per_block() if cache.num_host_blocks else 0.0
+        self.max_model_length = max_model_length
+        self.num_parameters = shape.num_parameters
+        self.device = model.device.type
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        self._model = model
+        self._cache = cache
+        self._num_top: dict[int, int | None] = {}  # of each row, the logprobs requested with its tokens
+        max_rows = max_sequences + SPARE_ROWS
+        self._sampler = DeviceSampler(shape.vocab_size, max_rows, model.device, shape.eos_token_ids)
+        self._rows = DeviceRows(max_rows, -(-max_model_length // cache.block_size), self._sampler.last_tokens)
+
+    def start_prefault(self) -> None:
+        """Do nothing: memory of a GPU is allocated up front."""
+
+    def wait_for_prefault(self) -> None:
+        """Do nothing."""
+
+    @torch.inference_mode()
+    def launch(self, step: StepInput) -> GPUTicket:
+        """Enqueue the swaps, the state updates and the forward pass of a step."""
+        self._cache.swap(step.swap_out.tolist(), step.swap_in.tolist())
+        for new in step.new_rows:
+            prompt, generated = new.tokens[: new.num_prompt_tokens], new.tokens[new.num_prompt_tokens :]
+            self._sampler.admit(new.row, new.sampling, new.seed, prompt, generated)
+            self._num_top[new.row] = new.sampling.logprobs
+        device_input = self._rows.apply(step)
+        return GPUTicket(self, step, device_input, self._model.forward(device_input, self._cache))
+
+    @torch.inference_mode()
+    def sample(self, step: StepInput, device_input: DeviceInput, hidden: torch.Tensor, masks: list[Mask]) -> Results:
+        """Enqueue the sampling of a step, its prompt logprobs, and the copies of the results to the host.
+
+        Args:
+            step: the step launched last.
+            device_input: of it.
+            hidden: [N + P, hidden], the model's output for it.
+            masks: [M], the masks of its masked rows.
+        """
+        num_sampled = len(step.sampled)
+        if not num_sampled:
+            return Results(None, [], self._prompt_logprobs(step, hidden))
+        logits = self._model.head(hidden[:num_sampled])
+        rows, positions = device_input.sampled_rows, device_input.sampled_positions
+        ids = self._sampler.sample(logits, rows, positions, *self._upload_masks(step, masks))
+        top = [self._num_top[row] for row in step.rows[step.sampled].tolist()]
+        asked = [index for index, count in enumerate(top) if count is not None]
+        logprobs = [
+            self._logprobs(logits, some, ids, [top[index] or 0 for index in some])
+            for some in _slices(asked, ROWS_SAMPLED_AT_ONCE)
+        ]
+        return Results(_to_host(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]))
+
+    def _upload_masks(self, step: StepInput, masks: list[Mask]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the masks [M, words] and each sampled row's index in them, or -1: [N]."""
+        if not masks:
+            return None, None
+        index = np.full(len(step.sampled), -1, np.int32)
+        index[step.masked] = np.arange(len(masks), dtype=np.int32)
+        device = self._model.device
+        return upload(np.stack(masks).view(np.int32), device), upload(index, device)
+
+    def _logprobs(self, logits: torch.Tensor, rows: list[int], ids: torch.Tensor, top: list[int]) -> Logprobs:
+        """Enqueue the logprobs of `ids` [N] for some rows of `logits` [N, vocabulary]."""
+        index = upload(np.array(rows, np.int32), self._model.device)
+        packed = self._sampler.logprobs(logits, index, ids.index_select(0, index), max(top))
+        return Logprobs(rows, None, top, _to_host(packed))
+
+    def _prompt_logprobs(self, step: StepInput, hidden: torch.Tensor) -> list[Logprobs]:
+        """Enqueue the logprobs of prompt tokens for `hidden` [P, hidden], a few rows at a time to bound memory."""
+        found = []
+        sequences = (np.searchsorted(step.query_starts, step.scored_tokens, side="right") - 1).tolist()
+        for some in _slices(list(range(len(sequences))), ROWS_SAMPLED_AT_ONCE):
+            part = slice(some[0], some[-1] + 1)
+            targets, top = step.scored_targets[part], step.scored_top[part].tolist()
+            index = upload(np.arange(len(some), dtype=np.int32), self._model.device)
+            packed = self._sampler.logprobs(
+                self._model.head(hidden[part]), index, upload(targets, self._model.device), max(top)
+            )
+            found.append(Logprobs(sequences[part], targets.tolist(), top, _to_host(packed)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A tensor on its way to the host."""
+
+    tensor: torch.Tensor
+    arrived: torch.cuda.Event | None
+
+    def wait(self) -> torch.Tensor:
+        """Wait for the copy and return it."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities on their way to the host.
+
+    Attributes:
+        owners: for each entry, the index of its sampled row or, for prompt tokens, of its sequence.
+        tokens: the tokens scored; None for the sampled ones.
+        top: number of most likely tokens of each entry.
+        packed: as `DeviceSampler.logprobs` returns them.
+    """
+
+    owners: list[int]
+    tokens: list[int] | None
+    top: list[int]
+    packed: HostCopy
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results of a step on their way to the host."""
+
+    ids: HostCopy | None
+    logprobs: list[Logprobs]
+    prompt_logprobs: list[Logprobs]
+
+    def wait(self) -> StepOutput:
+        """Wait for all copies and return the results."""
+        tokens: list[int] = [] if self.ids is None else self.ids.wait().tolist()
+        found: dict[int, TokenLogprobs] = {}
+        for part in self.logprobs:
+            entries = unpack_logprobs(part.packed.wait(), [tokens[row] for row in part.owners], part.top)
+            found |= zip(part.owners, entries, strict=True)
+        prompt: dict[int, list[TokenLogprobs]] = {}
+        for part in self.prompt_logprobs:
+            entries = unpack_logprobs(part.packed.wait(), part.tokens or [], part.top)
+            for sequence, entry in zip(part.owners, entries, strict=True):
+                prompt.setdefault(sequence, []).append(entry)
+        return StepOutput([SampledToken(token, found.get(row)) for row, token in enumerate(tokens)], prompt)
+
+
+class GPUTicket:
+    """A step of a `GPURunner`; implements `fastgen.engine.core.Ticket`."""
+
+    def __init__(self, runner: GPURunner, step: StepInput, device_input: DeviceInput, hidden: torch.Tensor) -> None:
+        self._runner = runner
+        self._step = step
+        self._device_input = device_input
+        self._hidden = hidden
+        self._results: Results | None = None
+
+    def sample(self, masks: list[Mask]) -> None:
+        """Enqueue the sampling."""
+        self._results = self._runner.sample(self._step, self._device_input, self._hidden, masks)
+
+    def result(self) -> StepOutput:
+        """Wait for the step and return its results."""
+        assert self._results is not None, "call sample first"
+        return self._results.wait()
+
+
+def _to_host(values: torch.Tensor) -> HostCopy:
+    """Start copying a tensor to pinned memory."""
+    if values.device.type != "cuda":
+        return HostCopy(values, None)
+    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    copy.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+    return HostCopy(copy, arrived)
+
+
+def _slices(rows: list[int], size: int) -> list[list[int]]:
+    return [rows[first : first + size] for first in range(0, len(rows), size)]

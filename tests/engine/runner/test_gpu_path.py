@@ -1,0 +1,135 @@
+"""The code path of a GPU, with its operators' twins on the CPU: its tokens equal those of the CPU's own kernels."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastgen.config import EngineConfig
+from fastgen.core.request import Request, SamplingParams
+from fastgen.engine.core import Engine, Runner
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.layers.gpu_backend import DeviceTable
+from fastgen.model.layers.linear import PlainLinear
+from fastgen.model.native import load_on_gpu
+from fastgen.model.source import ModelSource
+from fastgen.runner.gpu_runner import GPURunner
+from fastgen.runner.loader import load_runner
+from support.tiny_models import VOCABULARY, saved
+
+BLOCK_SIZE = 16
+CPU = torch.device("cpu")
+
+
+def gpu_runner(folder: Path, *, num_blocks: int = 64, max_sequences: int = 8) -> GPURunner:
+    model = load_on_gpu(
+        ModelSource.open(str(folder)), CPU, torch.float32, max_model_length=160, progress=lambda _fraction: None
+    )
+    cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE, num_host_blocks=8)
+    return GPURunner(model, cache, max_model_length=160, max_sequences=max_sequences)
+
+
+def cpu_runner(folder: Path) -> Runner:
+    config = EngineConfig(model=str(folder), block_size=BLOCK_SIZE, max_model_length=160, kv_cache_memory=4 << 20)
+    return load_runner(ModelSource.open(str(folder)), config, lambda _stage, _fraction: None)
+
+
+def requests(count: int, seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    made = []
+    for number in range(count):
+        sampling = rng.choice(
+            [
+                SamplingParams(temperature=0, max_tokens=rng.randint(1, 20), ignore_eos=True),
+                SamplingParams(temperature=0.8, top_p=0.9, seed=number, max_tokens=12, ignore_eos=True),
+                SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=12, logprobs=3),
+                SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=2, min_tokens=3),
+                SamplingParams(temperature=1.2, top_k=5, seed=number, logit_bias=((7, 3.0),), max_tokens=10),
+            ]
+        )
+        prompt = [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 90))]
+        made.append(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
+    return made
+
+
+def generate(
+    runner: Runner, asked: list[Request], **settings: object
+) -> dict[str, tuple[list[int], list[float], list[float]]]:
+    engine = Engine(runner, EngineConfig(model="", token_budget=32, max_sequences=8, **settings))  # type: ignore[arg-type]
+    outcome: dict[str, tuple[list[int], list[float], list[float]]] = {r.id: ([], [], []) for r in asked}
+    for request in asked:
+        engine.add(request)
+    while engine.has_work:
+        for output in engine.step().outputs:
+            tokens, logprobs, prompt_logprobs = outcome[output.request_id]
+            tokens += output.token_ids
+            logprobs += [entry.logprob for entry in output.logprobs or ()]
+            prompt_logprobs += [entry.logprob for entry in output.prompt_logprobs or ()]
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "llama-biases", "mistral-window", "qwen2-windows", "qwen3", "phi3-partial", "gemma2", "gemma3"]
+)
+def test_tokens_and_logprobs_equal_those_of_the_cpu_kernels(family: str, tmp_path: Path) -> None:
+    folder = saved(family, tmp_path)
+    asked = requests(24, seed=len(family))
+    ours, theirs = generate(gpu_runner(folder), asked), generate(cpu_runner(folder), asked)
+    for request in asked:
+        got, expected = ours[request.id], theirs[request.id]
+        assert got[0] == expected[0], f"request {request.id}: {request.sampling}"
+        for values, wanted in zip(got[1:], expected[1:], strict=True):
+            assert values == pytest.approx(wanted, abs=2e-3)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_preempted_sequences_continue_with_the_same_tokens(preemption: str, tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path)
+    asked = requests(12, seed=5)
+    expected = generate(cpu_runner(folder), asked)
+    runner = gpu_runner(folder, num_blocks=11)
+    engine = Engine(
+        runner,
+        EngineConfig(model="", token_budget=32, max_sequences=8, preemption=preemption, swap_space=1),
+    )
+    tokens: dict[str, list[int]] = {request.id: [] for request in asked}
+    preempted = swapped = 0
+    for request in asked:
+        engine.add(request)
+    while engine.has_work:
+        report = engine.step()
+        preempted, swapped = preempted + report.step.preemptions, swapped + report.step.swapped_out
+        for output in report.outputs:
+            tokens[output.request_id] += output.token_ids
+    assert preempted > 0
+    assert (swapped > 0) == (preemption == "swap")
+    assert tokens == {request_id: of_request[0] for request_id, of_request in expected.items()}
+
+
+def test_a_step_ahead_is_launched_before_the_results_of_the_last_are_read(tmp_path: Path) -> None:
+    runner = gpu_runner(saved("llama", tmp_path))
+    engine = Engine(runner, EngineConfig(model="", token_budget=32, max_sequences=8))
+    engine.add(Request(id="a", prompt_token_ids=[5, 6, 7], sampling=SamplingParams(temperature=0, max_tokens=4)))
+    engine.step()
+    assert len(engine._in_flight) == 1
+    (ahead,) = engine._in_flight
+    assert ahead.step.token_ids.tolist() == [-1], "the next step takes the token from the device"
+    while engine.has_work:
+        engine.step()
+    assert engine._scheduler.pool.num_free == runner.num_blocks
+
+
+def test_a_tied_embedding_exists_once(tmp_path: Path) -> None:
+    model = load_on_gpu(
+        ModelSource.open(str(saved("qwen2", tmp_path))),
+        CPU,
+        torch.float32,
+        max_model_length=None,
+        progress=lambda _fraction: None,
+    )
+    assert isinstance(model._weights.embedding, DeviceTable)
+    assert isinstance(model._weights.head, PlainLinear)
+    assert model._weights.head._weight.data_ptr() == model._weights.embedding.matrix.data_ptr()

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fastgen.model")
 
-# Of the attention kernel in `fastgen.kernels.gpu`.
+# Of the operators in `fastgen.kernels.gpu`.
 _MAX_HEAD_DIM = 256
+_MAX_EXPERTS = 512
 
 Progress = Callable[[str, float], None]
 AnyRunner = TypeVar("AnyRunner", bound="ModelRunner | GPURunner")
@@ -143,8 +144,9 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress
 
 
 def has_gpu_operators(architecture: ModelArchitecture) -> bool:
-    """Return whether the GPU's operators run all layers. Mixtures of experts and larger heads run by torch."""
-    return architecture.head_dim <= _MAX_HEAD_DIM and all(layer.experts is None for layer in architecture.layers)
+    """Return whether the GPU's operators run all layers; torch runs models with larger heads or more experts."""
+    experts = [layer.experts.count for layer in architecture.layers if layer.experts is not None]
+    return architecture.head_dim <= _MAX_HEAD_DIM and max(experts, default=0) <= _MAX_EXPERTS
 
 
 def host_runner(model: Model, cache: KVCache, _config: EngineConfig, max_model_length: int) -> ModelRunner:

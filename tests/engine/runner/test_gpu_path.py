@@ -71,9 +71,11 @@ def generate(
     return outcome
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "llama-biases", "mistral-window", "qwen2-windows", "qwen3", "phi3-partial", "gemma2", "gemma3"]
-)
+FAMILIES = ["llama", "llama-biases", "mistral-window", "qwen2-windows", "qwen3", "phi3-partial", "gemma2", "gemma3"]
+MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe"]
+
+
+@pytest.mark.parametrize("family", FAMILIES + MIXTURES)
 def test_tokens_and_logprobs_equal_those_of_the_cpu_kernels(family: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path)
     asked = requests(24, seed=len(family))
@@ -132,4 +134,4 @@ def test_a_tied_embedding_exists_once(tmp_path: Path) -> None:
     )
     assert isinstance(model._weights.embedding, DeviceTable)
     assert isinstance(model._weights.head, PlainLinear)
-    assert model._weights.head._weight.data_ptr() == model._weights.embedding.matrix.data_ptr()
+    assert model._weights.head.weight.data_ptr() == model._weights.embedding.matrix.data_ptr()

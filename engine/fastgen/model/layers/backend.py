@@ -12,6 +12,7 @@ import torch
 
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
+from fastgen.model.layers.weights import Mixture
 
 
 class Operations(Protocol):
@@ -48,6 +49,9 @@ class Operations(Protocol):
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return activation(gate) * up [n, width] for [n, 2 * width] with the gate first."""
+
+    def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
+        """Compute a mixture of experts: [n, hidden] -> [n, hidden]."""
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Return the rows of x [T, hidden] that need logits: [R, hidden]."""

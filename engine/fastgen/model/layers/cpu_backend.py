@@ -21,7 +21,9 @@ from fastgen.model import ModelError
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.config.architecture import Activation, ModelArchitecture
 from fastgen.model.forward_input import ForwardInput
+from fastgen.model.layers.moe import mixture_of_experts
 from fastgen.model.layers.rope import Rope
+from fastgen.model.layers.weights import Mixture
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -163,6 +165,10 @@ class CPUOperations:
             out = self._gated[shape] = _Shared(self._activated[: math.prod(shape)].view(shape))
         self._activate(gate_up.numpy(), out.array)
         return out.tensor
+
+    def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
+        """Compute each expert over its rows."""
+        return mixture_of_experts(mixture, x, self.activate)
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Select the rows that need logits."""

@@ -12,7 +12,7 @@ import torch
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers.backend import Backend, Operations
-from fastgen.model.layers.moe import gated, mixture_of_experts
+from fastgen.model.layers.moe import gated
 from fastgen.model.layers.weights import MLP, DecoderWeights, Mixture
 
 Input = TypeVar("Input")
@@ -68,8 +68,8 @@ class Decoder(Generic[Input]):
 
 def _mlp(mlp: MLP | Mixture, x: torch.Tensor, operations: Operations) -> torch.Tensor:
     if isinstance(mlp, Mixture):
-        return mixture_of_experts(mlp, x, operations)
-    return gated(mlp, x, operations)
+        return operations.mixture(mlp, x)
+    return gated(mlp, x, operations.activate)
 
 
 def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:

@@ -6,6 +6,8 @@ On a CPU the operators run their readable twins, so the same code path is tested
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +15,24 @@ import torch.nn.functional as F
 from fastgen.kernels.gpu.attention import paged_attention, workspace_elements
 from fastgen.kernels.gpu.elementwise import add_rms_norm, gated_activation
 from fastgen.kernels.gpu.embedding import embed
+from fastgen.kernels.gpu.experts import experts, route_experts
 from fastgen.kernels.gpu.rotary_cache import rotary_cache
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.device_input import DeviceInput
 from fastgen.model.layers.linear import Linear, PlainLinear, stacked
+from fastgen.model.layers.moe import shared_expert
 from fastgen.model.layers.rope import Rope
+from fastgen.model.layers.weights import Mixture
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """The experts of a layer: gate_up [E, 2 * width, hidden] with the gate first, down [E, hidden, width]."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
 
 
 class DeviceTable:
@@ -60,6 +73,12 @@ class GPUFormat:
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights on the device, in float32."""
         return weight.to(self._device, torch.float32)
+
+    def experts(self, mlps: tuple[Any, ...]) -> StackedExperts:
+        """Return the matrices of all experts in two tensors."""
+        return StackedExperts(
+            torch.stack([mlp.gate_up.weight for mlp in mlps]), torch.stack([mlp.down.weight for mlp in mlps])
+        )
 
 
 class GPUBackend:
@@ -142,6 +161,13 @@ class GPUOperations:
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Multiply the activated gate with the other half."""
         return gated_activation(gate_up, self._architecture.activation)
+
+    def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
+        """Route tokens and compute all experts without waiting for the device."""
+        shape, stacked_experts = mixture.shape, mixture.experts
+        weights, ids = route_experts(mixture.router(x), shape.top_k, shape.normalised)
+        out = experts(x, stacked_experts.gate_up, stacked_experts.down, weights, ids, self._architecture.activation)
+        return out if mixture.shared is None else out.add_(shared_expert(mixture.shared, x, self.activate))
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Select the rows that need logits."""

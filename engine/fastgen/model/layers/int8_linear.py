@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,10 @@ class Int8Format:
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights unchanged."""
         return weight
+
+    def experts(self, mlps: tuple[Any, ...]) -> Any:
+        """Return the experts as they are."""
+        return mlps
 
 
 class Int8Linear:

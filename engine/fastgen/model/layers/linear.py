@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,18 +53,21 @@ class WeightFormat(Protocol):
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights of a norm or a bias in float32."""
 
+    def experts(self, mlps: tuple[Any, ...]) -> Any:
+        """Return the experts of a mixture, an `MLP` each, as the backend's `mixture` takes them."""
+
 
 class PlainLinear:
     """torch's product without packing."""
 
-    __slots__ = ("_weight",)
+    __slots__ = ("weight",)
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self._weight = weight
+        self.weight = weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product."""
-        return F.linear(x, self._weight)
+        return F.linear(x, self.weight)
 
 
 class OneDNNLinear:
@@ -171,6 +174,10 @@ class PackedFormat:
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights unchanged."""
         return weight
+
+    def experts(self, mlps: tuple[Any, ...]) -> Any:
+        """Return the experts as they are."""
+        return mlps
 
 
 def stacked(parts: Sequence[StoredTensor]) -> torch.Tensor:

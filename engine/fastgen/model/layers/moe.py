@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from fastgen.model.layers.backend import Operations
 from fastgen.model.layers.weights import MLP, Mixture, SharedExpert
 
-
-def gated(mlp: MLP, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-    """Compute a gated MLP (Shazeer, 2020): [n, hidden] -> [n, hidden]."""
-    return mlp.down(operations.activate(mlp.gate_up(x)))
+Activate = Callable[[torch.Tensor], torch.Tensor]
 
 
-def mixture_of_experts(mixture: Mixture, x: torch.Tensor, operations: Operations) -> torch.Tensor:
+def gated(mlp: MLP, x: torch.Tensor, activate: Activate) -> torch.Tensor:
+    """Compute a gated MLP (Shazeer, 2020): [n, hidden] -> [n, hidden]; `activate` as in `Operations`."""
+    return mlp.down(activate(mlp.gate_up(x)))
+
+
+def mixture_of_experts(mixture: Mixture, x: torch.Tensor, activate: Activate) -> torch.Tensor:
     """Compute a mixture of experts (as in Jiang et al., 2024): [T, hidden] -> [T, hidden].
 
     Rows are grouped by expert, so each expert's products run once over all its rows.
@@ -27,9 +30,9 @@ def mixture_of_experts(mixture: Mixture, x: torch.Tensor, operations: Operations
     shares = zip(mixture.experts, torch.split(rows, counts), torch.split(scales, counts), strict=True)
     for expert, own_rows, own_scales in shares:
         if len(own_rows):
-            out.index_add_(0, own_rows, gated(expert, x.index_select(0, own_rows), operations) * own_scales)
+            out.index_add_(0, own_rows, gated(expert, x.index_select(0, own_rows), activate) * own_scales)
     if mixture.shared is not None:
-        out += _shared(mixture.shared, x, operations)
+        out += shared_expert(mixture.shared, x, activate)
     return out
 
 
@@ -42,5 +45,6 @@ def route(mixture: Mixture, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return weights.to(x.dtype), chosen
 
 
-def _shared(shared: SharedExpert, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-    return gated(shared.mlp, x, operations) * torch.sigmoid(shared.gate(x))
+def shared_expert(shared: SharedExpert, x: torch.Tensor, activate: Activate) -> torch.Tensor:
+    """Compute the expert of every token: [T, hidden] -> [T, hidden]."""
+    return gated(shared.mlp, x, activate) * torch.sigmoid(shared.gate(x))

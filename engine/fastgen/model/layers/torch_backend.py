@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,10 @@ from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.linear import Linear, PlainLinear, stacked
+from fastgen.model.layers.moe import mixture_of_experts
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.torch_attention import TorchPagedAttention
+from fastgen.model.layers.weights import Mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class TorchFormat:
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights on the device, in float32."""
         return weight.to(self.device, torch.float32)
+
+    def experts(self, mlps: tuple[Any, ...]) -> Any:
+        """Return the experts as they are."""
+        return mlps
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,10 @@ class TorchOperations:
                 return F.silu(gate) * up
             case "gelu_tanh":
                 return F.gelu(gate, approximate="tanh") * up
+
+    def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
+        """Compute each expert over its rows."""
+        return mixture_of_experts(mixture, x, self.activate)
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Select the rows that need logits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -42,7 +43,7 @@ class Mixture:
 
     shape: Experts
     router: Linear  # hidden -> experts
-    experts: tuple[MLP, ...]
+    experts: Any  # a tuple of `MLP`, or what the weight format made of it
     shared: SharedExpert | None
 
 
@@ -135,7 +136,9 @@ class _Reader:
         return Mixture(
             shape=experts,
             router=self._exact(index, "mlp.gate"),
-            experts=tuple(self._mlp(index, f"mlp.experts.{number}") for number in range(experts.count)),
+            experts=self._weight_format.experts(
+                tuple(self._mlp(index, f"mlp.experts.{number}") for number in range(experts.count))
+            ),
             shared=shared,
         )
 

@@ -126,8 +126,8 @@ class DeviceRows:
         packed = torch.from_numpy(np.concatenate(parts))
         if self._device.type == "cuda":
             packed = packed.pin_memory()
-        slots, columns, places, lists, count_rows, flat, counts = packed.to(self._device, non_blocking=True).split(
-            [len(part) for part in parts]
+        slots, columns, places, lists, count_rows, flat, counts = torch.split(
+            packed.to(self._device, non_blocking=True), [len(part) for part in parts]
         )
         self.columns.index_copy_(0, slots, columns.view(-1, len(Column)))
         if len(places):

@@ -40,7 +40,8 @@ def token_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tenso
 
 
 def _padded_chunks(vocabulary: int) -> int:
-    return max(8, triton.next_power_of_2(triton.cdiv(vocabulary, _CHUNK)))
+    chunks: int = triton.next_power_of_2(triton.cdiv(vocabulary, _CHUNK))
+    return max(8, chunks)
 
 
 @triton.jit
@@ -126,10 +127,11 @@ def _score_rows(
             logits, vocabulary, group_max + index * num_chunks * (CHUNK // GROUP), num_chunks * (CHUNK // GROUP),
             groups + index * TOP, keys + index * TOP, TOP, GROUP, CHUNKS * (CHUNK // GROUP),
         )  # fmt: skip
-        logit = tl.load(logits + token, mask=token < vocabulary, other=float("-inf")).to(tl.float64)
+        logit = tl.load(logits + token, mask=token < vocabulary, other=0.0).to(tl.float64)
         order = tl.arange(0, TOP)
         tl.store(packed + 2 + order, tl.where(token < vocabulary, token, -1).to(tl.float64), mask=order < num_top)
-        tl.store(packed + 2 + num_top + order, logit - norm, mask=order < num_top)
+        logprob = tl.where(token < vocabulary, logit - norm, -1.0)
+        tl.store(packed + 2 + num_top + order, logprob, mask=order < num_top)
 
 
 def _variants() -> tuple[Variant, ...]:

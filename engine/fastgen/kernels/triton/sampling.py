@@ -76,7 +76,8 @@ def commit_tokens(
 
 
 def _padded_chunks(vocabulary: int) -> int:
-    return max(8, triton.next_power_of_2(triton.cdiv(vocabulary, CHUNK)))
+    chunks: int = triton.next_power_of_2(triton.cdiv(vocabulary, CHUNK))
+    return max(8, chunks)
 
 
 def _draw_warps(chunks: int) -> int:

@@ -212,3 +212,35 @@ def test_an_engine_without_grammars_rejects_them() -> None:
         engine.add(request(grammar=Grammar(kind="json_object")))
     assert error.value.param == "grammar"
     assert not engine.has_work
+
+
+@dataclass
+class Counting:
+    """A grammar that allows the token that equals the number of tokens before it, and records when it is asked."""
+
+    accepted: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    end: FinishReason | None = None
+
+    def fill_mask(self, mask: memoryview) -> None:
+        self.asked.append(len(self.accepted))
+        mask[0] = 1
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+@pytest.mark.parametrize("steps_in_flight", [2, 3])
+def test_a_mask_is_computed_after_the_token_before_it_is_known(steps_in_flight: int) -> None:
+    constraint = Counting()
+    runner = SimulatedRunner(16, 4, steps_in_flight=steps_in_flight)
+    engine = make_engine(runner, token_budget=8, max_sequences=4)
+    engine._grammars = lambda _grammar: constraint
+    engine.add(request(max_tokens=6, grammar=Grammar(kind="json_object")))
+    engine.add(request("free", max_tokens=6))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        most = max(most, len(engine._in_flight))
+    assert most == 1, "a step is launched ahead although a grammar holds its sampling back"
+    assert constraint.asked == [0, 1, 2, 3, 4, 5]

@@ -70,8 +70,12 @@ def test_ready_pods_of_an_older_template_do_not_count(space: Space) -> None:
     space.make_ready(count=2)
     space.wait_condition("Ready", "True", "AllReplicasReady")
     space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
-    condition = space.wait_condition("Ready", "False", "ReplicasNotReady")
-    assert condition["message"].startswith("0 of 2 replicas ready (1 of an older revision still serves); pod ")
+    space.wait_condition("Ready", "False", "ReplicasNotReady")
+    expected = "0 of 2 replicas ready (1 of an older revision still serves); pod "
+    # The new pod is named once it exists.
+    eventually(
+        lambda: space.condition("Ready")["message"].startswith(expected), within=20, what=f"a message with {expected!r}"
+    )
     assert space.condition("Progressing")["reason"] == "RollingOut"
     # There is no spare capacity: one old pod was removed, the other still serves.
     ready = [pod for pod in space.wait_pods(2) if "containerStatuses" in pod["status"]]

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A machine that does other work too is slow now and then; pytest's timeout finds what does not end.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 # Groups that start first, the longest in front: the processes then end at about the same time.
 FIRST = (

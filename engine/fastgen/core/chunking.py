@@ -125,6 +125,13 @@ class Chunker:
             self.target.observe(prompt_tokens)
 
 
+def target_of(setting: int | str, times: StepTimes) -> Target:
+    """Return the target for the setting `inter_token_target`: milliseconds, `auto` or `off`."""
+    if isinstance(setting, int):
+        return FixedTarget(setting / 1000, times)
+    return AutomaticTarget(times) if setting == "auto" else NoTarget()
+
+
 def even_share(backlog: int, room: int) -> int:
     """Return the tokens per step if `backlog` is spread evenly over the fewest steps of at most `room` tokens."""
     steps = -(-backlog // room)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, abc, deque
+from typing import Literal, cast
 
+from fastgen.config import EngineConfig
 from fastgen.core.block_pool import BlockPool
-from fastgen.core.chunking import Chunker, NoTarget, StepLoad
+from fastgen.core.chunking import Chunker, NoTarget, StepLoad, target_of
 from fastgen.core.deadlines import Deadlines
 from fastgen.core.kv_cache_manager import KVCacheManager
 from fastgen.core.preemption import HostBuffer, Preemption, choose_victim
@@ -19,7 +21,7 @@ from fastgen.core.request import FinishReason
 from fastgen.core.request_queue import RequestQueue, by_rank
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import SchedulerStats
-from fastgen.core.step_model import StepModel
+from fastgen.core.step_model import StepModel, StepTimes
 from fastgen.core.step_plan import Chunk, StepPlan, StepPlanBuilder
 
 __all__ = ["Chunk", "Scheduler", "StepPlan"]
@@ -68,6 +70,41 @@ class Scheduler:
         self._in_flight: deque[tuple[StepPlan, set[Key]]] = deque()
         self._waiting = RequestQueue()
         self._deadlines = Deadlines()
+
+    @classmethod
+    def of(
+        cls,
+        config: EngineConfig,
+        pool: BlockPool,
+        host: HostBuffer,
+        *,
+        seconds_per_block: float,
+        end_tokens: frozenset[int],
+        times: StepTimes,
+    ) -> Scheduler:
+        """Return the scheduler for the settings.
+
+        Args:
+            config: the settings.
+            pool: blocks of the KV cache.
+            host: blocks of the host buffer.
+            seconds_per_block: time to copy a block between the two, one way; 0 if unknown.
+            end_tokens: the model's end-of-sequence tokens.
+            times: predicts step times.
+        """
+        return cls(
+            pool,
+            token_budget=config.most_tokens,
+            max_sequences=config.sequence_limit,
+            end_tokens=end_tokens,
+            chunker=Chunker(
+                cast(Literal["even", "greedy"], config.chunking), target_of(config.inter_token_target, times)
+            ),
+            host=host,
+            preemption=Preemption(
+                cast(Literal["auto", "recompute", "swap"], config.preemption), times, seconds_per_block
+            ),
+        )
 
     @property
     def running(self) -> abc.Sequence[Sequence]:

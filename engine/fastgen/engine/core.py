@@ -7,21 +7,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fastgen.config import EngineConfig
 from fastgen.core.block_pool import BlockPool
-from fastgen.core.chunking import AutomaticTarget, Chunker, FixedTarget, NoTarget, Target
 from fastgen.core.constraint import Constraint
-from fastgen.core.preemption import HostBuffer, Preemption
+from fastgen.core.preemption import HostBuffer
 from fastgen.core.request import Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import StepStats
-from fastgen.core.step_model import StepModel, StepTimes
+from fastgen.core.step_model import StepModel
 from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
 from fastgen.engine.messages import StepReport, TokenOutput
@@ -135,7 +134,14 @@ class Engine:
         self._grammars = grammars
         self._prefix_caching = config.prefix_caching
         self.step_model = step_model or StepModel()
-        self._scheduler = _scheduler(runner, config, self.step_model)
+        self._scheduler = Scheduler.of(
+            config,
+            BlockPool(runner.num_blocks, runner.block_size),
+            HostBuffer(runner.num_host_blocks),
+            seconds_per_block=runner.seconds_per_block if runner.num_host_blocks else 0.0,
+            end_tokens=runner.eos_token_ids,
+            times=self.step_model,
+        )
         self._step_inputs = StepInputBuilder(runner.block_size)
         self._in_flight: deque[_Launched] = deque()
         self._last_settled = 0.0
@@ -310,26 +316,3 @@ def _output(
         cached_tokens=cached_tokens,
         queue_seconds=queue_seconds,
     )
-
-
-def _scheduler(runner: Runner, config: EngineConfig, times: StepTimes) -> Scheduler:
-    host = HostBuffer(runner.num_host_blocks)
-    return Scheduler(
-        BlockPool(runner.num_blocks, runner.block_size),
-        token_budget=config.most_tokens,
-        max_sequences=config.sequence_limit,
-        end_tokens=runner.eos_token_ids,
-        chunker=Chunker(cast(Literal["even", "greedy"], config.chunking), _target(config.inter_token_target, times)),
-        host=host,
-        preemption=Preemption(
-            cast(Literal["auto", "recompute", "swap"], config.preemption),
-            times,
-            runner.seconds_per_block if host.num_blocks else 0.0,
-        ),
-    )
-
-
-def _target(setting: int | str, times: StepTimes) -> Target:
-    if isinstance(setting, int):
-        return FixedTarget(setting / 1000, times)
-    return AutomaticTarget(times) if setting == "auto" else NoTarget()

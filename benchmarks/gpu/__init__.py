@@ -1,0 +1,1 @@
+"""Benchmark of the engine on one GPU: `python -m benchmarks.gpu`."""

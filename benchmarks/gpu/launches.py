@@ -1,0 +1,80 @@
+"""Launches of a step on the code path of a GPU, counted as dispatched operations; an operator of ours is one launch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.gpu.models import Ours
+from benchmarks.gpu.sizes import TINY
+from benchmarks.gpu.steps import Steps
+from fastgen.core.request import SamplingParams
+
+# They allocate without writing.
+_ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided"}
+# They wait for the device, because their result is a Python number or has a size that depends on data.
+_WAITS = {"_local_scalar_dense", "item", "nonzero", "masked_select", "unique", "equal", "is_nonzero"}
+
+SAMPLING = {
+    "greedy": SamplingParams(temperature=0),
+    "filters and a penalty": SamplingParams(temperature=0.8, top_p=0.9, top_k=20, repetition_penalty=1.1, seed=1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Launches of one layer, outside the layers, and operations that wait for the device."""
+
+    per_layer: float
+    outside: float
+    waits: int
+
+
+class Counting(TorchDispatchMode):
+    """Counts launches and waits by the names of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        name = func.overloadpacket.__name__
+        if name in _WAITS:
+            self.waits[name] += 1
+        elif name not in _ALLOCATIONS and not _is_view(func, result, args):
+            self.launches[name] += 1
+        return result
+
+
+def _is_view(func: Any, result: Any, args: Any) -> bool:
+    """Return whether an operation only returned its input's memory in another shape."""
+    outputs, inputs = (
+        {part.untyped_storage().data_ptr() for part in tree_leaves(values) if isinstance(part, torch.Tensor)}
+        for values in (result, args)
+    )
+    return not func._schema.is_mutable and bool(outputs) and outputs <= inputs
+
+
+def count_launches(sampling: SamplingParams) -> Launches:
+    """Count a step of two decodes and a chunk, by the twins of models with two and four layers."""
+    counts = [_count(layers, sampling) for layers in (2, 4)]
+    few, many = (count.launches.total() for count in counts)
+    per_layer = (many - few) / 2
+    return Launches(per_layer, few - 2 * per_layer, sum(count.waits.total() for count in counts))
+
+
+def _count(num_layers: int, sampling: SamplingParams) -> Counting:
+    size = replace(TINY.small, config={**TINY.small.config, "num_hidden_layers": num_layers})
+    ours = Ours.make(size, TINY.block_size, 4, torch.device("cpu"), torch.float32)
+    step = Steps(ours, [(1, 30), (1, 40), (20, 30)], sampling).step
+    counting = Counting()
+    with counting:
+        ours.runner.launch(step).sample([])
+    return counting

@@ -1,0 +1,117 @@
+"""Models with random weights, made on the device: ours and transformers'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.sizes import ModelSize
+from fastgen.config import EngineConfig
+from fastgen.core.step_model import StepModel
+from fastgen.engine.calibration import calibrate
+from fastgen.engine.core import Engine
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable
+from fastgen.model.checkpoint.int8_blocks import Int8Blocks
+from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.device_input import DeviceInput
+from fastgen.model.layers.decoder import Decoder
+from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
+from fastgen.model.layers.rope import Rope
+from fastgen.model.layers.weights import DecoderWeights
+from fastgen.runner.gpu_runner import GPURunner
+
+# Standard deviation of matrices, as transformers initialises them.
+_DEVIATION = 0.02
+# Share of the free memory that the KV cache may take.
+_CACHE_SHARE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class _RandomTensor:
+    """Implements `StoredTensor`."""
+
+    shape: tuple[int, ...]
+    device: torch.device
+
+    def float32(self) -> torch.Tensor:
+        """Return random values for a matrix, and ones for a norm."""
+        if len(self.shape) == 1:
+            return torch.ones(self.shape, device=self.device)
+        return torch.empty(self.shape, device=self.device).normal_(std=_DEVIATION)
+
+    def int8(self) -> Int8Blocks:
+        raise NotImplementedError
+
+    def table(self) -> EmbeddingTable:
+        raise NotImplementedError
+
+
+def random_decoder(
+    architecture: ModelArchitecture, device: torch.device, dtype: torch.dtype, max_length: int
+) -> Decoder[DeviceInput]:
+    """Return a model for the operators of `fastgen.kernels.gpu`."""
+    shapes = architecture.tensor_shapes()
+    checkpoint = Checkpoint(lambda name: _RandomTensor(shapes[name], device))
+    weights = DecoderWeights.load(architecture, checkpoint, GPUFormat(device, dtype), lambda _fraction: None)
+    ropes = tuple(Rope(rope, longest=max_length) for rope in architecture.rope_configs)
+    return Decoder(weights, GPUBackend(architecture, ropes, max_length, device), device=device, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A model of ours on a device, with its cache and runner."""
+
+    size: ModelSize
+    model: Decoder[DeviceInput]
+    cache: KVCache
+    runner: GPURunner
+
+    @classmethod
+    def make(
+        cls, size: ModelSize, block_size: int, max_sequences: int, device: torch.device, dtype: torch.dtype
+    ) -> Ours:
+        """Make the model, and a cache of `size.cache_tokens` or of most of the free memory."""
+        model = random_decoder(size.architecture, device, dtype, size.max_length)
+        num_blocks = size.cache_tokens // block_size
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            free, _ = torch.cuda.mem_get_info(device)
+            num_blocks = min(num_blocks, int(_CACHE_SHARE * free) // model.kv_shape.block_bytes(block_size))
+        cache = KVCache(model.kv_shape, num_blocks, block_size, device=device, dtype=dtype)
+        # Zeros would be computed with less power, and so faster.
+        cache.keys.normal_()
+        cache.values.normal_()
+        runner = GPURunner(model, cache, max_model_length=size.max_length, max_sequences=max_sequences)
+        return cls(size, model, cache, runner)
+
+    def engine(self, max_sequences: int) -> Engine:
+        """Return an engine, calibrated as at the start of a server; on a CPU with a fixed token budget."""
+        config = EngineConfig(
+            model="",
+            device=self.model.device.type,
+            max_sequences=max_sequences,
+            block_size=self.cache.block_size,
+            prefix_caching=False,
+            token_budget=max(64, max_sequences) if self.model.device.type == "cpu" else "auto",
+        )
+        config, step_times = calibrate(self.runner, config, lambda _stage, _fraction: None)
+        return Engine(self.runner, config, step_model=StepModel.of(step_times))
+
+
+def transformers_model(size: ModelSize, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return transformers' model of the same shape, with its attention by torch's SDPA."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**size.config)
+    with device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+
+
+def static_cache(model: Any, length: int) -> Any:
+    """Return an empty static cache of transformers for sequences of `length` tokens."""
+    from transformers import StaticCache
+
+    return StaticCache(config=model.config, max_cache_len=length)

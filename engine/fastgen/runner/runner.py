@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from fastgen.sampling.logprobs import token_logprobs
 from fastgen.sampling.rows import Mask, SamplingRows
 from fastgen.sampling.sampler import sample
 
+Input = TypeVar("Input", contravariant=True)
 
-class Model(Protocol):
-    """A loaded model on one device.
+
+class Model(Protocol[Input]):
+    """A loaded model on one device, whose forward pass takes its input on the host or on the device.
 
     Steps are flat arrays of token ids, positions, slots and block tables (`ForwardInput`): no padding and no phases.
     """
@@ -40,7 +42,7 @@ class Model(Protocol):
     def dtype(self) -> torch.dtype:
         """Dtype of activations and cache."""
 
-    def forward(self, forward_input: ForwardInput, cache: KVCache) -> torch.Tensor:
+    def forward(self, forward_input: Input, cache: KVCache) -> torch.Tensor:
         """Compute a step and write its keys and values to the cache.
 
         Returns:
@@ -67,7 +69,7 @@ class ModelRunner:
 
     steps_in_flight = 1
 
-    def __init__(self, model: Model, cache: KVCache, *, max_model_length: int) -> None:
+    def __init__(self, model: Model[ForwardInput], cache: KVCache, *, max_model_length: int) -> None:
         self.architecture = model.architecture
         self.vocab_size, self.eos_token_ids = model.architecture.vocab_size, model.architecture.eos_token_ids
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size

@@ -125,14 +125,15 @@ class HostRows:
         return token_ids
 
     def _fit(self, rows: int, columns: int) -> None:
-        """Enlarge the state if it has fewer rows or columns; doubling keeps that rare."""
+        """Enlarge the state if it has fewer rows or columns."""
         have_rows, have_columns = self._tables.shape
         if rows > have_rows or columns > have_columns:
-            grown = (
-                max(rows, 2 * have_rows * (rows > have_rows), have_rows),
-                max(columns, 2 * have_columns * (columns > have_columns), have_columns),
-            )
-            tables = np.zeros(grown, np.int64)
+            tables = np.zeros((_enlarged(have_rows, rows), _enlarged(have_columns, columns)), np.int64)
             tables[:have_rows, :have_columns] = self._tables
             self._tables = tables
-            self.last_ids = np.concatenate((self.last_ids, np.zeros(grown[0] - have_rows, np.int64)))
+            self.last_ids = np.concatenate((self.last_ids, np.zeros(len(tables) - have_rows, np.int64)))
+
+
+def _enlarged(size: int, needed: int) -> int:
+    """Return `size` if it suffices; otherwise at least twice as much, so that growth is rare."""
+    return size if needed <= size else max(needed, 2 * size)

@@ -14,7 +14,7 @@ from fastgen.model.device_input import DeviceInput, DeviceRows, upload
 from fastgen.model.step_input import StepInput
 from fastgen.runner.runner import Model
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
-from fastgen.sampling.rows import Mask
+from fastgen.sampling.rows import Mask, row_slices
 
 # Rows beyond the sequences that may run at once: calibration needs some of its own.
 SPARE_ROWS = 64
@@ -93,7 +93,7 @@ class GPURunner:
         asked = [index for index, count in enumerate(top) if count is not None]
         logprobs = [
             self._logprobs(logits, some, ids, [top[index] or 0 for index in some])
-            for some in _slices(asked, ROWS_SAMPLED_AT_ONCE)
+            for some in row_slices(asked, ROWS_SAMPLED_AT_ONCE)
         ]
         return Results(_to_host(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]))
 
@@ -116,7 +116,7 @@ class GPURunner:
         """Enqueue the logprobs of prompt tokens for `hidden` [P, hidden], a few rows at a time to bound memory."""
         found = []
         sequences = (np.searchsorted(step.query_starts, step.scored_tokens, side="right") - 1).tolist()
-        for some in _slices(list(range(len(sequences))), ROWS_SAMPLED_AT_ONCE):
+        for some in row_slices(list(range(len(sequences))), ROWS_SAMPLED_AT_ONCE):
             part = slice(some[0], some[-1] + 1)
             targets, top = step.scored_targets[part], step.scored_top[part].tolist()
             index = upload(np.arange(len(some), dtype=np.int32), self._model.device)
@@ -210,7 +210,3 @@ def _to_host(values: torch.Tensor) -> HostCopy:
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
     return HostCopy(copy, arrived)
-
-
-def _slices(rows: list[int], size: int) -> list[list[int]]:
-    return [rows[first : first + size] for first in range(0, len(rows), size)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from fastgen.kernels.gpu.transfers import upload
 from fastgen.model.step_input import StepInput
 
 
@@ -95,11 +94,3 @@ class DeviceRows:
             sampled_rows=sampled_rows,
             sampled_positions=sampled_positions,
         )
-
-
-def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy an array to the device through pinned memory, without waiting for the copy."""
-    tensor = torch.from_numpy(values)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
+from fastgen.kernels.gpu.transfers import HostCopy, download, upload
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.device_input import DeviceInput, DeviceRows, upload
+from fastgen.model.device_input import DeviceInput, DeviceRows
 from fastgen.model.step_input import StepInput
 from fastgen.runner.runner import Model
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
@@ -95,7 +96,7 @@ class GPURunner:
             self._logprobs(logits, some, ids, [top[index] or 0 for index in some])
             for some in row_slices(asked, ROWS_SAMPLED_AT_ONCE)
         ]
-        return Results(_to_host(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]))
+        return Results(download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]))
 
     def _upload_masks(self, step: StepInput, masks: list[Mask]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the masks [M, words] and each sampled row's index in them, or -1: [N]."""
@@ -110,7 +111,7 @@ class GPURunner:
         """Enqueue the logprobs of `ids` [N] for some rows of `logits` [N, vocabulary]."""
         index = upload(np.array(rows, np.int32), self._model.device)
         packed = self._sampler.logprobs(logits, index, ids.index_select(0, index), max(top))
-        return Logprobs(rows, None, top, _to_host(packed))
+        return Logprobs(rows, None, top, download(packed))
 
     def _prompt_logprobs(self, step: StepInput, hidden: torch.Tensor) -> list[Logprobs]:
         """Enqueue the logprobs of prompt tokens for `hidden` [P, hidden], a few rows at a time to bound memory."""
@@ -123,22 +124,8 @@ class GPURunner:
             packed = self._sampler.logprobs(
                 self._model.head(hidden[part]), index, upload(targets, self._model.device), max(top)
             )
-            found.append(Logprobs(sequences[part], targets.tolist(), top, _to_host(packed)))
+            found.append(Logprobs(sequences[part], targets.tolist(), top, download(packed)))
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class HostCopy:
-    """A tensor on its way to the host."""
-
-    tensor: torch.Tensor
-    arrived: torch.cuda.Event | None
-
-    def wait(self) -> torch.Tensor:
-        """Wait for the copy and return it."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +186,3 @@ class GPUTicket:
         """Wait for the step and return its results."""
         assert self._results is not None, "call sample first"
         return self._results.wait()
-
-
-def _to_host(values: torch.Tensor) -> HostCopy:
-    """Start copying a tensor to pinned memory."""
-    if values.device.type != "cuda":
-        return HostCopy(values, None)
-    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    copy.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-    return HostCopy(copy, arrived)

@@ -12,6 +12,7 @@ import torch
 
 from fastgen.core.request import SamplingParams
 from fastgen.kernels.gpu.logits import FLOAT_COLUMNS, Column
+from fastgen.kernels.gpu.transfers import upload
 from fastgen.sampling.penalties import is_penalised
 from fastgen.sampling.rows import Draw
 
@@ -123,11 +124,8 @@ class DeviceRows:
             np.concatenate([a.count_row * self._vocab_size + a.tokens for a in admissions]),
             np.concatenate([admission.counts for admission in admissions]),
         )
-        packed = torch.from_numpy(np.concatenate(parts))
-        if self._device.type == "cuda":
-            packed = packed.pin_memory()
         slots, columns, places, lists, count_rows, flat, counts = torch.split(
-            packed.to(self._device, non_blocking=True), [len(part) for part in parts]
+            upload(np.concatenate(parts), self._device), [len(part) for part in parts]
         )
         self.columns.index_copy_(0, slots, columns.view(-1, len(Column)))
         if len(places):

@@ -14,6 +14,7 @@ from typing import Literal
 
 from cluster import images, kind, standin
 from cluster.archive import write
+from cluster.caches import cache_folder
 from cluster.commands import print_to_stderr, run
 from cluster.node import Node, state_folder
 from cluster.packages import ensure_packages
@@ -177,4 +178,5 @@ def _provide(which: Kind, programs: Path, target: images.Target, args: Mapping[s
 
 
 def _node(programs: Path) -> Node:
-    return Node(programs, state_folder(), standin.mounts())
+    # The engine's image has gigabytes, so loading it again for each cluster would take minutes.
+    return Node(programs, state_folder(), standin.mounts(), cache_folder("containerd"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import mounts
+from cluster.caches import cache_folder
 from cluster.commands import CommandError, run
 
 BUILD_SECONDS = 1800.0
@@ -23,8 +23,7 @@ class Buildah:
     @classmethod
     def of_user(cls) -> Buildah:
         """Return the store in the user's cache directory."""
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = root / "fastgen" / "images"
+        folder = cache_folder("images")
         folder.mkdir(parents=True, exist_ok=True)
         return cls(folder)
 

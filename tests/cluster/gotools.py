@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.caches import cache_folder
 from cluster.programs import Say
 
 
@@ -45,7 +46,7 @@ def ensure_tool(tool: GoTool, say: Say) -> Path:
 
 def tools_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder of the built programs."""
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastgen" / "tools"
+    return cache_folder("tools", environment)
 
 
 def _build(tool: GoTool, target: Path) -> None:

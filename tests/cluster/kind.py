@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster.caches import cache_folder
 from cluster.commands import CommandError, run
 
 VERSION = "v0.30.0"
@@ -30,8 +31,7 @@ def ensure_kind(say: Say) -> Path:
     """Return kind from PATH, or build it into the user's cache. Raises RuntimeError if neither works."""
     if found := shutil.which("kind"):
         return Path(found)
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "fastgen" / f"kind-{VERSION}"
+    folder = cache_folder(f"kind-{VERSION}")
     if not (folder / "kind").exists():
         if shutil.which("go") is None:
             raise RuntimeError("docker is available but neither kind nor go is installed; install one of them")

@@ -53,14 +53,20 @@ def state_folder() -> Path:
 
 
 class Node:
-    """The node of one state folder. Every container gets `mounts` read-only."""
+    """The node of one state folder. Every container gets `mounts` read-only.
 
-    def __init__(self, programs: Path, folder: Path, mounts: Sequence[nodefiles.Mount] = ()) -> None:
+    With `images`, containerd keeps its images in that folder when the node is removed.
+    """
+
+    def __init__(
+        self, programs: Path, folder: Path, mounts: Sequence[nodefiles.Mount] = (), images: Path | None = None
+    ) -> None:
         if len(str(folder)) > LONGEST_FOLDER:
             raise ValueError(f"state folder {folder}: longer than {LONGEST_FOLDER} characters; set FASTGEN_BED_FOLDER")
         self.programs = programs
         self.folder = folder
         self.mounts = mounts
+        self.images = images or folder / "containerd" / "root"
         self.name = socket.gethostname().lower()
         self.processes = Processes(folder)
         self.containers = Containers(folder / "containerd.sock")
@@ -96,7 +102,8 @@ class Node:
                 remedy = "stop it, or name its cluster in FASTGEN_KUBECONFIG"
                 raise RuntimeError(f"another kubelet runs on this machine (process {other[0]}): {remedy}")
             site = flags.Site(self.programs, self.folder, address, 6443, 2379, 2380, 10257, 10259)
-            if not (self.folder / "done").exists():
+            is_new = not (self.folder / "done").exists()
+            if is_new:
                 self._write_identities(site)
             for path, text in changed.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +111,8 @@ class Node:
             self._allow_forwarding()
             self._start_control_plane(site)
             self._start_containers()
+            if is_new:
+                self.containers.remove(self.containers.ids())  # of a node that crashed, whose images were kept
             wait_until_healthy(self.processes, "kube-apiserver", site.api, "/readyz")
             say("API server ready")
             self._start_node(site, say)
@@ -122,7 +131,7 @@ class Node:
         folder, pki = self.folder, self.folder / "pki"
         return {
             folder / "address": address,
-            folder / "containerd.toml": nodefiles.containerd(folder),
+            folder / "containerd.toml": nodefiles.containerd(folder, self.images),
             folder / "base-spec.json": nodefiles.base_spec(default_spec(), self.mounts),
             folder / "cni" / "10-bridge.conflist": nodefiles.network(folder),
             folder / "kubelet.yaml": nodefiles.kubelet(folder, pki),

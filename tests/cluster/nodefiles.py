@@ -25,11 +25,11 @@ class Mount:
     target: Path
 
 
-def containerd(folder: Path) -> str:
+def containerd(folder: Path, images: Path) -> str:
     """Return containerd's configuration. Its own root, state and socket isolate it from any other containerd."""
     return f"""\
 version = 2
-root = "{folder}/containerd/root"
+root = "{images}"
 state = "{folder}/containerd/state"
 disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
   "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.caches import cache_folder
 from cluster.commands import CommandError, print_to_stderr, run
 
 KUBERNETES = "1.34.2"
@@ -51,7 +52,7 @@ def ensure_programs(say: Say = print_to_stderr) -> Path:
         if is_complete(folder):
             return folder
         say(f"{folder} ($KUBEBUILDER_ASSETS) is ignored: it lacks {', '.join(missing(folder))}")
-    cached = cache_folder(os.environ)
+    cached = programs_folder(os.environ)
     if is_complete(cached):
         return cached
     cached.parent.mkdir(parents=True, exist_ok=True)
@@ -81,13 +82,12 @@ def is_complete(folder: Path) -> bool:
     return not missing(folder)
 
 
-def cache_folder(environment: Mapping[str, str]) -> Path:
+def programs_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder in the user's cache for this module. Its name changes with the module's files."""
-    root = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(linker_flags().encode())
     for path in sorted(p for p in MODULE.rglob("*") if p.suffix in {".go", ".mod", ".sum"}):
         digest.update(f"\0{path.relative_to(MODULE)}\0".encode() + path.read_bytes())
-    return root / "fastgen" / "kubernetes" / f"{KUBERNETES}-{digest.hexdigest()[:12]}"
+    return cache_folder("kubernetes", environment) / f"{KUBERNETES}-{digest.hexdigest()[:12]}"
 
 
 def linker_flags() -> str:

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.archive import Image
+from cluster.caches import cache_folder
 from cluster.commands import run
 from cluster.images import REPOSITORY
 from cluster.nodefiles import Mount
@@ -94,12 +95,11 @@ def model_file() -> Path:
 
 def kernels_folder() -> Path:
     """Return the folder of the engine's compiled kernels, which has a folder per version of their source."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(f"{HOST} {sys.version}".encode())
-    for path in sorted((SOURCE / "fastgen" / "kernels").glob("*.py")):
+    for path in sorted((SOURCE / "fastgen" / "kernels" / "cpu").glob("*.py")):
         # The compiler's cache index uses a file's modification time, not its content.
         digest.update(f"{path.name} {path.stat().st_mtime_ns}".encode() + path.read_bytes())
-    return root / "fastgen" / "bed-kernels" / digest.hexdigest()[:12]
+    return cache_folder("bed-kernels") / digest.hexdigest()[:12]
 
 
 def ensure_kernels(say: Callable[[str], None]) -> None:

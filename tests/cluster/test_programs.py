@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster import programs
-from cluster.programs import PROGRAMS, cache_folder, candidates, ensure_programs, linker_flags, missing
+from cluster.programs import PROGRAMS, candidates, ensure_programs, linker_flags, missing, programs_folder
 
 
 def fill(folder: Path, version: str, names: tuple[str, ...] = PROGRAMS) -> Path:
@@ -57,17 +57,17 @@ def test_another_release_on_the_path_is_ignored(tmp_path: Path) -> None:
 
 
 def test_the_cache_avoids_a_build(tmp_path: Path, said: list[str]) -> None:
-    cached = cache_folder({"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    cached = programs_folder({"XDG_CACHE_HOME": str(tmp_path / "cache")})
     fill(cached, f"v{programs.KUBERNETES}")
     assert ensure_programs(said.append) == cached
     assert said == []
 
 
-def test_the_cache_folder_changes_with_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = cache_folder({"XDG_CACHE_HOME": "/c"})
+def test_the_programs_folder_changes_with_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = programs_folder({"XDG_CACHE_HOME": "/c"})
     (tmp_path / "main.go").write_text("package main\n")
     monkeypatch.setattr(programs, "MODULE", tmp_path)
-    after = cache_folder({"XDG_CACHE_HOME": "/c"})
+    after = programs_folder({"XDG_CACHE_HOME": "/c"})
     assert before.parent == after.parent == Path("/c/fastgen/kubernetes")
     assert before != after
 

@@ -18,9 +18,9 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def bed() -> Iterator[Bed]:
-    """The cluster of `make up`. It is stopped afterwards unless it was already running."""
+    """The cluster of `make up`. Unless it was already running, it is removed before tests of other folders run."""
     was_open = is_open()
     opened = open_bed(say)
     try:

@@ -8,8 +8,8 @@ against transformers' `generate`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from fastgen.text.tokenizer import Tokenizer
 from support.driving import FewBlocks, Outcome, generate, transformers_twin
 from support.prompts import PROMPTS
 
-NUM_TOKENS = 64
+NUM_TOKENS = 32
 TIE = 1e-4
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 class Reference:
-    """Compares outputs with transformers' logits; each distinct output once."""
+    """Compares outputs with transformers' logits. The start of an output that was compared is not compared again."""
 
     def __init__(self, source: ModelSource) -> None:
         self.model = transformers_twin(source)
-        self.gap = cache(self._gap)
+        self._equal: dict[tuple[int, ...], list[list[int]]] = defaultdict(list)
 
-    def _gap(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> float:
+    def gap(self, prompt: list[int], output: list[int]) -> float:
         """Return the largest distance of any of our tokens from transformers' best logit."""
         with torch.inference_mode():
             logits = self.model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
@@ -45,8 +45,12 @@ class Reference:
     def assert_equal(self, prompts: list[list[int]], outcome: Outcome, num_tokens: int = NUM_TOKENS) -> None:
         for number, (prompt, output) in enumerate(zip(prompts, outcome.tokens, strict=True)):
             assert len(output) == num_tokens
-            gap = self.gap(tuple(prompt), tuple(output))
+            compared = self._equal[tuple(prompt)]
+            if any(other[:num_tokens] == output for other in compared):
+                continue
+            gap = self.gap(prompt, output)
             assert gap < TIE, f"prompt {number}: a token {gap} below transformers' best"
+            compared.append(output)
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +68,23 @@ def prompts(demo_source: ModelSource) -> list[list[int]]:
     return encoded
 
 
+@pytest.mark.parametrize("token_budget", [64, 16, 512])
+def test_greedy_output_equals_transformers_with_eight_prompts_at_once(
+    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], token_budget: int
+) -> None:
+    outcome = generate(demo_runner, prompts, GREEDY, token_budget=token_budget, at_once=8)
+    reference.assert_equal(prompts, outcome)
+
+
 # Alone, a sequence's decodes are the same steps with any budget; only the chunks of its prompt differ. So one budget
-# decodes to the end, and the others far enough to read the whole prompt back from the cache.
-@pytest.mark.parametrize(("token_budget", "num_tokens"), [(16, 4), (64, NUM_TOKENS), (512, 4)])
+# decodes further, and the others far enough to read the whole prompt back from the cache.
+@pytest.mark.parametrize(("token_budget", "num_tokens"), [(16, 2), (64, 16), (512, 2)])
 def test_greedy_output_equals_transformers_one_prompt_at_a_time(
     demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], token_budget: int, num_tokens: int
 ) -> None:
     sampling = replace(GREEDY, max_tokens=num_tokens)
     outcome = generate(demo_runner, prompts, sampling, token_budget=token_budget, at_once=1)
     reference.assert_equal(prompts, outcome, num_tokens)
-
-
-@pytest.mark.parametrize("token_budget", [16, 64, 512])
-def test_greedy_output_equals_transformers_with_eight_prompts_at_once(
-    demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], token_budget: int
-) -> None:
-    outcome = generate(demo_runner, prompts, GREEDY, token_budget=token_budget, at_once=8)
-    reference.assert_equal(prompts, outcome)
 
 
 def test_greedy_output_equals_transformers_when_sequences_are_preempted(
@@ -93,7 +97,7 @@ def test_greedy_output_equals_transformers_when_sequences_are_preempted(
     reference.assert_equal(prompts, outcome)
 
 
-@pytest.mark.parametrize("number", [2, 9, 13, 18])
+@pytest.mark.parametrize("number", [2, 13])
 def test_the_reference_agrees_with_transformers_greedy_search(
     demo_runner: ModelRunner, reference: Reference, prompts: list[list[int]], number: int
 ) -> None:
@@ -111,7 +115,7 @@ def test_the_reference_agrees_with_transformers_greedy_search(
     theirs = whole[0, prompt.shape[1] :].tolist()
     (ours,) = generate(demo_runner, [prompts[number]], GREEDY, token_budget=256, at_once=1).tokens
     assert ours == theirs
-    assert reference.gap(tuple(prompts[number]), tuple(theirs)) < TIE
+    assert reference.gap(prompts[number], theirs) < TIE
 
 
 def test_the_reference_rejects_a_wrong_token(
@@ -119,4 +123,4 @@ def test_the_reference_rejects_a_wrong_token(
 ) -> None:
     (output,) = generate(demo_runner, [prompts[13]], GREEDY, token_budget=256, at_once=1).tokens
     changed = [*output[:10], (output[10] + 1) % demo_runner.architecture.vocab_size, *output[11:]]
-    assert reference.gap(tuple(prompts[13]), tuple(changed)) > TIE
+    assert reference.gap(prompts[13], changed) > TIE

@@ -110,10 +110,9 @@ def test_the_old_model_is_served_until_the_new_one_is_downloaded(space: Space, o
     new = download(space)
     assert new["spec"]["containers"][0]["args"].count("--keep") == 2
     space.wait_condition("ModelCached", "Unknown", "Downloading")
-    operator.let_resyncs_pass(2)
-    writes = operator.writes()
+    settled = space.settled()
     operator.let_resyncs_pass(3)
-    assert operator.writes() == writes, "waiting is no reason to write"
+    assert space.versions() == settled, "waiting is no reason to write"
     assert len(space.items("replicasets")) == 1
     assert old["metadata"]["name"] in [pod["metadata"]["name"] for pod in space.pods()]
     assert [job["metadata"]["name"] for job in space.items("jobs")] != [first["metadata"]["name"]]

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 # The chart's default.
 SCRAPE_SECONDS = 5
 # More requests than one replica can serve while a pod starts.
-BURST = 30
+BURST = 20
 
 
 def ask(url: str, number: int) -> int:

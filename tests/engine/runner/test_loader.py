@@ -53,10 +53,8 @@ VARIANTS = {
     "tiled, 256-bit vectors": {"FASTGEN_CPU_LINEAR": "tiled", **NARROW},
     "onednn": {"FASTGEN_CPU_LINEAR": "onednn"},
     "onednn, AVX2": {"FASTGEN_CPU_LINEAR": "onednn", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-    "onednn, AVX-512": {"FASTGEN_CPU_LINEAR": "onednn", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "plain": {"FASTGEN_CPU_LINEAR": "plain"},
     "plain, AVX2": {"FASTGEN_CPU_LINEAR": "plain", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "plain, AVX-512": {"FASTGEN_CPU_LINEAR": "plain", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
 }
 FORCED = {name for settings in VARIANTS.values() for name in settings}
 

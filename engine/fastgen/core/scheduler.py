@@ -126,6 +126,8 @@ class Scheduler:
         longest = sequence.num_prompt_tokens + sequence.sampling.max_tokens
         assert self.pool.blocks_for(longest) <= self.pool.num_blocks, f"{sequence} can never fit"
         assert sequence.num_computed_tokens == 0
+        if not sequence.sampling.ignore_eos:
+            sequence.stop_tokens |= self._end_tokens
         self._waiting.push(sequence)
         self._deadlines.add(sequence)
 
@@ -155,11 +157,11 @@ class Scheduler:
         prefilling = self._schedule_decodes(builder)
         self._schedule_prompts(builder, prefilling)
         plan = builder.build()
-        if not plan.chunks:
+        if not plan.sequences:
             assert self._in_flight or not self.has_work, "there is work, but nothing was scheduled"
             assert not plan.preempted
             return None
-        self._chunker.observe(len(builder.decodes), builder.num_prompt_tokens)
+        self._chunker.observe(len(builder.decoding), builder.num_prompt_tokens)
         self._in_flight.append((plan, builder.keys))
         return plan
 
@@ -176,30 +178,28 @@ class Scheduler:
         """
         settled, _ = self._in_flight.popleft()
         assert settled is plan, "steps are settled in the order in which they were scheduled"
-        tokens = iter(sampled)
+        assert len(sampled) == sum(plan.samples), "there is one token for each chunk that samples"
+        next_token = iter(sampled).__next__
         grown: list[Sequence | None] = []
         ended = False
-        block_size, end_tokens = self.pool.block_size, self._end_tokens
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
+        block_size = self.pool.block_size
+        for sequence, computed, samples in zip(plan.sequences, plan.ends, plan.samples, strict=True):
             sequence.num_in_flight -= 1
             if sequence.finish_reason is not None:
-                if chunk.samples:
-                    next(tokens)
+                if samples:
+                    next_token()
                     grown.append(None)
                 if not sequence.num_in_flight:
                     self._ended.remove(sequence)
                     self._kv_cache.free(sequence)
                 continue
-            computed = chunk.start + chunk.num_tokens
             if computed >= (sequence.num_published_blocks + 1) * block_size:
                 self._kv_cache.publish(sequence, computed)
-            if chunk.samples:
+            if samples:
                 grown.append(sequence)
-                if sequence.settle(computed, next(tokens), end_tokens):
+                if sequence.settle(computed, next_token()):
                     ended = True
                     self._retire(sequence)
-        assert next(tokens, None) is None, "more tokens were sampled than chunks sample"
         if ended:
             self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
         return grown
@@ -208,9 +208,11 @@ class Scheduler:
         """Return the current state; `now` is in seconds on the clock of the sequences' arrivals."""
         kv_tokens, pending = 0, self._waiting.num_prompt_tokens
         for sequence in self._running:
-            kv_tokens += sequence.num_computed_tokens
-            if not sequence.is_decoding:
-                pending += sequence.num_pending_tokens
+            computed = sequence.num_computed_tokens
+            kv_tokens += computed
+            left = len(sequence.tokens) - computed
+            if left > 1 or computed < sequence.num_prompt_tokens:
+                pending += left
         oldest = self._waiting.oldest_arrival()
         return SchedulerStats(
             num_running=len(self._running),
@@ -225,7 +227,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert the invariants that hold between steps."""
         self._kv_cache.check_integrity(self._running, self._waiting, self._ended)
-        counts = Counter(chunk.sequence.ordinal for plan, _ in self._in_flight for chunk in plan.chunks)
+        counts = Counter(sequence.ordinal for plan, _ in self._in_flight for sequence in plan.sequences)
         for sequence in (*self._running, *self._waiting, *self._ended):
             assert sequence.num_in_flight == counts.pop(sequence.ordinal, 0), f"{sequence}: steps in flight miscounted"
         assert not counts, "a step in flight computes a sequence whose blocks are free"
@@ -239,7 +241,7 @@ class Scheduler:
     def _schedule_decodes(self, builder: StepPlanBuilder) -> list[Sequence]:
         """Schedule one token for every decoding sequence; return the mid-prefill ones by rank."""
         pool, block_size = self.pool, self.pool.block_size
-        chunks, prefilling = [], []
+        decoding, prefilling = [], []
         # Reserve one block for the highest-ranked sequence if it is mid-prefill: its chunk is scheduled after the
         # decodes, and it must advance in every step.
         num_reserved = 0
@@ -249,20 +251,20 @@ class Scheduler:
                 self._make_room(first, builder, 0)
                 num_reserved = 1
         for sequence in self._running.copy():
-            if not sequence.block_table:  # preempted in this loop
-                continue
             computed, length = sequence.num_computed_tokens, len(sequence.tokens)
             if length - computed > 1:
                 prefilling.append(sequence)
                 continue
             if length >= sequence.max_length:  # a step in flight samples its last token
                 continue
-            if len(sequence.block_table) * block_size == computed:
+            if len(sequence.block_table) * block_size <= computed:
+                if not sequence.block_table:  # preempted in this loop
+                    continue
                 if not self._make_room(sequence, builder, num_reserved):
                     continue
                 pool.extend(sequence.block_table, computed + 1)
-            chunks.append(Chunk(sequence, computed, 1))
-        builder.add_decodes(chunks)
+            decoding.append(sequence)
+        builder.add_decodes(decoding)
         return [sequence for sequence in prefilling if sequence.block_table]
 
     def _schedule_prompts(self, builder: StepPlanBuilder, prefilling: list[Sequence]) -> None:
@@ -273,7 +275,7 @@ class Scheduler:
         backlog = self._backlog(prefilling, admits, builder.tokens_left)
         if not backlog:
             return
-        load = StepLoad(len(builder.decodes), sum([chunk.start for chunk in builder.decodes]), backlog)
+        load = StepLoad(len(builder.decoding), sum([s.num_computed_tokens for s in builder.decoding]), backlog)
         builder.tokens_left = min(builder.tokens_left, self._chunker.prompt_tokens(builder.tokens_left, load))
         for sequence in prefilling:
             while admits and (head := self._waiting.head) is not None and head.rank < sequence.rank:

@@ -34,6 +34,7 @@ class Sequence:
         rank: scheduling order; lower first.
         arrival, deadline: seconds on the engine's clock; None for no deadline.
         cache_salt: sequences share blocks only if their salts are equal; None disables sharing.
+        stop_tokens: tokens that end the request unless `min_tokens` forbids it. The scheduler sets them.
         num_published_blocks: leading blocks that are in the prefix cache.
         num_in_flight: scheduled steps that compute this sequence and have no results yet.
         row: index of its row in the runner's state, or None if it has none; see `fastgen.model.step_input`.
@@ -71,6 +72,7 @@ class Sequence:
         "row",
         "sampling",
         "seed",
+        "stop_tokens",
         "tokens",
     )
 
@@ -90,6 +92,7 @@ class Sequence:
         self.arrival = arrival
         self.deadline = None if request.deadline_seconds is None else arrival + request.deadline_seconds
         self.cache_salt: str | None = request.cache_salt
+        self.stop_tokens: frozenset[int] = frozenset(self.sampling.stop_token_ids)
         self.num_published_blocks = 0
         self.row: int | None = None
         self.num_sent_blocks = 0
@@ -132,13 +135,15 @@ class Sequence:
 
     def advance(self, num_tokens: int) -> None:
         """Record that a step computes `num_tokens` more tokens, and that it samples if none is left after them."""
-        assert 1 <= num_tokens <= self.num_pending_tokens
-        self.num_computed_tokens += num_tokens
+        computed, length = self.num_computed_tokens + num_tokens, len(self.tokens)
+        assert 1 <= num_tokens
+        assert computed <= length
+        self.num_computed_tokens = computed
         self.num_in_flight += 1
-        if self.num_computed_tokens == len(self.tokens):
+        if computed == length:
             self.tokens.append(UNKNOWN)
 
-    def settle(self, index: int, token: int, end_tokens: frozenset[int]) -> bool:
+    def settle(self, index: int, token: int) -> bool:
         """Record that `token` was sampled for `tokens[index]`.
 
         Returns:
@@ -147,14 +152,13 @@ class Sequence:
         assert self.tokens[index] == UNKNOWN, f"{self}: token {index} was sampled twice"
         assert self.finish_reason is None
         self.tokens[index] = token
-        generated, sampling = index + 1 - self.num_prompt_tokens, self.sampling
-        if self.constraint is not None:
-            self.constraint.accept(token)
-            self.finish_reason = self.constraint.end
+        length, constraint = index + 1, self.constraint
+        if constraint is not None:
+            constraint.accept(token)
+            self.finish_reason = constraint.end
         if self.finish_reason is None:
-            ends = token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos)
-            if ends and generated >= sampling.min_tokens:
+            if token in self.stop_tokens and length - self.num_prompt_tokens >= self.sampling.min_tokens:
                 self.finish_reason = FinishReason.STOP
-            elif generated >= sampling.max_tokens:
+            elif length >= self.max_length:
                 self.finish_reason = FinishReason.LENGTH
         return self.finish_reason is not None

@@ -60,11 +60,10 @@ class StepStats:
         stats = cls(
             preemptions=len(plan.preempted),
             swapped_out=sum(bool(sequence.host_blocks) for sequence in plan.preempted),
-            decode_tokens=sum(chunk.is_decode for chunk in plan.chunks),
+            decode_tokens=plan.num_decode_tokens,
         )
         stats.prefill_tokens = plan.num_tokens - stats.decode_tokens
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
+        for sequence in plan.sequences[plan.num_decodes :]:
             if sequence.first_scheduled is None:
                 stats.queue_seconds.append(now - sequence.arrival)
                 if sequence.cache_salt is not None:

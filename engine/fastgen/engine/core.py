@@ -222,9 +222,9 @@ class Engine:
         if plan is None:
             return False
         stats = StepStats.of(plan, started)
-        for chunk in plan.chunks:
-            if chunk.sequence.first_scheduled is None:
-                chunk.sequence.first_scheduled = started
+        for sequence in plan.sequences[plan.num_decodes :]:
+            if sequence.first_scheduled is None:
+                sequence.first_scheduled = started
         step = self._step_inputs.build(plan)
         launched = _Launched(plan, step, stats, self._runner.launch(step), started, awaits_masks=True)
         # A grammar's mask depends on the token before, which a step in flight may still sample.
@@ -237,7 +237,7 @@ class Engine:
         """Compute the masks of a step, while its forward pass may still run, and enqueue its sampling."""
         masks: list[Mask] = []
         for index in launched.step.sampled[launched.step.masked].tolist():
-            sequence = launched.plan.chunks[index].sequence
+            sequence = launched.plan.sequences[index]
             assert sequence.constraint is not None
             mask = np.zeros(-(-self._runner.vocab_size // 32), np.uint32)
             if sequence.finish_reason is None:
@@ -288,13 +288,12 @@ class Engine:
         """
         new = {}
         for index, rows in result.prompt_logprobs.items():
-            chunk = plan.chunks[index]
-            sequence = chunk.sequence
+            sequence, start = plan.sequences[index], plan.starts[index]
             if sequence.finish_reason is not None:
                 continue
-            unreported = rows[max(0, sequence.num_prompt_logprobs - chunk.start) :]
+            unreported = rows[max(0, sequence.num_prompt_logprobs - start) :]
             if unreported:
-                sequence.num_prompt_logprobs = chunk.start + len(rows)
+                sequence.num_prompt_logprobs = start + len(rows)
                 new[sequence] = unreported
         return new
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.model.step_input import StepInput
+from fastgen.model.step_input import BlockTables, StepInput, enlarged
 
 IntArray = npt.NDArray[np.int64]
 
@@ -81,16 +81,15 @@ class HostRows:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._tables = np.zeros((1, 1), np.int64)
+        self._tables = BlockTables(np.int64)
         self.last_ids = np.zeros(1, np.int64)
 
     def apply(self, step: StepInput) -> ForwardInput:
         """Apply the updates of a step and return the input of its forward pass."""
-        rows, columns, blocks = step.table_updates
-        if len(rows):
-            self._fit(int(rows.max()) + 1, int(columns.max()) + 1)
-            self._tables[rows, columns] = blocks
-        size, width = self._block_size, self._tables.shape[1]
+        self._tables.update(step.table_updates)
+        tables = self._tables.blocks
+        self.last_ids = enlarged(self.last_ids, len(tables))
+        size, width = self._block_size, tables.shape[1]
         decodes, starts = step.num_decodes, step.rows.astype(np.int64) * width
         first_rows, counts = step.query_starts[:-1], np.diff(step.query_starts)
         contexts = step.seq_lens - counts
@@ -102,7 +101,7 @@ class HostRows:
             slots=(step.slot_mapping % size).astype(np.int64),
             logit_rows=np.concatenate((sampled_rows, step.scored_tokens)).astype(np.int64),
             num_sampled=len(step.sampled),
-            tables=self._tables.ravel(),
+            tables=tables.ravel(),
             table_starts=starts[:decodes],
             contexts=step.seq_lens[:decodes].astype(np.int64),
             chunks=tuple(
@@ -111,7 +110,7 @@ class HostRows:
                     num_tokens=int(counts[i]),
                     context=int(contexts[i]),
                     table_start=int(starts[i]),
-                    blocks=self._tables[step.rows[i], : -(-int(step.seq_lens[i]) // size)],
+                    blocks=tables[step.rows[i], : -(-int(step.seq_lens[i]) // size)],
                 )
                 for i in range(decodes, len(step.rows))
             ),
@@ -123,17 +122,3 @@ class HostRows:
         decodes = token_ids[: step.num_decodes]
         decodes[:] = np.where(decodes < 0, self.last_ids[step.rows[: step.num_decodes]], decodes)
         return token_ids
-
-    def _fit(self, rows: int, columns: int) -> None:
-        """Enlarge the state if it has fewer rows or columns."""
-        have_rows, have_columns = self._tables.shape
-        if rows > have_rows or columns > have_columns:
-            tables = np.zeros((_enlarged(have_rows, rows), _enlarged(have_columns, columns)), np.int64)
-            tables[:have_rows, :have_columns] = self._tables
-            self._tables = tables
-            self.last_ids = np.concatenate((self.last_ids, np.zeros(len(tables) - have_rows, np.int64)))
-
-
-def _enlarged(size: int, needed: int) -> int:
-    """Return `size` if it suffices; otherwise at least twice as much, so that growth is rare."""
-    return size if needed <= size else max(needed, 2 * size)

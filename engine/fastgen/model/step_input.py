@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fastgen.core.row_parameters import RowParameters
 from fastgen.core.sequence import UNKNOWN, Sequence
-from fastgen.core.step_plan import Chunk, StepPlan
+from fastgen.core.step_plan import StepPlan
 
 IntArray = npt.NDArray[np.int32]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,24 @@ class StepInput:
         return len(self.token_ids)
 
 
+class BlockTables:
+    """The block table of each row, as an array that grows.
+
+    Attributes:
+        blocks: [rows, positions], the block at each position; entries that were never set are arbitrary.
+    """
+
+    def __init__(self, dtype: type[np.integer[Any]]) -> None:
+        self.blocks = np.zeros((1, 1), dtype)
+
+    def update(self, updates: IntArray) -> None:
+        """Apply `StepInput.table_updates`."""
+        rows, positions, blocks = updates
+        if len(rows):
+            self.blocks = enlarged(self.blocks, int(rows.max()) + 1, int(positions.max()) + 1)
+            self.blocks[rows, positions] = blocks
+
+
 class StepInputBuilder:
     """Assigns rows to sequences, and builds the input of each step.
 
@@ -77,40 +97,38 @@ class StepInputBuilder:
         self._block_size = block_size
         self._free: list[int] = []
         self._num_rows = 0
+        self._tables = BlockTables(np.int32)  # as the runner has them
+        # Of each row, the tokens that were known when its sequence got it. Later ones were sampled in the row.
+        self._num_known = np.zeros(1, np.int32)
+        self._constrained = np.zeros(1, np.bool_)  # of each row, whether its sequence has a grammar
 
     def build(self, plan: StepPlan) -> StepInput:
         """Return the input for `plan`."""
         for sequence in plan.preempted:
             self.release(sequence)
-        chunks = plan.chunks
-        new_rows: list[RowParameters] = []
-        updates: tuple[list[int], list[int], list[int]] = ([], [], [])
-        for chunk in chunks:
-            sequence = chunk.sequence
-            if sequence.row is None:
-                new_rows.append(self._admit(sequence))
-            if sequence.num_sent_blocks < len(sequence.block_table):
-                _update_table(sequence, updates)
-        counts = np.array([chunk.num_tokens for chunk in chunks], np.int32)
+        new_rows, updates = self._update_rows(plan.sequences)
+        self._tables.update(updates)
+        rows = _array([sequence.row for sequence in plan.sequences])
+        starts, ends = _array(plan.starts), _array(plan.ends)
+        counts = ends - starts
         num_decodes = int(np.searchsorted(counts > 1, True))
         assert (counts[num_decodes:] > 1).all(), "chunks of one token must come first"
-        token_ids, slots = self._tokens(chunks, num_decodes)
-        query_starts = np.zeros(len(chunks) + 1, np.int32)
+        query_starts = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=query_starts[1:])
-        sampled = [index for index, chunk in enumerate(chunks) if chunk.samples]
+        sampled = _indices(plan.samples)
         return StepInput(
             swap_out=_array(plan.swap_out).reshape(-1, 2),
             swap_in=_array(plan.swap_in).reshape(-1, 2),
             new_rows=tuple(new_rows),
-            table_updates=_array(updates),
-            rows=_array([chunk.sequence.row for chunk in chunks]),
+            table_updates=updates,
+            rows=rows,
             query_starts=query_starts,
-            seq_lens=_array([chunk.start + chunk.num_tokens for chunk in chunks]),
-            token_ids=token_ids,
-            slot_mapping=slots,
-            sampled=_array(sampled),
-            masked=_array([i for i, index in enumerate(sampled) if chunks[index].sequence.constraint is not None]),
-            **_scored(chunks, query_starts),
+            seq_lens=ends,
+            token_ids=self._token_ids(plan, starts >= self._num_known[rows], query_starts),
+            slot_mapping=self._slots(rows, starts, counts, query_starts),
+            sampled=sampled,
+            masked=_indices(self._constrained[rows[sampled]]),
+            **_scored(plan, query_starts),
             num_decodes=num_decodes,
         )
 
@@ -121,64 +139,83 @@ class StepInputBuilder:
             sequence.row = None
             sequence.num_sent_blocks = 0
 
+    def _update_rows(self, sequences: abc.Sequence[Sequence]) -> tuple[list[RowParameters], IntArray]:
+        """Give rows to sequences that have none. Return the new rows, and the blocks that the runner does not have."""
+        new_rows: list[RowParameters] = []
+        rows: list[int] = []
+        positions: list[int] = []
+        blocks: list[int] = []
+        for sequence in sequences:
+            table, first = sequence.block_table, sequence.num_sent_blocks
+            if first == len(table):  # it has a row: no sequence is scheduled without blocks
+                continue
+            if sequence.row is None:
+                new_rows.append(self._admit(sequence))
+            rows += [sequence.row] * (len(table) - first)
+            positions += range(first, len(table))
+            blocks += table[first:]
+            sequence.num_sent_blocks = len(table)
+        return new_rows, _array((rows, positions, blocks))
+
     def _admit(self, sequence: Sequence) -> RowParameters:
         if not self._free:
             self._free.append(self._num_rows)
             self._num_rows += 1
-        sequence.row = self._free.pop()
+            self._num_known = enlarged(self._num_known, self._num_rows)
+            self._constrained = enlarged(self._constrained, self._num_rows)
+        row = sequence.row = self._free.pop()
         known = len(sequence.tokens) - (sequence.tokens[-1] == UNKNOWN)  # this step may sample the last one
-        return RowParameters(
-            sequence.row, sequence.sampling, sequence.seed, sequence.num_prompt_tokens, sequence.tokens[:known]
-        )
+        self._num_known[row] = known
+        self._constrained[row] = sequence.constraint is not None
+        return RowParameters(row, sequence.sampling, sequence.seed, sequence.num_prompt_tokens, sequence.tokens[:known])
 
-    def _tokens(self, chunks: abc.Sequence[Chunk], num_decodes: int) -> tuple[IntArray, IntArray]:
-        """Return token ids and slots of all tokens."""
-        size, tokens, slots = self._block_size, [], []
-        for chunk in chunks[:num_decodes]:
-            sequence, start = chunk.sequence, chunk.start
-            tokens.append(sequence.tokens[start])
-            slots.append(sequence.block_table[start // size] * size + start % size)
-        all_slots = [np.array(slots, np.int32)]
-        for chunk in chunks[num_decodes:]:
-            end = chunk.start + chunk.num_tokens
-            tokens += chunk.sequence.tokens[chunk.start : end]
-            first = chunk.start // size
-            blocks = np.array(chunk.sequence.block_table[first : -(-end // size)], np.int32)
-            positions = np.arange(chunk.start, end, dtype=np.int32)
-            all_slots.append(blocks[positions // size - first] * size + positions % size)
-        return np.array(tokens, np.int32), np.concatenate(all_slots)
+    def _token_ids(self, plan: StepPlan, sampled_last: npt.NDArray[np.bool_], query_starts: IntArray) -> IntArray:
+        """Return the token ids; `sampled_last` [S] tells which chunks are the token sampled last for their row."""
+        token_ids = np.full(query_starts[-1], UNKNOWN, np.int32)
+        for index in _indices(~sampled_last).tolist():
+            tokens = plan.sequences[index].tokens[plan.starts[index] : plan.ends[index]]
+            token_ids[query_starts[index] : query_starts[index + 1]] = tokens
+        return token_ids
 
-
-def num_scored(chunk: Chunk) -> int:
-    """Return how many tokens of a chunk, from its first, are followed by a prompt token whose logprob was requested."""
-    sequence = chunk.sequence
-    if sequence.sampling.prompt_logprobs is None:
-        return 0
-    return max(0, min(chunk.num_tokens, sequence.num_prompt_tokens - 1 - chunk.start))
+    def _slots(self, rows: IntArray, starts: IntArray, counts: IntArray, query_starts: IntArray) -> IntArray:
+        """Return the cache slots of all tokens."""
+        offsets = np.arange(query_starts[-1], dtype=np.int32)
+        positions = np.repeat(starts - query_starts[:-1], counts) + offsets
+        blocks = self._tables.blocks[np.repeat(rows, counts), positions // self._block_size]
+        slots: IntArray = blocks * self._block_size + positions % self._block_size
+        return slots
 
 
-def _scored(chunks: abc.Sequence[Chunk], query_starts: IntArray) -> dict[str, IntArray]:
+def enlarged(array: npt.NDArray[Scalar], *shape: int) -> npt.NDArray[Scalar]:
+    """Return `array` if it has this shape or more; otherwise a copy with zeros, doubled so that growth is rare."""
+    if all(have >= needed for have, needed in zip(array.shape, shape, strict=True)):
+        return array
+    grown = np.zeros(
+        [have if have >= needed else max(needed, 2 * have) for have, needed in zip(array.shape, shape, strict=True)],
+        array.dtype,
+    )
+    grown[tuple(slice(have) for have in array.shape)] = array
+    return grown
+
+
+def _scored(plan: StepPlan, query_starts: IntArray) -> dict[str, IntArray]:
+    """Return the tokens that are followed by a prompt token whose logprob was requested."""
     tokens: list[int] = []
     targets: list[int] = []
     top: list[int] = []
-    for chunk, first in zip(chunks, query_starts, strict=False):
-        count = num_scored(chunk)
-        if count:
-            tokens += range(first, first + count)
-            targets += chunk.sequence.tokens[chunk.start + 1 : chunk.start + 1 + count]
-            top += [chunk.sequence.sampling.prompt_logprobs or 0] * count
+    for index in range(plan.num_decodes, len(plan.sequences)):
+        sequence, start = plan.sequences[index], plan.starts[index]
+        end = min(plan.ends[index], sequence.num_prompt_tokens - 1)
+        if sequence.sampling.prompt_logprobs is not None and start < end:
+            first = int(query_starts[index])
+            tokens += range(first, first + end - start)
+            targets += sequence.tokens[start + 1 : end + 1]
+            top += [sequence.sampling.prompt_logprobs] * (end - start)
     return {"scored_tokens": _array(tokens), "scored_targets": _array(targets), "scored_top": _array(top)}
 
 
-def _update_table(sequence: Sequence, updates: tuple[list[int], list[int], list[int]]) -> None:
-    """Append the blocks that the runner does not have yet to `updates`."""
-    rows, positions, blocks = updates
-    table, first = sequence.block_table, sequence.num_sent_blocks
-    assert sequence.row is not None
-    rows += [sequence.row] * (len(table) - first)
-    positions += range(first, len(table))
-    blocks += table[first:]
-    sequence.num_sent_blocks = len(table)
+def _indices(flags: npt.ArrayLike) -> IntArray:
+    return np.flatnonzero(flags).astype(np.int32)
 
 
 def _array(values: abc.Sequence[object]) -> IntArray:

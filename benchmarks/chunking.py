@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.step_output import SampledToken, StepOutput
+from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import CompletedTicket, Engine
 from fastgen.model.step_input import StepInput
 
@@ -59,7 +59,7 @@ class Device:
     def launch(self, step: StepInput) -> CompletedTicket:
         """Advance the clock."""
         self.now += self.step_seconds(step.num_tokens)
-        return CompletedTicket(StepOutput([SampledToken(1)] * len(step.sampled)))
+        return CompletedTicket(StepOutput([1] * len(step.sampled)))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import time
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.step_output import SampledToken, StepOutput
+from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import CompletedTicket, Engine, Runner
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput
@@ -35,7 +35,7 @@ class Idle:
 
     def launch(self, step: StepInput) -> CompletedTicket:
         """Return one token for every sequence that samples."""
-        return CompletedTicket(StepOutput([SampledToken(7)] * len(step.sampled)))
+        return CompletedTicket(StepOutput([7] * len(step.sampled)))
 
 
 def first_token_seconds(engine: Engine, number: str, prompt: list[int]) -> float:

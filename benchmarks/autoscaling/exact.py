@@ -9,7 +9,7 @@ from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMe
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.stats import SchedulerStats
-from fastgen.core.step_output import SampledToken, StepOutput
+from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import CompletedTicket
 from fastgen.engine.core import Engine as RealEngine
 from fastgen.model.step_input import StepInput
@@ -38,7 +38,7 @@ class _Runner:
 
     def launch(self, step: StepInput) -> CompletedTicket:
         self.now += self._device.seconds(step.num_tokens, int(step.seq_lens.sum()))
-        return CompletedTicket(StepOutput([SampledToken(1)] * len(step.sampled)))
+        return CompletedTicket(StepOutput([1] * len(step.sampled)))
 
 
 @dataclass(slots=True)

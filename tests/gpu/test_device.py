@@ -153,7 +153,7 @@ def test_a_swapped_sequence_continues_in_other_blocks(pair: tuple[PreTrainedMode
     subject.block_table = [21, 22, 23, 24]
     back = tuple(zip(subject.block_table, (19, 2, 5, 11), strict=True))
     result = execute(runner, StepPlan((chunk(subject, 1),), swap_in=back))
-    assert result.sampled[0].token_id == int(logits_of(theirs, tokens_of(61))[-1].argmax())
+    assert result.token_ids[0] == int(logits_of(theirs, tokens_of(61))[-1].argmax())
 
 
 def test_sampling_and_prompt_logprobs_are_computed_on_the_device(
@@ -169,8 +169,8 @@ def test_sampling_and_prompt_logprobs_are_computed_on_the_device(
     subjects = [sequence_of(tokens, list(range(5 * n, 5 * n + 5)), **more) for n, more in enumerate(settings)]
     result = execute(runner, StepPlan(tuple(chunk(subject, 70) for subject in subjects)))
     expected = logits_of(theirs, tokens).log_softmax(-1)
-    assert result.sampled[0].token_id == int(expected[-1].argmax())
-    assert result.sampled[1].token_id == 7
+    assert result.token_ids[0] == int(expected[-1].argmax())
+    assert result.token_ids[1] == 7
     assert list(result.prompt_logprobs) == [0]
     found = torch.tensor([entry.logprob for entry in result.prompt_logprobs[0]], device=expected.device)
     own = expected[:-1].gather(-1, torch.tensor(tokens[1:], device=expected.device)[:, None]).squeeze(-1)

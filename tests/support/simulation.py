@@ -21,7 +21,7 @@ import numpy as np
 from fastgen.config import EngineConfig
 from fastgen.core.block_pool import BlockPool
 from fastgen.core.request import Request
-from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
+from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.core import Engine, Mask
 from fastgen.model.step_input import StepInput
 
@@ -138,8 +138,8 @@ class SimulatedRunner:
         for index in step.sampled.tolist():
             row = int(step.rows[index])
             self._last_ids[row] = self.sampled(self._read(row, int(step.seq_lens[index])))
-            sampled.append(SampledToken(self._last_ids[row]))
-        return StepOutput(sampled, _prompt_logprobs(step, written))
+            sampled.append(self._last_ids[row])
+        return StepOutput(sampled, prompt_logprobs=_prompt_logprobs(step, written))
 
     def sampled(self, slots: array[int]) -> int:
         return _sampled(slots)

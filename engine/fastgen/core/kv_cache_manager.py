@@ -74,6 +74,7 @@ class KVCacheManager:
         )
         if first_replaced is not None:
             sequence.num_sent_blocks = min(sequence.num_sent_blocks, first_replaced)
+            sequence.decodes_until = 0
         sequence.num_published_blocks = num_full
 
     def free(self, sequence: Sequence) -> None:
@@ -92,10 +93,13 @@ class KVCacheManager:
             assert 0 < sequence.num_computed_tokens < len(sequence.tokens)
             assert len(sequence.block_table) == self.pool.blocks_for(sequence.num_computed_tokens)
             assert not sequence.host_blocks
+            held = len(sequence.block_table) * self.pool.block_size
+            assert sequence.decodes_until in (0, min(held, sequence.max_length - 1))
             if sequence.cache_salt is not None and not sequence.num_in_flight:
                 assert sequence.num_published_blocks == sequence.num_computed_tokens // self.pool.block_size
         for sequence in waiting:
             assert sequence.is_waiting
+            assert not sequence.decodes_until
             assert UNKNOWN not in sequence.tokens[-1:]
             assert len(sequence.host_blocks) == self.pool.blocks_for(sequence.num_computed_tokens)
         for sequence in ended:
@@ -113,3 +117,4 @@ class KVCacheManager:
     def _release_blocks(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)
         sequence.num_published_blocks = 0
+        sequence.decodes_until = 0

@@ -161,7 +161,7 @@ class Scheduler:
             assert self._in_flight or not self.has_work, "there is work, but nothing was scheduled"
             assert not plan.preempted
             return None
-        self._chunker.observe(len(builder.decoding), builder.num_prompt_tokens)
+        self._chunker.observe(builder.num_decodes, builder.num_prompt_tokens)
         self._in_flight.append((plan, builder.keys))
         return plan
 
@@ -178,16 +178,14 @@ class Scheduler:
         """
         settled, _ = self._in_flight.popleft()
         assert settled is plan, "steps are settled in the order in which they were scheduled"
-        assert len(sampled) == sum(plan.samples), "there is one token for each chunk that samples"
-        next_token = iter(sampled).__next__
+        tokens = _spread(sampled, plan.samples)
         grown: list[Sequence | None] = []
         ended = False
         block_size = self.pool.block_size
-        for sequence, computed, samples in zip(plan.sequences, plan.ends, plan.samples, strict=True):
+        for sequence, computed, token in zip(plan.sequences, plan.ends, tokens, strict=True):
             sequence.num_in_flight -= 1
             if sequence.finish_reason is not None:
-                if samples:
-                    next_token()
+                if token is not None:
                     grown.append(None)
                 if not sequence.num_in_flight:
                     self._ended.remove(sequence)
@@ -195,9 +193,9 @@ class Scheduler:
                 continue
             if computed >= (sequence.num_published_blocks + 1) * block_size:
                 self._kv_cache.publish(sequence, computed)
-            if samples:
+            if token is not None:
                 grown.append(sequence)
-                if sequence.settle(computed, next_token()):
+                if sequence.settle(computed, token):
                     ended = True
                     self._retire(sequence)
         if ended:
@@ -206,21 +204,16 @@ class Scheduler:
 
     def stats(self, now: float) -> SchedulerStats:
         """Return the current state; `now` is in seconds on the clock of the sequences' arrivals."""
-        kv_tokens, pending = 0, self._waiting.num_prompt_tokens
-        for sequence in self._running:
-            computed = sequence.num_computed_tokens
-            kv_tokens += computed
-            left = len(sequence.tokens) - computed
-            if left > 1 or computed < sequence.num_prompt_tokens:
-                pending += left
+        prefilling = [s for s in self._running if not s.decodes_until and not s.is_decoding]
+        pending = sum(sequence.num_pending_tokens for sequence in prefilling)
         oldest = self._waiting.oldest_arrival()
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting) - self._waiting.num_swapped,
             num_swapped=self._waiting.num_swapped,
-            kv_tokens=kv_tokens,
+            kv_tokens=sum([sequence.num_computed_tokens for sequence in self._running]),
             kv_blocks_used=self.pool.num_blocks - self.pool.num_free,
-            backlog_prompt_tokens=pending,
+            backlog_prompt_tokens=self._waiting.num_prompt_tokens + pending,
             oldest_waiting_seconds=0.0 if oldest is None else max(0.0, now - oldest),
         )
 
@@ -239,7 +232,7 @@ class Scheduler:
         assert len(self._deadlines) == tracked, "a finished sequence's deadline is still tracked"
 
     def _schedule_decodes(self, builder: StepPlanBuilder) -> list[Sequence]:
-        """Schedule one token for every decoding sequence; return the mid-prefill ones by rank."""
+        """Schedule all sequences with one pending token; return the other running ones by rank."""
         pool, block_size = self.pool, self.pool.block_size
         decoding, prefilling = [], []
         # Reserve one block for the highest-ranked sequence if it is mid-prefill: its chunk is scheduled after the
@@ -251,20 +244,24 @@ class Scheduler:
                 self._make_room(first, builder, 0)
                 num_reserved = 1
         for sequence in self._running.copy():
-            computed, length = sequence.num_computed_tokens, len(sequence.tokens)
-            if length - computed > 1:
+            computed = sequence.num_computed_tokens
+            if computed < sequence.decodes_until:  # almost always
+                decoding.append(sequence)
+                continue
+            if not sequence.block_table:  # preempted in this loop
+                continue
+            if sequence.num_pending_tokens > 1:
                 prefilling.append(sequence)
                 continue
-            if length >= sequence.max_length:  # a step in flight samples its last token
+            if computed + 1 >= sequence.max_length:  # a step in flight samples its last token
                 continue
-            if len(sequence.block_table) * block_size <= computed:
-                if not sequence.block_table:  # preempted in this loop
-                    continue
+            if len(sequence.block_table) * block_size == computed:
                 if not self._make_room(sequence, builder, num_reserved):
                     continue
                 pool.extend(sequence.block_table, computed + 1)
-            decoding.append(sequence)
-        builder.add_decodes(decoding)
+            builder.add_decode(sequence)
+            sequence.decodes_until = min(len(sequence.block_table) * block_size, sequence.max_length - 1)
+        builder.add_continued(decoding)
         return [sequence for sequence in prefilling if sequence.block_table]
 
     def _schedule_prompts(self, builder: StepPlanBuilder, prefilling: list[Sequence]) -> None:
@@ -275,7 +272,7 @@ class Scheduler:
         backlog = self._backlog(prefilling, admits, builder.tokens_left)
         if not backlog:
             return
-        load = StepLoad(len(builder.decoding), sum([s.num_computed_tokens for s in builder.decoding]), backlog)
+        load = StepLoad(builder.num_decodes, builder.decode_kv_tokens, backlog)
         builder.tokens_left = min(builder.tokens_left, self._chunker.prompt_tokens(builder.tokens_left, load))
         for sequence in prefilling:
             while admits and (head := self._waiting.head) is not None and head.rank < sequence.rank:
@@ -370,3 +367,13 @@ class Scheduler:
             self._ended.append(sequence)
         else:
             self._kv_cache.free(sequence)
+
+
+def _spread(sampled: abc.Sequence[int], samples: abc.Sequence[bool]) -> abc.Sequence[int | None]:
+    """Return for each chunk its sampled token, or None if it does not sample."""
+    if len(sampled) == len(samples):
+        return sampled
+    tokens = iter(sampled)
+    spread = [next(tokens) if chunk_samples else None for chunk_samples in samples]
+    assert next(tokens, None) is None, "more tokens were sampled than chunks sample"
+    return spread

@@ -36,6 +36,8 @@ class Sequence:
         cache_salt: sequences share blocks only if their salts are equal; None disables sharing.
         stop_tokens: tokens that end the request unless `min_tokens` forbids it. The scheduler sets them.
         num_published_blocks: leading blocks that are in the prefix cache.
+        decodes_until: while `num_computed_tokens` is below it, the next step computes the token sampled last into a
+            block that the runner knows. There is nothing to decide, nor to tell the runner. 0 if unknown.
         num_in_flight: scheduled steps that compute this sequence and have no results yet.
         row: index of its row in the runner's state, or None if it has none; see `fastgen.model.step_input`.
         num_sent_blocks: leading entries of `block_table` that the runner has.
@@ -53,6 +55,7 @@ class Sequence:
         "cache_salt",
         "constraint",
         "deadline",
+        "decodes_until",
         "finish_reason",
         "first_scheduled",
         "host_blocks",
@@ -94,6 +97,7 @@ class Sequence:
         self.cache_salt: str | None = request.cache_salt
         self.stop_tokens: frozenset[int] = frozenset(self.sampling.stop_token_ids)
         self.num_published_blocks = 0
+        self.decodes_until = 0
         self.row: int | None = None
         self.num_sent_blocks = 0
         self.num_cached_tokens = 0
@@ -135,12 +139,10 @@ class Sequence:
 
     def advance(self, num_tokens: int) -> None:
         """Record that a step computes `num_tokens` more tokens, and that it samples if none is left after them."""
-        computed, length = self.num_computed_tokens + num_tokens, len(self.tokens)
-        assert 1 <= num_tokens
-        assert computed <= length
-        self.num_computed_tokens = computed
+        assert 1 <= num_tokens <= self.num_pending_tokens
+        self.num_computed_tokens += num_tokens
         self.num_in_flight += 1
-        if computed == length:
+        if self.num_computed_tokens == len(self.tokens):
             self.tokens.append(UNKNOWN)
 
     def settle(self, index: int, token: int) -> bool:
@@ -150,15 +152,17 @@ class Sequence:
             Whether the request ends with it; `finish_reason` is set then.
         """
         assert self.tokens[index] == UNKNOWN, f"{self}: token {index} was sampled twice"
-        assert self.finish_reason is None
         self.tokens[index] = token
-        length, constraint = index + 1, self.constraint
-        if constraint is not None:
-            constraint.accept(token)
-            self.finish_reason = constraint.end
+        # Most tokens pass this check. Each step settles hundreds.
+        if token not in self.stop_tokens and index + 1 < self.max_length and self.constraint is None:
+            return False
+        assert self.finish_reason is None
+        if self.constraint is not None:
+            self.constraint.accept(token)
+            self.finish_reason = self.constraint.end
         if self.finish_reason is None:
-            if token in self.stop_tokens and length - self.num_prompt_tokens >= self.sampling.min_tokens:
+            if token in self.stop_tokens and index + 1 - self.num_prompt_tokens >= self.sampling.min_tokens:
                 self.finish_reason = FinishReason.STOP
-            elif length >= self.max_length:
+            elif index + 1 >= self.max_length:
                 self.finish_reason = FinishReason.LENGTH
         return self.finish_reason is not None

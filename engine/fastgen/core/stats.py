@@ -63,7 +63,7 @@ class StepStats:
             decode_tokens=plan.num_decode_tokens,
         )
         stats.prefill_tokens = plan.num_tokens - stats.decode_tokens
-        for sequence in plan.sequences[plan.num_decodes :]:
+        for sequence in plan.sequences[plan.num_continued :]:
             if sequence.first_scheduled is None:
                 stats.queue_seconds.append(now - sequence.arrival)
                 if sequence.cache_salt is not None:

@@ -21,22 +21,16 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledToken:
-    """The token sampled after a chunk, with `logprobs` if requested."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class StepOutput:
     """The results of a step.
 
     Attributes:
-        sampled: one token for each chunk that samples, in the order of the chunks.
+        token_ids: one for each chunk that samples, in the order of the chunks.
+        logprobs: of some of them, where requested, by index in `token_ids`.
         prompt_logprobs: by chunk index, for chunks of requests with `prompt_logprobs`: one entry for each token of the
             chunk that is followed by a prompt token, about that next token.
     """
 
-    sampled: list[SampledToken]
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fastgen.core.block_pool import BlockPool
 from fastgen.core.prefix_cache import Key
-from fastgen.core.sequence import Sequence
+from fastgen.core.sequence import UNKNOWN, Sequence
 
 
 @dataclass(slots=True, init=False, eq=False)
@@ -43,21 +43,21 @@ class StepPlan:
     all other work on them. Chunks of one token come first, then longer ones.
 
     Args:
-        chunks: chunks besides the decodes.
+        chunks: all but the continued ones.
         preempted, swap_out, swap_in: as the attributes.
-        decoding: sequences of which the step computes the only pending token.
+        continued: sequences with a chunk that `Sequence.decodes_until` tells everything about, and where they start.
 
     Attributes:
         sequences: of each chunk.
         starts, ends: of each chunk; it computes `sequence.tokens[start:end]`.
         samples: of each chunk, whether a token is sampled after it.
-        num_decodes: the first so many chunks are those of `decoding`. They sample and have no prompt logprobs.
+        num_continued: the first so many chunks are those of `continued`. Each is the token sampled last.
         preempted: sequences that lost their blocks. Swapped ones hold host blocks, the others will be recomputed.
         swap_out: (cache block, host block) pairs to copy to the host first, so that the step may overwrite the block.
         swap_in: (cache block, host block) pairs to copy back next, before anything is computed.
     """
 
-    __slots__ = ("ends", "num_decodes", "preempted", "samples", "sequences", "starts", "swap_in", "swap_out")
+    __slots__ = ("ends", "num_continued", "preempted", "samples", "sequences", "starts", "swap_in", "swap_out")
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class StepPlan:
         swap_out: tuple[tuple[int, int], ...] = (),
         swap_in: tuple[tuple[int, int], ...] = (),
         *,
-        decoding: abc.Sequence[Sequence] = (),
+        continued: tuple[list[Sequence], list[int]] = ([], []),
     ) -> None:
-        starts = [sequence.num_computed_tokens for sequence in decoding]
-        self.num_decodes = len(starts)
-        self.sequences = [*decoding, *[chunk.sequence for chunk in chunks]]
-        self.ends = [start + 1 for start in starts] + [chunk.start + chunk.num_tokens for chunk in chunks]
+        sequences, starts = continued
+        self.num_continued = len(sequences)
+        self.sequences = sequences + [chunk.sequence for chunk in chunks]
         self.starts = starts + [chunk.start for chunk in chunks]
-        self.samples = [True] * len(starts) + [chunk.samples for chunk in chunks]
+        self.ends = [start + 1 for start in starts] + [chunk.start + chunk.num_tokens for chunk in chunks]
+        self.samples = [True] * len(sequences) + [chunk.samples for chunk in chunks]
         self.preempted = preempted
         self.swap_out = swap_out
         self.swap_in = swap_in
@@ -96,13 +96,12 @@ class StepPlan:
 
     @property
     def num_decode_tokens(self) -> int:
-        """Tokens that their sequences sampled last. The other ones belong to prompts or are computed once more."""
-        first = self.num_decodes
-        decodes = [start >= s.num_prompt_tokens for s, start in zip(self.sequences[:first], self.starts, strict=False)]
-        others = zip(*(column[first:] for column in (self.sequences, self.starts, self.ends, self.samples)), strict=True)
-        return sum(decodes) + sum(
-            samples and end - start == 1 and start >= sequence.num_prompt_tokens
-            for sequence, start, end, samples in others
+        """Tokens that their sequences sampled last. The others belong to prompts, or are computed once more."""
+        return self.num_continued + sum(
+            self.samples[index]
+            and self.ends[index] - self.starts[index] == 1
+            and self.starts[index] >= self.sequences[index].num_prompt_tokens
+            for index in range(self.num_continued, len(self.sequences))
         )
 
 
@@ -121,6 +120,8 @@ class StepPlanBuilder:
 
     Attributes:
         tokens_left: token budget not yet spent.
+        num_decodes: sequences with one pending token that ran before.
+        num_prompt_tokens: other tokens of the step.
         keys: for each prompt, the key of the first block that this step computes: the prefix cache will have it.
     """
 
@@ -130,17 +131,27 @@ class StepPlanBuilder:
         self.preempted: list[Sequence] = []
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
-        self.decoding: list[Sequence] = []
+        self.num_decodes = 0
         self.num_prompt_tokens = 0
+        self._continued: list[Sequence] = []
+        self._decodes: list[Chunk] = []
         self._prompts: list[Chunk] = []
         self._pool = pool
         self.keys: set[Key] = set()
 
-    def add_decodes(self, decoding: list[Sequence]) -> None:
-        """Add the only pending token of each of these sequences, whose blocks are allocated already."""
-        assert len(decoding) <= self.tokens_left
-        self.tokens_left -= len(decoding)
-        self.decoding = decoding
+    def add_continued(self, sequences: list[Sequence]) -> None:
+        """Add the token sampled last of each of these sequences, as `Sequence.decodes_until` allows."""
+        assert len(sequences) <= self.tokens_left
+        self.tokens_left -= len(sequences)
+        self.num_decodes += len(sequences)
+        self._continued = sequences
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """Add the only pending token of a sequence, whose block is allocated already."""
+        assert self.tokens_left >= 1
+        self.tokens_left -= 1
+        self.num_decodes += 1
+        self._decodes.append(Chunk(sequence, sequence.num_computed_tokens, 1))
 
     def add_prompt(self, sequence: Sequence) -> bool:
         """Add as many pending tokens as budget and blocks allow. Return False if that is none."""
@@ -158,15 +169,29 @@ class StepPlanBuilder:
             self.keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
         return True
 
+    @property
+    def decode_kv_tokens(self) -> int:
+        """Tokens of the decodes' sequences that are in the cache."""
+        continued = sum([sequence.num_computed_tokens for sequence in self._continued])
+        return continued + sum([chunk.start for chunk in self._decodes])
+
     def build(self) -> StepPlan:
         """Advance the sequences and return the plan, with chunks of one token first."""
+        starts = []
+        for sequence in self._continued:  # the same as `advance(1)`, which takes three times as long
+            start = sequence.num_computed_tokens
+            starts.append(start)
+            sequence.num_computed_tokens = start + 1
+            sequence.num_in_flight += 1
+            sequence.tokens.append(UNKNOWN)
+        for chunk in (*self._decodes, *self._prompts):
+            chunk.sequence.advance(chunk.num_tokens)
         single = [chunk for chunk in self._prompts if chunk.num_tokens == 1]
         longer = [chunk for chunk in self._prompts if chunk.num_tokens > 1]
-        plan = StepPlan(
-            (*single, *longer), tuple(self.preempted), tuple(self.swap_out), tuple(self.swap_in), decoding=self.decoding
+        return StepPlan(
+            (*self._decodes, *single, *longer),
+            tuple(self.preempted),
+            tuple(self.swap_out),
+            tuple(self.swap_in),
+            continued=(self._continued, starts),
         )
-        for sequence in self.decoding:
-            sequence.advance(1)
-        for chunk in self._prompts:
-            chunk.sequence.advance(chunk.num_tokens)
-        return plan

@@ -21,7 +21,7 @@ from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import StepStats
 from fastgen.core.step_model import StepModel
-from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
+from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
 from fastgen.engine.messages import StepReport, TokenOutput
 from fastgen.model.step_input import StepInput, StepInputBuilder
@@ -222,7 +222,7 @@ class Engine:
         if plan is None:
             return False
         stats = StepStats.of(plan, started)
-        for sequence in plan.sequences[plan.num_decodes :]:
+        for sequence in plan.sequences[plan.num_continued :]:
             if sequence.first_scheduled is None:
                 sequence.first_scheduled = started
         step = self._step_inputs.build(plan)
@@ -252,15 +252,20 @@ class Engine:
         """Record the results of a step and return what they add to each request's output."""
         plan, outputs = launched.plan, []
         prompt_logprobs = self._new_prompt_logprobs(plan, result)
-        grown = self._scheduler.settle(plan, [sampled.token_id for sampled in result.sampled])
-        for sequence, sampled in zip(grown, result.sampled, strict=True):
+        only_tokens = not result.logprobs and not prompt_logprobs
+        grown = self._scheduler.settle(plan, result.token_ids)
+        for index, (sequence, token) in enumerate(zip(grown, result.token_ids, strict=True)):
             if sequence is None:
                 continue
-            outputs.append(_output(sequence, sampled, prompt_logprobs.pop(sequence, None)))
+            if only_tokens and sequence.is_reported and sequence.finish_reason is None:
+                outputs.append(TokenOutput(sequence.id, [token]))
+                continue
+            logprobs = result.logprobs.get(index)
+            outputs.append(_output(sequence, [token], logprobs, prompt_logprobs.pop(sequence, None)))
             if sequence.finish_reason is not None:
                 self._step_inputs.release(sequence)
                 del self._sequences[sequence.id]
-        return outputs + [_output(sequence, None, rows) for sequence, rows in prompt_logprobs.items()]
+        return outputs + [_output(sequence, [], None, rows) for sequence, rows in prompt_logprobs.items()]
 
     def report(self, outputs: list[TokenOutput], stats: StepStats | None = None) -> StepReport:
         """Return `outputs` with the current state; without `stats` if no step was run."""
@@ -299,7 +304,10 @@ class Engine:
 
 
 def _output(
-    sequence: Sequence, sampled: SampledToken | None, prompt_logprobs: list[TokenLogprobs] | None
+    sequence: Sequence,
+    token_ids: list[int],
+    logprobs: TokenLogprobs | None,
+    prompt_logprobs: list[TokenLogprobs] | None,
 ) -> TokenOutput:
     """Return what a sequence got from a step; the first output also tells cached tokens and queue time."""
     cached_tokens = queue_seconds = None
@@ -308,9 +316,9 @@ def _output(
         cached_tokens, queue_seconds = sequence.num_cached_tokens, sequence.first_scheduled - sequence.arrival
     return TokenOutput(
         request_id=sequence.id,
-        token_ids=[] if sampled is None else [sampled.token_id],
+        token_ids=token_ids,
         finish_reason=sequence.finish_reason,
-        logprobs=None if sampled is None or sampled.logprobs is None else [sampled.logprobs],
+        logprobs=None if logprobs is None else [logprobs],
         prompt_logprobs=prompt_logprobs,
         cached_tokens=cached_tokens,
         queue_seconds=queue_seconds,

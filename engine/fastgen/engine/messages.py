@@ -68,8 +68,8 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     exit_code: int
 
 
-class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of one request in one step.
+class TokenOutput(msgspec.Struct, frozen=True, gc=False):
+    """The output of one request in one step. Never part of a reference cycle: a step creates hundreds.
 
     Attributes:
         token_ids: newly sampled tokens, including the token that ended the request.

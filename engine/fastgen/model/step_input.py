@@ -21,6 +21,8 @@ from fastgen.core.step_plan import StepPlan
 IntArray = npt.NDArray[np.int32]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+_NO_SWAPS = np.zeros((0, 2), np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
@@ -80,8 +82,8 @@ class BlockTables:
 
     def update(self, updates: IntArray) -> None:
         """Apply `StepInput.table_updates`."""
-        rows, positions, blocks = updates
-        if len(rows):
+        if updates.size:
+            rows, positions, blocks = updates
             self.blocks = enlarged(self.blocks, int(rows.max()) + 1, int(positions.max()) + 1)
             self.blocks[rows, positions] = blocks
 
@@ -98,37 +100,38 @@ class StepInputBuilder:
         self._free: list[int] = []
         self._num_rows = 0
         self._tables = BlockTables(np.int32)  # as the runner has them
-        # Of each row, the tokens that were known when its sequence got it. Later ones were sampled in the row.
-        self._num_known = np.zeros(1, np.int32)
         self._constrained = np.zeros(1, np.bool_)  # of each row, whether its sequence has a grammar
 
     def build(self, plan: StepPlan) -> StepInput:
         """Return the input for `plan`."""
         for sequence in plan.preempted:
             self.release(sequence)
-        new_rows, updates = self._update_rows(plan.sequences)
+        new_rows, updates = self._update_rows(plan.sequences[plan.num_continued :])
         self._tables.update(updates)
-        rows = _array([sequence.row for sequence in plan.sequences])
-        starts, ends = _array(plan.starts), _array(plan.ends)
+        rows = _column([sequence.row for sequence in plan.sequences])
+        starts, ends = _column(plan.starts), _column(plan.ends)
         counts = ends - starts
-        num_decodes = int(np.searchsorted(counts > 1, True))
-        assert (counts[num_decodes:] > 1).all(), "chunks of one token must come first"
         query_starts = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=query_starts[1:])
-        sampled = _indices(plan.samples)
+        num_decodes = int(np.count_nonzero(counts == 1))
+        assert query_starts[num_decodes] == num_decodes, "chunks of one token must come first"
+        sampled = _indices(np.frombuffer(bytes(plan.samples), np.bool_))
+        scored_tokens, scored_targets, scored_top = _scored(plan, query_starts)
         return StepInput(
-            swap_out=_array(plan.swap_out).reshape(-1, 2),
-            swap_in=_array(plan.swap_in).reshape(-1, 2),
+            swap_out=_array(plan.swap_out).reshape(-1, 2) if plan.swap_out else _NO_SWAPS,
+            swap_in=_array(plan.swap_in).reshape(-1, 2) if plan.swap_in else _NO_SWAPS,
             new_rows=tuple(new_rows),
             table_updates=updates,
             rows=rows,
             query_starts=query_starts,
             seq_lens=ends,
-            token_ids=self._token_ids(plan, starts >= self._num_known[rows], query_starts),
+            token_ids=_token_ids(plan, query_starts),
             slot_mapping=self._slots(rows, starts, counts, query_starts),
             sampled=sampled,
             masked=_indices(self._constrained[rows[sampled]]),
-            **_scored(plan, query_starts),
+            scored_tokens=scored_tokens,
+            scored_targets=scored_targets,
+            scored_top=scored_top,
             num_decodes=num_decodes,
         )
 
@@ -138,6 +141,7 @@ class StepInputBuilder:
             self._free.append(sequence.row)
             sequence.row = None
             sequence.num_sent_blocks = 0
+            sequence.decodes_until = 0
 
     def _update_rows(self, sequences: abc.Sequence[Sequence]) -> tuple[list[RowParameters], IntArray]:
         """Give rows to sequences that have none. Return the new rows, and the blocks that the runner does not have."""
@@ -151,6 +155,7 @@ class StepInputBuilder:
                 continue
             if sequence.row is None:
                 new_rows.append(self._admit(sequence))
+            assert sequence.row is not None
             rows += [sequence.row] * (len(table) - first)
             positions += range(first, len(table))
             blocks += table[first:]
@@ -161,28 +166,19 @@ class StepInputBuilder:
         if not self._free:
             self._free.append(self._num_rows)
             self._num_rows += 1
-            self._num_known = enlarged(self._num_known, self._num_rows)
             self._constrained = enlarged(self._constrained, self._num_rows)
         row = sequence.row = self._free.pop()
         known = len(sequence.tokens) - (sequence.tokens[-1] == UNKNOWN)  # this step may sample the last one
-        self._num_known[row] = known
         self._constrained[row] = sequence.constraint is not None
         return RowParameters(row, sequence.sampling, sequence.seed, sequence.num_prompt_tokens, sequence.tokens[:known])
 
-    def _token_ids(self, plan: StepPlan, sampled_last: npt.NDArray[np.bool_], query_starts: IntArray) -> IntArray:
-        """Return the token ids; `sampled_last` [S] tells which chunks are the token sampled last for their row."""
-        token_ids = np.full(query_starts[-1], UNKNOWN, np.int32)
-        for index in _indices(~sampled_last).tolist():
-            tokens = plan.sequences[index].tokens[plan.starts[index] : plan.ends[index]]
-            token_ids[query_starts[index] : query_starts[index + 1]] = tokens
-        return token_ids
-
     def _slots(self, rows: IntArray, starts: IntArray, counts: IntArray, query_starts: IntArray) -> IntArray:
         """Return the cache slots of all tokens."""
-        offsets = np.arange(query_starts[-1], dtype=np.int32)
-        positions = np.repeat(starts - query_starts[:-1], counts) + offsets
-        blocks = self._tables.blocks[np.repeat(rows, counts), positions // self._block_size]
-        slots: IntArray = blocks * self._block_size + positions % self._block_size
+        if query_starts[-1] > len(rows):
+            offsets = np.arange(query_starts[-1], dtype=np.int32)
+            rows, starts = np.repeat(rows, counts), np.repeat(starts - query_starts[:-1], counts) + offsets
+        columns, offsets = np.divmod(starts, self._block_size)
+        slots: IntArray = self._tables.blocks[rows, columns] * self._block_size + offsets
         return slots
 
 
@@ -198,12 +194,21 @@ def enlarged(array: npt.NDArray[Scalar], *shape: int) -> npt.NDArray[Scalar]:
     return grown
 
 
-def _scored(plan: StepPlan, query_starts: IntArray) -> dict[str, IntArray]:
-    """Return the tokens that are followed by a prompt token whose logprob was requested."""
+def _token_ids(plan: StepPlan, query_starts: IntArray) -> IntArray:
+    """Return the ids of all tokens; `UNKNOWN` for the tokens of continued sequences, which the runner has."""
+    token_ids = np.full(query_starts[-1], UNKNOWN, np.int32)
+    for index in range(plan.num_continued, len(plan.sequences)):
+        tokens = plan.sequences[index].tokens[plan.starts[index] : plan.ends[index]]
+        token_ids[query_starts[index] : query_starts[index + 1]] = tokens
+    return token_ids
+
+
+def _scored(plan: StepPlan, query_starts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the scored tokens, their targets and numbers of most likely tokens; see `StepInput`."""
     tokens: list[int] = []
     targets: list[int] = []
     top: list[int] = []
-    for index in range(plan.num_decodes, len(plan.sequences)):
+    for index in range(plan.num_continued, len(plan.sequences)):
         sequence, start = plan.sequences[index], plan.starts[index]
         end = min(plan.ends[index], sequence.num_prompt_tokens - 1)
         if sequence.sampling.prompt_logprobs is not None and start < end:
@@ -211,11 +216,15 @@ def _scored(plan: StepPlan, query_starts: IntArray) -> dict[str, IntArray]:
             tokens += range(first, first + end - start)
             targets += sequence.tokens[start + 1 : end + 1]
             top += [sequence.sampling.prompt_logprobs] * (end - start)
-    return {"scored_tokens": _array(tokens), "scored_targets": _array(targets), "scored_top": _array(top)}
+    return _array(tokens), _array(targets), _array(top)
 
 
-def _indices(flags: npt.ArrayLike) -> IntArray:
+def _indices(flags: npt.NDArray[np.bool_]) -> IntArray:
     return np.flatnonzero(flags).astype(np.int32)
+
+
+def _column(values: list[Any]) -> IntArray:
+    return np.fromiter(values, np.int32, len(values))
 
 
 def _array(values: abc.Sequence[object]) -> IntArray:

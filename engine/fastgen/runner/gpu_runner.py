@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
+from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.kernels.gpu.transfers import HostCopy, download, upload
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.kv_cache.tensors import KVCache
@@ -165,7 +165,7 @@ class Results:
             entries = unpack_logprobs(part.packed.wait(), part.tokens or [], part.top)
             for sequence, entry in zip(part.owners, entries, strict=True):
                 prompt.setdefault(sequence, []).append(entry)
-        return StepOutput([SampledToken(token, found.get(row)) for row, token in enumerate(tokens)], prompt)
+        return StepOutput(tokens, found, prompt)
 
 
 class GPUTicket:

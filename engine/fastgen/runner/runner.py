@@ -122,11 +122,10 @@ class ModelRunner:
         num_sampled = len(step.sampled)
         rows = step.rows[step.sampled].tolist()
         draws = self._sampling.draws(rows, dict(zip(step.masked.tolist(), masks, strict=True)))
-        sampled = sample(self._model.head(hidden[:num_sampled]), draws)
-        tokens = [token.token_id for token in sampled]
+        tokens, logprobs = sample(self._model.head(hidden[:num_sampled]), draws)
         self._sampling.append(rows, tokens)
         self._rows.last_ids[rows] = tokens
-        return StepOutput(sampled, self._prompt_logprobs(step, hidden[num_sampled:]))
+        return StepOutput(tokens, logprobs, self._prompt_logprobs(step, hidden[num_sampled:]))
 
     def _prompt_logprobs(self, step: StepInput, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
         """Return prompt logprobs by index of the sequence, for `hidden` [P, hidden] of the scored tokens."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from fastgen.core.step_output import SampledToken, TokenLogprobs
+from fastgen.core.step_output import TokenLogprobs
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.sampling import logit_masks, penalties, top_k_top_p
 from fastgen.sampling.logprobs import token_logprobs
@@ -26,14 +26,17 @@ from fastgen.sampling.rng import uniforms
 from fastgen.sampling.rows import Draw, row_slices, take_rows
 
 
-def sample(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> list[SampledToken]:
+def sample(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> tuple[list[int], dict[int, TokenLogprobs]]:
     """Sample a token for each row of `logits` [S, vocabulary], of any floating type, on any device.
 
     Greedy resolves ties to the smallest token id. `logits` is not modified.
+
+    Returns:
+        The tokens, and by row the log-probabilities of those that requested them.
     """
     assert len(logits) == len(draws)
     if not draws:
-        return []
+        return [], {}
     changed = [row for row, draw in enumerate(draws) if draw.changes_logits]
     if not changed:
         sampled = _choose(logits, draws)
@@ -46,8 +49,7 @@ def sample(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> list[SampledToken
             group = [draws[row] for row in rows]
             sampled[rows] = _choose(_process_logits(take_rows(logits, rows), group), group)
     tokens: list[int] = sampled.tolist()
-    logprobs = _logprobs(logits, draws, tokens)
-    return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+    return tokens, _logprobs(logits, draws, tokens)
 
 
 def _process_logits(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fastgen.core.request import FinishReason
 from fastgen.core.scheduler import Scheduler, StepPlan
 from fastgen.core.sequence import UNKNOWN
@@ -55,6 +57,20 @@ def test_no_step_is_scheduled_beyond_max_tokens() -> None:
     settle(s, first)
     assert not s.has_work
     assert s.pool.num_free == s.pool.num_blocks
+
+
+@pytest.mark.parametrize("generate", [2, 3, 7])
+def test_no_step_computes_the_last_token(generate: int) -> None:
+    s, arrive = scheduler(block_size=16), Arrivals()
+    sequence = arrive(prompt=3, generate=generate)
+    s.add(sequence)
+    in_flight = [scheduled(s)]
+    for _ in range(generate - 1):
+        in_flight.append(scheduled(s))
+        settle(s, in_flight.pop(0))
+    assert s.schedule() is None, "a step in flight samples the last token"
+    settle(s, in_flight.pop())
+    assert sequence.tokens[3:] == [7] * generate
 
 
 def test_blocks_of_a_cancelled_sequence_stay_reserved_while_a_step_writes_them() -> None:

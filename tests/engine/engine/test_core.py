@@ -8,7 +8,7 @@ import pytest
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
-from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
+from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.messages import TokenOutput
 from fastgen.model.step_input import StepInput
 from support.simulation import SimulatedRunner, make_engine, solo_prompt_logprobs
@@ -25,8 +25,8 @@ class WithLogprobs(SimulatedRunner):
 
     def _run(self, step: StepInput) -> StepOutput:
         result = super()._run(step)
-        sampled = [SampledToken(s.token_id, TokenLogprobs(s.token_id, -1.5, 2)) for s in result.sampled]
-        return StepOutput(sampled, result.prompt_logprobs)
+        logprobs = {index: TokenLogprobs(token, -1.5, 2) for index, token in enumerate(result.token_ids)}
+        return StepOutput(result.token_ids, logprobs, result.prompt_logprobs)
 
 
 def outputs_of(runner: SimulatedRunner, *requests: Request, **settings: object) -> list[TokenOutput]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fastgen.core.request import SamplingParams
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.scheduler import Chunk, Scheduler, StepPlan
+from fastgen.model.step_input import StepInput, StepInputBuilder
 from support.driving import forward_input, sequence
+from support.scheduling import Arrivals, scheduler
 
 
 def chunk(num_tokens: int, *, start: int, size: int, blocks: list[int]) -> Chunk:
@@ -55,3 +57,78 @@ def test_rows_with_prompt_logprobs_follow_the_sampled_rows() -> None:
     step_input = forward_input(StepPlan((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), 16)
     assert step_input.num_sampled == 2
     assert step_input.logit_rows.tolist() == [3, 19, *range(4, 9), *range(9, 17)]
+
+
+def next_step(s: Scheduler, builder: StepInputBuilder, token: int) -> StepInput:
+    """Schedule a step in which every sampled token is `token`, and return its input."""
+    plan = s.schedule()
+    assert plan is not None
+    step = builder.build(plan)
+    s.settle(plan, [token] * len(step.sampled))
+    s.check_integrity()
+    return step
+
+
+def test_a_decode_sends_neither_its_token_nor_blocks_that_the_runner_has() -> None:
+    s, builder, arrive = scheduler(block_size=4), StepInputBuilder(4), Arrivals()
+    sequence = arrive(prompt=9, generate=20)
+    s.add(sequence)
+    next_step(s, builder, token=20)
+    for position in range(9, 25):
+        step = next_step(s, builder, token=position + 12)
+        block = sequence.block_table[position // 4]
+        if position % 4 == 0:
+            assert step.table_updates.T.tolist() == [[sequence.row, position // 4, block]]
+        else:
+            assert not step.table_updates.size
+            assert step.token_ids.tolist() in ([-1], [position + 11])
+        assert (step.rows.tolist(), step.seq_lens.tolist(), step.sampled.tolist()) == (
+            [sequence.row],
+            [position + 1],
+            [0],
+        )
+        assert step.slot_mapping.tolist() == [block * 4 + position % 4]
+    assert step.num_decodes == 1
+
+
+def test_a_block_that_the_prefix_cache_replaced_is_sent_although_later_steps_are_in_flight() -> None:
+    s, builder, arrive = scheduler(block_size=4, budget=64), StepInputBuilder(4), Arrivals()
+    # Both compute equal blocks in the same step. The second one then shares those of the first.
+    pair = [arrive([*range(10, 16)], generate=12, salt="") for _ in range(2)]
+    for member in pair:
+        s.add(member)
+    sent: dict[tuple[int, int], int] = {}
+    in_flight: list[StepPlan] = []
+    for _ in range(12):
+        plan = s.schedule()
+        assert plan is not None
+        for row, position, block in builder.build(plan).table_updates.T.tolist():
+            sent[row, position] = block
+        for member in plan.sequences:
+            assert member.row is not None
+            assert [sent[member.row, position] for position in range(len(member.block_table))] == member.block_table
+        in_flight.append(plan)
+        if len(in_flight) == 2:
+            oldest = in_flight.pop(0)
+            s.settle(oldest, [20] * sum(oldest.samples))
+    assert pair[0].block_table[:3] == pair[1].block_table[:3], "no block was replaced"
+
+
+def test_a_readmitted_sequence_sends_the_tokens_that_its_old_row_sampled() -> None:
+    s, builder, arrive = scheduler(blocks=4, block_size=4, budget=6, sequences=2), StepInputBuilder(4), Arrivals()
+    old, new = arrive(prompt=4, generate=8), arrive(prompt=[2, 3, 4], generate=9)
+    s.add(old)
+    s.add(new)
+    while not new.num_preemptions:
+        next_step(s, builder, token=30)
+    assert not old.num_preemptions
+    while old.finish_reason is None:
+        next_step(s, builder, token=30)
+        if old.finish_reason is not None:
+            builder.release(old)
+    known, sent = list(new.tokens), list[int]()
+    assert new.is_waiting
+    assert len(known) == 7, "a chunk of six tokens, then one of one"
+    while new.num_computed_tokens < len(known):
+        sent += next_step(s, builder, token=31).token_ids.tolist()
+    assert sent == known

@@ -150,7 +150,7 @@ def test_a_model_that_is_not_native_is_adapted_and_returns_prompt_logprobs(tmp_p
     scored.num_computed_tokens = 70
     second = execute(runner, StepPlan((Chunk(scored, 70, 30),)))
     found = first.prompt_logprobs[1] + second.prompt_logprobs[0]
-    assert (list(first.prompt_logprobs), list(second.prompt_logprobs), len(second.sampled)) == ([1], [0], 1)
+    assert (list(first.prompt_logprobs), list(second.prompt_logprobs), len(second.token_ids)) == ([1], [0], 1)
     assert [entry.token_id for entry in found] == prompt[1:]
     expected = expected_logits(model, prompt).log_softmax(-1)
     own = expected[:-1].gather(-1, torch.tensor(prompt[1:])[:, None]).squeeze(-1)

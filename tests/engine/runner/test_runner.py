@@ -43,7 +43,7 @@ def test_decodes_and_chunks_in_one_step_do_not_affect_each_other(demo_runner: Mo
 
 def test_a_step_without_sampled_rows_returns_no_tokens(demo_runner: ModelRunner) -> None:
     half = StepPlan((Chunk(sequence(PROMPT, [0]), 0, 5),))
-    assert execute(demo_runner, half).sampled == []
+    assert execute(demo_runner, half).token_ids == []
     assert logits(demo_runner, half).shape == (0, 49152)
 
 

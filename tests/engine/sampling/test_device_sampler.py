@@ -91,10 +91,10 @@ class Batch:
     def by_cpu(self) -> list[int]:
         """Return the tokens of the CPU sampler, 0 for padding."""
         indices = [index for index, _ in self.used()]
-        sampled = sample(self.logits[indices], [row.draw(self.logits.shape[1]) for _, row in self.used()])
+        sampled, _ = sample(self.logits[indices], [row.draw(self.logits.shape[1]) for _, row in self.used()])
         tokens = [0] * len(self.rows)
-        for index, item in zip(indices, sampled, strict=True):
-            tokens[index] = item.token_id
+        for index, token in zip(indices, sampled, strict=True):
+            tokens[index] = token
         return tokens
 
     def by_device(self) -> list[int]:
@@ -201,7 +201,7 @@ def test_a_generation_equals_that_of_the_cpu_sampler_across_preemptions() -> Non
     for step in range(40):
         running = sorted(source.sample(range(size), source.randint(1, size)))
         logits = torch.randn(len(running), vocabulary, generator=torch.Generator().manual_seed(step)) * 2
-        expected = [item.token_id for item in sample(logits, [rows[index].draw(vocabulary) for index in running])]
+        expected, _ = sample(logits, [rows[index].draw(vocabulary) for index in running])
         found = sampler.sample(
             torch.cat([logits, torch.full((1, vocabulary), torch.nan)]),
             torch.tensor([*(slots[index] for index in running), -1], dtype=torch.int32),

@@ -22,7 +22,7 @@ def allowing(*tokens: int, words: int = 1) -> Mask:
 
 
 def choose(logits: torch.Tensor, *draws: Draw) -> list[int]:
-    return [sampled.token_id for sampled in sample(logits, draws)]
+    return sample(logits, draws)[0]
 
 
 def test_bad_words_in_the_generation_are_banned_as_in_transformers() -> None:

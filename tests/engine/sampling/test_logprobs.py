@@ -49,7 +49,7 @@ def test_requested_logprobs_of_sampled_tokens_ignore_sampling_parameters() -> No
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)) * 3
     exact = logits.double().log_softmax(-1)
     shaping = {"temperature": 0.3, "top_k": 2, "logit_bias": ((7, 90.0),), "min_tokens": 3}
-    got = sample(
+    tokens, logprobs = sample(
         logits,
         [
             Draw(SamplingParams(**shaping, logprobs=2), 1, (0, 1), 2),
@@ -58,12 +58,9 @@ def test_requested_logprobs_of_sampled_tokens_ignore_sampling_parameters() -> No
             Draw(SamplingParams(**shaping), 1, (0, 1), 2),
         ],
     )
-    assert [item.logprobs is not None for item in got] == [True, False, True, False]
-    assert got[0].token_id == got[3].token_id == 7
-    for row in (0, 2):
-        logprobs = got[row].logprobs
-        assert logprobs is not None
-        assert logprobs.token_id == got[row].token_id
-        assert abs(logprobs.logprob - exact[row, logprobs.token_id]) < 1e-5
-    assert got[2].logprobs is not None
-    assert (got[2].logprobs.rank, got[2].logprobs.top) == (1, ())
+    assert list(logprobs) == [0, 2]
+    assert tokens[0] == tokens[3] == 7
+    for row, found in logprobs.items():
+        assert found.token_id == tokens[row]
+        assert abs(found.logprob - exact[row, found.token_id]) < 1e-5
+    assert (logprobs[2].rank, logprobs[2].top) == (1, ())

@@ -73,19 +73,19 @@ def test_any_parameters_give_each_row_an_allowed_token_equal_to_the_row_alone(
 ) -> None:
     logits, rows = batch
     before = logits.clone()
-    together = sample(logits, rows)
+    tokens, logprobs = sample(logits, rows)
     assert torch.equal(logits, before), "the logits stay as they are"
-    for row, (draw, got) in enumerate(zip(rows, together, strict=True)):
-        assert 0 <= got.token_id < logits.shape[1]
+    for row, (draw, token) in enumerate(zip(rows, tokens, strict=True)):
+        assert 0 <= token < logits.shape[1]
         if draw.mask is not None:
-            assert draw.mask[got.token_id // 32] >> got.token_id % 32 & 1
+            assert draw.mask[token // 32] >> token % 32 & 1
         else:
-            assert_not_banned(draw, got.token_id, logits.shape[1])
-        assert (got.logprobs is not None) == (draw.sampling.logprobs is not None)
-        if got.logprobs is not None:
-            assert got.logprobs.logprob <= 1e-6
-            assert len(got.logprobs.top) == min(draw.sampling.logprobs or 0, logits.shape[1])
-        assert sample(logits[row : row + 1], [draw])[0].token_id == got.token_id
+            assert_not_banned(draw, token, logits.shape[1])
+        assert (row in logprobs) == (draw.sampling.logprobs is not None)
+        if row in logprobs:
+            assert logprobs[row].logprob <= 1e-6
+            assert len(logprobs[row].top) == min(draw.sampling.logprobs or 0, logits.shape[1])
+        assert sample(logits[row : row + 1], [draw])[0] == [token]
 
 
 def assert_not_banned(draw: Draw, token: int, vocabulary: int) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.row_parameters import RowParameters
-from fastgen.core.step_output import SampledToken, StepOutput, TokenLogprobs
+from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.core import CompletedTicket
 from fastgen.model.step_input import StepInput
 
@@ -52,17 +52,18 @@ class ScriptedRunner:
         threading.Event().wait(self.step_seconds)
         for parameters in step.new_rows:
             self.sequences[parameters.row] = replace(parameters, tokens=list(parameters.tokens))
-        sampling = [self.sequences[row] for row in step.rows[step.sampled].tolist()]
-        return CompletedTicket(StepOutput([sampled(sequence) for sequence in sampling], prompt_logprobs(step)))
+        tokens, logprobs = [], {}
+        for index, row in enumerate(step.rows[step.sampled].tolist()):
+            sequence = self.sequences[row]
+            token, num_top = next_token(sequence), sequence.sampling.logprobs
+            sequence.tokens.append(token)
+            tokens.append(token)
+            if num_top is not None:
+                logprobs[index] = scripted_logprobs(token, num_top)
+        return CompletedTicket(StepOutput(tokens, logprobs, prompt_logprobs(step)))
 
     def start_prefault(self) -> None:
         """There is no cache memory to prefault."""
-
-
-def sampled(sequence: RowParameters) -> SampledToken:
-    token, num_top = next_token(sequence), sequence.sampling.logprobs
-    sequence.tokens.append(token)
-    return SampledToken(token, None if num_top is None else scripted_logprobs(token, num_top))
 
 
 def next_token(sequence: RowParameters) -> int:

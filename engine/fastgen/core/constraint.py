@@ -1,10 +1,11 @@
-"""Interface between the engine and a grammar's state."""
+"""Interfaces between the engine and grammars."""
 
 from __future__ import annotations
 
+from collections import abc
 from typing import Protocol
 
-from fastgen.core.request import FinishReason
+from fastgen.core.request import FinishReason, Grammar
 
 
 class Constraint(Protocol):
@@ -26,3 +27,20 @@ class Constraint(Protocol):
 
     def accept(self, token: int) -> None:
         """Advance by a generated token, which the mask allowed."""
+
+
+class Grammars(Protocol):
+    """Creates constraints, and computes the masks of a step."""
+
+    def __call__(self, grammar: Grammar, /) -> Constraint:
+        """Return a constraint in its initial state.
+
+        Raises:
+            RequestError: if the grammar cannot be enforced, with the reason.
+        """
+
+    def fill_masks(self, constraints: abc.Sequence[Constraint], masks: memoryview) -> None:
+        """Write the allowed next tokens of several constraints, as `Constraint.fill_mask` does one by one.
+
+        `masks` is a writable array of uint32 words: the row of the first constraint, then that of the next.
+        """

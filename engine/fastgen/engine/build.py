@@ -12,6 +12,7 @@ from fastgen.core.step_model import StepModel
 from fastgen.engine.calibration import calibrate
 from fastgen.engine.core import Engine
 from fastgen.engine.messages import EngineInfo
+from fastgen.kernels.cpu import environment
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
 from fastgen.text.grammar import GrammarFactory
@@ -60,7 +61,9 @@ def build_engine(
     """
     runner = load_runner(source, config, on_progress)
     config, step_times = calibrate(runner, config, on_progress)
-    grammars = GrammarFactory(load_tokenizer, runner.vocab_size, runner.eos_token_ids)
+    grammars = GrammarFactory(
+        load_tokenizer, runner.vocab_size, runner.eos_token_ids, num_threads=environment.usable_cpus()
+    )
     engine = Engine(runner, config, grammars=grammars, step_model=StepModel.of(step_times))
     info = EngineInfo(
         architecture=runner.architecture.name,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fastgen.config import EngineConfig
 from fastgen.core.block_pool import BlockPool
-from fastgen.core.constraint import Constraint
+from fastgen.core.constraint import Constraint, Grammars
 from fastgen.core.preemption import HostBuffer
 from fastgen.core.request import Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
@@ -126,7 +126,7 @@ class Engine:
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
         *,
-        grammars: Callable[[Grammar], Constraint] | None = None,
+        grammars: Grammars | None = None,
         step_model: StepModel | None = None,
     ) -> None:
         self._runner = runner
@@ -235,18 +235,20 @@ class Engine:
 
     def _sample(self, launched: _Launched) -> None:
         """Compute the masks of a step, while its forward pass may still run, and enqueue its sampling."""
-        masks: list[Mask] = []
-        for index in launched.step.sampled[launched.step.masked].tolist():
-            sequence = launched.plan.sequences[index]
-            assert sequence.constraint is not None
-            mask = np.zeros(-(-self._runner.vocab_size // 32), np.uint32)
-            if sequence.finish_reason is None:
-                sequence.constraint.fill_mask(mask.data)
-            else:
-                mask[:] = ~np.uint32(0)  # the token will be discarded
-            masks.append(mask)
-        launched.ticket.sample(masks)
+        masked = [launched.plan.sequences[index] for index in launched.step.sampled[launched.step.masked].tolist()]
+        launched.ticket.sample(self._masks(masked) if masked else [])
         launched.awaits_masks = False
+
+    def _masks(self, sequences: list[Sequence]) -> list[Mask]:
+        """Return the masks of sequences with grammars. An ended one may get any token: it will be discarded."""
+        masks = np.full((len(sequences), -(-self._runner.vocab_size // 32)), ~np.uint32(0))
+        running = [index for index, sequence in enumerate(sequences) if sequence.finish_reason is None]
+        if running:
+            assert self._grammars is not None
+            filled = np.zeros((len(running), masks.shape[1]), np.uint32)
+            self._grammars.fill_masks([_constraint_of(sequences[index]) for index in running], filled.reshape(-1).data)
+            masks[running] = filled
+        return list(masks)
 
     def _settle(self, launched: _Launched, result: StepOutput) -> list[TokenOutput]:
         """Record the results of a step and return what they add to each request's output."""
@@ -323,3 +325,8 @@ def _output(
         cached_tokens=cached_tokens,
         queue_seconds=queue_seconds,
     )
+
+
+def _constraint_of(sequence: Sequence) -> Constraint:
+    assert sequence.constraint is not None
+    return sequence.constraint

@@ -5,13 +5,15 @@ The server process checks a grammar and rejects an invalid one; the engine proce
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import llguidance
 
+from fastgen.core.constraint import Constraint
 from fastgen.core.request import FinishReason, Grammar, RequestError
 from fastgen.text.tokenizer import Tokenizer
 
@@ -32,7 +34,7 @@ _NAMES = {
 
 
 class GrammarFactory:
-    """Creates the constraints of one engine.
+    """Creates the constraints of one engine, and computes their masks: a `fastgen.core.constraint.Grammars`.
 
     The first grammar builds tables of the whole vocabulary, which takes about a second.
 
@@ -40,14 +42,21 @@ class GrammarFactory:
         load_tokenizer: called once, at the first grammar.
         vocabulary_size: number of columns of the logits, which may exceed the number of tokens.
         end_tokens: the model's end-of-sequence tokens.
+        num_threads: threads that compute the masks of a step.
     """
 
     def __init__(
-        self, load_tokenizer: Callable[[], Tokenizer], vocabulary_size: int, end_tokens: Iterable[int]
+        self,
+        load_tokenizer: Callable[[], Tokenizer],
+        vocabulary_size: int,
+        end_tokens: Iterable[int],
+        *,
+        num_threads: int = 1,
     ) -> None:
         self._load_tokenizer = load_tokenizer
         self._vocabulary_size = vocabulary_size
         self._end_tokens = frozenset(end_tokens)
+        self._num_threads = num_threads
         self._kept: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
 
     def __call__(self, grammar: Grammar) -> GrammarConstraint:
@@ -65,6 +74,24 @@ class GrammarFactory:
         if len(self._kept) > _GRAMMARS_KEPT:
             self._kept.popitem(last=False)
         return GrammarConstraint(matcher.deep_copy(), self._end_tokens)
+
+    def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
+        """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`."""
+        own = [constraint for constraint in constraints if isinstance(constraint, GrammarConstraint)]
+        assert len(own) == len(constraints), "a constraint is not of this factory"
+        parallel = self._num_threads > 1 and len(own) > 1
+        if parallel:
+            matchers = [(constraint.matcher, row) for row, constraint in enumerate(own)]
+            start = ctypes.addressof(ctypes.c_char.from_buffer(masks))
+            self._executor.unsafe_compute_mask_ptr(matchers, start, masks.nbytes // len(own), len(own))
+        width = len(masks) // len(own)
+        for row, constraint in enumerate(own):
+            if not parallel or constraint.matcher.is_error():
+                constraint.fill_mask(masks[row * width : (row + 1) * width])
+
+    @cached_property
+    def _executor(self) -> llguidance.LLExecutor:
+        return llguidance.LLExecutor(self._num_threads)
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
@@ -86,18 +113,18 @@ class GrammarConstraint:
     for example because the grammar is too ambiguous, only this request is aborted.
     """
 
-    __slots__ = ("_end_tokens", "_matcher", "end")
+    __slots__ = ("_end_tokens", "end", "matcher")
 
     def __init__(self, matcher: llguidance.LLMatcher, end_tokens: frozenset[int]) -> None:
-        self._matcher = matcher
+        self.matcher = matcher
         self._end_tokens = end_tokens
         self.end: FinishReason | None = None
 
     def fill_mask(self, mask: memoryview) -> None:
         """Write the mask of allowed next tokens; see `Constraint.fill_mask`."""
         allowed = mask.cast("B")
-        words = self._matcher.compute_bitmask()
-        if not self._matcher.is_error():
+        words = self.matcher.compute_bitmask()
+        if not self.matcher.is_error():
             # llguidance's rows may be one word longer than the vocabulary needs.
             allowed[:] = words[: len(allowed)]
             return
@@ -110,13 +137,13 @@ class GrammarConstraint:
         """Advance by a generated token."""
         if self.end is not None:
             return
-        if not self._matcher.consume_token(token):
+        if not self.matcher.consume_token(token):
             self._give_up()
         elif token in self._end_tokens:
             self.end = FinishReason.STOP
 
     def _give_up(self) -> None:
-        log.error("a grammar could not be followed to its end: %s", _summary(self._matcher.get_error()))
+        log.error("a grammar could not be followed to its end: %s", _summary(self.matcher.get_error()))
         self.end = FinishReason.ABORT
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from fastgen.config import EngineConfig
+from fastgen.core.constraint import Constraint
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.messages import TokenOutput
@@ -181,6 +183,21 @@ def test_reports_carry_the_fit_of_step_times() -> None:
 
 
 @dataclass
+class OneConstraint:
+    """Grammars that return the same constraint for each request."""
+
+    constraint: Constraint
+
+    def __call__(self, _grammar: Grammar, /) -> Constraint:
+        return self.constraint
+
+    def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
+        width = len(masks) // len(constraints)
+        for row, constraint in enumerate(constraints):
+            constraint.fill_mask(masks[row * width : (row + 1) * width])
+
+
+@dataclass
 class Anything:
     """A grammar that allows every token and never ends."""
 
@@ -198,7 +215,7 @@ def test_a_grammar_sees_each_generated_token_once() -> None:
     constraint = Anything()
     runner = SimulatedRunner(16, 4)
     engine = make_engine(runner, token_budget=8, max_sequences=4)
-    engine._grammars = lambda _grammar: constraint
+    engine._grammars = OneConstraint(constraint)
     engine.add(request(grammar=Grammar(kind="json_object")))
     tokens = []
     while engine.has_work:
@@ -235,7 +252,7 @@ def test_a_mask_is_computed_after_the_token_before_it_is_known(steps_in_flight: 
     constraint = Counting()
     runner = SimulatedRunner(16, 4, steps_in_flight=steps_in_flight)
     engine = make_engine(runner, token_budget=8, max_sequences=4)
-    engine._grammars = lambda _grammar: constraint
+    engine._grammars = OneConstraint(constraint)
     engine.add(request(max_tokens=6, grammar=Grammar(kind="json_object")))
     engine.add(request("free", max_tokens=6))
     most = 0

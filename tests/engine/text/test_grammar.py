@@ -207,3 +207,25 @@ def test_a_match_that_the_library_gives_up_is_aborted(
     constraint.accept(ENDS[0])
     assert constraint.end is FinishReason.ABORT
     assert "could not be followed" in caplog.text
+
+
+def test_masks_computed_in_parallel_equal_those_computed_one_by_one(smollm2: Tokenizer) -> None:
+    factory = GrammarFactory(lambda: smollm2, VOCABULARY + 50, ENDS, num_threads=2)
+    source = random.Random(0)
+    grammars = [Grammar(kind="json_schema", text=json.dumps(schema)) for schema in SCHEMAS]
+    grammars += [Grammar(kind="regex", text=text) for text in ("[a-z]{3,8}", "the identification", "(🙂|🚀){1,3}")]
+    constraints = [factory(grammar) for grammar in grammars]
+    failed = factory(Grammar(kind="regex", text="abc"))
+    failed.matcher.consume_token(smollm2.encode("z", add_special_tokens=False)[0])
+    constraints.insert(2, failed)
+    for _ in range(8):
+        together = np.full((len(constraints), -(-(VOCABULARY + 50) // 32)), 7, np.uint32)
+        factory.fill_masks(constraints, together.reshape(-1).data)
+        assert failed.end is FinishReason.ABORT
+        for constraint, mask in zip(constraints, together, strict=True):
+            alone = np.zeros_like(mask)
+            constraint.fill_mask(alone.data)
+            assert np.array_equal(mask, alone)
+            tokens = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+            constraint.accept(source.choice(tokens))
+        constraints = [constraint for constraint in constraints if constraint.end is None or constraint is failed]

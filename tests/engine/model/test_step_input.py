@@ -132,3 +132,17 @@ def test_a_readmitted_sequence_sends_the_tokens_that_its_old_row_sampled() -> No
     while new.num_computed_tokens < len(known):
         sent += next_step(s, builder, token=31).token_ids.tolist()
     assert sent == known
+
+
+def test_a_decoding_sequence_that_lost_its_row_sends_everything_again() -> None:
+    s, builder, arrive = scheduler(block_size=16), StepInputBuilder(16), Arrivals()
+    sequence = arrive(prompt=3, generate=20)
+    s.add(sequence)
+    for token in (20, 21, 22):
+        next_step(s, builder, token)
+    builder.release(sequence)
+    step = next_step(s, builder, token=23)
+    (parameters,) = step.new_rows
+    assert parameters.tokens == [1, 1, 1, 20, 21, 22]
+    assert step.token_ids.tolist() == [22]
+    assert step.table_updates.T.tolist() == [[sequence.row, 0, sequence.block_table[0]]]

@@ -13,7 +13,7 @@ from fastgen.core.request import FinishReason, Grammar, Request, RequestError, S
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.messages import TokenOutput
 from fastgen.model.step_input import StepInput
-from support.simulation import SimulatedRunner, make_engine, solo_prompt_logprobs
+from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo_prompt_logprobs
 
 
 def request(name: str = "a", *, prompt: int = 10, deadline: float | None = None, **sampling: object) -> Request:
@@ -182,14 +182,14 @@ def test_reports_carry_the_fit_of_step_times() -> None:
         assert a + b * tokens + c * kv_tokens == pytest.approx(runner.seconds(tokens, kv_tokens), rel=0.02)
 
 
-@dataclass
-class OneConstraint:
-    """Grammars that return the same constraint for each request."""
+class Given:
+    """Grammars that return these constraints, in turn."""
 
-    constraint: Constraint
+    def __init__(self, *constraints: Constraint) -> None:
+        self.left = list(constraints)
 
     def __call__(self, _grammar: Grammar, /) -> Constraint:
-        return self.constraint
+        return self.left.pop(0)
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
         width = len(masks) // len(constraints)
@@ -215,7 +215,7 @@ def test_a_grammar_sees_each_generated_token_once() -> None:
     constraint = Anything()
     runner = SimulatedRunner(16, 4)
     engine = make_engine(runner, token_budget=8, max_sequences=4)
-    engine._grammars = OneConstraint(constraint)
+    engine._grammars = Given(constraint)
     engine.add(request(grammar=Grammar(kind="json_object")))
     tokens = []
     while engine.has_work:
@@ -252,7 +252,7 @@ def test_a_mask_is_computed_after_the_token_before_it_is_known(steps_in_flight: 
     constraint = Counting()
     runner = SimulatedRunner(16, 4, steps_in_flight=steps_in_flight)
     engine = make_engine(runner, token_budget=8, max_sequences=4)
-    engine._grammars = OneConstraint(constraint)
+    engine._grammars = Given(constraint)
     engine.add(request(max_tokens=6, grammar=Grammar(kind="json_object")))
     engine.add(request("free", max_tokens=6))
     most = 0
@@ -261,3 +261,47 @@ def test_a_mask_is_computed_after_the_token_before_it_is_known(steps_in_flight: 
         most = max(most, len(engine._in_flight))
     assert most == 1, "a step is launched ahead although a grammar holds its sampling back"
     assert constraint.asked == [0, 1, 2, 3, 4, 5]
+
+
+@dataclass
+class Ending:
+    """A grammar that allows one token, and ends after `length` tokens of any kind."""
+
+    allowed: int
+    length: int
+    accepted: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> FinishReason | None:
+        return FinishReason.STOP if len(self.accepted) == self.length else None
+
+    def fill_mask(self, mask: memoryview) -> None:
+        assert self.end is None, "a mask is computed for a match that has ended"
+        mask[0] = 1 << self.allowed
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+@dataclass
+class RecordingMasks(SimulatedRunner):
+    """A device that records the first word of each mask of each step."""
+
+    masks: list[list[int]] = field(default_factory=list)
+
+    def run_until(self, ticket: SimulatedTicket) -> None:
+        assert ticket.masks is not None
+        self.masks.append([int(mask[0]) for mask in ticket.masks])
+        super().run_until(ticket)
+
+
+def test_a_sequence_that_ended_while_its_step_was_in_flight_leaves_the_masks_of_others() -> None:
+    runner = RecordingMasks(16, 4, steps_in_flight=2)
+    engine = make_engine(runner, token_budget=32, max_sequences=4)
+    engine._grammars = Given(Ending(3, length=2), Ending(5, length=4))
+    for name in ("first", "second"):
+        engine.add(request(name, prompt=3, max_tokens=9, grammar=Grammar(kind="json_object")))
+    while engine.has_work:
+        engine.step()
+    both, any_token = [1 << 3, 1 << 5], 0xFFFFFFFF
+    assert runner.masks == [both, both, [any_token, 1 << 5], [1 << 5], [any_token]]

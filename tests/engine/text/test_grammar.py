@@ -221,6 +221,7 @@ def test_masks_computed_in_parallel_equal_those_computed_one_by_one(smollm2: Tok
     for _ in range(8):
         together = np.full((len(constraints), -(-(VOCABULARY + 50) // 32)), 7, np.uint32)
         factory.fill_masks(constraints, together.reshape(-1).data)
+        assert "_executor" in vars(factory), "no threads were started"
         assert failed.end is FinishReason.ABORT
         for constraint, mask in zip(constraints, together, strict=True):
             alone = np.zeros_like(mask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastgen.core.scheduler import Chunk
+from fastgen.core.scheduler import Chunk, StepPlan
 from support.scheduling import Arrivals, run, scheduler, sizes
 
 
@@ -184,6 +184,14 @@ def test_the_backlog_counts_prompt_tokens_not_yet_computed() -> None:
     assert stats.backlog_prompt_tokens == 65
     assert (stats.num_running, stats.num_waiting, stats.kv_tokens) == (2, 1, 5 + 15)
     assert stats.oldest_waiting_seconds == 7.0
+
+
+@pytest.mark.parametrize(("generated", "start", "decodes"), [(0, 3, 0), (2, 3, 0), (2, 4, 0), (2, 5, 1)])
+def test_only_the_token_sampled_last_counts_as_a_decode(generated: int, start: int, decodes: int) -> None:
+    sequence = Arrivals()(prompt=4)
+    sequence.tokens += [7] * generated
+    sequence.num_computed_tokens = start
+    assert StepPlan((Chunk(sequence, start, 1),)).num_decode_tokens == decodes
 
 
 def test_a_chunk_must_continue_its_sequence() -> None:

@@ -77,6 +77,19 @@ class KVCacheManager:
             sequence.decodes_until = 0
         sequence.num_published_blocks = num_full
 
+    def truncate(self, sequence: Sequence) -> None:
+        """Take the blocks beyond the computed tokens of a sequence."""
+        beyond = sequence.block_table[self.pool.blocks_for(sequence.num_computed_tokens) :]
+        del sequence.block_table[len(sequence.block_table) - len(beyond) :]
+        sequence.num_sent_blocks = min(sequence.num_sent_blocks, len(sequence.block_table))
+        sequence.decodes_until = 0
+        self.pool.release(beyond)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take all blocks of a sequence, in the cache and on the host; its KV will be recomputed."""
+        self.free(sequence)
+        sequence.num_computed_tokens = 0
+
     def free(self, sequence: Sequence) -> None:
         """Free all blocks of a finished sequence, in the cache and on the host."""
         self._release_blocks(sequence)

@@ -25,6 +25,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens, or the maximum model length
     ABORT = "abort"  # cancelled by the client, or still running at the end of a drain
     DEADLINE = "deadline"  # its own deadline passed
+    OUT_OF_MEMORY = "out_of_memory"  # the device lacked the memory to compute it, even alone; clients get an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

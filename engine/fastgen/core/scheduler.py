@@ -21,6 +21,7 @@ from fastgen.core.request import FinishReason
 from fastgen.core.request_queue import RequestQueue, by_rank
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import SchedulerStats
+from fastgen.core.step_limit import StepLimit
 from fastgen.core.step_model import StepModel, StepTimes
 from fastgen.core.step_plan import Chunk, StepPlan, StepPlanBuilder
 
@@ -45,6 +46,8 @@ class Scheduler:
     A step may be scheduled while earlier ones run. Sequences advance when they are scheduled, and `settle` records the
     results. Blocks stay reserved as long as a step in flight writes them. No sequence is preempted while a step is in
     flight: its last token would be unknown.
+
+    A step that ran out of memory is rolled back instead of settled. The next ones have fewer tokens and sequences.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Scheduler:
         self.pool = pool
         self.token_budget = token_budget
         self.max_sequences = max_sequences
+        self._limit = StepLimit(token_budget)
         self._end_tokens = end_tokens
         self._chunker = chunker or Chunker("greedy", NoTarget())
         self._kv_cache = KVCacheManager(pool, host or HostBuffer(0), preemption or Preemption("recompute", StepModel()))
@@ -153,7 +157,7 @@ class Scheduler:
         """
         if self._in_flight and self._may_preempt():
             return None
-        builder = StepPlanBuilder(self.pool, self.token_budget)
+        builder = StepPlanBuilder(self.pool, self._limit.tokens)
         prefilling = self._schedule_decodes(builder)
         self._schedule_prompts(builder, prefilling)
         plan = builder.build()
@@ -178,6 +182,7 @@ class Scheduler:
         """
         settled, _ = self._in_flight.popleft()
         assert settled is plan, "steps are settled in the order in which they were scheduled"
+        self._limit.record()
         tokens = _spread(sampled, plan.samples)
         grown: list[Sequence | None] = []
         ended = False
@@ -187,9 +192,7 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 if token is not None:
                     grown.append(None)
-                if not sequence.num_in_flight:
-                    self._ended.remove(sequence)
-                    self._kv_cache.free(sequence)
+                self._free_if_idle(sequence)
                 continue
             if computed >= (sequence.num_published_blocks + 1) * block_size:
                 self._kv_cache.publish(sequence, computed)
@@ -201,6 +204,51 @@ class Scheduler:
         if ended:
             self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
         return grown
+
+    def roll_back(self, plan: StepPlan) -> None:
+        """Undo a step that has no results: its tokens are scheduled again.
+
+        Its sequences keep the KV that earlier steps computed. If the step was to copy a sequence's KV between cache and
+        host, that KV is recomputed: nobody knows whether it was copied. The device runs steps in order, so what this
+        step may still write to freed blocks is overwritten by the steps that use them next.
+
+        Args:
+            plan: the newest plan that is not settled.
+        """
+        newest, _ = self._in_flight.pop()
+        assert newest is plan, "steps are rolled back newest first"
+        copied = {block for block, _ in plan.swap_in}
+        for sequence, start, sampled in zip(plan.sequences, plan.starts, plan.samples, strict=True):
+            sequence.num_in_flight -= 1
+            if sequence.finish_reason is not None:
+                self._free_if_idle(sequence)
+                continue
+            sequence.roll_back(start, sampled=sampled)
+            self._kv_cache.truncate(sequence)
+            if not sequence.block_table or not copied.isdisjoint(sequence.block_table):
+                self._running.remove(sequence)
+                self._kv_cache.drop(sequence)
+                self._waiting.push(sequence)
+        for sequence in plan.preempted:
+            if sequence.host_blocks:
+                self._waiting.remove(sequence)
+                self._kv_cache.drop(sequence)
+                self._waiting.push(sequence)
+
+    def reduce_steps(self, plan: StepPlan) -> Sequence | None:
+        """Schedule smaller steps, because one with this plan ran out of memory. Call it after `roll_back`.
+
+        Returns:
+            The sequence that ended for lack of memory, if the step had only one token.
+        """
+        if plan.num_tokens > 1:
+            self._limit.shrink(plan.num_tokens)
+            return None
+        sequence = plan.sequences[0]
+        if sequence.finish_reason is not None:
+            return None
+        self._end(sequence, FinishReason.OUT_OF_MEMORY)
+        return sequence
 
     def stats(self, now: float) -> SchedulerStats:
         """Return the current state; `now` is in seconds on the clock of the sequences' arrivals."""
@@ -243,7 +291,7 @@ class Scheduler:
             if len(first.block_table) * block_size == first.num_computed_tokens:
                 self._make_room(first, builder, 0)
                 num_reserved = 1
-        for sequence in self._running.copy():
+        for sequence in self._running[: self._limit.tokens]:
             computed = sequence.num_computed_tokens
             if computed < sequence.decodes_until:  # almost always
                 decoding.append(sequence)
@@ -367,6 +415,12 @@ class Scheduler:
             self._ended.append(sequence)
         else:
             self._kv_cache.free(sequence)
+
+    def _free_if_idle(self, ended: Sequence) -> None:
+        """Free the blocks of a sequence that ended while steps in flight computed it, after the last of them."""
+        if not ended.num_in_flight:
+            self._ended.remove(ended)
+            self._kv_cache.free(ended)
 
 
 def _spread(sampled: abc.Sequence[int], samples: abc.Sequence[bool]) -> abc.Sequence[int | None]:

@@ -145,6 +145,13 @@ class Sequence:
         if self.num_computed_tokens == len(self.tokens):
             self.tokens.append(UNKNOWN)
 
+    def roll_back(self, start: int, *, sampled: bool) -> None:
+        """Undo the newest step, which computed the tokens from `start` on and sampled a token or not."""
+        if sampled:
+            assert self.tokens[-1] == UNKNOWN
+            self.tokens.pop()
+        self.num_computed_tokens = start
+
     def settle(self, index: int, token: int) -> bool:
         """Record that `token` was sampled for `tokens[index]`.
 

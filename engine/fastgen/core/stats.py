@@ -41,6 +41,7 @@ class StepStats:
         queue_seconds: for each request scheduled for the first time, how long it was queued.
         preemptions: sequences that lost their blocks to this step. `swapped_out` of them moved to the host buffer; the
             others will be recomputed.
+        out_of_memory: 1 if the step ran out of memory. It did nothing, and its sequences are scheduled again.
         prefix_cache_query_tokens: prompt tokens of the requests scheduled for the first time that may use the prefix
             cache. `prefix_cache_hit_tokens` of them were found there.
     """
@@ -51,6 +52,7 @@ class StepStats:
     queue_seconds: list[float] = field(default_factory=list)
     preemptions: int = 0
     swapped_out: int = 0
+    out_of_memory: int = 0
     prefix_cache_query_tokens: int = 0
     prefix_cache_hit_tokens: int = 0
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +25,11 @@ from fastgen.core.stats import StepStats
 from fastgen.core.step_model import StepModel
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
+from fastgen.engine.device_errors import first_line, is_out_of_memory, release_cached_memory
 from fastgen.engine.messages import StepReport, TokenOutput
 from fastgen.model.step_input import StepInput, StepInputBuilder
+
+log = logging.getLogger("fastgen.engine.core")
 
 Mask = npt.NDArray[np.uint32]
 
@@ -98,14 +103,47 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class _Launched:
-    """A step in flight. `awaits_masks` until its grammars' masks can be computed and its sampling is enqueued."""
+    """A step in flight. `awaits_masks` until its grammars' masks can be computed and its sampling is enqueued.
+
+    Attributes:
+        started: when it was scheduled.
+        first_scheduled: the sequences that no earlier step computed.
+        ticket: None until it was launched.
+        out_of_memory: text of the error if it ran out of memory; it has no results then.
+    """
 
     plan: StepPlan
     step: StepInput
     stats: StepStats
-    ticket: Ticket
     started: float
-    awaits_masks: bool
+    first_scheduled: list[Sequence]
+    ticket: Ticket | None = None
+    awaits_masks: bool = True
+    out_of_memory: str | None = None
+
+    @contextmanager
+    def noting_out_of_memory(self) -> Iterator[None]:
+        """Set `out_of_memory` if the body runs out of memory, and drop the step's tensors. Other errors pass."""
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self.out_of_memory = first_line(error)
+            self.ticket = None
+
+    def sample(self, masks: list[Mask]) -> None:
+        with self.noting_out_of_memory():
+            assert self.ticket is not None
+            self.ticket.sample(masks)
+        self.awaits_masks = False
+
+    def result(self) -> StepOutput | None:
+        """Wait for the results; None if the step ran out of memory."""
+        with self.noting_out_of_memory():
+            if self.ticket is not None:
+                return self.ticket.result()
+        return None
 
 
 class Engine:
@@ -115,6 +153,9 @@ class Engine:
 
     A runner that overlaps steps is given the next step before the results of the last are read, so the device does not
     wait for the host. An end is then found one step late: the token that the next step samples is discarded.
+
+    A step that runs out of memory is rolled back, with the steps launched after it. The next steps are smaller. A
+    request that runs out of memory alone, with one token, ends with `FinishReason.OUT_OF_MEMORY`.
 
     Attributes:
         step_model: predicts step times, updated with every step. Pass one in to seed it with measured times.
@@ -199,10 +240,13 @@ class Engine:
         if not self._in_flight:
             return self.report(outputs)
         launched = self._in_flight.popleft()
-        result = launched.ticket.result()
+        result = launched.result()
+        if result is None:
+            outputs += self._roll_back(launched)
+            return self.report(outputs, StepStats(out_of_memory=1, preemptions=launched.stats.preemptions))
         outputs += self._settle(launched, result)
         for following in self._in_flight:
-            if following.awaits_masks:
+            if following.awaits_masks and following.ticket is not None:
                 self._sample(following)
         if not self._sequences and not self._in_flight:
             self._scheduler.check_integrity()
@@ -215,29 +259,58 @@ class Engine:
 
     def _launch(self) -> bool:
         """Schedule and launch a step. Return False if there is none to launch before the next results."""
-        if not self._scheduler.has_work or any(launched.awaits_masks for launched in self._in_flight):
+        if not self._scheduler.has_work or any(map(_holds_back, self._in_flight)):
             return False
         started = self._clock()
         plan = self._scheduler.schedule()
         if plan is None:
             return False
         stats = StepStats.of(plan, started)
-        for sequence in plan.sequences[plan.num_continued :]:
-            if sequence.first_scheduled is None:
-                sequence.first_scheduled = started
+        new = [s for s in plan.sequences[plan.num_continued :] if s.first_scheduled is None]
+        for sequence in new:
+            sequence.first_scheduled = started
         step = self._step_inputs.build(plan)
-        launched = _Launched(plan, step, stats, self._runner.launch(step), started, awaits_masks=True)
+        launched = _Launched(plan, step, stats, started, new)
+        with launched.noting_out_of_memory():
+            launched.ticket = self._runner.launch(step)
         # A grammar's mask depends on the token before, which a step in flight may still sample.
-        if not (len(step.masked) and self._in_flight):
+        if launched.ticket is not None and not (len(step.masked) and self._in_flight):
             self._sample(launched)
         self._in_flight.append(launched)
         return True
 
+    def _roll_back(self, failed: _Launched) -> list[TokenOutput]:
+        """Undo a step that ran out of memory and all launched after it; return the end of a request that cannot run."""
+        lost = [failed, *self._in_flight]
+        self._in_flight.clear()
+        for launched in reversed(lost):
+            launched.ticket = None  # frees its tensors
+            self._scheduler.roll_back(launched.plan)
+            for sequence in launched.first_scheduled:
+                sequence.first_scheduled = None
+            for sequence in launched.plan.sequences:
+                # The runner may have applied the step's updates to its row or not: the sequence gets a new one.
+                self._step_inputs.release(sequence)
+        plan, ended = failed.plan, self._scheduler.reduce_steps(failed.plan)
+        log.warning(
+            "a step of %d tokens, %d sequences, ran out of memory (%s); %s",
+            plan.num_tokens,
+            len(plan.sequences),
+            failed.out_of_memory,
+            "the next steps will be smaller"
+            if ended is None
+            else f"request {ended.id} ends, because it was alone in it",
+        )
+        release_cached_memory()
+        if ended is None:
+            return []
+        del self._sequences[ended.id]
+        return [TokenOutput(request_id=ended.id, token_ids=[], finish_reason=ended.finish_reason)]
+
     def _sample(self, launched: _Launched) -> None:
         """Compute the masks of a step, while its forward pass may still run, and enqueue its sampling."""
         masked = [launched.plan.sequences[index] for index in launched.step.sampled[launched.step.masked].tolist()]
-        launched.ticket.sample(self._masks(masked) if masked else [])
-        launched.awaits_masks = False
+        launched.sample(self._masks(masked) if masked else [])
 
     def _masks(self, sequences: list[Sequence]) -> list[Mask]:
         """Return the masks of sequences with grammars. An ended one may get any token: it will be discarded."""
@@ -303,6 +376,11 @@ class Engine:
                 sequence.num_prompt_logprobs = start + len(rows)
                 new[sequence] = unreported
         return new
+
+
+def _holds_back(launched: _Launched) -> bool:
+    """Return whether no step can be launched after this one yet."""
+    return launched.awaits_masks or launched.ticket is None
 
 
 def _output(

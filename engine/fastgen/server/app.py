@@ -29,7 +29,7 @@ from fastgen.version import VERSION
 log = logging.getLogger("fastgen.server")
 
 # Codes of errors that are no rejections: the requests were admitted, or uvicorn logs the traceback.
-_NOT_REJECTED = frozenset({"engine_dead", "deadline_exceeded", "internal_error"})
+_NOT_REJECTED = frozenset({"engine_dead", "deadline_exceeded", "internal_error", "out_of_memory"})
 
 
 def create_app(service: Service, config: ServerConfig, keys: KeyRing, tracer: Tracer | None) -> ASGIApp:

@@ -30,6 +30,7 @@ TABLE: dict[str, tuple[str, set[str]]] = {
     "prefix_cache_query_tokens": ("counter", set()),
     "prefix_cache_hit_tokens": ("counter", set()),
     "preemptions": ("counter", {"mode"}),
+    "steps_out_of_memory": ("counter", set()),
     "request_success": ("counter", {"finish_reason"}),
     "request_rejected": ("counter", {"reason"}),
     "step_tokens": ("histogram", set()),
@@ -44,7 +45,7 @@ TABLE: dict[str, tuple[str, set[str]]] = {
 VALUES = {
     "phase": {"prefill", "decode"},
     "mode": {"recompute", "swap"},
-    "finish_reason": {"stop", "length", "abort", "deadline"},
+    "finish_reason": {"stop", "length", "abort", "deadline", "out_of_memory"},
     "coefficient": {"base", "token", "kv_token"},
 }
 

@@ -55,6 +55,16 @@ def engine_died(reason: str) -> APIError:
     return APIError(500, f"the engine died during this request: {reason}; try again", code="engine_dead")
 
 
+def out_of_memory() -> APIError:
+    """Return the error for a request that the device lacked the memory to compute, even alone."""
+    return APIError(
+        503,
+        "the device ran out of memory for this request, even with nothing else in the step: send a shorter one, try "
+        "again later, or lower --memory-percent (spec.engine.kvCache.memoryPercent) to leave more for steps",
+        code="out_of_memory",
+    )
+
+
 def from_exception(error: Exception) -> APIError:
     """Return the error for an exception that an endpoint or the framework raised."""
     match error:

@@ -77,6 +77,9 @@ class Metrics:
         preemptions = self._make(Counter, "preemptions", "Preempted sequences, by mode: recompute or swap.", ["mode"])
         self._recomputations = preemptions.labels(self._model_name, "recompute")
         self._swaps = preemptions.labels(self._model_name, "swap")
+        self._out_of_memory = self._make(
+            Counter, "steps_out_of_memory", "Steps that ran out of memory. They were rolled back and retried with less."
+        )
         self._cache_queries = self._make(
             Counter, "prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache."
         )
@@ -142,6 +145,8 @@ class Metrics:
         if stats.preemptions:
             self._recomputations.inc(stats.preemptions - stats.swapped_out)
             self._swaps.inc(stats.swapped_out)
+        if stats.out_of_memory:
+            self._out_of_memory.inc(stats.out_of_memory)
         if stats.prefix_cache_query_tokens:
             self._cache_queries.inc(stats.prefix_cache_query_tokens)
             self._cache_hits.inc(stats.prefix_cache_hit_tokens)

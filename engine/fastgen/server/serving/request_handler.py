@@ -15,7 +15,7 @@ from fastgen import logs
 from fastgen.core.request import FinishReason, Request
 from fastgen.engine.client import EngineDeadError
 from fastgen.engine.request_output import OutputDelta, RequestOutput, Usage
-from fastgen.server.http.errors import APIError, engine_died
+from fastgen.server.http.errors import APIError, engine_died, out_of_memory
 from fastgen.server.http.request_context import Outcome, current
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.metrics import Metrics
@@ -104,18 +104,18 @@ class RequestHandler:
         """Yield deltas with the index of their generation. Closing the iterator cancels the generations.
 
         Raises:
-            APIError: if the engine dies, or if the deadline passes before the first token.
+            APIError: if the engine dies or lacks the memory, or if the deadline passes before the first token.
         """
         try:
             if len(self.outputs) == 1:
                 async with aclosing(self._run(self.outputs[0])) as deltas:
                     async for delta in deltas:
-                        self._check_deadline()
+                        self._check_ends()
                         yield 0, delta
             else:
                 async with aclosing(self._run_all()) as indexed_deltas:
                     async for indexed in indexed_deltas:
-                        self._check_deadline()
+                        self._check_ends()
                         yield indexed
         except EngineDeadError as error:
             raise engine_died(str(error)) from error
@@ -124,7 +124,7 @@ class RequestHandler:
         """Run to the end and return the chosen outputs, one per choice, in order.
 
         Raises:
-            APIError: if the engine dies, or if the deadline passes before the first token.
+            APIError: if the engine dies or lacks the memory, or if the deadline passes before the first token.
         """
         async with aclosing(self.stream()) as deltas:
             async for _ in deltas:
@@ -137,7 +137,9 @@ class RequestHandler:
             chosen += sorted(self.outputs[start : start + candidates], key=_mean_logprob, reverse=True)[:wanted]
         return chosen
 
-    def _check_deadline(self) -> None:
+    def _check_ends(self) -> None:
+        if any(output.finish_reason is FinishReason.OUT_OF_MEMORY for output in self.outputs):
+            raise out_of_memory()
         if all(output.finish_reason is FinishReason.DEADLINE and not output.token_ids for output in self.outputs):
             seconds = self.outputs[0].request.deadline_seconds
             raise APIError(

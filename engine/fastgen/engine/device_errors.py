@@ -1,0 +1,42 @@
+"""Tells errors of a device apart by their type's name and text, without importing torch.
+
+PyTorch raises `torch.OutOfMemoryError` and `torch.AcceleratorError`, and RuntimeErrors for libraries below it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_OUT_OF_MEMORY = (
+    "out of memory",  # CUDA's allocator, the driver, pinned memory
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "can't allocate memory",  # DefaultCPUAllocator
+    "not enough memory",
+)
+_FAILURES = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cudaError")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation failed. The device still works, and a smaller step may fit."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def is_device_failure(error: Exception) -> bool:
+    """Return whether the GPU or its driver failed. Only a new process can use the GPU again, if it still works."""
+    if type(error).__name__ == "AcceleratorError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _FAILURES)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text: torch appends hints for its own developers."""
+    return (str(error).splitlines() or [""])[0].strip()
+
+
+def release_cached_memory() -> None:
+    """Give the memory that torch's allocator keeps for later back to the GPU, so that it can be allocated anew."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -239,6 +239,15 @@ class ServerConfig:
         kind="choice",
         choices=TOOL_PARSERS,
     )
+    step_timeout_seconds: int = setting_field(
+        60,
+        "Maximum time in which the engine has work and finishes no step. After half of it /ready is 503; after all of "
+        "it the engine counts as hung and the server exits with code 4. The time is longer for steps that are expected "
+        "to take more than a twentieth of it, and for the first 16 steps: up to 10 times this setting.",
+        minimum=1,
+        maximum=86400,
+        unit="seconds",
+    )
     drain_seconds: int = setting_field(
         60,
         "How long running requests may continue after SIGTERM. Then they end with finish_reason abort.",

@@ -40,12 +40,13 @@ def run(options: argparse.Namespace) -> int:
     launch = Launch(server_config.log_format)
     try:
         # Imported after the launch, while the engine process already imports torch.
-        from fastgen.engine.client import EngineStartError
+        from fastgen.engine.client import EngineError
         from fastgen.server.main import run as serve
 
         try:
             return serve(config, server_config, launch)
-        except EngineStartError as error:
+        except EngineError as error:
+            # The last line: the operator shows it in the resource's condition.
             print(f"fastgen: error: {error}", file=sys.stderr)
             return error.exit_code
     finally:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from fastgen import exit_codes
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Request
 from fastgen.engine.in_flight import InFlight
@@ -34,23 +36,31 @@ from fastgen.engine.messages import (
     StepReport,
     TokenOutput,
 )
+from fastgen.engine.watchdog import Watchdog
 
 # After the process exited, its socket is drained until no message has arrived for this long.
 _DRAIN_SECONDS = 0.05
 # An engine that does not exit within this time after Shutdown is killed. A step takes far less.
 _STOP_SECONDS = 5.0
+# An engine that reported its failure is killed if it has not exited after this time. A killed one is not waited for any
+# longer either: a process that waits for a broken device may not end.
+_EXIT_SECONDS = 3.0
 
 
-class EngineStartError(Exception):
-    """The engine could not start. `exit_code` 2 means that its configuration is invalid."""
+class EngineError(Exception):
+    """The engine has failed; the message is one line. `fastgen.exit_codes` has the exit codes."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
 
-class EngineDeadError(Exception):
-    """The engine process has exited; the message tells how."""
+class EngineStartError(EngineError):
+    """The engine could not start."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process has exited or hangs; the message tells how."""
 
 
 class EngineClient:
@@ -65,7 +75,11 @@ class EngineClient:
     in_flight: InFlight
 
     def __init__(
-        self, launch: Launch, socket: zmq.asyncio.Socket, on_report: Callable[[StepReport], None] | None
+        self,
+        launch: Launch,
+        socket: zmq.asyncio.Socket,
+        on_report: Callable[[StepReport], None] | None,
+        step_timeout: float,
     ) -> None:
         self._launch = launch
         self._process = launch.process
@@ -74,6 +88,10 @@ class EngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
         self._failure: Failed | None = None
+        self._failed = asyncio.Event()
+        self._step_timeout = step_timeout
+        self._watchdog: Watchdog | None = None  # while the engine is ready
+        self._owes_report = False  # a command was sent after the last report
         self._num_received = 0
         self._ready = False  # the engine reads no messages before
         self._dead = asyncio.Event()
@@ -87,6 +105,7 @@ class EngineClient:
         on_loading: Callable[[str, float], None],
         *,
         on_report: Callable[[StepReport], None] | None = None,
+        step_timeout: float,
     ) -> EngineClient:
         """Send the configuration and wait until the engine is ready for requests.
 
@@ -95,6 +114,7 @@ class EngineClient:
             config: the model to serve and its settings.
             on_loading: called with a stage and its completed fraction, 0 to 1.
             on_report: called with every report, in order; must return quickly.
+            step_timeout: see `ServerConfig.step_timeout_seconds`.
 
         Raises:
             EngineStartError: if the engine cannot serve `config` or exits while loading.
@@ -104,7 +124,7 @@ class EngineClient:
         # Never drop a report while the loop is busy. The engine's send queue bounds how many are on their way.
         socket.set(zmq.RCVHWM, 0)
         socket.bind(launch.address)
-        engine = cls(launch, socket, on_report)
+        engine = cls(launch, socket, on_report, step_timeout)
         launch.hand_over(config)
         try:
             await engine._wait_ready(on_loading)
@@ -122,16 +142,26 @@ class EngineClient:
         finally:
             dead.cancel()
         if not ready.done():
-            exit_code = self._failure.exit_code if self._failure is not None else 1
-            raise EngineStartError(self.exit_message, exit_code)
+            raise EngineStartError(self.exit_message, self.exit_code)
         self.info = ready.result()
         self.in_flight = InFlight(self.info.max_sequences)
+        self._watchdog = Watchdog(self._step_timeout, self.info)
         self._ready = True
 
     @property
     def alive(self) -> bool:
-        """Return whether the engine process is running."""
+        """Return whether the engine process is running, as far as known."""
         return not self._dead.is_set()
+
+    @property
+    def why_late(self) -> str | None:
+        """Why the engine may hang: its step takes far longer than predicted. None if it does not."""
+        return self._watchdog.message() if self._watchdog is not None and self._watchdog.is_late else None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code for the server once the engine has exited."""
+        return exit_codes.FAILED if self._failure is None else self._failure.exit_code
 
     @property
     def exit_message(self) -> str:
@@ -153,14 +183,14 @@ class EngineClient:
             EngineDeadError: if the engine has exited or exits meanwhile.
         """
         if not self.alive:
-            raise EngineDeadError(self.exit_message)
+            raise self.dead()
         outputs = self.in_flight.open(request.id)
         self._send(Add(request))
         try:
             while True:
                 output = await outputs.get()
                 if output is None:
-                    raise EngineDeadError(self.exit_message)
+                    raise self.dead()
                 yield output
                 if output.finish_reason is not None:
                     return
@@ -175,12 +205,13 @@ class EngineClient:
             self.in_flight.deliver(TokenOutput(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT))
             self._send(Cancel(request_id))
 
-    async def wait_dead(self) -> int:
-        """Wait until the engine has exited and return its exit code, negative for the signal that killed it."""
+    async def wait_dead(self) -> None:
+        """Wait until the engine has exited or hangs."""
         await self._dead.wait()
-        code = self._process.returncode
-        assert code is not None
-        return code
+
+    def dead(self) -> EngineDeadError:
+        """Return the error that tells how the engine exited."""
+        return EngineDeadError(self.exit_message, self.exit_code)
 
     async def stop(self) -> None:
         """Stop the engine process and wait for its exit. Unfinished requests get EngineDeadError."""
@@ -189,8 +220,9 @@ class EngineClient:
             await _first_of(asyncio.create_task(_wait_exit(self._process)), timeout=_STOP_SECONDS)
         if self._process.poll() is None:
             self._process.kill()
-        await _wait_exit(self._process)
+        await _first_of(asyncio.create_task(_wait_exit(self._process)), timeout=_EXIT_SECONDS)
         if self._watcher is not None:
+            self._failed.set()  # so that it does not wait for a process that cannot be killed
             await self._watcher
         self._socket.close()
         self._launch.end()
@@ -198,17 +230,22 @@ class EngineClient:
     def _send(self, command: Command) -> None:
         # Not awaited: the future is done at once unless the queue is full, and messages keep their order either way.
         self._socket.send(self._encoder.encode(command))
+        self._owes_report = True
 
     async def _watch(self, ready: asyncio.Future[EngineInfo], on_loading: Callable[[str, float], None]) -> None:
-        """Receive messages until the process has exited and its socket is drained."""
+        """Receive messages until the process has exited, failed or hung, and its socket is drained. `stop` kills it."""
         receiver = asyncio.create_task(self._receive(ready, on_loading))
         exited = asyncio.create_task(_wait_exit(self._process))
-        await _first_of(exited, receiver)
-        if not exited.done():
+        failed = asyncio.create_task(self._failed.wait())
+        guard = asyncio.create_task(self._guard())
+        await _first_of(exited, receiver, failed, guard)
+        if receiver.done() and self._failure is None:
             message = f"the engine process sent a message that cannot be decoded: {receiver.exception()}"
-            self._failure = Failed(message, exit_code=1)
-            self._process.kill()
-            await exited
+            self._failure = Failed(message, exit_codes.FAILED)
+        if failed.done():
+            await _first_of(exited, timeout=_EXIT_SECONDS)
+        for task in (exited, failed, guard):
+            task.cancel()
         num_received = -1
         while num_received != self._num_received:
             num_received = self._num_received
@@ -224,6 +261,9 @@ class EngineClient:
             self._num_received += 1
             match event:
                 case StepReport():
+                    self._owes_report = False
+                    if self._watchdog is not None:
+                        self._watchdog.record(event)
                     if self._on_report is not None:
                         self._on_report(event)
                     self.in_flight.record(event)
@@ -233,6 +273,20 @@ class EngineClient:
                     ready.set_result(info)
                 case Failed():
                     self._failure = event
+                    self._failed.set()
+
+    async def _guard(self) -> None:
+        """Return when the engine hangs."""
+        while True:
+            await asyncio.sleep(0.5 if self._watchdog is None else self._watchdog.period)
+            if self._watchdog is None:
+                continue
+            # A report may be on its way that was sent before the engine read the last command.
+            has_work = self._owes_report or bool(self.in_flight.ids())
+            self._watchdog.look(time.monotonic(), has_work=has_work)
+            if self._watchdog.is_hung:
+                self._failure = Failed(self._watchdog.message(), exit_codes.HUNG)
+                return
 
 
 async def _wait_exit(process: subprocess.Popen[bytes]) -> None:

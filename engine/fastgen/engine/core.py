@@ -25,9 +25,9 @@ from fastgen.core.stats import StepStats
 from fastgen.core.step_model import StepModel
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
-from fastgen.engine.device_errors import first_line, is_out_of_memory, release_cached_memory
 from fastgen.engine.messages import StepReport, TokenOutput
 from fastgen.model.step_input import StepInput, StepInputBuilder
+from fastgen.runner.device_errors import first_line, is_out_of_memory, release_cached_memory
 
 log = logging.getLogger("fastgen.engine.core")
 

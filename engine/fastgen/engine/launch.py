@@ -5,6 +5,7 @@ The process reads its configuration from standard input. Messages go over a sock
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from fastgen.config import EngineConfig
 
 # Command of the engine process, without its arguments: socket address and log format.
 WORKER = (sys.executable, "-m", "fastgen.engine.process")
+
+_EXIT_SECONDS = 3.0
 
 
 class Launch:
@@ -46,5 +49,6 @@ class Launch:
         """Kill the process if it still runs, and remove the directory. Idempotent."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may wait for a broken device, in the kernel
+            self.process.wait(_EXIT_SECONDS)
         self._directory.cleanup()

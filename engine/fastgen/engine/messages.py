@@ -62,7 +62,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """The engine exits because of an error. `exit_code` 2 means that its configuration is invalid."""
+    """The engine exits because of an error. `message` is one line; `fastgen.exit_codes` has the codes."""
 
     message: str
     exit_code: int

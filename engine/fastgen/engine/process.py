@@ -20,7 +20,7 @@ from functools import partial
 import msgspec
 import zmq
 
-from fastgen import logs
+from fastgen import exit_codes, logs
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import FinishReason, RequestError
 from fastgen.engine.messages import (
@@ -35,6 +35,7 @@ from fastgen.engine.messages import (
     TokenOutput,
 )
 from fastgen.kernels.cpu import environment
+from fastgen.runner.device_errors import first_line, is_device_failure, is_out_of_memory
 
 log = logging.getLogger("fastgen.engine.process")
 
@@ -143,14 +144,26 @@ def main(prepare: Callable[[], None]) -> int:
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     try:
         serve(channel, config, started)
-    except ConfigError as error:
-        channel.send(Failed(str(error), exit_code=2))
-        return 2
     except Exception as error:
-        log.exception("the engine failed")
-        channel.send(Failed(f"{type(error).__name__}: {error}", exit_code=1))
-        return 1
+        failed = _failure(error)
+        if failed.exit_code == exit_codes.FAILED:
+            log.exception("the engine failed")
+        channel.send(failed)
+        return failed.exit_code
     return 0
+
+
+def _failure(error: Exception) -> Failed:
+    """Return the message for an error that ends the engine: one line with the cause and what to do."""
+    text = first_line(error)
+    if isinstance(error, ConfigError):
+        return Failed(str(error), exit_codes.BAD_CONFIGURATION)
+    if is_out_of_memory(error):  # while it loads: afterwards the engine makes its steps smaller
+        return Failed(f"out of memory: {text}; lower --memory-percent or --token-budget", exit_codes.FAILED)
+    if is_device_failure(error):
+        advice = "look for Xid messages in the node's dmesg, and replace the GPU if they return"
+        return Failed(f"the GPU failed: {text}; {advice}", exit_codes.DEVICE_FAILED)
+    return Failed(f"{type(error).__name__}: {text}", exit_codes.FAILED)
 
 
 if __name__ == "__main__":

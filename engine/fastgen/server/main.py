@@ -17,6 +17,7 @@ import prometheus_client
 import uvicorn
 import uvloop
 
+from fastgen import exit_codes
 from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
 from fastgen.engine.client import EngineClient, EngineStartError
 from fastgen.engine.launch import Launch
@@ -47,7 +48,7 @@ _KEEP_ALIVE_SECONDS = 75  # longer than the 60 s common in proxies, which must b
 
 
 def run(engine_config: EngineConfig, server_config: ServerConfig, launch: Launch) -> int:
-    """Serve until SIGTERM or SIGINT and return the exit code: 1 if the engine died, else 0.
+    """Serve until SIGTERM or SIGINT and return the exit code.
 
     Args:
         engine_config: the engine's settings.
@@ -57,6 +58,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, launch: Launch
     Raises:
         ConfigError: if the settings or the model are not supported.
         EngineStartError: if the engine fails to start for another reason.
+        EngineDeadError: if the engine dies or hangs while it serves.
     """
     started = time.monotonic()
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the output, and unused
@@ -136,7 +138,11 @@ class Server:
         self._second_signal = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until a signal arrives or the engine dies; return the exit code."""
+        """Serve until a signal arrives and return the exit code.
+
+        Raises:
+            EngineDeadError: if the engine dies or hangs.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         http = _HTTPServer(
@@ -176,9 +182,8 @@ class Server:
             dead = asyncio.create_task(model.engine.wait_dead())
             await asyncio.wait((dead, stopping), return_when=asyncio.FIRST_COMPLETED)
             if dead.done():
-                log.error("exiting because the engine died: %s", model.engine.exit_message)
                 await asyncio.sleep(_DEAD_ENGINE_GRACE_SECONDS)
-                return 1
+                raise model.engine.dead()
             return await self._drain(model.engine, dead)
         finally:
             await model.engine.stop()
@@ -190,7 +195,11 @@ class Server:
         log.info("fastgen %s: loading %s", VERSION, self.engine_config.model)
         engine = asyncio.create_task(
             EngineClient.start(
-                self.launch, config, self._lifecycle.set_loading_progress, on_report=self._metrics.record
+                self.launch,
+                config,
+                self._lifecycle.set_loading_progress,
+                on_report=self._metrics.record,
+                step_timeout=self.server_config.step_timeout_seconds,
             )
         )
         try:
@@ -200,7 +209,7 @@ class Server:
             limit = PromptSizeLimit(tokenizer, ready.info.max_model_length)
             return ServedModel(ready, tokenizer, limit, tool_format)
         except EngineStartError as error:
-            if error.exit_code == 2:
+            if error.exit_code == exit_codes.BAD_CONFIGURATION:
                 raise ConfigError(str(error)) from None
             raise
         except BaseException:
@@ -232,7 +241,7 @@ class Server:
         address = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.1f s", address, port, time.monotonic() - self.started)
 
-    async def _drain(self, engine: EngineClient, dead: asyncio.Task[int]) -> int:
+    async def _drain(self, engine: EngineClient, dead: asyncio.Task[None]) -> int:
         """Let open requests finish within the drain time, then abort the rest, which keep their output so far."""
         self._lifecycle.begin_draining()
         seconds = self.server_config.drain_seconds
@@ -244,8 +253,10 @@ class Server:
             log.info("aborting %d requests that have not finished", self._lifecycle.num_open)
             engine.abort_all()
             await asyncio.wait((idle, dead), timeout=_FLUSH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if dead.done():
+            raise engine.dead()
         log.info("stopped")
-        return 1 if dead.done() else 0
+        return 0
 
     def _on_signal(self, number: int) -> None:
         log.info("received %s", signal.Signals(number).name)

@@ -15,8 +15,8 @@ from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.step_limit import StepLimit
 from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine, Mask
-from fastgen.engine.device_errors import is_device_failure, is_out_of_memory
 from fastgen.model.step_input import StepInput
+from fastgen.runner.device_errors import is_device_failure, is_out_of_memory
 from support.checking import check_outcome
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo
 from support.workloads import Outcome, Step, Workload, play, random_workload

@@ -4,7 +4,8 @@ A prompt may set the reply instead: the text between REPLY tokens, followed by t
 such texts, the request's seed selects one. Logprobs follow from the token id: `scripted_logprobs`.
 
 The environment injects faults: SCRIPT is `refuse` (reject the configuration), `crash` (while loading), `hold` (load
-until the file in SCRIPT_GATE exists) or empty. SCRIPT_STEP_SECONDS is the duration of a step.
+until the file in SCRIPT_GATE exists) or empty. SCRIPT_STEP_SECONDS is the duration of a step. SCRIPT_ERROR is the text
+of the error that steps with the token FAULT raise.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fastgen.model.step_input import StepInput
 
 REPLY = 5  # <file_sep> in the demo model's vocabulary; no test uses it otherwise
 END = 2
+FAULT = 6
 
 
 @dataclass
@@ -52,6 +54,8 @@ class ScriptedRunner:
         threading.Event().wait(self.step_seconds)
         for parameters in step.new_rows:
             self.sequences[parameters.row] = replace(parameters, tokens=list(parameters.tokens))
+        if any(FAULT in self.sequences[row].tokens for row in step.rows.tolist()):
+            raise RuntimeError(os.environ["SCRIPT_ERROR"])
         tokens, logprobs = [], {}
         for index, row in enumerate(step.rows[step.sampled].tolist()):
             sequence = self.sequences[row]

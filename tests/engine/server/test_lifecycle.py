@@ -135,7 +135,9 @@ def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
         assert json.loads(stream.events[-2])["error"]["code"] == "engine_dead"
         assert stream.events[-1] == "[DONE]"
         assert (full[0].status_code, full[0].json()["error"]["type"]) == (500, "server_error")
-        assert "exiting because the engine died" in server.log
+        assert (
+            server.log.splitlines()[-1] == "fastgen: error: the engine process was killed by SIGKILL (out of memory?)"
+        )
         assert "Traceback" not in server.log
 
 

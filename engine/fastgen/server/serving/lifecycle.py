@@ -15,7 +15,7 @@ from fastgen.text.tools.format import ToolFormat
 
 _LOADING_RETRY_SECONDS = 2
 # Another replica can take the request at once.
-_DRAINING_RETRY_SECONDS = 1
+_OTHER_REPLICA_RETRY_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,13 @@ class Lifecycle:
 
     def _rejection(self) -> APIError | None:
         if self._draining:
-            return APIError(503, "draining", code="draining", retry_after=_DRAINING_RETRY_SECONDS)
+            return APIError(503, "draining", code="draining", retry_after=_OTHER_REPLICA_RETRY_SECONDS)
         if self._model is None:
             message = f"{self._stage} {self._fraction:.0%}".replace("%", " %")
             return APIError(503, message, code="loading", retry_after=_LOADING_RETRY_SECONDS)
-        dead = self.why_not_healthy()
-        return None if dead is None else APIError(503, dead, code="engine_dead")
+        dead, late = self.why_not_healthy(), self._model.engine.why_late
+        if dead is not None:
+            return APIError(503, dead, code="engine_dead")
+        if late is not None:
+            return APIError(503, late, code="engine_late", retry_after=_OTHER_REPLICA_RETRY_SECONDS)
+        return None

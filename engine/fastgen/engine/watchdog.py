@@ -1,0 +1,76 @@
+"""Finds an engine that hangs: it has work and finishes no step in time. It runs in the server, not in the engine.
+
+How long a step may take follows from the engine's own step model, and from a setting.
+"""
+
+from __future__ import annotations
+
+from fastgen.engine.messages import EngineInfo, StepReport
+
+# A step may take this many times what the model predicts for the largest step.
+_FACTOR = 20.0
+# But never more than this many times the setting: a model fitted to few steps may be far off.
+_MOST = 10.0
+# As many steps may take that long, whatever is predicted: kernels are compiled for the first ones.
+_FIRST_STEPS = 16
+
+
+class Watchdog:
+    """Measures how long the engine has had work without finishing a step.
+
+    Only time in which this process ran counts. If the whole machine was suspended, or both processes were stopped, then
+    the engine could not run either.
+
+    Attributes:
+        period: seconds between two calls of `look`.
+    """
+
+    def __init__(self, timeout: float, info: EngineInfo) -> None:
+        self.period = min(1.0, timeout / 20)
+        self._timeout = timeout
+        self._largest = (info.token_budget, info.num_blocks * info.block_size)
+        self._predicted = 0.0
+        self._num_steps = 0
+        self._waited = 0.0
+        self._looked: float | None = None
+
+    @property
+    def deadline(self) -> float:
+        """Seconds after which the engine counts as hung."""
+        if self._num_steps < _FIRST_STEPS:
+            return _MOST * self._timeout
+        return min(max(self._timeout, _FACTOR * self._predicted), _MOST * self._timeout)
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether half of the deadline has passed: other replicas should get the requests."""
+        return self._waited > self.deadline / 2
+
+    @property
+    def is_hung(self) -> bool:
+        """Return whether the deadline has passed."""
+        return self._waited > self.deadline
+
+    def record(self, report: StepReport) -> None:
+        """Record a report of the engine: it made progress."""
+        self._waited = 0.0
+        self._num_steps += report.step.step_seconds > 0
+        tokens, kv_tokens = self._largest
+        base, token, kv_token = report.step_model
+        self._predicted = base + token * tokens + kv_token * kv_tokens
+
+    def look(self, now: float, *, has_work: bool) -> None:
+        """Count the time since the last call, `now` in seconds on a monotonic clock."""
+        if not has_work:
+            self._waited = 0.0
+        elif self._looked is not None:
+            self._waited += min(now - self._looked, 2 * self.period)
+        self._looked = now
+
+    def message(self) -> str:
+        """Return one line: what happened and what to look at."""
+        state = "hangs" if self.is_hung else "may hang"
+        return (
+            f"the engine {state}: it has had work for {self._waited:.0f} s without finishing a step; look for Xid "
+            "messages in the node's dmesg, or raise --step-timeout-seconds if its steps take that long"
+        )

@@ -1,0 +1,13 @@
+"""Exit codes of `fastgen serve`. The operator reads them to tell the causes apart."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FAILED: Final = 1
+# A restart cannot help: an invalid setting, a model that cannot be served, or a machine without a usable GPU.
+BAD_CONFIGURATION: Final = 2
+# The GPU or its driver reported an error.
+DEVICE_FAILED: Final = 3
+# The engine had work and finished no step in time.
+HUNG: Final = 4

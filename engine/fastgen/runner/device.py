@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers.torch_attention import MAX_SCRATCH_ELEMENTS
 from fastgen.model.step_input import StepInputBuilder
+from fastgen.runner.device_errors import first_line
 from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner
 from fastgen.runner.runner import Model, ModelRunner
 
@@ -22,6 +25,8 @@ from fastgen.runner.runner import Model, ModelRunner
 MakeRunner = Callable[[Any, KVCache, EngineConfig, int], ModelRunner | GPURunner]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# bfloat16 and the kernels' memory instructions.
+_LEAST_CAPABILITY = (8, 0)
 # Bytes for cuBLAS workspaces and the allocator's rounding, on top of what a step allocates.
 _SLACK = 256 << 20
 
@@ -34,13 +39,55 @@ def choose_device(config: EngineConfig) -> torch.device:
     """
     if config.device == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        reason = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no GPU"
-        raise ConfigError(
-            f"--device {config.device}: {reason}: run on a machine with a GPU and a CUDA build of torch, or use "
-            "--device cpu"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the errors below say the same
+        if not torch.cuda.is_available():
+            raise ConfigError(f"--device cuda: {_why_no_gpu()}, or use --device cpu")
+    device = torch.device("cuda", torch.cuda.current_device())
+    _check_gpu(device)
+    return device
+
+
+def _why_no_gpu() -> str:
+    """Return why torch finds no GPU, and what to do."""
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA: install a CUDA build of torch"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        text = ""
+    except Exception as error:
+        text = first_line(error)
+    if "driver" in text and "too old" in text:
+        found = re.search(r"found version (\d+)", text)
+        version = f", which supports CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10} at most" if found else ""
+        return f"the NVIDIA driver is too old{version}, but torch needs CUDA {torch.version.cuda}: update the driver"
+    if "no NVIDIA driver" in text:
+        return (
+            "no NVIDIA driver is visible: run on a machine with a GPU and its driver, in Kubernetes with "
+            "spec.resources.gpu.count of at least 1"
         )
-    return torch.device("cuda", torch.cuda.current_device())
+    return f"torch finds no GPU ({text or 'none is visible'}): check nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+def _check_gpu(device: torch.device) -> None:
+    """Raise ConfigError if the GPU cannot run the kernels, or does not work."""
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        raise ConfigError(
+            f"--device cuda: {name} has compute capability {_dotted(capability)}: use a GPU with "
+            f"{_dotted(_LEAST_CAPABILITY)} or higher (Ampere or later), or use --device cpu"
+        )
+    try:
+        torch.ones(1, device=device).add_(1).item()
+    except Exception as error:
+        raise ConfigError(
+            f"--device cuda: {name} does not work: {first_line(error)}: check nvidia-smi, and that this torch supports "
+            f"compute capability {_dotted(capability)}, or use --device cpu"
+        ) from None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
 
 
 def choose_dtype(config: EngineConfig) -> torch.dtype:

@@ -1,0 +1,74 @@
+"""A machine without a usable GPU: each cause gives one line that names the remedy."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+import torch
+
+from fastgen.config import ConfigError, EngineConfig
+from fastgen.runner.device import choose_device
+
+CUDA = EngineConfig(model="", device="cuda")
+OLD = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+NONE = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from"
+
+
+def failing(text: str) -> object:
+    def fail(*_args: object, **_options: object) -> NoReturn:
+        raise RuntimeError(text)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "message"),
+    [
+        (None, "", "this torch is built without CUDA: install a CUDA build of torch"),
+        ("13.0", OLD, "too old, which supports CUDA 11.4 at most, but torch needs CUDA 13.0: update the driver"),
+        ("13.0", NONE, r"no NVIDIA driver is visible: .* spec\.resources\.gpu\.count"),
+        ("13.0", "No CUDA GPUs are available", r"torch finds no GPU \(No CUDA GPUs are available\): check nvidia-smi"),
+    ],
+)
+def test_a_missing_gpu_is_explained(
+    version: str | None, error: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", failing(error))
+    with pytest.raises(ConfigError, match=message) as raised:
+        choose_device(CUDA)
+    assert str(raised.value).startswith("--device cuda: ")
+    assert str(raised.value).endswith(", or use --device cpu")
+    assert "\n" not in str(raised.value)
+
+
+def with_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+
+
+def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, "Tesla T4", (7, 5))
+    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5: use a GPU with 8\.0 or higher"):
+        choose_device(CUDA)
+
+
+def test_a_gpu_that_does_not_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, "NVIDIA X", (15, 0))
+    monkeypatch.setattr(torch, "ones", failing("CUDA error: no kernel image is available\nCompile with TORCH_USE"))
+    with pytest.raises(ConfigError, match="NVIDIA X does not work: CUDA error: no kernel image is available: check"):
+        choose_device(CUDA)
+
+
+def test_a_gpu_that_works_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, "NVIDIA H200", (9, 0))
+    one = torch.ones(1)
+    monkeypatch.setattr(torch, "ones", lambda _size, device: one if device.type == "cuda" else None)
+    assert choose_device(CUDA) == torch.device("cuda", 0)

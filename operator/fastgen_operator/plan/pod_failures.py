@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
+from fastgen import exit_codes
 from fastgen_operator.kinds import Object
 from fastgen_operator.pods import (
     ENGINE_CONTAINER,
@@ -20,8 +21,12 @@ from fastgen_operator.pods import (
     unschedulable_message,
 )
 
-# The engine's exit code for an invalid setting or an unsupported model: a restart cannot help.
-BAD_CONFIGURATION_EXIT: Final = 2
+# Reasons of the engine's own exit codes, and what is said if it ended without a message.
+_ENGINE_REASONS: Final = {
+    exit_codes.BAD_CONFIGURATION: ("BadConfiguration", "the engine rejected its configuration"),
+    exit_codes.DEVICE_FAILED: ("DeviceFailed", "the engine's GPU failed"),
+    exit_codes.HUNG: ("EngineHung", "the engine finished no step in time"),
+}
 # From the third restart on, the kubelet's backoff makes a pod appear running and crashed by turns.
 CRASH_LOOP_RESTARTS: Final = 3
 # The kubelet resets its backoff after a container has run this long.
@@ -179,11 +184,10 @@ def _failure(container: _Container) -> Failure | None:
         return None
     if ended.get("reason") == "OOMKilled":
         return Failure("OutOfMemory", f"{container.title} {_ending(container)}{_times(container)}")
-    if container.role == "engine" and ended.get("exitCode") == BAD_CONFIGURATION_EXIT:
-        return Failure(
-            "BadConfiguration",
-            last_line(ended) or "the engine rejected its configuration (exit code 2) without a message",
-        )
+    if container.role == "engine" and ended.get("exitCode") in _ENGINE_REASONS:
+        code = ended["exitCode"]
+        reason, what = _ENGINE_REASONS[code]
+        return Failure(reason, (last_line(ended) or f"{what} (exit code {code}) without a message") + _times(container))
     if _exceeded_startup(container, ended):
         return Failure("StartupDeadlineExceeded", f"{container.title} {_ending(container)}{_times(container)}")
     if reason == "CrashLoopBackOff" or container.restarts >= CRASH_LOOP_RESTARTS:

@@ -71,6 +71,18 @@ FAILURES: list[tuple[str, Object, str, str]] = [
         "exit code 2",
     ),
     (
+        "an error of the GPU, once",
+        pod(**container(restarts=1, state={"running": {}}, lastState=ended(3, "log\nthe GPU failed: Xid\n"))),
+        "DeviceFailed",
+        "the GPU failed: Xid",
+    ),
+    (
+        "a hung engine, restarted twice",
+        pod(**container(restarts=2, state={"running": {}}, lastState=ended(4, "the engine hangs"))),
+        "EngineHung",
+        "the engine hangs; restarted 2 times",
+    ),
+    (
         "a container that the runtime cannot start",
         pod(**container(state=waiting("RunContainerError", "exec: no such file"))),
         "ContainerNotCreated",

@@ -29,8 +29,9 @@ engine; the pods stay unchanged), ApplyRefused (with the API server's message), 
 a child).
 False, because of the rollout: DeploymentPaused (the Deployment was paused before the rollout completed).
 False, because of a pod of the current template, with its last log line: ImagePullBackOff, ContainerNotCreated,
-OutOfMemory (with the memory limit), BadConfiguration (exit code 2), StartupDeadlineExceeded, CrashLoopBackOff. The last
-one stays for ten minutes after a crash, even if the pod is ready in the meantime.
+OutOfMemory (with the memory limit), BadConfiguration (exit code 2), DeviceFailed (3: the GPU or its driver), EngineHung
+(4: no step finished in time), StartupDeadlineExceeded, CrashLoopBackOff. After three crashes, the reason stays for ten
+minutes after the last one, even if the pod is ready in the meantime.
 False, because of all pods: PodsFailed (repeatedly evicted or rejected by their nodes), ReplicaFailure (the API server
 rejects new pods, for example by quota or admission), ProgressDeadlineExceeded (none of the above, but no progress for
 spec.rollout.progressDeadlineSeconds).

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cluster import images, kind, standin
+from cluster import gpus, images, kind, standin
 from cluster.archive import write
 from cluster.caches import cache_folder
 from cluster.commands import print_to_stderr, run
@@ -150,6 +150,7 @@ def _kind(programs: Path, say: Say) -> Bed:
 def _native(programs: Path, say: Say) -> Bed:
     node = _node(programs)
     standin.ensure_kernels(say)
+    gpus.switch_off()
     node.up(say)
     # Loaded each time: it has a few kilobytes, and its name does not depend on its content.
     archive = node.folder / "engine.tar"

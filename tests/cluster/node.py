@@ -2,6 +2,7 @@
 
 It uses the default ports, so a machine can have only one. Everything it creates is in its state folder or is undone by
 down(). GPUs are advertised as an extended resource: the scheduler counts them, but there is no device.
+`cluster.gpus` lets engines simulate one.
 """
 
 from __future__ import annotations

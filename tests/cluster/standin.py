@@ -9,6 +9,7 @@ hides it, wherever the project is on this machine.
 - venv: the virtual environment; the interpreter's prefix, the target of its links, keeps its own path
 - engine: the project's source folder, which an editable installation refers to by another path
 - kernels: the engine's compiled kernels, from the user's cache
+- simulated-gpu, gpus: a module that simulates a GPU, and the folder in which `cluster.gpus` switches it on
 
 In the image, /usr, /bin, /lib and /lib64 are links below HOST, and /models links to the demo model's package. Pod
 specifications need no change, and real images run next to it.
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster import gpus
 from cluster.archive import Image
 from cluster.caches import cache_folder
 from cluster.commands import run
@@ -36,6 +38,7 @@ MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 SYSTEM = Path("/usr")
 SOURCE = REPOSITORY / "engine"
+SIMULATED_GPU = Path(__file__).with_name("simulated_gpu")
 
 
 def mounts() -> list[Mount]:
@@ -51,7 +54,14 @@ def mounts() -> list[Mount]:
     for path in outside:
         if path.is_relative_to("/tmp"):
             raise RuntimeError(f"the Python of this environment is in {path}, which pods hide: use one outside /tmp")
-    own = {"usr": SYSTEM, "venv": Path(sys.prefix), "engine": SOURCE, "kernels": kernels}
+    own = {
+        "usr": SYSTEM,
+        "venv": Path(sys.prefix),
+        "engine": SOURCE,
+        "kernels": kernels,
+        "simulated-gpu": SIMULATED_GPU,
+        "gpus": gpus.folder(),
+    }
     return [Mount(source, HOST / name) for name, source in own.items()] + [Mount(path, path) for path in outside]
 
 
@@ -78,7 +88,7 @@ def image() -> Image:
             "PATH": f"{python}:/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": f"{HOST}/engine",
+            "PYTHONPATH": f"{HOST}/engine:{HOST}/simulated-gpu",
             "FASTGEN_KERNEL_CACHE": f"{HOST}/kernels/{kernels_folder().name}",
         },
         user="65532:65532",

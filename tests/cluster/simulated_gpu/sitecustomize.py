@@ -1,0 +1,128 @@
+"""A simulated GPU for engines on the test cluster. Python imports this module when it starts.
+
+Every container of the node has this folder on its module path, and beside it the folder GPUS of the machine. If that
+says so, an engine with `--device cuda` runs the code path of a GPU: its runner, its input and state on the device, its
+operators. The device is the CPU, and computes with the operators' twins in float32. Work is queued to one thread, as to
+a stream, so the host is ahead of it.
+
+`cluster.gpus` writes to GPUS: `present` switches the GPUs of the node on, and a file of a pod's name breaks its GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastgen.core.step_output import StepOutput
+    from fastgen.engine.core import Mask
+    from fastgen.model.step_input import StepInput
+    from fastgen.runner.gpu_runner import GPURunner, GPUTicket
+
+GPUS = Path(__file__).parent.parent / "gpus"
+LOADER = "fastgen.runner.loader"
+STARTED = time.time()
+
+
+class SimulatedGPU:
+    """A GPURunner whose work runs in a thread, in order. Errors show when results are read, as a GPU's do."""
+
+    device = "cuda"
+
+    def __init__(self, runner: GPURunner) -> None:
+        self._runner = runner
+        self._stream = ThreadPoolExecutor(1, "gpu")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def launch(self, step: StepInput) -> Ticket:
+        return Ticket(self._stream, self._stream.submit(self._run, step))
+
+    def _run(self, step: StepInput) -> GPUTicket:
+        break_if_asked(GPUS / socket.gethostname())
+        return self._runner.launch(step)
+
+
+class Ticket:
+    """A step in the queue of a simulated GPU."""
+
+    def __init__(self, stream: ThreadPoolExecutor, launched: Future[GPUTicket]) -> None:
+        self._stream = stream
+        self._launched = launched
+
+    def sample(self, masks: list[Mask]) -> None:
+        self._sampled = self._stream.submit(lambda: self._launched.result().sample(masks))
+
+    def result(self) -> StepOutput:
+        self._sampled.result()
+        return self._launched.result().result()
+
+
+def break_if_asked(fault: Path) -> None:
+    """Fail or hang as the file says. A process that started after it was written has a GPU that works."""
+    try:
+        what, written = fault.read_text(), fault.stat().st_mtime
+    except FileNotFoundError:
+        return
+    if written < STARTED:
+        return
+    if what == "hang":
+        threading.Event().wait()
+    raise RuntimeError(what)
+
+
+def simulate(loader: ModuleType) -> None:
+    """Replace what the loader does for GPUs."""
+    make_runner = loader.gpu_runner
+
+    def load_on_gpu(source: Any, config: Any, progress: Callable[[str, float], None]) -> Any:
+        import torch
+
+        from fastgen.model import native
+
+        loader.log.info("simulated GPU: steps by the operators' twins on the CPU")
+        return native.load_on_gpu(
+            source,
+            torch.device("cpu"),
+            torch.float32,
+            max_model_length=config.max_model_length,
+            progress=lambda fraction: progress("loading weights", fraction),
+        )
+
+    loader._load_on_gpu = load_on_gpu  # type: ignore[attr-defined]
+    loader.gpu_runner = lambda *args: SimulatedGPU(make_runner(*args))  # type: ignore[attr-defined]
+
+
+class WhenImported(MetaPathFinder):
+    """Calls `simulate` with the module LOADER after its import, without importing it."""
+
+    def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != LOADER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def execute_and_simulate(module: ModuleType) -> None:
+            execute(module)
+            simulate(module)
+
+        spec.loader.exec_module = execute_and_simulate  # type: ignore[method-assign]
+        return spec
+
+
+if (GPUS / "present").exists():
+    sys.meta_path.insert(0, WhenImported())

@@ -1,0 +1,119 @@
+"""A pod that holds a GPU serves on the test cluster, and its failures show in the resource's conditions.
+
+The node's GPUs are simulated (`cluster.gpus`). The pods' specifications are those of real GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster import gpus, node, standin
+from cluster.bed import Bed
+from e2e.conftest import new_namespace
+from fastgen import LLM, SamplingParams
+from support.deployments import ServedNamespace, manifest
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "def fibonacci(n):\n"]
+TOKENS = 20  # the first 16 steps of an engine may take long before it counts as hung
+# Small steps, because the time after which an engine counts as hung is at least 20 times that of the largest.
+ENGINE = {
+    "device": "cuda",
+    "tokenBudget": 16,
+    "maxModelLength": 2048,
+    "extraArgs": ["--step-timeout-seconds", "3"],
+}
+
+
+def on_gpus(name: str, count: int, **spec: Any) -> dict[str, Any]:
+    resources = {"gpu": {"count": count}, "limits": {"memory": "3Gi"}}
+    return manifest(name, engine=ENGINE, resources=resources, **spec)
+
+
+@pytest.fixture(scope="module")
+def space(bed: Bed, request: pytest.FixtureRequest) -> Iterator[ServedNamespace]:
+    """A namespace with the resource `chat` on one GPU."""
+    if bed.kind != "native":
+        pytest.skip("GPUs are simulated in the stand-in image of a native node only")
+    with gpus.simulated_gpus(), new_namespace(bed, request.node) as made:
+        made.apply(on_gpus("chat", 1))
+        yield made
+
+
+def completions(url: str, prompts: list[str]) -> list[str]:
+    """Return the greedy completions, computed in one batch."""
+    body = {"model": "smollm2", "prompt": prompts, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    response.raise_for_status()
+    return [choice["text"] for choice in response.json()["choices"]]
+
+
+def first_answers(url: str) -> list[str]:
+    """Return the completions of a pod whose Service may not know it yet."""
+    return eventually(lambda: completions(url, PROMPTS), within=60, what="answers")
+
+
+def only_pod(space: ServedNamespace) -> dict[str, Any]:
+    (pod,) = space.pods("chat")
+    return pod
+
+
+def restarts(space: ServedNamespace) -> int:
+    return int(only_pod(space)["status"]["containerStatuses"][0]["restartCount"])
+
+
+def test_a_pod_with_a_gpu_serves_the_tokens_of_the_cpu(space: ServedNamespace) -> None:
+    llm = LLM(str(standin.model_file()), max_model_length=2048)
+    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    expected = [output.text for output in llm.generate(list(PROMPTS), sampling)]
+    space.wait_condition("Ready", "True")
+    limits = only_pod(space)["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == "1"
+    with space.url("chat") as url:
+        assert first_answers(url) == expected
+        assert 'device="cuda"' in httpx.get(f"{url}/metrics").text
+    assert "simulated GPU" in space.kubectl("logs", only_pod(space)["metadata"]["name"])
+
+
+@pytest.mark.parametrize(
+    ("break_gpu", "reason", "words"),
+    [
+        (gpus.fail, "DeviceFailed", "the GPU failed: CUDA error: an illegal memory access was encountered"),
+        (gpus.hang, "EngineHung", "the engine hangs: it has had work for"),
+    ],
+)
+def test_a_broken_gpu_shows_in_the_conditions_and_the_engine_restarts(
+    break_gpu: Any, reason: str, words: str, space: ServedNamespace
+) -> None:
+    space.wait_condition("Ready", "True")
+    name, before = only_pod(space)["metadata"]["name"], restarts(space)
+    with space.url("chat") as url:
+        expected = first_answers(url)
+        break_gpu(name)
+        with pytest.raises(httpx.HTTPStatusError, match="500"):
+            completions(url, PROMPTS)
+        for kind in ("Progressing", "Ready"):
+            condition = space.wait_condition(kind, "False", reason)
+            assert words in condition["message"]
+        space.wait_condition("Ready", "True")
+        assert restarts(space) == before + 1
+        assert only_pod(space)["metadata"]["name"] == name, "the kubelet restarts the engine in its pod"
+        assert first_answers(url) == expected
+
+
+def test_a_second_deployment_waits_for_the_gpus_of_the_first(space: ServedNamespace) -> None:
+    space.wait_condition("Ready", "True")
+    space.apply(on_gpus("second", node.GPUS))
+    waiting = space.wait_condition("PodsScheduled", "False", "InsufficientGPU", name="second")
+    assert "Insufficient nvidia.com/gpu" in waiting["message"]
+    assert space.condition("Ready", "chat")["status"] == "True"
+    space.kubectl("scale", "fgd/chat", "--replicas=0")
+    space.wait_condition("Ready", "True", name="second")
+    with space.url("second") as url:
+        assert first_answers(url)

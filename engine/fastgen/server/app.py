@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +19,7 @@ from fastgen.server import openapi, probes
 from fastgen.server.http import errors, request_context
 from fastgen.server.http.auth import KeyCheck, KeyRing
 from fastgen.server.http.body_limit import BodyLimit
+from fastgen.server.http.connection import is_kept
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import RequestContexts
 from fastgen.server.http.tracing import Tracer, Traces
@@ -36,7 +38,7 @@ def create_app(service: Service, config: ServerConfig, keys: KeyRing, tracer: Tr
     """Return the application; `tracer` is None if tracing is off."""
     app: ASGIApp = _endpoints(service)
     app = BodyLimit(app, max_bytes=config.max_body_size)
-    app = OpenRequests(app, service.lifecycle)
+    app = OpenRequests(app, service.lifecycle, lambda error: _record_rejection(service, error))
     if keys:
         app = KeyCheck(app, keys, lambda error: _record_rejection(service, error))
     if config.allowed_origins is not None:
@@ -77,16 +79,26 @@ def _record_rejection(service: Service, error: APIError) -> None:
 
 
 class OpenRequests:
-    """Middleware that counts POST requests as open until the last byte of the response is sent."""
+    """Middleware that counts POST requests as open until the last byte of the response is sent.
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+    While the server drains, it rejects them on new connections with 503.
+    """
+
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, on_rejection: Callable[[APIError], object]) -> None:
         self._app = app
         self._lifecycle = lifecycle
+        self._on_rejection = on_rejection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""
-        if scope["type"] == "http" and scope["method"] == "POST":
-            with self._lifecycle.open_request():
-                await self._app(scope, receive, send)
-        else:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._lifecycle.check_connection(kept=is_kept(scope))
+        except APIError as error:
+            self._on_rejection(error)
+            await error.response()(scope, receive, send)
+            return
+        with self._lifecycle.open_request():
             await self._app(scope, receive, send)

@@ -25,7 +25,7 @@ from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
 from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing
-from fastgen.server.http.connection import connection_class
+from fastgen.server.http.connection import CLOSE, Connection, connection_class
 from fastgen.server.http.tracing import Tracer, is_configured
 from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
@@ -44,6 +44,9 @@ _FLUSH_SECONDS = 5
 # TCP timeout for a peer that acknowledges nothing.
 _PEER_TIMEOUT_SECONDS = 120
 _MAX_OPEN_FILES = 65536
+# How long a connection without a request stays open during a drain. A busy client uses it again within that time, and
+# learns from the response that it ends.
+_IDLE_SECONDS = 2
 _KEEP_ALIVE_SECONDS = 75  # longer than the 60 s common in proxies, which must be the side that closes
 
 
@@ -136,16 +139,7 @@ class Server:
         self._service = Service(names, self._lifecycle, self._metrics, self.server_config.max_queued_requests)
         self._stop_requested = asyncio.Event()
         self._second_signal = asyncio.Event()
-
-    async def run(self) -> int:
-        """Serve until a signal arrives and return the exit code.
-
-        Raises:
-            EngineDeadError: if the engine dies or hangs.
-        """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-        http = _HTTPServer(
+        self._http = _HTTPServer(
             uvicorn.Config(
                 create_app(self._service, self.server_config, self.keys, self.tracer),
                 http=connection_class(self.server_config.request_read_seconds),
@@ -157,11 +151,20 @@ class Server:
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
             )
         )
-        serving = asyncio.create_task(http.serve(sockets=[self.listener]))
+
+    async def run(self) -> int:
+        """Serve until a signal arrives and return the exit code.
+
+        Raises:
+            EngineDeadError: if the engine dies or hangs.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        serving = asyncio.create_task(self._http.serve(sockets=[self.listener]))
         try:
             return await self._load_and_serve()
         finally:
-            http.should_exit = True
+            self._http.should_exit = True
             await serving
             if self.tracer is not None:
                 await self.tracer.close()
@@ -242,11 +245,15 @@ class Server:
         log.info("ready on http://%s:%d after %.1f s", address, port, time.monotonic() - self.started)
 
     async def _drain(self, engine: EngineClient, dead: asyncio.Task[None]) -> int:
-        """Let open requests finish within the drain time, then abort the rest, which keep their output so far."""
+        """Let open requests finish within the drain time, then abort the rest, which keep their output so far.
+
+        Connections made before end with their next response, and idle ones after a moment.
+        """
         self._lifecycle.begin_draining()
+        self._http.end_connections(_IDLE_SECONDS)
         seconds = self.server_config.drain_seconds
         log.info("draining: %d open requests, up to %d s", self._lifecycle.num_open, seconds)
-        idle = asyncio.create_task(self._lifecycle.wait_idle())
+        idle = asyncio.create_task(self._wait_idle())
         immediate = asyncio.create_task(self._second_signal.wait())
         await asyncio.wait((idle, immediate, dead), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not idle.done():
@@ -258,6 +265,13 @@ class Server:
         log.info("stopped")
         return 0
 
+    async def _wait_idle(self) -> None:
+        """Wait until no request is open and no idle connection may bring another one."""
+        await self._lifecycle.wait_idle()
+        while self._http.has_idle_connections:
+            await asyncio.sleep(_IDLE_SECONDS / 20)
+            await self._lifecycle.wait_idle()
+
     def _on_signal(self, number: int) -> None:
         log.info("received %s", signal.Signals(number).name)
         (self._second_signal if self._stop_requested.is_set() else self._stop_requested).set()
@@ -265,6 +279,21 @@ class Server:
 
 class _HTTPServer(uvicorn.Server):
     """uvicorn without its signal handlers, because the server drains before it shuts down."""
+
+    @property
+    def has_idle_connections(self) -> bool:
+        """Return whether a connection waits for its next request."""
+        return any(connection.is_idle for connection in self._connections())
+
+    def end_connections(self, idle_seconds: float) -> None:
+        """Say `Connection: close` in each response from now on, and close connections that stay idle."""
+        self.config.encoded_headers.append(CLOSE)  # uvicorn rebuilds the headers of all responses from it
+        self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        for connection in self._connections():
+            connection.end_soon(idle_seconds)
+
+    def _connections(self) -> list[Connection]:
+        return [connection for connection in self.server_state.connections if isinstance(connection, Connection)]
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

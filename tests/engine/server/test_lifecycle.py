@@ -202,6 +202,38 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
         assert not is_alive(engine)
 
 
+def test_a_drain_serves_the_next_request_of_each_kept_connection_and_then_closes_it(tmp_path: Path) -> None:
+    brief = {"prompt": "go on", "max_tokens": 2}
+    with serving(tmp_path, environment=SLOW) as server, httpx.Client(base_url=server.url, timeout=20) as kept:
+        server.wait_status("/ready", 200)
+        assert "connection" not in kept.post("/v1/completions", json=brief).headers
+        stream = Streaming(server, {**ENDLESS, "max_tokens": 300})
+        unstarted = send_raw(server, {**ENDLESS, "max_tokens": 100})
+        wait_until(lambda: running(server) == 2, "the requests to run")
+        server.signal(signal.SIGTERM)
+        wait_until(lambda: server.status("/ready") == 503, "/ready 503")
+        served, rejected = kept.post("/v1/completions", json=brief), kept.post("/v1/completions", json=brief)
+        assert (served.status_code, served.headers["connection"]) == (200, "close")
+        assert (rejected.status_code, rejected.headers["connection"]) == (503, "close")
+        assert b"\r\nconnection: close\r\n" in unstarted.recv(65536)
+        assert stream.finish_reasons()[-1] == "length"
+        assert server.wait_exit() == 0
+
+
+def test_a_drain_closes_idle_connections_after_a_moment(tmp_path: Path) -> None:
+    with serving(tmp_path, environment=SLOW) as server:
+        server.wait_status("/ready", 200)
+        stream = Streaming(server, {**ENDLESS, "max_tokens": 300})
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as idle:
+            idle.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
+            assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+            server.signal(signal.SIGTERM)
+            assert idle.recv(65536) == b"", "the end of the connection"
+        assert stream.is_alive(), "requests still run"
+        assert stream.finish_reasons()[-1] == "length"
+        assert server.wait_exit() == 0
+
+
 def test_sigterm_loses_no_stream_of_the_cluster_tests_client(tmp_path: Path) -> None:
     with serving(tmp_path, "--served-model-name", "smollm2", environment=SLOW) as server:
         server.wait_status("/ready", 200)

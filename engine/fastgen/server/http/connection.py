@@ -1,16 +1,19 @@
-"""uvicorn's HTTP connection, with limits on the size of the request head and the time to receive a request."""
+"""uvicorn's HTTP connection: limits on the size of the request head and the time to receive a request, and drains."""
 
 from __future__ import annotations
 
 import asyncio
 
 from httptools import HttpParserError
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fastgen.server.http.errors import APIError
 
 # Request line and headers together: the largest limit among common proxies.
 MAX_HEAD_BYTES = 64 << 10
+CLOSE = (b"connection", b"close")
+_KEPT = "kept_connection"
 
 
 class Connection(HttpToolsProtocol):
@@ -21,6 +24,25 @@ class Connection(HttpToolsProtocol):
     _error: APIError | None = None
     _reading_head = True
     _head_bytes = 0
+    _is_kept = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no request is being received or answered."""
+        return self._timer is None and (self.cycle is None or bool(self.cycle.response_complete))
+
+    def end_soon(self, idle_seconds: float) -> None:
+        """End the connection after the next response whose head can still say so, or after `idle_seconds` without one.
+
+        Closed at once, an idle connection might lose the request that its client is just sending.
+        """
+        self._is_kept = True
+        self.timeout_keep_alive = idle_seconds  # type: ignore[assignment]  # uvicorn's takes whole seconds from its flag
+        if self.is_idle:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(idle_seconds, self.timeout_keep_alive_handler)
+        elif self.cycle is not None and not self.cycle.response_started:
+            self.cycle.default_headers = [*self.cycle.default_headers, CLOSE]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         """Start the timer for the first request."""
@@ -47,6 +69,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Handle the first byte of a request."""
         super().on_message_begin()
+        self.scope["state"][_KEPT] = self._is_kept
         self._reading_head = True
         # A pipelined request is not read before the previous response ends, so its time does not count.
         if self.cycle is None or self.cycle.response_complete:
@@ -97,6 +120,11 @@ class Connection(HttpToolsProtocol):
             408, f"the request was not received within {self.read_seconds:g} s; send it faster", code="request_timeout"
         )
         self.send_400_response("")
+
+
+def is_kept(scope: Scope) -> bool:
+    """Return whether a request's connection was made before the server began to drain."""
+    return bool(scope.get("state", {}).get(_KEPT, False))
 
 
 def connection_class(read_seconds: float) -> type[Connection]:

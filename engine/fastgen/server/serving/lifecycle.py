@@ -57,8 +57,19 @@ class Lifecycle:
         self._model = model
 
     def begin_draining(self) -> None:
-        """Reject new requests from now on; open ones continue."""
+        """Reject requests on new connections from now on; open ones continue."""
         self._draining = True
+
+    def check_connection(self, *, kept: bool) -> None:
+        """Check that requests of a connection are accepted; `kept` if it was made before the drain.
+
+        A client that keeps a connection learns of the drain only by the response on it, so that request is served.
+
+        Raises:
+            APIError: 503 on a new connection while the server drains.
+        """
+        if self._draining and not kept:
+            raise APIError(503, "draining", code="draining", retry_after=_OTHER_REPLICA_RETRY_SECONDS)
 
     def why_not_healthy(self) -> str | None:
         """Return why the process is unhealthy; None while the engine is alive or loading."""
@@ -67,7 +78,9 @@ class Lifecycle:
         return None
 
     def why_not_ready(self) -> str | None:
-        """Return why requests are rejected now; None if they are accepted."""
+        """Return why requests on new connections are rejected now; None if they are accepted."""
+        if self._draining:
+            return "draining"
         rejection = self._rejection()
         return None if rejection is None else rejection.message
 
@@ -75,7 +88,7 @@ class Lifecycle:
         """Return the served model.
 
         Raises:
-            APIError: 503 if requests are not accepted now.
+            APIError: 503 if it cannot serve a request now.
         """
         rejection = self._rejection()
         if rejection is not None:
@@ -100,8 +113,6 @@ class Lifecycle:
         await self._idle.wait()
 
     def _rejection(self) -> APIError | None:
-        if self._draining:
-            return APIError(503, "draining", code="draining", retry_after=_OTHER_REPLICA_RETRY_SECONDS)
         if self._model is None:
             message = f"{self._stage} {self._fraction:.0%}".replace("%", " %")
             return APIError(503, message, code="loading", retry_after=_LOADING_RETRY_SECONDS)

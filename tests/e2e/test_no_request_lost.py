@@ -1,7 +1,7 @@
 """No streaming request through the Service is lost during scale-ups, rollouts, upgrades and scale-downs.
 
-Short streams show that requests are always accepted. Long streams outlast the 15 s between a pod's deletion and its
-SIGTERM, so they still run when the engine starts to drain.
+Clients keep their connections, as pools do. Short streams show that requests are always accepted. Long streams outlast
+the 15 s between a pod's deletion and its SIGTERM, so they still run when the engine starts to drain.
 """
 
 from __future__ import annotations

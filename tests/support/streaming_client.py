@@ -1,4 +1,4 @@
-"""Streams completions in a loop, each over a new connection, and prints a line about each.
+"""Streams completions in a loop and prints a line about each. Each client keeps its connection, as connection pools do.
 
 It runs in a pod of the cluster under test, passed as text, so it uses only the standard library.
 
@@ -6,6 +6,8 @@ It runs in a pod of the cluster under test, passed as text, so it uses only the 
 
 A line is `ok SECONDS PIECES` or `failed SECONDS REASON`. The client exits when the file STOP exists, after its open
 streams have ended.
+
+A client opens a new connection if the server closed the one before, or said that it would.
 
 A stream has 8 tokens, or as many as take SECONDS at the speed of the client's previous stream, whichever is more.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import sys
 import threading
 import time
@@ -26,16 +29,16 @@ FEWEST, MOST = 8, 2000
 PAUSE_SECONDS = 0.5
 
 
-def stream(host: str, port: int, model: str, tokens: int) -> str:
-    """Send one request and return its line."""
+def stream(connection: http.client.HTTPConnection, model: str, tokens: int) -> str:
+    """Send one request and return its line. The connection is opened if it is not open."""
     started = time.monotonic()
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True}
     try:
-        connection = http.client.HTTPConnection(host, port, timeout=60)
+        if connection.sock is not None and select.select([connection.sock], [], [], 0)[0]:
+            connection.close()  # the server has closed it
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         events = [line[6:].strip() for line in answer if line.startswith(b"data: ")]
-        connection.close()
         seconds = time.monotonic() - started
         if answer.status != 200:
             return f"failed {seconds:.2f} status {answer.status}"
@@ -45,16 +48,18 @@ def stream(host: str, port: int, model: str, tokens: int) -> str:
         if reasons[-1] != "length":
             return f"failed {seconds:.2f} ended for the reason {reasons[-1]}"
     except Exception as error:
+        connection.close()
         return f"failed {time.monotonic() - started:.2f} {error!r}"
     return f"ok {seconds:.2f} {len(reasons)}"
 
 
 def client(host: str, port: int, model: str, wanted: float) -> None:
     """Send one request after the other, each of about `wanted` seconds."""
+    connection = http.client.HTTPConnection(host, port, timeout=60)
     tokens = FEWEST
     while not os.path.exists(STOP):
         started = time.monotonic()
-        line = stream(host, port, model, tokens)
+        line = stream(connection, model, tokens)
         tokens = min(MOST, max(FEWEST, round(tokens * wanted / (time.monotonic() - started))))
         # One write per line, so that lines of other threads do not interleave.
         sys.stdout.write(f"{line}\n")

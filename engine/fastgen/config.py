@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastgen.settings import ConfigError, Setting, parse_size, parsed_settings, setting_field, settings_of
+from fastgen.settings import (
+    ConfigError,
+    Setting,
+    parse_ints,
+    parse_size,
+    parsed_settings,
+    setting_field,
+    settings_of,
+)
 
 __all__ = [
     "DEFAULT_TOKEN_BUDGET",
@@ -141,6 +149,17 @@ class EngineConfig:
         maximum=100,
         unit="percent",
     )
+    cuda_graphs: str = setting_field(
+        "auto",
+        "Token counts of steps that are captured as CUDA graphs, for example 1,2,4,8. A step is padded to the next "
+        "count; larger steps run without a graph. Counts above the token budget are lowered to it. auto captures up to "
+        "60 counts, to the token budget but at most to 4096; off captures none. cuda only.",
+        kind="ints",
+        minimum=1,
+        maximum=65536,
+        words=("auto", "off"),
+        unit="tokens",
+    )
 
     def __post_init__(self) -> None:
         for setting in ENGINE_SETTINGS:
@@ -151,6 +170,8 @@ class EngineConfig:
             raise ConfigError("--preemption swap: no host memory to swap to: set --swap-space, for example 4GiB")
         if self.quantization != "none" and self.device != "cpu":
             raise ConfigError(f"--quantization {self.quantization}: supported on --device cpu only: remove it")
+        if self.graph_token_counts and self.device != "cuda":
+            raise ConfigError(f"--cuda-graphs {self.cuda_graphs}: supported on --device cuda only: remove it")
         if isinstance(self.budget, int) and self.max_sequences is not None and self.max_sequences > self.budget:
             raise ConfigError(
                 f"--max-sequences {self.max_sequences}: must be at most --token-budget {self.budget}, "
@@ -166,6 +187,11 @@ class EngineConfig:
     def sequence_limit(self) -> int:
         """`max_sequences` or its default."""
         return min(256, self.most_tokens) if self.max_sequences is None else self.max_sequences
+
+    @property
+    def graph_token_counts(self) -> tuple[int, ...]:
+        """The numbers in `cuda_graphs`, ascending; empty for `auto` and `off`."""
+        return () if self.cuda_graphs in ("auto", "off") else parse_ints(self.cuda_graphs)
 
     @property
     def most_tokens(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
-Kind = Literal["int", "bytes", "choice", "switch", "text"]
+Kind = Literal["int", "ints", "bytes", "choice", "switch", "text"]
 
 
 class ConfigError(ValueError):
@@ -23,11 +23,11 @@ class Setting:
 
     Attributes:
         name: field name of the config dataclass.
-        kind: "int", "bytes", "choice", "switch" (on or off) or "text".
+        kind: "int", "ints" (a text such as "16,32"), "bytes", "choice", "switch" (on or off) or "text".
         default: None if it is derived at start; `help` then tells how.
-        minimum, maximum: inclusive bounds of an int, or None.
+        minimum, maximum: inclusive bounds of an int, or of each of some ints, or None.
         choices: allowed values of a choice.
-        words: values that an int accepts besides numbers, for example "auto".
+        words: values that are accepted besides numbers, for example "auto".
         unit: unit of an int or a size, or "".
         help: description shown to users.
     """
@@ -53,14 +53,26 @@ class Setting:
             return
         if self.kind == "choice" and value not in self.choices:
             raise ConfigError(f"{self.flag} {value}: choose one of {', '.join(self.choices)}")
+        words = "".join(f"{word} or " for word in self.words)
+        if self.kind == "ints":
+            try:
+                numbers = parse_ints(value)
+            except (ValueError, AttributeError):
+                raise ConfigError(
+                    f"{self.flag} {value}: must be {words}whole numbers with commas between them, for example 16,32"
+                ) from None
+            for number in numbers:
+                self._check_bounds(number)
         if self.kind in ("int", "bytes"):
             if isinstance(value, str):
-                words = "".join(f"{word} or " for word in self.words)
                 raise ConfigError(f"{self.flag} {value}: must be {words}a whole number")
-            if self.minimum is not None and value < self.minimum:
-                raise ConfigError(f"{self.flag} {value}: must be at least {self.minimum}")
-            if self.maximum is not None and value > self.maximum:
-                raise ConfigError(f"{self.flag} {value}: must be at most {self.maximum}")
+            self._check_bounds(value)
+
+    def _check_bounds(self, number: int) -> None:
+        if self.minimum is not None and number < self.minimum:
+            raise ConfigError(f"{self.flag} {number}: must be at least {self.minimum}")
+        if self.maximum is not None and number > self.maximum:
+            raise ConfigError(f"{self.flag} {number}: must be at most {self.maximum}")
 
 
 def setting_field(
@@ -94,6 +106,15 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
         for f in fields(cls)
         if f.metadata
     )
+
+
+def parse_ints(text: str) -> tuple[int, ...]:
+    """Return the distinct numbers of a text such as `16,32`, ascending.
+
+    Raises:
+        ValueError: if it is not a list of numbers.
+    """
+    return tuple(sorted({int(number) for number in text.split(",")}))
 
 
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)

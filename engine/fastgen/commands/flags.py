@@ -48,7 +48,13 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
             )
             continue
         kinds: dict[str, Callable[[str], Any]] = {"int": _number_or(setting.words), "bytes": _size}
-        metavar = {"int": "|".join((*setting.words, setting.unit.upper() or "N")), "bytes": "SIZE", "text": "TEXT"}
+        number = setting.unit.upper() or "N"
+        metavar = {
+            "int": "|".join((*setting.words, number)),
+            "ints": "|".join((*setting.words, f"{number},…")),
+            "bytes": "SIZE",
+            "text": "TEXT",
+        }
         parser.add_argument(
             setting.flag,
             type=kinds.get(setting.kind, str),

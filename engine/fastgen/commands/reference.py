@@ -74,7 +74,8 @@ def _values(setting: Setting) -> str:
     bounds = "".join(
         f" {word} {bound}" for word, bound in (("from", setting.minimum), ("to", setting.maximum)) if bound is not None
     )
-    return " or ".join((*words, f"{setting.unit}{bounds}"))
+    numbers = "numbers of " if setting.kind == "ints" else ""
+    return " or ".join((*words, f"{numbers}{setting.unit}{bounds}"))
 
 
 def _default(setting: Setting) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fastgen.core.step_output import EagerReason
 from fastgen.core.step_plan import StepPlan
 
 
@@ -34,7 +35,7 @@ class SchedulerStats:
 
 @dataclass(slots=True, kw_only=True)
 class StepStats:
-    """What one step did. All fields are 0 in a report without a step.
+    """What one step did. All fields are 0 or None in a report without a step.
 
     Attributes:
         step_seconds: duration, set when the step is done.
@@ -44,6 +45,7 @@ class StepStats:
         out_of_memory: 1 if the step ran out of memory. It did nothing, and its sequences are scheduled again.
         prefix_cache_query_tokens: prompt tokens of the requests scheduled for the first time that may use the prefix
             cache. `prefix_cache_hit_tokens` of them were found there.
+        eager_reason: why the step was not replayed from a CUDA graph, set when it is done; None if it was.
     """
 
     step_seconds: float = 0.0
@@ -55,6 +57,7 @@ class StepStats:
     out_of_memory: int = 0
     prefix_cache_query_tokens: int = 0
     prefix_cache_hit_tokens: int = 0
+    eager_reason: EagerReason | None = None
 
     @classmethod
     def of(cls, plan: StepPlan, now: float) -> StepStats:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+# Why a step was not replayed from a CUDA graph: there are none, it has more tokens than the largest, or it has more
+# prompt logprobs than fit.
+EagerReason = Literal["off", "tokens", "prompt_logprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,10 @@ class StepOutput:
         logprobs: of some of them, where requested, by index in `token_ids`.
         prompt_logprobs: by chunk index, for chunks of requests with `prompt_logprobs`: one entry for each token of the
             chunk that is followed by a prompt token, about that next token.
+        eager_reason: why the step was not replayed from a CUDA graph; None if it was.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    eager_reason: EagerReason | None = "off"

@@ -253,6 +253,7 @@ class Engine:
         now, stats = self._clock(), launched.stats
         # A step that overlaps with the one before it takes as long as it delays the results.
         stats.step_seconds = now - max(launched.started, self._last_settled)
+        stats.eager_reason = result.eager_reason
         self._last_settled = now
         self.step_model.observe(launched.plan.num_tokens, launched.plan.kv_tokens, stats.step_seconds)
         return self.report(outputs, stats)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import abc
-from collections.abc import Iterator
-from itertools import islice
 
 import numpy as np
 import torch
@@ -14,8 +12,6 @@ import torch
 from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.kv_cache.sizing import KVShape
 
-# Blocks per copy: bounds the temporary that gathers them.
-_BLOCKS_PER_COPY = 32
 _BLOCKS_TIMED = 4
 
 BlockPair = tuple[int, int]
@@ -28,7 +24,8 @@ class KVCache:
 
     Attributes:
         keys, values: on the model's device; the head sizes of the two may differ.
-        host_keys, host_values: the same with the host buffer's blocks, in host memory.
+        host_keys, host_values: [host blocks, layers, kv heads, block size, head_dim], in host memory, pinned for a GPU:
+            a block of all layers is contiguous, and so one copy.
         prefaulter: prefaults the memory of keys and values; None on a GPU, where memory is allocated up front.
     """
 
@@ -49,13 +46,8 @@ class KVCache:
         self.keys = _zeros(size(num_blocks, shape.key_dim), on, dtype)
         self.values = _zeros(size(num_blocks, shape.value_dim), on, dtype)
         self.prefaulter = Prefaulter((self.keys, self.values)) if on.type == "cpu" else None
-        # A GPU copies to and from pinned memory. It is not zeroed: swapping out fills a block before it is swapped in.
-        pin = on.type == "cuda" and num_host_blocks > 0
-        host = torch.device("cpu")
         self.host_keys, self.host_values = (
-            torch.empty(size(num_host_blocks, dim), dtype=dtype, pin_memory=True)
-            if pin
-            else _zeros(size(num_host_blocks, dim), host, dtype)
+            _host_zeros((num_host_blocks, shape.num_layers, shape.num_kv_heads, block_size, dim), on, dtype)
             for dim in (shape.key_dim, shape.value_dim)
         )
 
@@ -67,7 +59,7 @@ class KVCache:
     @property
     def num_host_blocks(self) -> int:
         """Blocks in the host buffer."""
-        return self.host_keys.shape[1]
+        return len(self.host_keys)
 
     @property
     def block_size(self) -> int:
@@ -75,13 +67,17 @@ class KVCache:
         return self.keys.shape[3]
 
     def swap(self, out: abc.Sequence[BlockPair], back: abc.Sequence[BlockPair]) -> None:
-        """Copy whole blocks `out` to the host buffer, then `back` from it; pairs are (block, host block)."""
-        for blocks, host_blocks in _batches(out):
-            _copy(self.keys, blocks, self.host_keys, host_blocks)
-            _copy(self.values, blocks, self.host_values, host_blocks)
-        for blocks, host_blocks in _batches(back):
-            _copy(self.host_keys, host_blocks, self.keys, blocks)
-            _copy(self.host_values, host_blocks, self.values, blocks)
+        """Copy whole blocks `out` to the host buffer, then `back` from it; pairs are (block, host block).
+
+        On a GPU the copies are enqueued on the current stream and not waited for.
+        """
+        pairs = (self.keys, self.host_keys), (self.values, self.host_values)
+        for block, host_block in out:
+            for tensor, host in pairs:
+                host[host_block].copy_(tensor[:, block], non_blocking=True)
+        for block, host_block in back:
+            for tensor, host in pairs:
+                tensor[:, block].copy_(host[host_block], non_blocking=True)
 
     def seconds_per_block(self) -> float:
         """Measure the seconds that copying one block one way takes. Overwrites blocks: call it on an unused cache."""
@@ -106,13 +102,9 @@ def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> t
     return torch.from_numpy(np.zeros(size, bits)).view(dtype)
 
 
-def _batches(pairs: abc.Sequence[BlockPair]) -> Iterator[tuple[list[int], list[int]]]:
-    rest = iter(pairs)
-    while batch := list(islice(rest, _BLOCKS_PER_COPY)):
-        yield [block for block, _ in batch], [host_block for _, host_block in batch]
-
-
-def _copy(source: torch.Tensor, source_blocks: list[int], target: torch.Tensor, target_blocks: list[int]) -> None:
-    """Copy blocks of all layers, across devices if need be."""
-    moved = source.index_select(1, torch.tensor(source_blocks, device=source.device)).to(target.device)
-    target.index_copy_(1, torch.tensor(target_blocks, device=target.device), moved)
+def _host_zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return a buffer in host memory for copies to and from `device`."""
+    if device.type == "cuda" and size[0]:
+        # Not zeroed: swapping out fills a block before it is swapped in.
+        return torch.empty(size, dtype=dtype, pin_memory=True)
+    return _zeros(size, torch.device("cpu"), dtype)

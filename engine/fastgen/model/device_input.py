@@ -8,23 +8,29 @@ import numpy as np
 import torch
 
 from fastgen.kernels.gpu.transfers import upload
-from fastgen.model.step_input import StepInput
+from fastgen.model.step_input import IntArray, StepInput
+
+# Elements by which the arrays of an input are aligned: kernels are compiled again for addresses of less than 16 bytes.
+_ALIGNMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInput:
     """One step with T tokens of S sequences, on the device. All int32.
 
+    Padding, if any, follows the values: tokens whose slot is -1, sequences without tokens and without keys, logit rows
+    of the first token, and sampled rows -1.
+
     Attributes:
         token_ids: [T]; -1 stands for the token sampled last for the token's row.
         source_rows: [T], row of each token's sequence.
         last_ids: [rows], token sampled last for each row.
         positions: [T], position of each token in its sequence.
-        slot_mapping: [T], cache slot of each token's key and value.
-        query_starts: [S + 1], first token of each sequence, and T.
+        slot_mapping: [T], cache slot of each token's key and value; -1: they are not written.
+        query_starts: [S + 1], first token of each sequence, and the number of tokens without padding.
         seq_lens: [S], keys of each sequence after the step.
         block_tables: [S, M], blocks of each sequence in order; entries beyond its length are arbitrary.
-        logit_rows: [N + P], tokens that need logits: those that sample, then those with prompt logprobs.
+        logit_rows: [R], tokens that need logits: those that sample, then those with prompt logprobs.
         sampled_rows, sampled_positions: [N], row and position of each token to sample.
     """
 
@@ -41,6 +47,104 @@ class DeviceInput:
     sampled_positions: torch.Tensor
 
 
+class InputLayout:
+    """Where the arrays of an input of a given size are in one int32 array.
+
+    Attributes:
+        num_tokens, num_sequences, num_logit_rows, num_sampled, num_updates: what the input holds, padding included.
+        num_elements: length of the array.
+    """
+
+    def __init__(
+        self, *, num_tokens: int, num_sequences: int, num_logit_rows: int, num_sampled: int, num_updates: int
+    ) -> None:
+        self.num_tokens, self.num_sequences = num_tokens, num_sequences
+        self.num_logit_rows, self.num_sampled, self.num_updates = num_logit_rows, num_sampled, num_updates
+        sizes = {
+            "token_ids": num_tokens,
+            "source_rows": num_tokens,
+            "positions": num_tokens,
+            "slot_mapping": num_tokens,
+            "query_starts": num_sequences + 1,
+            "seq_lens": num_sequences,
+            "rows": num_sequences,
+            "logit_rows": num_logit_rows,
+            "sampled_rows": num_sampled,
+            "sampled_positions": num_sampled,
+            "update_places": num_updates,
+            "update_blocks": num_updates,
+        }
+        self._parts: dict[str, slice] = {}
+        end = 0
+        for name, size in sizes.items():
+            self._parts[name] = slice(end, end + size)
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.num_elements = end
+
+    @classmethod
+    def exact(cls, step: StepInput) -> InputLayout:
+        """Return the layout of a step without padding."""
+        return cls(
+            num_tokens=step.num_tokens,
+            num_sequences=len(step.rows),
+            num_logit_rows=len(step.sampled) + len(step.scored_tokens),
+            num_sampled=len(step.sampled),
+            num_updates=step.table_updates.shape[1],
+        )
+
+    @classmethod
+    def padded(cls, num_tokens: int, max_rows: int, block_size: int) -> InputLayout:
+        """Return the layout for all steps of up to `num_tokens` tokens with at most a logit row for each sequence.
+
+        It has room for the blocks of these tokens. A sequence with a prefix from the cache, or swapped in, brings more.
+        """
+        most = min(num_tokens, max_rows)
+        return cls(
+            num_tokens=num_tokens,
+            num_sequences=most,
+            num_logit_rows=most,
+            num_sampled=most,
+            num_updates=most + num_tokens // block_size,
+        )
+
+    def part(self, array: torch.Tensor, name: str) -> torch.Tensor:
+        """Return the view of one array in `array` [num_elements]."""
+        return array[self._parts[name]]
+
+    def pack(self, step: StepInput, table_length: int, unused_place: int) -> IntArray:
+        """Return the arrays of a step, padded. Updates of block tables beyond `num_updates` are left out.
+
+        Args:
+            step: a step that fits.
+            table_length: entries of a row of the block tables.
+            unused_place: index in the flat block tables that padded updates write to.
+        """
+        counts = np.diff(step.query_starts)
+        rows, columns, blocks = step.table_updates[:, : self.num_updates]
+        packed = np.zeros(self.num_elements, np.int32)
+        parts = {name: packed[part] for name, part in self._parts.items()}
+        parts["slot_mapping"][:] = -1
+        parts["query_starts"][:] = step.num_tokens
+        parts["sampled_rows"][:] = -1
+        parts["update_places"][:] = unused_place
+        for name, values in (
+            ("token_ids", step.token_ids),
+            ("source_rows", np.repeat(step.rows, counts)),
+            ("positions", np.repeat(step.seq_lens - step.query_starts[1:], counts) + np.arange(step.num_tokens)),
+            ("slot_mapping", step.slot_mapping),
+            ("query_starts", step.query_starts),
+            ("seq_lens", step.seq_lens),
+            ("rows", step.rows),
+            ("logit_rows", np.concatenate((step.query_starts[1:][step.sampled] - 1, step.scored_tokens))),
+            ("sampled_rows", step.rows[step.sampled]),
+            ("sampled_positions", step.seq_lens[step.sampled]),
+            ("update_places", rows * table_length + columns),
+            ("update_blocks", blocks),
+        ):
+            parts[name][: len(values)] = values
+        return packed
+
+
 class DeviceRows:
     """The block tables of all rows, on the device.
 
@@ -51,46 +155,49 @@ class DeviceRows:
     """
 
     def __init__(self, max_rows: int, max_blocks: int, last_ids: torch.Tensor) -> None:
-        self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=last_ids.device)
+        # One more row, which only padded updates write.
+        self._tables = torch.zeros(max_rows + 1, max_blocks, dtype=torch.int32, device=last_ids.device)
         self._last_ids = last_ids
+
+    @property
+    def max_rows(self) -> int:
+        """Number of rows."""
+        return len(self._last_ids)
 
     def apply(self, step: StepInput) -> DeviceInput:
         """Apply the updates of a step and return its input, with one upload and without waiting for the device."""
-        counts = np.diff(step.query_starts)
-        first = step.query_starts[:-1]
-        rows, columns, blocks = step.table_updates
-        ends = step.query_starts[1:][step.sampled] - 1
-        parts = (
-            step.token_ids,
-            np.repeat(step.rows, counts),
-            np.repeat(step.seq_lens - counts - first, counts) + np.arange(step.num_tokens, dtype=np.int32),
-            step.slot_mapping,
-            step.query_starts,
-            step.seq_lens,
-            step.rows,
-            np.concatenate((ends, step.scored_tokens)),
-            step.rows[step.sampled],
-            step.seq_lens[step.sampled],
-            rows * self._tables.shape[1] + columns,
-            blocks,
-        )
-        uploaded = upload(np.concatenate(parts, dtype=np.int32), self._tables.device)
-        (
-            token_ids, source_rows, positions, slots, starts, lengths, sequence_rows, logit_rows, sampled_rows,
-            sampled_positions, places, values,
-        ) = torch.split(uploaded, [len(part) for part in parts])  # fmt: skip
-        if len(rows):
-            self._tables.view(-1).index_copy_(0, places.long(), values)
+        layout = InputLayout.exact(step)
+        return self.read(upload(self.pack(step, layout), self._tables.device), layout)
+
+    def pack(self, step: StepInput, layout: InputLayout) -> IntArray:
+        """Return the arrays of a step for `read`; see `InputLayout.pack`."""
+        max_blocks = self._tables.shape[1]
+        return layout.pack(step, max_blocks, unused_place=self.max_rows * max_blocks)
+
+    def read(self, packed: torch.Tensor, layout: InputLayout) -> DeviceInput:
+        """Apply the updates in `packed` [layout.num_elements], on the device, and return the input as views of it."""
+
+        def part(name: str) -> torch.Tensor:
+            return layout.part(packed, name)
+
+        if layout.num_updates:
+            self._tables.view(-1).index_copy_(0, part("update_places").long(), part("update_blocks"))
         return DeviceInput(
-            token_ids=token_ids,
-            source_rows=source_rows,
+            token_ids=part("token_ids"),
+            source_rows=part("source_rows"),
             last_ids=self._last_ids,
-            positions=positions,
-            slot_mapping=slots,
-            query_starts=starts,
-            seq_lens=lengths,
-            block_tables=self._tables.index_select(0, sequence_rows),
-            logit_rows=logit_rows,
-            sampled_rows=sampled_rows,
-            sampled_positions=sampled_positions,
+            positions=part("positions"),
+            slot_mapping=part("slot_mapping"),
+            query_starts=part("query_starts"),
+            seq_lens=part("seq_lens"),
+            block_tables=self._tables.index_select(0, part("rows")),
+            logit_rows=part("logit_rows"),
+            sampled_rows=part("sampled_rows"),
+            sampled_positions=part("sampled_positions"),
         )
+
+    def update(self, table_updates: IntArray) -> None:
+        """Write entries [3, n] of block tables, as in `StepInput`, with an upload of their own."""
+        rows, columns, blocks = table_updates
+        places = upload(np.concatenate((rows * self._tables.shape[1] + columns, blocks)), self._tables.device)
+        self._tables.view(-1).index_copy_(0, places[: len(rows)].long(), places[len(rows) :])

@@ -106,22 +106,27 @@ def choose_dtype(config: EngineConfig) -> torch.dtype:
 def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> CacheMemory:
     """Return the GPU memory that a loaded model leaves for its KV cache, by running the largest step.
 
-    The step runs over a cache of one block, which is overwritten: its results are meaningless.
+    The step runs over a cache of one block, which is overwritten: its results are meaningless. CUDA graphs are captured
+    over this cache to learn their size, and again over the real cache.
     """
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    run_peak_step(model, config, make_runner)
+    graph_bytes = run_peak_step(model, config, make_runner)
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(model.device)
-    step_bytes = peak + _longest_context_bytes(model, config) + _SLACK
+    step_bytes = peak + graph_bytes + _longest_context_bytes(model, config) + _SLACK
     return gpu_cache_memory(config, total_bytes=total, free_bytes=free, step_bytes=step_bytes)
 
 
-def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> None:
-    """Run a step at the token budget in which as many sequences as may run sample, each with every filter."""
+def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> int:
+    """Run a step at the token budget in which as many sequences as may run sample, each with every filter.
+
+    Returns:
+        Bytes of the runner's CUDA graphs.
+    """
     size = config.block_size
     longest = min(config.max_model_length or model.architecture.default_length, model.architecture.default_length)
     lengths = [1] * (config.sequence_limit - 1)
@@ -140,9 +145,11 @@ def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunn
         chunks.append(Chunk(sequence, 0, length))
     plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
     cache = KVCache(model.kv_shape, 1, size, device=model.device, dtype=model.dtype)
-    ticket = make_runner(model, cache, config, longest).launch(StepInputBuilder(size).build(plan))
+    runner = make_runner(model, cache, config, longest)
+    ticket = runner.launch(StepInputBuilder(size).build(plan))
     ticket.sample([])
     ticket.result()
+    return 0 if runner.graphs is None else runner.graphs.num_bytes
 
 
 def _longest_context_bytes(model: Model[Any], config: EngineConfig) -> int:

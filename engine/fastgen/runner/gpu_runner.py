@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from fastgen.core.step_output import StepOutput, TokenLogprobs
+from fastgen.core.step_output import EagerReason, StepOutput, TokenLogprobs
 from fastgen.kernels.gpu.transfers import HostCopy, download, upload
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
+from fastgen.kv_cache.swap import CUDAStreams, Streams, Swapper
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.device_input import DeviceInput, DeviceRows
+from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.step_input import StepInput
+from fastgen.runner.graphs import ForwardPass, GraphCapture, StepGraphs
 from fastgen.runner.runner import Model
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
 from fastgen.sampling.rows import Mask, row_slices
@@ -24,7 +27,15 @@ SPARE_ROWS = 64
 class GPURunner:
     """Runs the steps of one model over its KV cache, with the state of running sequences on the device.
 
-    Nothing between `launch` and `Ticket.result` waits for the device, except swapping.
+    Nothing between `launch` and `Ticket.result` waits for the device. The sampling of a step must be enqueued before
+    the next step is launched, whose forward pass overwrites what it reads.
+
+    Args:
+        model: the model.
+        cache: its cache.
+        max_model_length: longest prompt plus generation of one request.
+        max_sequences: sequences that may run at once.
+        streams: for copies to and from the host; None for those of the model's device.
 
     Attributes:
         architecture: dimensions of the model.
@@ -35,11 +46,20 @@ class GPURunner:
         max_model_length: longest prompt plus generation of one request.
         device, dtype: by their names in the configuration.
         steps_in_flight: steps that may be launched before the results of the first are read.
+        graphs: the captured forward passes, if any.
     """
 
     steps_in_flight = 2
 
-    def __init__(self, model: Model[DeviceInput], cache: KVCache, *, max_model_length: int, max_sequences: int) -> None:
+    def __init__(
+        self,
+        model: Model[DeviceInput],
+        cache: KVCache,
+        *,
+        max_model_length: int,
+        max_sequences: int,
+        streams: Streams | None = None,
+    ) -> None:
         shape = model.architecture
         self.architecture = shape
         self.vocab_size, self.eos_token_ids = shape.vocab_size, shape.eos_token_ids
@@ -52,10 +72,24 @@ class GPURunner:
         self.dtype = str(model.dtype).removeprefix("torch.")
         self._model = model
         self._cache = cache
+        if streams is None and model.device.type == "cuda":
+            streams = CUDAStreams(model.device)
+        self._swapper = Swapper(cache, streams)
         self._num_top: dict[int, int | None] = {}  # of each row, the logprobs requested with its tokens
         max_rows = max_sequences + SPARE_ROWS
         self._sampler = DeviceSampler(shape.vocab_size, max_rows, model.device, shape.eos_token_ids)
         self._rows = DeviceRows(max_rows, -(-max_model_length // cache.block_size), self._sampler.last_tokens)
+        self.graphs: StepGraphs | None = None
+        self._last_step: StepInput | None = None
+
+    @torch.inference_mode()
+    def capture_graphs(self, token_counts: Sequence[int], capture: GraphCapture) -> None:
+        """Capture the forward passes of steps with up to each of `token_counts` tokens, ascending."""
+        model, cache = self._model, self._cache
+        layouts = [InputLayout.padded(count, self._rows.max_rows, self.block_size) for count in token_counts]
+        size = layouts[-1].num_logit_rows, self.architecture.hidden_size
+        hidden = torch.zeros(size, dtype=model.dtype, device=model.device)
+        self.graphs = StepGraphs(layouts, self._rows, lambda step: model.forward(step, cache), hidden, capture)
 
     def start_prefault(self) -> None:
         """Do nothing: memory of a GPU is allocated up front."""
@@ -66,30 +100,40 @@ class GPURunner:
     @torch.inference_mode()
     def launch(self, step: StepInput) -> GPUTicket:
         """Enqueue the swaps, the state updates and the forward pass of a step."""
-        self._cache.swap(step.swap_out.tolist(), step.swap_in.tolist())
+        self._swapper.enqueue(step.swap_out.tolist(), step.swap_in.tolist(), step.slot_mapping)
         for new in step.new_rows:
             prompt, generated = new.tokens[: new.num_prompt_tokens], new.tokens[new.num_prompt_tokens :]
             self._sampler.admit(new.row, new.sampling, new.seed, prompt, generated)
             self._num_top[new.row] = new.sampling.logprobs
+        self._last_step = step
+        if self.graphs is None:
+            return GPUTicket(self, step, self._run(step), "off")
+        reason = self.graphs.eager_reason(step)
+        return GPUTicket(self, step, self.graphs.replay(step) if reason is None else self._run(step), reason)
+
+    def _run(self, step: StepInput) -> ForwardPass:
+        """Enqueue the launches of a forward pass one by one."""
         device_input = self._rows.apply(step)
-        return GPUTicket(self, step, device_input, self._model.forward(device_input, self._cache))
+        hidden = self._model.forward(device_input, self._cache)
+        return ForwardPass(hidden, device_input.sampled_rows, device_input.sampled_positions)
 
     @torch.inference_mode()
-    def sample(self, step: StepInput, device_input: DeviceInput, hidden: torch.Tensor, masks: list[Mask]) -> Results:
+    def sample(self, step: StepInput, forward: ForwardPass, masks: list[Mask]) -> Results:
         """Enqueue the sampling of a step, its prompt logprobs, and the copies of the results to the host.
 
         Args:
             step: the step launched last.
-            device_input: of it.
-            hidden: [N + P, hidden], the model's output for it.
+            forward: its forward pass.
             masks: [M], the masks of its masked rows.
         """
-        num_sampled = len(step.sampled)
+        assert step is self._last_step, "another step was launched before the sampling of this one"
+        num_sampled, num_scored = len(step.sampled), len(step.scored_tokens)
+        hidden = forward.hidden[: num_sampled + num_scored]
         if not num_sampled:
             return Results(None, [], self._prompt_logprobs(step, hidden))
         logits = self._model.head(hidden[:num_sampled])
-        rows, positions = device_input.sampled_rows, device_input.sampled_positions
-        ids = self._sampler.sample(logits, rows, positions, *self._upload_masks(step, masks))
+        masks_and_rows = self._upload_masks(step, masks)
+        ids = self._sampler.sample(logits, forward.sampled_rows, forward.sampled_positions, *masks_and_rows)
         top = [self._num_top[row] for row in step.rows[step.sampled].tolist()]
         asked = [index for index, count in enumerate(top) if count is not None]
         logprobs = [
@@ -153,8 +197,8 @@ class Results:
     logprobs: list[Logprobs]
     prompt_logprobs: list[Logprobs]
 
-    def wait(self) -> StepOutput:
-        """Wait for all copies and return the results."""
+    def wait(self, eager_reason: EagerReason | None) -> StepOutput:
+        """Wait for all copies and return the results; `eager_reason` as in `StepOutput`."""
         tokens: list[int] = [] if self.ids is None else self.ids.wait().tolist()
         found: dict[int, TokenLogprobs] = {}
         for part in self.logprobs:
@@ -165,24 +209,26 @@ class Results:
             entries = unpack_logprobs(part.packed.wait(), part.tokens or [], part.top)
             for sequence, entry in zip(part.owners, entries, strict=True):
                 prompt.setdefault(sequence, []).append(entry)
-        return StepOutput(tokens, found, prompt)
+        return StepOutput(tokens, found, prompt, eager_reason)
 
 
 class GPUTicket:
     """A step of a `GPURunner`; implements `fastgen.engine.core.Ticket`."""
 
-    def __init__(self, runner: GPURunner, step: StepInput, device_input: DeviceInput, hidden: torch.Tensor) -> None:
+    def __init__(
+        self, runner: GPURunner, step: StepInput, forward: ForwardPass, eager_reason: EagerReason | None
+    ) -> None:
         self._runner = runner
         self._step = step
-        self._device_input = device_input
-        self._hidden = hidden
+        self._forward = forward
+        self._eager_reason = eager_reason
         self._results: Results | None = None
 
     def sample(self, masks: list[Mask]) -> None:
         """Enqueue the sampling."""
-        self._results = self._runner.sample(self._step, self._device_input, self._hidden, masks)
+        self._results = self._runner.sample(self._step, self._forward, masks)
 
     def result(self) -> StepOutput:
         """Wait for the step and return its results."""
         assert self._results is not None, "call sample first"
-        return self._results.wait()
+        return self._results.wait(self._eager_reason)

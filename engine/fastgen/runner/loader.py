@@ -161,10 +161,15 @@ def host_runner(
 
 
 def gpu_runner(model: Model[DeviceInput], cache: KVCache, config: EngineConfig, max_model_length: int) -> GPURunner:
-    """Return a runner that keeps the state of its rows on the device."""
+    """Return a runner that keeps the state of its rows on the device, with its CUDA graphs."""
     from fastgen.runner.gpu_runner import GPURunner
+    from fastgen.runner.graphs import CUDAGraphCapture, token_counts
 
-    return GPURunner(model, cache, max_model_length=max_model_length, max_sequences=config.sequence_limit)
+    runner = GPURunner(model, cache, max_model_length=max_model_length, max_sequences=config.sequence_limit)
+    counts = token_counts(config)
+    if counts:
+        runner.capture_graphs(counts, CUDAGraphCapture(model.device))
+    return runner
 
 
 def with_cache(
@@ -195,4 +200,7 @@ def with_cache(
     cache = KVCache(
         kv, num_blocks, config.block_size, num_host_blocks=num_host_blocks, device=model.device, dtype=model.dtype
     )
-    return make_runner(model, cache, config, max_model_length)
+    runner = make_runner(model, cache, config, max_model_length)
+    if runner.graphs is not None:
+        log.info("%s", runner.graphs)
+    return runner

@@ -65,9 +65,11 @@ class ModelRunner:
         max_model_length: longest prompt plus generation of one request.
         device, dtype: by their names in the configuration.
         steps_in_flight: steps that may be launched before the results of the first are read.
+        graphs: none are captured.
     """
 
     steps_in_flight = 1
+    graphs = None
 
     def __init__(self, model: Model[ForwardInput], cache: KVCache, *, max_model_length: int) -> None:
         self.architecture = model.architecture

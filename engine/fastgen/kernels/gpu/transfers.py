@@ -11,10 +11,18 @@ import torch
 
 def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy an array to the device through pinned memory, without waiting for the copy."""
+    return _pinned(values, device).to(device, non_blocking=True)
+
+
+def upload_into(values: npt.NDArray[Any], target: torch.Tensor) -> None:
+    """Copy an array to a tensor of its shape and type, as `upload` does."""
+    target.copy_(_pinned(values, target.device), non_blocking=True)
+
+
+def _pinned(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return the values in pinned memory if they are copied to a GPU. It is not reused before the copy is done."""
     tensor = torch.from_numpy(values)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 @dataclass(frozen=True, slots=True)

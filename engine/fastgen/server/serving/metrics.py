@@ -6,12 +6,13 @@ Names, types and labels are a contract with the dashboards, the operator and inf
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
 from fastgen.core.request import FinishReason
+from fastgen.core.step_output import EagerReason
 from fastgen.engine.messages import EngineInfo, StepReport
 
 _STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -74,6 +75,14 @@ class Metrics:
         self._decode_tokens = tokens.labels(self._model_name, "decode")
         self._step_tokens = self._make(Histogram, "step_tokens", "Tokens per step.", buckets=_TOKENS)
         self._step_seconds = self._make(Histogram, "step_seconds", "Step duration in seconds.", buckets=_STEP_SECONDS)
+        self._graph_steps = self._make(Counter, "graph_steps", "Steps replayed from a CUDA graph.")
+        eager = self._make(
+            Counter,
+            "eager_steps",
+            "Steps run without a CUDA graph, by reason: off, tokens or prompt_logprobs.",
+            ["reason"],
+        )
+        self._eager_steps = {reason: eager.labels(self._model_name, reason) for reason in get_args(EagerReason)}
         preemptions = self._make(Counter, "preemptions", "Preempted sequences, by mode: recompute or swap.", ["mode"])
         self._recomputations = preemptions.labels(self._model_name, "recompute")
         self._swaps = preemptions.labels(self._model_name, "swap")
@@ -157,6 +166,8 @@ class Metrics:
         self._decode_tokens.inc(stats.decode_tokens)
         self._step_tokens.observe(step_tokens)
         self._step_seconds.observe(stats.step_seconds)
+        counter = self._graph_steps if stats.eager_reason is None else self._eager_steps[stats.eager_reason]
+        counter.inc()
 
     def _set_gauges(self, report: StepReport) -> None:
         stats = report.scheduler

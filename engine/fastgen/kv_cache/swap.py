@@ -1,0 +1,90 @@
+"""Copies of preempted sequences' blocks, on a stream beside the forward passes."""
+
+from __future__ import annotations
+
+from collections import abc
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastgen.kv_cache.tensors import BlockPair, KVCache
+
+
+class Streams(Protocol):
+    """Two streams of a device: forward passes run on one, copies to and from the host on the other."""
+
+    def copying(self) -> AbstractContextManager[object]:
+        """Enqueue what is inside on the stream of copies."""
+
+    def copies_wait(self) -> None:
+        """Let the copies enqueued from now on wait for the forward passes enqueued so far."""
+
+    def forward_waits(self) -> None:
+        """Let the forward passes enqueued from now on wait for the copies enqueued so far."""
+
+
+class CUDAStreams:
+    """The current stream of a GPU, and one for copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def copying(self) -> AbstractContextManager[object]:
+        """Enqueue what is inside on the stream of copies."""
+        return torch.cuda.stream(self._copies)
+
+    def copies_wait(self) -> None:
+        """Let copies wait, by an event that the device waits for."""
+        self._copies.wait_stream(torch.cuda.current_stream(self._device))
+
+    def forward_waits(self) -> None:
+        """Let forward passes wait, by an event that the device waits for."""
+        torch.cuda.current_stream(self._device).wait_stream(self._copies)
+
+
+class Swapper:
+    """Orders the copies of blocks and the forward passes that use them, without waiting for the device.
+
+    A swap-out reads blocks that earlier forward passes wrote, so it waits for them. A forward pass that does not write
+    these blocks runs beside it. A swap-in writes blocks that no step in flight uses, because the scheduler frees blocks
+    only when no step in flight writes them: it may run beside earlier forward passes, and the next one waits for it.
+    Copies run in the order of their steps, which orders those of one block or host block.
+
+    Args:
+        cache: the cache and its host buffer.
+        streams: the device's streams; None to copy at once.
+    """
+
+    def __init__(self, cache: KVCache, streams: Streams | None) -> None:
+        self._cache = cache
+        self._streams = streams
+        # Blocks that copies may still read, although they are free.
+        self._leaving = np.zeros(cache.num_blocks, bool)
+
+    def enqueue(
+        self, out: abc.Sequence[BlockPair], back: abc.Sequence[BlockPair], slot_mapping: npt.NDArray[np.int32]
+    ) -> None:
+        """Enqueue the copies of a step. The forward pass enqueued next may use all blocks of the step.
+
+        Args:
+            out: (block, host block) pairs to copy to the host buffer.
+            back: pairs to copy back after that.
+            slot_mapping: the slots that the step writes.
+        """
+        streams = self._streams
+        if streams is None:
+            self._cache.swap(out, back)
+            return
+        if out:
+            streams.copies_wait()
+        if out or back:
+            with streams.copying():
+                self._cache.swap(out, back)
+            self._leaving[[block for block, _ in out]] = True
+        if back or self._leaving[slot_mapping // self._cache.block_size].any():
+            streams.forward_waits()
+            self._leaving[:] = False

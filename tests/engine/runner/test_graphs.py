@@ -1,0 +1,285 @@
+"""Steps replayed from graphs give the tokens of steps launched one by one, on the code path of a GPU on the CPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.gpu.launches import Counting
+
+from fastgen.config import ConfigError, EngineConfig
+from fastgen.core.request import Request, SamplingParams
+from fastgen.core.step_output import EagerReason
+from fastgen.core.step_plan import StepPlan
+from fastgen.engine.core import Engine
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.device_input import DeviceInput, InputLayout
+from fastgen.model.layers.decoder import Decoder
+from fastgen.model.native import load_on_gpu
+from fastgen.model.source import ModelSource
+from fastgen.model.step_input import StepInput, StepInputBuilder
+from fastgen.runner.gpu_runner import GPURunner, GPUTicket
+from fastgen.runner.graphs import token_counts
+from support.simulated_graphs import SimulatedCapture
+from support.tiny_models import VOCABULARY, saved
+
+BLOCK_SIZE = 16
+BUDGET = 40
+LADDER = (1, 2, 4, 8, 12, 16, 24, BUDGET)
+CPU = torch.device("cpu")
+Model = Decoder[DeviceInput]
+
+
+def loaded(family: str, folder: Path) -> Model:
+    source = ModelSource.open(str(saved(family, folder)))
+    return load_on_gpu(source, CPU, torch.float32, max_model_length=160, progress=lambda _fraction: None)
+
+
+class Poisoned(GPURunner):
+    """A runner whose buffers hold nonsense before each step. What no step wrote of its cache is NaN."""
+
+    def __init__(self, model: Model, *, num_blocks: int = 40, max_sequences: int = 8) -> None:
+        cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE, num_host_blocks=8)
+        cache.keys.fill_(torch.nan)
+        cache.values.fill_(torch.nan)
+        super().__init__(model, cache, max_model_length=160, max_sequences=max_sequences)
+        self.executed: list[EagerReason | None] = []
+        self.steps: list[StepInput] = []
+
+    @torch.inference_mode()
+    def launch(self, step: StepInput) -> GPUTicket:
+        if self.graphs is not None:
+            self.graphs._packed.fill_(2**30)
+            self.graphs._hidden.fill_(torch.nan)
+        ticket = super().launch(step)
+        self.executed.append(ticket._eager_reason)
+        self.steps.append(step)
+        return ticket
+
+
+def captured(model: Model, ladder: Sequence[int] = LADDER, **more: Any) -> Poisoned:
+    runner = Poisoned(model, **more)
+    runner.capture_graphs(ladder, SimulatedCapture())
+    return runner
+
+
+def requests(count: int, seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    made = []
+    for number in range(count):
+        sampling = rng.choice(
+            [
+                SamplingParams(temperature=0, max_tokens=rng.randint(1, 12), ignore_eos=True),
+                SamplingParams(temperature=0.8, top_p=0.9, seed=number, max_tokens=8, ignore_eos=True),
+                SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=8, logprobs=3),
+            ]
+        )
+        prompt = [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 70))]
+        made.append(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
+    return made
+
+
+def generate(runner: GPURunner, asked: list[Request], **settings: Any) -> dict[str, list[int]]:
+    engine = Engine(runner, EngineConfig(model="", token_budget=BUDGET, max_sequences=8, **settings))
+    tokens: dict[str, list[int]] = {request.id: [] for request in asked}
+    for request in asked:
+        engine.add(request)
+    while engine.has_work:
+        for output in engine.step().outputs:
+            tokens[output.request_id] += output.token_ids
+    return tokens
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2", "qwen3-moe"])
+def test_replayed_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Path) -> None:
+    model, asked = loaded(family, tmp_path), requests(10, seed=len(family))
+    runner = captured(model)
+    assert generate(runner, asked) == generate(Poisoned(model), asked)
+    assert set(runner.executed) == {None}
+    assert runner.graphs is not None
+    replays = [graph.num_replays for graph in runner.graphs._graphs]  # type: ignore[attr-defined]
+    assert replays[-1] > 0, "no step was of the largest count"
+    assert sum(count > 0 for count in replays) >= 3
+
+
+def test_preempted_and_cached_sequences_give_the_tokens_of_eager_steps(tmp_path: Path) -> None:
+    model = loaded("llama", tmp_path)
+    shared = [7] * 64
+    asked = [
+        Request(id=r.id, prompt_token_ids=shared + r.prompt_token_ids, sampling=r.sampling) for r in requests(8, seed=3)
+    ]
+    for settings in ({"preemption": "swap", "swap_space": 1}, {"preemption": "recompute"}):
+        runner = captured(model, num_blocks=12)
+        assert generate(runner, asked, **settings) == generate(Poisoned(model), asked)
+        assert set(runner.executed) == {None}
+
+
+def test_steps_that_no_graph_can_run_are_launched_eagerly_and_reported(tmp_path: Path) -> None:
+    model = loaded("llama", tmp_path)
+    plain = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+
+    def executed(runner: Poisoned, length: int, sampling: SamplingParams) -> list[EagerReason | None]:
+        engine = Engine(runner, EngineConfig(model="", token_budget=100, max_sequences=2, prefix_caching=False))
+        prompt = [3 + number for number in range(length)]
+        engine.add(Request(id="a", prompt_token_ids=prompt, sampling=sampling))
+        reasons = []
+        while engine.has_work:
+            step = engine.step().step
+            reasons += [step.eager_reason] * (step.prefill_tokens + step.decode_tokens > 0)
+        assert reasons == runner.executed[-len(reasons) :]
+        return reasons
+
+    runner = captured(model, (4, 24, 90), max_sequences=2)
+    assert executed(runner, 91, plain) == ["tokens", None, None, None]
+    assert executed(runner, 90, plain) == [None] * 4
+    # There are logits for each token of a graph, but for no more than the 66 rows of the runner.
+    assert executed(runner, 66, scored) == [None]
+    assert executed(runner, 67, scored) == ["prompt_logprobs"]
+    assert executed(Poisoned(model), 5, plain) == ["off"] * 4
+
+
+def test_logprobs_of_prompts_are_those_of_eager_steps(tmp_path: Path) -> None:
+    model = loaded("llama", tmp_path)
+    sampling = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2, logprobs=2)
+    found = []
+    for runner in (captured(model), Poisoned(model)):
+        engine = Engine(runner, EngineConfig(model="", token_budget=BUDGET, max_sequences=8))
+        for number in range(3):
+            prompt = [4 + number * 7 + position for position in range(30)]
+            engine.add(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
+        entries = []
+        while engine.has_work:
+            for output in engine.step().outputs:
+                entries += [(output.request_id, e.token_id, e.logprob) for e in output.prompt_logprobs or ()]
+                entries += [(output.request_id, e.token_id, e.logprob) for e in output.logprobs or ()]
+        found.append(sorted(entries))
+        assert len(entries) == 3 * (29 + 2)
+    assert [entry[:2] for entry in found[0]] == [entry[:2] for entry in found[1]]
+    assert [entry[2] for entry in found[0]] == pytest.approx([entry[2] for entry in found[1]], abs=1e-4)
+
+
+def test_more_new_blocks_than_a_graph_has_room_for_are_written_before_it(tmp_path: Path) -> None:
+    model = loaded("llama", tmp_path)
+    prompt = [3 + number for number in range(100)]
+    sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    found, most = [], 0
+    for runner in (captured(model), Poisoned(model)):
+        engine, tokens = Engine(runner, EngineConfig(model="", token_budget=BUDGET, max_sequences=8)), []
+        for name in ("a", "b"):  # the second takes six blocks from the prefix cache, and computes four tokens
+            engine.add(Request(id=name, prompt_token_ids=prompt, sampling=sampling))
+            while engine.has_work:
+                tokens += [token for output in engine.step().outputs for token in output.token_ids]
+        found.append(tokens)
+        most = max(step.table_updates.shape[1] for step in runner.steps if step.num_tokens == 4)
+    assert most > InputLayout.padded(4, 72, BLOCK_SIZE).num_updates
+    assert found[0] == found[1]
+    assert found[0][:6] == found[0][6:]
+
+
+def test_a_replayed_step_is_one_upload_and_one_graph_before_it_is_sampled(tmp_path: Path) -> None:
+    model = loaded("qwen3-moe", tmp_path)
+    runner = captured(model)
+    generate(runner, requests(3, seed=1))
+
+    class OneLaunch:
+        replays = 0
+
+        def replay(self) -> None:
+            self.replays += 1
+
+    step = runner.steps[-1]
+    graph = OneLaunch()
+    assert runner.graphs is not None
+    runner.graphs._graphs = [graph] * len(LADDER)
+    with Counting() as counting, torch.inference_mode():
+        runner.graphs.replay(step)
+    assert (counting.launches, counting.waits, graph.replays) == ({"copy_": 1}, {}, 1)
+
+
+def test_a_step_sampled_after_the_next_was_launched_is_an_error(tmp_path: Path) -> None:
+    runner = captured(loaded("llama", tmp_path))
+    generate(runner, requests(2, seed=1))
+    first, second = runner.steps[-2:]
+    ticket = runner.launch(first)
+    runner.launch(second)
+    with pytest.raises(AssertionError, match="another step was launched"):
+        ticket.sample([])
+
+
+# --- The ladder ---
+
+
+def config(**settings: Any) -> EngineConfig:
+    return EngineConfig(model="", device="cuda", **settings)
+
+
+def test_the_automatic_ladder_ends_with_the_token_budget_and_leaves_little_padding() -> None:
+    for budget in (1, 7, 100, 1000, 2048, 4096):
+        counts = token_counts(config(token_budget=budget))
+        assert counts[-1] == budget
+        assert all(now <= max(before + 1, before * 1.25) and now - before <= 128 for before, now in pairwise(counts))
+    assert token_counts(config(token_budget=16)) == (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+    assert (len(counts), token_counts(config(token_budget=65536)), token_counts(config())) == (60, counts, counts)
+
+
+def test_a_ladder_can_be_given_or_switched_off() -> None:
+    assert token_counts(config(cuda_graphs="8,2,2,512", token_budget=256)) == (2, 8, 256)
+    assert token_counts(config(cuda_graphs="off")) == ()
+    assert token_counts(EngineConfig(model="", device="cpu")) == ()
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "said"),
+    [
+        ("cuda", "some", "--cuda-graphs some: must be auto or off or whole numbers with commas between them"),
+        ("cuda", "8,", "--cuda-graphs 8,: must be auto or off or whole numbers with commas between them"),
+        ("cuda", "0,8", "--cuda-graphs 0: must be at least 1"),
+        ("cuda", "8,100000", "--cuda-graphs 100000: must be at most 65536"),
+        ("cpu", "8", "--cuda-graphs 8: supported on --device cuda only: remove it"),
+    ],
+)
+def test_a_bad_ladder_is_an_error_that_names_the_flag(device: str, given: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        EngineConfig(model="", device=device, cuda_graphs=given)
+
+
+# --- The simulated graph ---
+
+
+def test_a_simulated_graph_finds_what_a_real_one_would_compute_wrongly() -> None:
+    state = {"tensor": torch.zeros(4), "number": 1.0}
+
+    def run() -> None:
+        state["tensor"].add_(torch.ones(4) * state["number"])
+
+    graph = SimulatedCapture().capture(run)
+    graph.replay()
+    state["number"] = 2.0
+    with pytest.raises(AssertionError, match=r"was captured as .*mul"):
+        graph.replay()
+    state.update(tensor=torch.zeros(4), number=1.0)
+    with pytest.raises(AssertionError, match=r"was captured as .*add_"):
+        graph.replay()
+    with pytest.raises(AssertionError, match="waits for the device"):
+        SimulatedCapture().capture(lambda: print(state["tensor"].sum().item()))
+    unwritten: list[torch.Tensor] = []
+    SimulatedCapture().capture(lambda: unwritten.append(torch.empty(3)))
+    assert unwritten[-1].isnan().all()
+
+
+def test_the_arrays_of_an_input_are_aligned_and_padded() -> None:
+    layout = InputLayout.padded(5, 3, BLOCK_SIZE)
+    assert (layout.num_sequences, layout.num_logit_rows, layout.num_updates) == (3, 3, 3)
+    packed = layout.pack(StepInputBuilder(BLOCK_SIZE).build(StepPlan(())), 10, unused_place=30)
+    everything = torch.from_numpy(packed)
+    padding = {"slot_mapping": -1, "sampled_rows": -1, "update_places": 30}
+    for name in ("token_ids", "positions", "query_starts", "seq_lens", "rows", "logit_rows", *padding):
+        part = layout.part(everything, name)
+        assert part.storage_offset() % 4 == 0
+        assert part.tolist() == [padding.get(name, 0)] * len(part)

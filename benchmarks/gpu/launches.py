@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,11 +29,41 @@ SAMPLING = {
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Launches of one layer, outside the layers, and operations that wait for the device."""
+    """Launches of a step.
+
+    Attributes:
+        per_layer, outside: of one layer, and outside the layers, if they are launched one by one.
+        replayed: of a step replayed from a CUDA graph, which is one of them.
+        waits: operations that wait for the device, in both kinds of steps.
+    """
 
     per_layer: float
     outside: float
+    replayed: int
     waits: int
+
+
+class _CountedGraph:
+    """Stands in for a CUDA graph, and computes nothing."""
+
+    replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+class _CountedCapture:
+    """Implements `GraphCapture` with one graph for all."""
+
+    def __init__(self) -> None:
+        self.graph = _CountedGraph()
+
+    def capture(self, run: Callable[[], None]) -> _CountedGraph:
+        run()
+        return self.graph
+
+    def used_bytes(self) -> int:
+        return 0
 
 
 class Counting(TorchDispatchMode):
@@ -67,13 +98,22 @@ def count_launches(sampling: SamplingParams) -> Launches:
     counts = [_count(layers, sampling) for layers in (2, 4)]
     few, many = (count.launches.total() for count in counts)
     per_layer = (many - few) / 2
-    return Launches(per_layer, few - 2 * per_layer, sum(count.waits.total() for count in counts))
+    capture = _CountedCapture()
+    replayed = _count(4, sampling, capture)
+    return Launches(
+        per_layer=per_layer,
+        outside=few - 2 * per_layer,
+        replayed=replayed.launches.total() + capture.graph.replays,
+        waits=sum(count.waits.total() for count in (*counts, replayed)),
+    )
 
 
-def _count(num_layers: int, sampling: SamplingParams) -> Counting:
+def _count(num_layers: int, sampling: SamplingParams, capture: _CountedCapture | None = None) -> Counting:
     size = replace(TINY.small, config={**TINY.small.config, "num_hidden_layers": num_layers})
     ours = Ours.make(size, TINY.block_size, 4, torch.device("cpu"), torch.float32)
     step = Steps(ours, [(1, 30), (1, 40), (20, 30)], sampling).step
+    if capture is not None:
+        ours.runner.capture_graphs([32], capture)
     counting = Counting()
     with counting:
         ours.runner.launch(step).sample([])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.weights import DecoderWeights
 from fastgen.runner.gpu_runner import GPURunner
+from fastgen.runner.graphs import CUDAGraphCapture, GraphCapture, token_counts
 
 # Standard deviation of matrices, as transformers initialises them.
 _DEVIATION = 0.02
@@ -87,6 +90,21 @@ class Ours:
         runner = GPURunner(model, cache, max_model_length=size.max_length, max_sequences=max_sequences)
         return cls(size, model, cache, runner)
 
+    def capture_graphs(self, most_tokens: int, capture: GraphCapture) -> None:
+        """Capture the steps that the engine captures for a token budget of `most_tokens`."""
+        self.runner.capture_graphs(
+            token_counts(EngineConfig(model="", device="cuda", token_budget=most_tokens)), capture
+        )
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Launch steps one by one inside."""
+        graphs, self.runner.graphs = self.runner.graphs, None
+        try:
+            yield
+        finally:
+            self.runner.graphs = graphs
+
     def engine(self, max_sequences: int) -> Engine:
         """Return an engine, calibrated as at the start of a server; on a CPU with a fixed token budget."""
         config = EngineConfig(
@@ -99,6 +117,11 @@ class Ours:
         )
         config, step_times = calibrate(self.runner, config, lambda _stage, _fraction: None)
         return Engine(self.runner, config, step_model=StepModel.of(step_times))
+
+
+def graph_capture(device: torch.device) -> GraphCapture | None:
+    """Return what captures graphs on a device, or None for a CPU."""
+    return CUDAGraphCapture(device) if device.type == "cuda" else None
 
 
 def transformers_model(size: ModelSize, device: torch.device, dtype: torch.dtype) -> Any:

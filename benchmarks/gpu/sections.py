@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.counts import Work, attention_work, step_work
-from benchmarks.gpu.models import Ours, static_cache, transformers_model
+from benchmarks.gpu.models import Ours, graph_capture, static_cache, transformers_model
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sizes import ModelSize, Sizes
 from benchmarks.gpu.steps import Steps, random_tokens
@@ -39,15 +39,20 @@ _MOST_SEQUENCES = 256
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where and how large to measure."""
+    """Where, how large and whether with CUDA graphs to measure."""
 
     sizes: Sizes
     device: torch.device
     dtype: torch.dtype
+    graphs: bool = True
 
     def ours(self, size: ModelSize) -> Ours:
-        """Return our model."""
-        return Ours.make(size, self.sizes.block_size, _MOST_SEQUENCES, self.device, self.dtype)
+        """Return our model, with its graphs."""
+        ours = Ours.make(size, self.sizes.block_size, _MOST_SEQUENCES, self.device, self.dtype)
+        capture = graph_capture(self.device)
+        if self.graphs and capture is not None:
+            ours.capture_graphs(max(self.sizes.token_counts), capture)
+        return ours
 
     @property
     def replayed(self) -> str:
@@ -84,8 +89,13 @@ def decode(bench: Bench, size: ModelSize, batch: int, context: int) -> Iterator[
     spread = f"p99 {percentile(times, 0.99) * 1e3:.3f} ms; {length} tokens of context on average"
     yield Row(f"{name}: step of the engine", percentile(times, 0.5), batch, work, spread)
     del engine
-    seconds = Steps(ours, shape).seconds_ahead(bench.sizes.seconds)
-    yield Row(f"{name}: steps without a scheduler", seconds, batch, work)
+    steps_alone = Steps(ours, shape)
+    seconds = steps_alone.seconds_ahead(bench.sizes.seconds)
+    yield Row(f"{name}: steps without a scheduler", seconds, batch, work, str(ours.runner.graphs or ""))
+    if ours.runner.graphs is not None:
+        with ours.eager():
+            seconds = steps_alone.seconds_ahead(bench.sizes.seconds)
+        yield Row(f"{name}: steps without a scheduler, launched one by one", seconds, batch, work)
     yield _forward_alone(bench, ours, shape, name)
 
 
@@ -134,7 +144,12 @@ def prefill(bench: Bench, size: ModelSize) -> Iterator[Row]:
     ours, n = bench.ours(size), bench.sizes.prefill
     steps, shape = Steps(ours, [(n, n)]), [(n, n)]
     seconds = call_seconds(steps.run, bench.device, bench.sizes.seconds)
-    yield Row(f"{size.label}, prefill of {n} tokens: launch to result", seconds, n, bench.work(size, shape))
+    name = f"{size.label}, prefill of {n} tokens: launch to result"
+    yield Row(name, seconds, n, bench.work(size, shape))
+    if ours.runner.graphs is not None:
+        with ours.eager():
+            seconds = call_seconds(steps.run, bench.device, bench.sizes.seconds)
+        yield Row(f"{name}, launched one by one", seconds, n, bench.work(size, shape))
     yield _forward_alone(bench, ours, shape, f"{size.label}, prefill of {n} tokens")
 
 

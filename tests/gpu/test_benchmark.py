@@ -7,17 +7,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import benchmarks.gpu.__main__ as program
 import pytest
 import torch
+from benchmarks.gpu import sections
 from benchmarks.gpu.counts import step_work
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sections import SECTIONS, Bench
 from benchmarks.gpu.sizes import FULL, TINY
+
+from fastgen.runner.graphs import Graph
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,9 +109,41 @@ def test_counting_needs_no_device() -> None:
     names = [line.split(" | ")[0] for line in program._count_table(FULL)]
     assert names[2:4] == ["| 8B, 1 decode at 512 tokens", "| 8B, prefill of 2048 tokens"]
     assert program._launch_table(program._launches())[2:] == [
-        "| greedy | 9 | 9 | 0 |",
-        "| filters and a penalty | 9 | 9 | 0 |",
+        "| greedy | 9 | 9 | 6 | 0 |",
+        "| filters and a penalty | 9 | 9 | 6 | 0 |",
     ]
+
+
+class Repeated:
+    """Captures functions, which a replay calls."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        owner = self
+
+        class Call:
+            def replay(self) -> None:
+                owner.replays += 1
+                run()
+
+        return Call()
+
+    def used_bytes(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_steps_are_timed_with_graphs_and_without(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = Repeated()
+    monkeypatch.setattr(sections, "graph_capture", lambda _device: capture)
+    sizes = replace(TINY, token_counts=(8,), decode_steps=4, seconds=0.01)
+    bench = Bench(sizes, torch.device("cpu"), torch.float32, graphs=graphs)
+    with torch.inference_mode():
+        names = [row.name for row in sections.decode(bench, TINY.small, 2, 8)]
+    assert any(name.endswith("launched one by one") for name in names) == graphs
+    assert (capture.replays > 0) == graphs
 
 
 def test_the_work_of_a_decode_is_its_weights_and_its_cache() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +19,16 @@ from fastgen.core.step_output import EagerReason
 from fastgen.core.step_plan import StepPlan
 from fastgen.engine.core import Engine
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.device_input import DeviceInput, InputLayout
+from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.native import load_on_gpu
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput, StepInputBuilder
+from fastgen.runner import graphs
+from fastgen.runner.device import measure_gpu_cache_memory
 from fastgen.runner.gpu_runner import GPURunner, GPUTicket
 from fastgen.runner.graphs import token_counts
+from fastgen.runner.loader import gpu_runner, with_cache
 from support.simulated_graphs import SimulatedCapture
 from support.tiny_models import VOCABULARY, saved
 
@@ -171,15 +175,16 @@ def test_more_new_blocks_than_a_graph_has_room_for_are_written_before_it(tmp_pat
     found, most = [], 0
     for runner in (captured(model), Poisoned(model)):
         engine, tokens = Engine(runner, EngineConfig(model="", token_budget=BUDGET, max_sequences=8)), []
-        for name in ("a", "b"):  # the second takes six blocks from the prefix cache, and computes four tokens
-            engine.add(Request(id=name, prompt_token_ids=prompt, sampling=sampling))
+        # The last takes six blocks from the prefix cache and computes four tokens, in a row that held other blocks.
+        for name, tokens_of_prompt in (("a", prompt), ("b", prompt[::-1]), ("c", prompt)):
+            engine.add(Request(id=name, prompt_token_ids=tokens_of_prompt, sampling=sampling))
             while engine.has_work:
                 tokens += [token for output in engine.step().outputs for token in output.token_ids]
         found.append(tokens)
         most = max(step.table_updates.shape[1] for step in runner.steps if step.num_tokens == 4)
     assert most > InputLayout.padded(4, 72, BLOCK_SIZE).num_updates
     assert found[0] == found[1]
-    assert found[0][:6] == found[0][6:]
+    assert found[0][:6] == found[0][12:]
 
 
 def test_a_replayed_step_is_one_upload_and_one_graph_before_it_is_sampled(tmp_path: Path) -> None:
@@ -210,6 +215,38 @@ def test_a_step_sampled_after_the_next_was_launched_is_an_error(tmp_path: Path) 
     runner.launch(second)
     with pytest.raises(AssertionError, match="another step was launched"):
         ticket.sample([])
+
+
+# --- Loading ---
+
+
+def test_the_loader_captures_the_ladder_and_logs_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loaded("llama", tmp_path)
+    monkeypatch.setattr(graphs, "CUDAGraphCapture", lambda _device: SimulatedCapture())
+    for chosen, lines in (("off", 0), ("4,16", 1)):
+        caplog.clear()
+        with caplog.at_level("INFO", "fastgen.model"):
+            small = config(token_budget=16, block_size=16, kv_cache_memory=1 << 20, cuda_graphs=chosen)
+            runner = with_cache(model, small, gpu_runner)
+        assert (runner.graphs is not None) == bool(lines)
+        said = [record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()]
+        assert len(said) == lines
+    assert re.fullmatch(r"captured 2 CUDA graphs of 4 to 16 tokens in \d+\.\d s: they take 2 MiB", said[0])
+
+
+def test_the_memory_of_graphs_is_not_given_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded("llama", tmp_path)
+    constants = {"memory_allocated": 0, "max_memory_allocated": 5 << 20, "mem_get_info": (1 << 33, 1 << 34)}
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", *constants):
+        monkeypatch.setattr(torch.cuda, name, lambda *_args, name=name: constants.get(name))
+    monkeypatch.setattr(graphs, "CUDAGraphCapture", lambda _device: SimulatedCapture())
+    small = {"token_budget": 16, "block_size": 16, "max_model_length": 160}
+    without, two = (
+        measure_gpu_cache_memory(model, config(**small, cuda_graphs=chosen), gpu_runner) for chosen in ("off", "4,16")
+    )
+    assert without.limit - two.limit == 2 << 20
 
 
 # --- The ladder ---
@@ -271,6 +308,15 @@ def test_a_simulated_graph_finds_what_a_real_one_would_compute_wrongly() -> None
     unwritten: list[torch.Tensor] = []
     SimulatedCapture().capture(lambda: unwritten.append(torch.empty(3)))
     assert unwritten[-1].isnan().all()
+
+
+def test_padded_updates_of_block_tables_change_no_row() -> None:
+    rows = DeviceRows(4, 3, torch.zeros(4, dtype=torch.int32))
+    rows._tables.fill_(7)
+    layout = InputLayout.padded(5, 4, BLOCK_SIZE)
+    empty = rows.pack(StepInputBuilder(BLOCK_SIZE).build(StepPlan(())), layout)
+    assert rows.read(torch.from_numpy(empty), layout).block_tables.tolist() == [[7] * 3] * 4
+    assert (rows._tables[:4] == 7).all()
 
 
 def test_the_arrays_of_an_input_are_aligned_and_padded() -> None:

@@ -63,7 +63,7 @@ class Swapper:
         self._cache = cache
         self._streams = streams
         # Blocks that copies may still read, although they are free.
-        self._leaving = np.zeros(cache.num_blocks, bool)
+        self._leaving: set[int] = set()
 
     def enqueue(
         self, out: abc.Sequence[BlockPair], back: abc.Sequence[BlockPair], slot_mapping: npt.NDArray[np.int32]
@@ -84,7 +84,12 @@ class Swapper:
         if out or back:
             with streams.copying():
                 self._cache.swap(out, back)
-            self._leaving[[block for block, _ in out]] = True
-        if back or self._leaving[slot_mapping // self._cache.block_size].any():
+            self._leaving.update(block for block, _ in out)
+        if back or (self._leaving and not self._leaving.isdisjoint(self._blocks(slot_mapping))):
             streams.forward_waits()
-            self._leaving[:] = False
+            self._leaving.clear()
+
+    def _blocks(self, slot_mapping: npt.NDArray[np.int32]) -> list[int]:
+        """Return the blocks of the slots, some several times."""
+        blocks: list[int] = (slot_mapping // self._cache.block_size).tolist()
+        return blocks

@@ -127,8 +127,7 @@ class GPURunner:
             masks: [M], the masks of its masked rows.
         """
         assert step is self._last_step, "another step was launched before the sampling of this one"
-        num_sampled, num_scored = len(step.sampled), len(step.scored_tokens)
-        hidden = forward.hidden[: num_sampled + num_scored]
+        num_sampled, hidden = len(step.sampled), forward.hidden
         if not num_sampled:
             return Results(None, [], self._prompt_logprobs(step, hidden))
         logits = self._model.head(hidden[:num_sampled])
@@ -158,7 +157,12 @@ class GPURunner:
         return Logprobs(rows, None, top, download(packed))
 
     def _prompt_logprobs(self, step: StepInput, hidden: torch.Tensor) -> list[Logprobs]:
-        """Enqueue the logprobs of prompt tokens for `hidden` [P, hidden], a few rows at a time to bound memory."""
+        """Enqueue the logprobs of P prompt tokens for `hidden`, a few rows at a time to bound memory.
+
+        Args:
+            step: the step.
+            hidden: [P or more, hidden]; further rows are padding.
+        """
         found = []
         sequences = (np.searchsorted(step.query_starts, step.scored_tokens, side="right") - 1).tolist()
         for some in row_slices(list(range(len(sequences))), ROWS_SAMPLED_AT_ONCE):

@@ -21,12 +21,6 @@ from fastgen_operator.pods import (
     unschedulable_message,
 )
 
-# Reasons of the engine's own exit codes, and what is said if it ended without a message.
-_ENGINE_REASONS: Final = {
-    exit_codes.BAD_CONFIGURATION: ("BadConfiguration", "the engine rejected its configuration"),
-    exit_codes.DEVICE_FAILED: ("DeviceFailed", "the engine's GPU failed"),
-    exit_codes.HUNG: ("EngineHung", "the engine finished no step in time"),
-}
 # From the third restart on, the kubelet's backoff makes a pod appear running and crashed by turns.
 CRASH_LOOP_RESTARTS: Final = 3
 # The kubelet resets its backoff after a container has run this long.
@@ -43,6 +37,14 @@ class Failure:
 
     reason: str
     message: str
+
+
+# By the engine's own exit codes, with what is said if it ended without a message.
+_ENGINE_FAILURES: Final = {
+    exit_codes.BAD_CONFIGURATION: Failure("BadConfiguration", "the engine rejected its configuration"),
+    exit_codes.DEVICE_FAILED: Failure("DeviceFailed", "the engine's GPU failed"),
+    exit_codes.HUNG: Failure("EngineHung", "the engine finished no step in time"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +186,10 @@ def _failure(container: _Container) -> Failure | None:
         return None
     if ended.get("reason") == "OOMKilled":
         return Failure("OutOfMemory", f"{container.title} {_ending(container)}{_times(container)}")
-    if container.role == "engine" and ended.get("exitCode") in _ENGINE_REASONS:
-        code = ended["exitCode"]
-        reason, what = _ENGINE_REASONS[code]
-        return Failure(reason, (last_line(ended) or f"{what} (exit code {code}) without a message") + _times(container))
+    known = _ENGINE_FAILURES.get(ended.get("exitCode", 0)) if container.role == "engine" else None
+    if known is not None:
+        words = last_line(ended) or f"{known.message} (exit code {ended['exitCode']}) without a message"
+        return Failure(known.reason, words + _times(container))
     if _exceeded_startup(container, ended):
         return Failure("StartupDeadlineExceeded", f"{container.title} {_ending(container)}{_times(container)}")
     if reason == "CrashLoopBackOff" or container.restarts >= CRASH_LOOP_RESTARTS:

@@ -6,6 +6,7 @@ The twins are compared with the CPU sampler in `tests/engine/sampling/test_devic
 from __future__ import annotations
 
 import importlib
+import itertools
 import random
 from collections.abc import Callable
 from types import ModuleType
@@ -87,6 +88,24 @@ def test_equal_and_infinite_logits(interpreted: Interpreted) -> None:
     ]
     rows: list[Row | None] = [Row(chosen, index, [1, 2], 1) for index, chosen in enumerate(settings)]
     run_both(interpreted, Batch(scores, rows))
+
+
+def test_each_filter_keeps_no_token_too_many(interpreted: Interpreted) -> None:
+    """The random number is about 0.75 of the kept weights, so one token more or less changes the draw."""
+    seed = next(seed for seed in itertools.count() if 0.74 < uniform(seed, 2) < 0.76)
+    scores = torch.full((40,), -0.2)
+    scores[[7, 30]], scores[21] = 0.0, -0.1  # in descending order 7, 30, 21, then all others
+    expected: list[tuple[SamplingParams, set[int] | None, int]] = [
+        (SamplingParams(top_k=1), None, 7),
+        (SamplingParams(top_p=0.5), {7, 30}, 7),  # a half is reached by the first
+        (SamplingParams(top_k=2, top_p=0.5), None, 7),  # of the two, not of all
+        (SamplingParams(min_p=0.95), None, 30),
+        (SamplingParams(temperature=0.01, top_k=3), None, 30),
+    ]
+    rows: list[Row | None] = [Row(sampling, seed, [1, 2], 1, allowed) for sampling, allowed, _ in expected]
+    batch = Batch(scores.repeat(len(rows), 1), rows)
+    run_both(interpreted, batch)
+    assert batch.by_device() == batch.by_cpu() == [token for _, _, token in expected]
 
 
 def test_a_step_takes_five_launches_whose_grids_depend_on_the_shape_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
@@ -13,6 +14,9 @@ from fastgen_operator.kinds import MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
 
 _PATH: Final = "spec.podTemplate.spec"
+# How the API server names a field of a Deployment's pod template in a rejection, with or without a leading dot.
+_TEMPLATE_FIELD: Final = re.compile(r"\.?\bspec\.template\.(spec|metadata|labels|annotations)\b(\S*)")
+_AFFINITY: Final = ".affinity"
 
 
 class TemplateRefused(ValueError):
@@ -38,6 +42,29 @@ def build_template(name: str, spec: Spec, engine_image: str) -> Object:
         "annotations": {**wanted.metadata.annotations, **in_use},
     }
     return {"metadata": without_empty(metadata), "spec": merged}
+
+
+def explain_refusal(refusal: str, spec: Spec) -> str | None:
+    """Name the field of the resource that made the API server reject a Deployment; None if the spec has no such field.
+
+    Only `spec.podTemplate` and `spec.scheduling.affinity` reach the Deployment unchecked.
+
+    Args:
+        refusal: the API server's message.
+    """
+    field = _TEMPLATE_FIELD.search(refusal)
+    patch = spec.pod_template or PodTemplate()
+    if field is None:
+        return None
+    part, rest = field.groups()
+    if part == "spec" and rest.startswith(_AFFINITY) and "affinity" not in (patch.spec or {}):
+        place = f"spec.scheduling{rest}" if spec.scheduling.affinity is not None else None
+    else:
+        place = f"spec.podTemplate.{part}{rest}" if spec.pod_template is not None else None
+    if place is None:
+        return None
+    words = f"{place}{refusal[field.end() :]}"
+    return f"{words}: correct or remove the field; the pods stay unchanged"
 
 
 def _check_engine(built: Object, merged: Object) -> None:

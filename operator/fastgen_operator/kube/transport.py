@@ -17,6 +17,9 @@ _CONNECT_SECONDS = 5.0
 _LONGEST_PAUSE = 60.0
 # Responses that repeat until the spec or the cluster's configuration changes.
 _REFUSALS = (400, 403, 404, 405, 413, 422)
+# The API server answers these with 500, although they repeat until something changes: a server-side apply with an
+# unknown field or a value of the wrong type, and an admission webhook that it cannot reach.
+_REFUSED_WITH_500 = ("failed to create typed patch object", "unable to convert unstructured", "failed calling webhook")
 
 
 class KubeError(Exception):
@@ -40,12 +43,17 @@ class KubeError(Exception):
         return "NamespaceTerminating" in self.causes
 
     @property
+    def is_answer(self) -> bool:
+        """Whether the server answered this request. Otherwise, or if it is busy, the next request fails too."""
+        return self.status not in (0, 401, 429) and not self.retry_after
+
+    @property
     def is_refusal(self) -> bool:
         """Whether the server rejected the request, rather than failed or was busy.
 
         An unreachable admission webhook counts as a rejection: it lasts until the webhook is repaired or removed.
         """
-        return self.status in _REFUSALS or "failed calling webhook" in str(self)
+        return self.status in _REFUSALS or any(words in str(self) for words in _REFUSED_WITH_500)
 
 
 def connect() -> ApiClient:

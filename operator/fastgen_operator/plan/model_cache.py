@@ -53,6 +53,24 @@ def gate_on_model(wanted: Children, spec: Spec, observed: Observed) -> GatedChil
     return GatedChildren([*children, (JOB, job)])
 
 
+def hold_template(wanted: Children, observed: Observed) -> GatedChildren:
+    """Keep the live pod template and all Jobs, because the spec's template cannot be used."""
+    live = observed.deployment
+    children = [child for child in wanted if child[0] != DEPLOYMENT]
+    if live is not None:
+        deployment = next(manifest for kind, manifest in wanted if kind == DEPLOYMENT)
+        children.append((DEPLOYMENT, with_template_of(deployment, live)))
+    return GatedChildren(children, frozenset(job["metadata"]["name"] for job in jobs(observed)))
+
+
+def with_template_of(deployment: Object, live: Object) -> Object:
+    """Return the Deployment with the pod template of the live one."""
+    template = live["spec"]["template"]
+    metadata = {name: value for name, value in template["metadata"].items() if name != "creationTimestamp"}
+    held = {"metadata": metadata, "spec": template["spec"]}
+    return {**deployment, "spec": {**deployment["spec"], "template": held}}
+
+
 def complete_job(spec: Spec, observed: Observed) -> Object | None:
     """Return the completed Job that downloaded the spec's model into the present volume, or None."""
     claim = live_claim(observed)
@@ -98,12 +116,9 @@ def _held_back(deployment: Object, observed: Observed) -> Object | None:
     live = observed.deployment
     if live is None:
         return None
-    template = live["spec"]["template"]
-    if _model_of(template) == _model_of(deployment["spec"]["template"]):
+    if _model_of(live["spec"]["template"]) == _model_of(deployment["spec"]["template"]):
         return deployment
-    metadata = {name: value for name, value in template["metadata"].items() if name != "creationTimestamp"}
-    held = {"metadata": metadata, "spec": template["spec"]}
-    return {**deployment, "spec": {**deployment["spec"], "template": held}}
+    return with_template_of(deployment, live)
 
 
 def _model_of(template: Object) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, Kind, Object
 from fastgen_operator.objects import fingerprint, template_digest
 from fastgen_operator.plan.drift import first_lost_field
-from fastgen_operator.plan.model_cache import gate_on_model
+from fastgen_operator.plan.model_cache import gate_on_model, hold_template, with_template_of
 from fastgen_operator.plan.observed import Observed, is_controlled_by
 from fastgen_operator.plan.rollout import deletion_costs, pods_with_deletion_cost, unblock_rollout
 
@@ -31,13 +31,16 @@ class Problem:
 class Apply:
     """One server-side apply, and its reason for the Event and the log.
 
-    `drift` is the path of the first field that another writer changed; None if the spec is the reason.
+    Attributes:
+        drift: path of the first field that another writer changed; None if the spec is the reason.
+        instead: what to apply if this is rejected: the rest of the Deployment, with its live pod template.
     """
 
     kind: Kind
     manifest: Object
     why: str
     drift: str | None = None
+    instead: Apply | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +88,45 @@ def parse_spec(resource: Object) -> Spec | Problem:
         return Problem("InvalidSpec", f"{field}: {first['msg']}: apply the CRD that belongs to this operator")
 
 
+def combine(problems: Sequence[Problem]) -> Problem | None:
+    """Return one problem with the reason of the first and the messages of all; None if there are none."""
+    if not problems:
+        return None
+    return Problem(problems[0].reason, "; ".join(dict.fromkeys(problem.message for problem in problems)))
+
+
 def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
     """Compare the children that the spec needs with those observed.
 
     An object of an optional kind that another owner created under a child's name serves in the child's place.
+    A problem of one child does not hold back the others.
     """
+    problems: list[Problem] = []
+    settled = unblock_rollout(spec, observed)
     try:
-        children = build_children(
-            observed.resource, unblock_rollout(spec, observed), platform, observed.desired_replicas
-        )
+        children = build_children(observed.resource, settled, platform, observed.desired_replicas)
+        gated = gate_on_model(children, spec, observed)
     except TemplateRefused as refusal:
-        return Plan(problem=Problem("PodTemplateRefused", str(refusal)))
-    gated = gate_on_model(children, spec, observed)
+        problems.append(Problem("PodTemplateRefused", f"{refusal}; the pods stay unchanged"))
+        plain = settled.model_copy(update={"pod_template": None})
+        children = build_children(observed.resource, plain, platform, observed.desired_replicas)
+        gated = hold_template(children, observed)
     wanted = [
         (kind, manifest)
         for kind, manifest in gated.children
         if not (kind in OPTIONAL_KINDS and _is_foreign(kind, manifest["metadata"]["name"], observed))
     ]
-    for kind, manifest in wanted:
-        problem = _foreign_child(kind, manifest["metadata"]["name"], observed)
-        if problem is not None:
-            return Plan(problem=problem)
-    compared = ((kind, manifest, observed.child(kind, manifest["metadata"]["name"])) for kind, manifest in wanted)
+    taken = [
+        problem
+        for kind, manifest in wanted
+        if (problem := _foreign_child(kind, manifest["metadata"]["name"], observed)) is not None
+    ]
+    problems += taken
+    if taken and not _owns_deployment(observed):
+        # Nothing serves yet: create nothing that would depend on another owner's objects.
+        return Plan(problem=combine(problems))
+    own = [child for child in wanted if not _is_foreign(child[0], child[1]["metadata"]["name"], observed)]
+    compared = ((kind, manifest, observed.child(kind, manifest["metadata"]["name"])) for kind, manifest in own)
     applies = tuple(apply for kind, manifest, live in compared if (apply := _apply(kind, manifest, live)) is not None)
     removes = any(apply.kind == DEPLOYMENT and _removes_pods(apply, observed.deployment) for apply in applies)
     costs = tuple(SetDeletionCost(pod, cost) for pod, cost in deletion_costs(observed)) if removes else ()
@@ -118,6 +138,7 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
         deletion_costs=costs,
         applies=applies,
         deletes=_unwanted(wanted, gated.kept_jobs, observed),
+        problem=combine(problems),
         names_to_look_up=unknown,
         loads_to_read=pods_with_deletion_cost(observed) if needs_loads and not observed.in_flight_tokens else (),
     )
@@ -146,6 +167,10 @@ def _foreign_child(kind: Kind, name: str, observed: Observed) -> Problem | None:
     )
 
 
+def _owns_deployment(observed: Observed) -> bool:
+    return observed.deployment is not None and is_controlled_by(observed.deployment, observed.resource)
+
+
 def _is_foreign(kind: Kind, name: str, observed: Observed) -> bool:
     live = observed.child(kind, name)
     return live is not None and not is_controlled_by(live, observed.resource)
@@ -159,9 +184,17 @@ def _apply(kind: Kind, manifest: Object, live: Object | None) -> Apply | None:
     if live is None:
         return Apply(kind, annotated, "created")
     if (applied := _applied_fingerprint(live)) != wanted:
-        return Apply(kind, annotated, _spec_change(kind, manifest, live, applied))
+        why = _spec_change(kind, manifest, live, applied)
+        return Apply(kind, annotated, why, instead=_rest_of(manifest, live) if kind == DEPLOYMENT else None)
     drift = first_lost_field(annotated, live)
     return None if drift is None else Apply(kind, annotated, f"restored: {drift} had been changed", drift)
+
+
+def _rest_of(manifest: Object, live: Object) -> Apply | None:
+    """Return the apply of a Deployment with its live pod template; None if nothing else differs."""
+    if not _changed_fields(manifest, live) or template_digest(manifest) == template_digest(live):
+        return None
+    return _apply(DEPLOYMENT, with_template_of(manifest, live), live)
 
 
 def _fingerprint(manifest: Object) -> str:
@@ -185,7 +218,23 @@ def _spec_change(kind: Kind, manifest: Object, live: Object, applied: str) -> st
         strategy = {**manifest["spec"]["strategy"], "rollingUpdate": {**update, "maxUnavailable": room}}
         if _fingerprint(_with_spec(manifest, strategy=strategy)) == applied:
             return f"may have {update['maxUnavailable']} pods unavailable from now on ({room} before)"
+        if template_digest(manifest) == template_digest(live):
+            return _change_of_rest(manifest, live)
     return "updated to the new spec"
+
+
+def _change_of_rest(manifest: Object, live: Object) -> str:
+    """Return the reason of an apply that keeps the live pod template."""
+    changed = _changed_fields(manifest, live)
+    if changed == ["replicas"]:
+        return f"scaled from {live['spec']['replicas']} to {manifest['spec']['replicas']} replicas"
+    return "updated to the new spec, except its pod template" if changed else "keeps its pod template"
+
+
+def _changed_fields(manifest: Object, live: Object) -> list[str]:
+    """Return the fields of the spec, besides the pod template, whose live value differs."""
+    spec = manifest["spec"].items()
+    return [name for name, value in spec if name != "template" and live["spec"].get(name) != value]
 
 
 def _with_spec(manifest: Object, **fields: Any) -> Object:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.watchlist import Watchlist, subject_of
@@ -24,6 +24,9 @@ from fastgen_operator.reconcile.observe import observe
 from fastgen_operator.status.status import build_status, scaling_notice, transition_notice
 
 logger = logging.getLogger(__name__)
+
+# A resource whose reconciles have failed for this long gets a condition.
+_FAILURE_GRACE: Final = timedelta(seconds=3)
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Reconciler:
     watchlist: Watchlist
     now: Callable[[], datetime]
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
+    _failing_since: dict[Key, datetime] = field(default_factory=dict)
     _recorder: Recorder = field(init=False)
     _executor: PlanExecutor = field(init=False)
 
@@ -59,8 +63,18 @@ class Reconciler:
             What prevents it, to be retried; None if nothing does.
 
         Raises:
-            KubeError: the API server failed, or another writer came first; to be retried.
+            KubeError: the API server failed, or another writer came first; to be retried. If this lasts, the status
+                reports it.
         """
+        try:
+            problem = self._reconcile(key)
+        except Exception as error:
+            self._report_failure(key, error)
+            raise
+        self._failing_since.pop(key, None)
+        return problem
+
+    def _reconcile(self, key: Key) -> Problem | None:
         platform, now = self.platform(), self.now()
         observed = observe(self.cache, key, platform.kinds)
         if observed is None:
@@ -91,8 +105,34 @@ class Reconciler:
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
         return problem
 
+    def _report_failure(self, key: Key, error: Exception) -> None:
+        """Write the status of a resource whose reconciles keep failing, so that it does not stay at an old success."""
+        now = self.now()
+        if now - self._failing_since.setdefault(key, now) < _FAILURE_GRACE:
+            return
+        observed = observe(self.cache, key, self.platform().kinds)
+        if observed is None:
+            return
+        observed = replace(observed, at=now)
+        problem = _failure_problem(observed.resource, error)
+        spec = parse_spec(observed.resource)
+        try:
+            if isinstance(spec, Problem):
+                status = build_status(None, observed, problem, now)
+            else:
+                status = build_status(spec, self._settle(spec, observed), problem, now)
+        except Exception:
+            # The status of the children may be what fails.
+            logger.exception("%s/%s: computing the status", *key)
+            status = build_status(None, observed, problem, now)
+        try:
+            self._write_status(observed, status)
+        except KubeError as also:
+            logger.debug("%s/%s: reporting a failure: %s", *key, also)
+
     def _forget(self, key: Key) -> None:
         """Drop the state of a deleted resource."""
+        self._failing_since.pop(key, None)
         self.watchlist.forget(key)
         self.metrics.forget(key)
         self._recorder.forget(key)
@@ -147,3 +187,16 @@ class Reconciler:
                 continue
             logger.info("%s/%s: %s: %s", *observed.key, notice.reason, notice.message)
             self._recorder.record(observed.resource, notice, self.now())
+
+
+def _failure_problem(resource: Object, error: Exception) -> Problem:
+    """Return the problem of a failed reconcile; its message stays while the resource keeps failing.
+
+    Messages of errors can differ in a version or a time, and each new message would be one more write.
+    """
+    for condition in resource.get("status", {}).get("conditions", ()):
+        generation = resource["metadata"]["generation"]
+        if condition["reason"] == "ReconcileFailed" and condition["observedGeneration"] == generation:
+            return Problem("ReconcileFailed", condition["message"])
+    words = str(error) if isinstance(error, KubeError) else f"{type(error).__name__}: {error}"
+    return Problem("ReconcileFailed", f"{words}; the operator retries")

@@ -24,9 +24,10 @@ the Deployment, and the pods' containers. The first of these that applies is set
 
 Unknown: NotObserved (the Deployment controller has not yet observed the latest spec).
 False, because of the operator's own writes: InvalidSpec (the CRD and the operator have different versions), NameTaken
-(an object of another owner has the name of a child), PodTemplateRefused (spec.podTemplate is invalid or breaks the
-engine; the pods stay unchanged), ApplyRefused (with the API server's message), Contended (another writer keeps changing
-a child).
+(an object of another owner has the name of a child), PodTemplateRefused (spec.podTemplate or spec.scheduling.affinity
+is invalid or breaks the engine; the pod template stays unchanged), ApplyRefused (with the API server's messages; the
+other children are applied), Contended (another writer keeps changing a child), ReconcileFailed (with the first error,
+after three seconds of failed reconciles).
 False, because of the rollout: DeploymentPaused (the Deployment was paused before the rollout completed).
 False, because of a pod of the current template, with its last log line: ImagePullBackOff, ContainerNotCreated,
 OutOfMemory (with the memory limit), BadConfiguration (exit code 2), DeviceFailed (3: the GPU or its driver), EngineHung

@@ -44,7 +44,7 @@ def operator_metrics(bed: Bed) -> str:
 def test_a_burst_adds_a_replica_within_two_scrapes_and_its_end_removes_it(bed: Bed, namespace: ServedNamespace) -> None:
     autoscaling = {
         "maxReplicas": 2,
-        "targets": {"timeToFirstTokenMilliseconds": 2000, "interTokenLatencyMilliseconds": 5000},
+        "targets": {"timeToFirstTokenMilliseconds": 2000},
         "scaleDown": {"stabilizationSeconds": 10},
     }
     namespace.apply(manifest("chat", autoscaling=autoscaling, drainSeconds=60))

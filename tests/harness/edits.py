@@ -15,6 +15,7 @@ Path = tuple[str | int, ...]
 # Other values of fields with a restricted format, by field name.
 _OTHERS: Object = {
     "tokenBudget": "auto",
+    "interTokenTarget": "off",
     "swapSpace": "2Gi",
     "size": "20Gi",
     "cidr": "10.0.0.0/7",

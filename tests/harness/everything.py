@@ -19,6 +19,7 @@ EVERYTHING: dict[str, Any] = {
         "device": "cuda",
         "dtype": "float32",
         "tokenBudget": 128,
+        "interTokenTarget": 100,
         "maxSequences": 64,
         "maxModelLength": 4096,
         "maxQueuedRequests": 7,
@@ -109,7 +110,6 @@ AUTOSCALED: dict[str, Any] = {
         "maxReplicas": 5,
         "targets": {
             "timeToFirstTokenMilliseconds": 500,
-            "interTokenLatencyMilliseconds": 100,
             "utilizationPercent": 70,
         },
         "scaleUp": {"stabilizationSeconds": 10},

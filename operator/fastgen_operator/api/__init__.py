@@ -6,6 +6,6 @@ Engine settings take their default, bounds and help text from `fastgen.config`. 
 from fastgen_operator.api.engine import OPERATOR_FLAGS
 from fastgen_operator.api.model import DOWNLOADED
 from fastgen_operator.api.scheduling import Scheduling
-from fastgen_operator.api.spec import INTER_TOKEN_TARGET, NAME_LIMIT, PodTemplate, Spec
+from fastgen_operator.api.spec import NAME_LIMIT, PodTemplate, Spec
 
-__all__ = ["DOWNLOADED", "INTER_TOKEN_TARGET", "NAME_LIMIT", "OPERATOR_FLAGS", "PodTemplate", "Scheduling", "Spec"]
+__all__ = ["DOWNLOADED", "NAME_LIMIT", "OPERATOR_FLAGS", "PodTemplate", "Scheduling", "Spec"]

@@ -8,15 +8,12 @@ from fastgen_operator.api.fields import ApiModel, model_rules
 
 
 class Targets(ApiModel):
-    """Latency and utilization targets that determine the number of replicas."""
+    """Latency and utilization targets that determine the number of replicas. The inter-token target is a setting of the
+    engine."""
 
     time_to_first_token_milliseconds: int = Field(default=1000, ge=10, le=3_600_000)
     """Target for the time from a request's arrival to its first token, in milliseconds. The autoscaler adds replicas
     until the queued prompt tokens can be computed within this time."""
-    inter_token_latency_milliseconds: int = Field(default=50, ge=1, le=60_000)
-    """Target for the time between two consecutive tokens of a response, in milliseconds. It bounds the duration of an
-    engine step, and the capacity of a replica is its token throughput within that bound. Changing it restarts the
-    pods."""
     utilization_percent: int = Field(default=85, ge=10, le=100)
     """Target utilization of each replica, as a percentage of its capacity. The remainder is headroom for bursts."""
 

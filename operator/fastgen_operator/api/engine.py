@@ -20,6 +20,7 @@ OPERATOR_FLAGS: tuple[str, ...] = (
             "device",
             "dtype",
             "token_budget",
+            "inter_token_target",
             "max_sequences",
             "max_model_length",
             "block_size",
@@ -89,6 +90,11 @@ class Engine(ApiModel):
     device: Literal["cpu", "cuda"] = setting_field("device", required=True)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting_field("dtype")
     token_budget: int | str | None = number_or_word("token_budget", "spec.engine.tokenBudget")
+    inter_token_target: int | str = number_or_word(
+        "inter_token_target",
+        "spec.engine.interTokenTarget",
+        "The autoscaler sizes the replicas for the same target, and for 50 ms with auto and off.",
+    )
     max_sequences: int | None = setting_field("max_sequences")
     max_model_length: int | None = setting_field("max_model_length")
     max_queued_requests: int = setting_field("max_queued_requests")

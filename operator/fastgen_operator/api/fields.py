@@ -62,8 +62,12 @@ def setting_field(name: str, *, required: bool = False, json_schema_extra: dict[
     )
 
 
-def number_or_word(name: str, path: str) -> Any:
-    """Return a field for an integer within the bounds of the setting `name`, or one of its keywords."""
+def number_or_word(name: str, path: str, more: str = "") -> Any:
+    """Return a field for an integer within the bounds of the setting `name`, or one of its keywords.
+
+    Args:
+        more: added to the setting's help text.
+    """
     found = engine_setting(name)
     words = " or ".join(found.words)
     allowed = f"an integer from {found.minimum} to {found.maximum}"
@@ -74,7 +78,7 @@ def number_or_word(name: str, path: str) -> Any:
     )
     return Field(
         found.default,
-        description=found.help,
+        description=f"{found.help} {more}".strip(),
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],

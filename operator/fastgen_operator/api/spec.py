@@ -12,7 +12,6 @@ from fastgen_operator.api.fields import (
     ApiModel,
     FreeForm,
     ObjectName,
-    engine_setting,
     model_rules,
     rules,
     setting_field,
@@ -24,7 +23,6 @@ from fastgen_operator.api.rollout import Disruption, Rollout
 from fastgen_operator.api.scheduling import Scheduling
 
 NAME_LIMIT = 40
-INTER_TOKEN_TARGET = engine_setting("inter_token_target").flag
 
 
 class TemplateMetadata(ApiModel):
@@ -76,12 +74,6 @@ class Spec(ApiModel):
             "self.engine.device != 'cpu' || self.resources.gpu.count == 0",
             "spec.resources.gpu.count must be 0 if spec.engine.device is cpu, because the engine would reserve "
             "GPUs without using them: set spec.engine.device to cuda or remove spec.resources.gpu",
-        ),
-        (
-            "!has(self.autoscaling) || !has(self.engine.extraArgs) || self.engine.extraArgs.all(a, "
-            f"!'{INTER_TOKEN_TARGET}'.startsWith(a.split('=')[0]))",
-            f"spec.engine.extraArgs must not set {INTER_TOKEN_TARGET} together with spec.autoscaling, which sets "
-            "it: use spec.autoscaling.targets.interTokenLatencyMilliseconds instead",
         ),
         (
             "!(has(self.replicas) && has(self.autoscaling))",

@@ -7,6 +7,8 @@ from typing import Final
 
 # Ratio of the scale-down to the scale-up utilization: 70 % at the default of 85 %.
 HYSTERESIS: Final = 0.70 / 0.85
+# Inter-token target of engines that have none in milliseconds.
+DEFAULT_INTER_TOKEN_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Policy:
     min_replicas: int
     max_replicas: int
     first_token_seconds: float = 1.0
-    inter_token_seconds: float = 0.05
+    inter_token_seconds: float = DEFAULT_INTER_TOKEN_SECONDS
     utilization: float = 0.85
     up_window: float = 0.0
     down_window: float = 300.0

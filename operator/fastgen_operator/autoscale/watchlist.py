@@ -13,7 +13,7 @@ from typing import Any
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Fleet, Sample
-from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.policy import DEFAULT_INTER_TOKEN_SECONDS, Policy
 from fastgen_operator.autoscale.recommend import State
 from fastgen_operator.kinds import Key, Object
 from fastgen_operator.pods import has_ended, is_ready, name_of
@@ -139,11 +139,12 @@ def policy_of(spec: Spec, scrape_seconds: float) -> Policy | None:
     autoscaling = spec.autoscaling
     if autoscaling is None:
         return None
+    target = spec.engine.inter_token_target
     return Policy(
         min_replicas=autoscaling.min_replicas,
         max_replicas=autoscaling.max_replicas,
         first_token_seconds=autoscaling.targets.time_to_first_token_milliseconds / 1000,
-        inter_token_seconds=autoscaling.targets.inter_token_latency_milliseconds / 1000,
+        inter_token_seconds=target / 1000 if isinstance(target, int) else DEFAULT_INTER_TOKEN_SECONDS,
         utilization=autoscaling.targets.utilization_percent / 100,
         up_window=autoscaling.scale_up.stabilization_seconds,
         down_window=autoscaling.scale_down.stabilization_seconds,

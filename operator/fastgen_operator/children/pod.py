@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any, Final
 
-from fastgen_operator.api import INTER_TOKEN_TARGET, Scheduling, Spec
+from fastgen_operator.api import Scheduling, Spec
 from fastgen_operator.children.metadata import CONTAINER_SECURITY, HTTP_PORT, selector, without_empty
 from fastgen_operator.children.model_source import (
     downloads_in_pods,
@@ -114,8 +114,8 @@ def engine_arguments(name: str, spec: Spec) -> list[str]:
         "--swap-space": engine.kv_cache.swap_space,
         "--max-queued-requests": engine.max_queued_requests,
         "--drain-seconds": spec.drain_seconds,
-        # The autoscaler computes a replica's capacity for this step time, so the engine must keep to it.
-        INTER_TOKEN_TARGET: spec.autoscaling.targets.inter_token_latency_milliseconds if spec.autoscaling else None,
+        # Nothing of spec.autoscaling: turning it on or off must not replace the pods. auto is the engine's default.
+        "--inter-token-target": None if engine.inter_token_target == "auto" else engine.inter_token_target,
         "--api-key-file": f"{API_KEY_FOLDER}/{API_KEY_FILE}" if spec.api_key_secret_name else None,
     }
     given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]

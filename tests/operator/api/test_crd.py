@@ -38,9 +38,9 @@ INVALID: dict[str, tuple[Object, str]] = {
         resource(resources={"gpu": {"count": 1}}),
         "spec.resources.gpu.count must be 0 if spec.engine.device is cpu",
     ),
-    "an inter-token target in extraArgs with autoscaling": (
-        resource(engine={"device": "cpu", "extraArgs": ["--inter-token-target=9"]}, autoscaling={"maxReplicas": 2}),
-        "spec.engine.extraArgs must not set --inter-token-target together with spec.autoscaling",
+    "an inter-token target in extraArgs": (
+        engine(extraArgs=["--inter-token-target=9"]),
+        "spec.engine.extraArgs must not contain a flag that the operator sets",
     ),
     "an unknown dtype": (engine(dtype="int3"), 'Unsupported value: "int3"'),
     "a token budget that is not a number": (
@@ -224,6 +224,7 @@ def test_the_charts_crd_is_the_same_and_survives_an_uninstall() -> None:
     assert chart == custom_resource_definition() == yaml.safe_load((ROOT / CRD_PATH).read_text())
 
 
+        "interTokenTarget": "auto",
 def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
     version = custom_resource_definition()["spec"]["versions"][0]
 
@@ -244,7 +245,7 @@ def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
 
 def test_the_flags_that_extra_args_must_not_contain_are_those_that_the_operator_passes() -> None:
     spec = copy.deepcopy(resource()["spec"])
-    spec["engine"] |= {"tokenBudget": 64, "maxSequences": 8, "maxModelLength": 64}
+    spec["engine"] |= {"tokenBudget": 64, "interTokenTarget": 20, "maxSequences": 8, "maxModelLength": 64}
     spec["apiKeySecretName"] = "keys"
     words = engine_arguments("chat", Spec.model_validate(spec))
     spec["engine"]["kvCache"] = {"prefixCaching": False}

@@ -134,8 +134,8 @@ SAMPLE: dict[str, Object] = {
     "drainSeconds": {},
     "startupDeadlineSeconds": {},
     "scheduling": {"nodeSelector": {"disk": "slow"}},
-    # Not the bounds: raised replicas stay until the load decreases.
-    "autoscaling": {"targets": {"interTokenLatencyMilliseconds": 101}},
+    # Lower bounds: raised replicas stay until the load decreases.
+    "autoscaling": {"minReplicas": 1, "maxReplicas": 1},
     "cache": {"preload": True},
     "disruption": {"minAvailable": 2},
     "network": {"allowFrom": []},
@@ -184,7 +184,7 @@ def _merged(base: Object, part: str) -> Object:
     if part in PLAIN_SAMPLE:
         return {**base, part: PLAIN_SAMPLE[part]}
     merged: Object = {**base[part], **SAMPLE[part]}
-    if part in ("engine", "resources", "autoscaling"):
+    if part in ("engine", "resources"):
         merged |= {name: {**base[part][name], **value} for name, value in SAMPLE[part].items()}
     return {**base, part: merged}
 

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.controlplane
 # One address per engine of a test run; other programs on this machine may use the first addresses.
 ADDRESSES = (f"127.77.{n // 250}.{n % 250 + 1}" for n in count())
 
+ENGINE: Object = {"device": "cpu", "interTokenTarget": 200}
+
 Engines = Callable[[Space, int], list[FakeEngine]]
 
 
@@ -27,10 +29,9 @@ def autoscaled(**autoscaling: Any) -> Object:
     """Return a FastGenDeployment with short stabilization windows."""
     fast = {
         "maxReplicas": 4,
-        "targets": {"interTokenLatencyMilliseconds": 200},
         "scaleDown": {"stabilizationSeconds": 3},
     }
-    return resource(autoscaling={**fast, **autoscaling})
+    return resource(engine=ENGINE, autoscaling={**fast, **autoscaling})
 
 
 @pytest.fixture
@@ -182,3 +183,18 @@ def test_bounds_apply_before_any_metrics_and_a_fixed_number_ends_autoscaling(spa
     # As an external autoscaler does.
     space.kubectl("scale", "fgd/chat", "--replicas=2")
     space.wait_pods(2)
+
+
+def test_turning_autoscaling_off_and_on_changes_nothing_but_the_replicas(space: Space) -> None:
+    space.apply(autoscaled(minReplicas=1))
+    space.make_ready()
+    space.wait_condition("Ready", "True")
+    before = space.get("deployment", "chat")["spec"]
+    space.apply(resource(engine=ENGINE, replicas=2))
+    space.make_ready(count=2)
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    assert space.get("deployment", "chat")["spec"] == {**before, "replicas": 2}
+    space.apply(autoscaled(minReplicas=1))
+    space.wait_condition("ScalingActive", "False")
+    assert space.get("deployment", "chat")["spec"] == {**before, "replicas": 2}
+    assert len(space.items("replicasets")) == 1, "no pod is replaced"

@@ -9,7 +9,7 @@ import pytest
 
 from fastgen_operator.autoscale.capacity import Capacity
 from fastgen_operator.autoscale.decision import Change, Decision
-from fastgen_operator.autoscale.watchlist import Watchlist, subject_of
+from fastgen_operator.autoscale.watchlist import Watchlist, policy_of, subject_of
 from fastgen_operator.children.pod import engine_arguments
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed, settle_replicas
@@ -136,12 +136,19 @@ def test_a_fixed_number_of_replicas_is_not_autoscaled() -> None:
     assert subject_of(spec, observed.resource, observed.pods, 2, 5.0) is None
     assert autoscaling_status(spec, observed, NOW) is None
     assert capacity_status(spec, observed) is None
-    assert "--inter-token-target" not in engine_arguments("chat", spec)
 
 
-def test_the_engines_get_the_inter_token_target_of_the_autoscaler() -> None:
-    arguments = engine_arguments("chat", spec_of(autoscaled(2).resource))
-    assert arguments[arguments.index("--inter-token-target") + 1] == "50"
+@pytest.mark.parametrize(("target", "seconds"), [(20, 0.02), ("auto", 0.05), ("off", 0.05)])
+def test_the_replicas_are_sized_for_the_inter_token_target_of_the_engines(target: int | str, seconds: float) -> None:
+    engine = {"device": "cpu", "interTokenTarget": target}
+    autoscaled, fixed = (stored(engine=engine, **more) for more in ({"autoscaling": {"maxReplicas": 2}}, {}))
+    policy = policy_of(spec_of(autoscaled), 5.0)
+    assert policy is not None
+    assert policy.inter_token_seconds == seconds
+    arguments = engine_arguments("chat", spec_of(autoscaled))
+    assert arguments == engine_arguments("chat", spec_of(fixed)), "the pods do not depend on autoscaling"
+    found = arguments[arguments.index("--inter-token-target") + 1] if target != "auto" else "auto"
+    assert found == str(target)
 
 
 def seen(name: str, *, ready: bool, created: str = NOW, since: str = "2026-01-01T00:00:40Z", **metadata: Any) -> Object:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any, Final
 
-from fastgen_operator.kinds import FIELD_MANAGER, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, FIELD_MANAGER, Object
 
 TEMPLATE_LABEL: Final = "pod-template-hash"
 TEMPLATE_DIGEST: Final = "templateDigest"
@@ -37,3 +37,24 @@ def applied_entry(obj: Object) -> dict[str, Any] | None:
         if entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply":
             return dict(entry)
     return None
+
+
+def foreign_entries(obj: Object) -> tuple[dict[str, Any], ...]:
+    """Return the entries of `metadata.managedFields` of other managers that own a part of the spec."""
+    return tuple(
+        entry
+        for entry in obj["metadata"].get("managedFields") or ()
+        if entry.get("manager") != FIELD_MANAGER
+        and not entry.get("subresource")
+        and "f:spec" in entry.get("fieldsV1", {})
+    )
+
+
+def applied_fingerprint(obj: Object) -> str:
+    """Return the annotation with the fingerprint of the manifest applied last; empty if there is none."""
+    return str((obj["metadata"].get("annotations") or {}).get(APPLIED_ANNOTATION, ""))
+
+
+def foreign_managers(obj: Object) -> tuple[str, ...]:
+    """Return the other managers that own a part of the spec."""
+    return tuple(sorted({str(entry["manager"]) for entry in foreign_entries(obj)}))

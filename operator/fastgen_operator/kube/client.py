@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
-from fastgen_operator.kinds import EVENT, FASTGEN, FIELD_MANAGER, Kind, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, EVENT, FASTGEN, FIELD_MANAGER, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.metrics import Metrics
@@ -41,16 +42,20 @@ class KubeClient:
         found: Object | None = self._find(kind.path(namespace, name))
         return found
 
-    def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[str, Iterator[Object]]:
-        """Return the list's resource version and an iterator over the objects that match the label selector.
+    def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = ""
+    ) -> tuple[str, Iterator[Object]]:
+        """Return the list's resource version and an iterator over the objects that match both selectors.
 
         Args:
             namespace: None for all namespaces.
+            selector, fields: selectors of labels and of fields.
 
         Raises:
             KubeError: the API server failed. The iterator reads further pages, and raises it too.
         """
-        query = [("limit", str(_PAGE))] + ([("labelSelector", selector)] if selector else [])
+        selectors = (("labelSelector", selector), ("fieldSelector", fields))
+        query = [("limit", str(_PAGE)), *(each for each in selectors if each[1])]
         first = self._send("GET", kind.path(namespace), query)
         return str(first["metadata"]["resourceVersion"]), self._items(kind, kind.path(namespace), query, first)
 
@@ -76,6 +81,17 @@ class KubeClient:
         )
         self._cache.put(kind, live)
         return live
+
+    def replace_managers(self, kind: Kind, live: Object, managed_fields: builtins.list[dict[str, Any]]) -> None:
+        """Replace the object's `managedFields`, and remove its fingerprint, so that the next apply is not left out.
+
+        Raises:
+            KubeError: with status 409 if the object changed since it was read.
+        """
+        version = live["metadata"]["resourceVersion"]
+        annotations = {APPLIED_ANNOTATION: None}
+        body = {"metadata": {"resourceVersion": version, "annotations": annotations, "managedFields": managed_fields}}
+        self._merge_patch(kind, live, body, gone=(404,))
 
     def delete(self, kind: Kind, child: Object) -> None:
         """Delete this object if it still exists, and its dependents in the background."""

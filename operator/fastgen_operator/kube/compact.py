@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from fastgen_operator.kinds import POD, REPLICA_SET, Kind, Object
-from fastgen_operator.objects import TEMPLATE_DIGEST, applied_entry, template_digest
+from fastgen_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, Kind, Object
+from fastgen_operator.objects import TEMPLATE_DIGEST, applied_entry, foreign_entries, template_digest
 
-# managedFields are half of many objects. Only the operator's own entry is read: see `plan/drift.py`.
+# managedFields are half of many objects. Only the operator's own entry is read, and of Deployments also those of other
+# managers of the spec: see `plan/drift.py` and `plan/foreign.py`.
 _METADATA: Final = ("managedFields", "selfLink")
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 # Fields kept of a pod's spec and of its containers. The rest is in the Deployment's template.
@@ -28,8 +29,10 @@ def compact(kind: Kind, obj: Object) -> Object:
     annotations = metadata.get("annotations")
     if annotations and _LAST_APPLIED in annotations:
         metadata["annotations"] = {name: value for name, value in annotations.items() if name != _LAST_APPLIED}
-    if (entry := applied_entry(obj)) is not None:
-        metadata["managedFields"] = [entry]
+    entry = applied_entry(obj)
+    entries = [*([] if entry is None else [entry]), *(foreign_entries(obj) if kind == DEPLOYMENT else ())]
+    if entries:
+        metadata["managedFields"] = entries
     kept: Object = {"apiVersion": kind.api_version, "kind": kind.name, **obj, "metadata": metadata}
     spec = obj.get("spec")
     if kind == POD and spec:

@@ -45,7 +45,7 @@ class KubeError(Exception):
     @property
     def is_answer(self) -> bool:
         """Whether the server answered this request. Otherwise, or if it is busy, the next request fails too."""
-        return self.status not in (0, 401, 429) and not self.retry_after
+        return self.status not in (0, 401, 429, 503, 504) and not self.retry_after
 
     @property
     def is_refusal(self) -> bool:

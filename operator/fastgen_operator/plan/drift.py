@@ -8,7 +8,7 @@ itself. Format: https://kubernetes.io/docs/reference/kubernetes-api/common-defin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,26 @@ def first_lost_field(manifest: Object, live: Object) -> str | None:
     metadata = {name: value for name, value in manifest["metadata"].items() if name not in ("name", "namespace")}
     wanted["metadata"] = metadata
     return _lost(wanted, entry["fieldsV1"], live, "")
+
+
+def field_name(path: Iterable[str]) -> str:
+    """Return the name of a field in a message, for example spec.containers[engine].env[DEBUG]."""
+    name = ""
+    for part in path:
+        keys = list_keys(part)
+        if keys is not None:
+            name += f"[{next(iter(keys.values()))}]"
+        elif part.startswith("f:"):
+            name += f".{part[2:]}" if name else part[2:]
+        else:
+            name += f"[{part[2:]}]"
+    return name
+
+
+def list_keys(part: str) -> dict[str, Any] | None:
+    """Return the keys of a list item in a field set, such as `k:{"name":"engine"}`; None for another part of a path."""
+    keys = _parsed(part) if part.startswith("k:") else None
+    return keys if isinstance(keys, dict) else None
 
 
 def _lost(wanted: Any, owned: Mapping[str, Any], live: Any, path: str) -> str | None:

@@ -12,8 +12,9 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, Kind, Object
-from fastgen_operator.objects import fingerprint, template_digest
+from fastgen_operator.objects import applied_fingerprint, fingerprint, foreign_managers, template_digest
 from fastgen_operator.plan.drift import first_lost_field
+from fastgen_operator.plan.foreign import ForeignField, foreign_fields
 from fastgen_operator.plan.model_cache import gate_on_model, hold_template, with_template_of
 from fastgen_operator.plan.observed import Observed, is_controlled_by
 from fastgen_operator.plan.rollout import deletion_costs, pods_with_deletion_cost, unblock_rollout
@@ -34,6 +35,7 @@ class Apply:
     Attributes:
         drift: path of the first field that another writer changed; None if the spec is the reason.
         instead: what to apply if this is rejected: the rest of the Deployment, with its live pod template.
+        take_over: fields of other managers that the apply has to remove.
     """
 
     kind: Kind
@@ -41,6 +43,7 @@ class Apply:
     why: str
     drift: str | None = None
     instead: Apply | None = None
+    take_over: tuple[ForeignField, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +186,32 @@ def _apply(kind: Kind, manifest: Object, live: Object | None) -> Apply | None:
     annotated = {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
     if live is None:
         return Apply(kind, annotated, "created")
-    if (applied := _applied_fingerprint(live)) != wanted:
+    foreign = _conflicting_fields(manifest, live) if kind == DEPLOYMENT else ()
+    if (applied := applied_fingerprint(live)) != wanted:
         why = _spec_change(kind, manifest, live, applied)
-        return Apply(kind, annotated, why, instead=_rest_of(manifest, live) if kind == DEPLOYMENT else None)
+        rest = _rest_of(manifest, live) if kind == DEPLOYMENT else None
+        return Apply(kind, annotated, why, instead=rest, take_over=foreign)
     drift = first_lost_field(annotated, live)
-    return None if drift is None else Apply(kind, annotated, f"restored: {drift} had been changed", drift)
+    if drift is not None:
+        return Apply(kind, annotated, f"restored: {drift} had been changed{_by(live)}", drift, take_over=foreign)
+    if foreign:
+        first = foreign[0]
+        why = f"restored: {first.name} had been added by {first.manager}"
+        return Apply(kind, annotated, why, first.name, take_over=foreign)
+    return None
+
+
+def _conflicting_fields(manifest: Object, live: Object) -> tuple[ForeignField, ...]:
+    """Return the fields of other managers to remove; none while the live pod template is kept."""
+    if template_digest(manifest) == template_digest(live):
+        return ()
+    return tuple(field for field in foreign_fields(live) if field.conflicts)
+
+
+def _by(live: Object) -> str:
+    """Return who may have changed the object."""
+    managers = foreign_managers(live)
+    return f" by {', '.join(managers)}" if managers else ""
 
 
 def _rest_of(manifest: Object, live: Object) -> Apply | None:
@@ -201,10 +225,6 @@ def _fingerprint(manifest: Object) -> str:
     """Return the value of a child's annotation: a hash of its manifest, and one of its pod template."""
     template = manifest.get("spec", {}).get("template")
     return f"{fingerprint(manifest)}-{fingerprint(template)}" if template is not None else fingerprint(manifest)
-
-
-def _applied_fingerprint(live: Object) -> str:
-    return str(live["metadata"].get("annotations", {}).get(APPLIED_ANNOTATION, ""))
 
 
 def _spec_change(kind: Kind, manifest: Object, live: Object, applied: str) -> str:
@@ -249,7 +269,7 @@ def _removes_pods(apply: Apply, live: Object | None) -> bool:
         return True
     if apply.drift is not None:
         return apply.drift.startswith(("spec.template", "metadata.managedFields"))
-    template = _applied_fingerprint(apply.manifest).rpartition("-")[2]
-    is_same = _applied_fingerprint(live).rpartition("-")[2] == template
+    template = applied_fingerprint(apply.manifest).rpartition("-")[2]
+    is_same = applied_fingerprint(live).rpartition("-")[2] == template
     # While the model is downloaded, the live template is kept, with the API server's defaults.
     return not is_same and template_digest(apply.manifest) != template_digest(live)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.template import explain_refusal
-from fastgen_operator.kinds import DEPLOYMENT, NETWORK_POLICY, OPTIONAL_KINDS, POD, Key, Object
+from fastgen_operator.kinds import (
+    APPLIED_ANNOTATION,
+    DEPLOYMENT,
+    JOB,
+    NETWORK_POLICY,
+    OPTIONAL_KINDS,
+    POD,
+    Key,
+    Kind,
+    Object,
+)
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.objects import applied_entry, applied_fingerprint, foreign_managers
+from fastgen_operator.plan.drift import first_lost_field
+from fastgen_operator.plan.foreign import take_over
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Apply, Delete, Plan, Problem, SetDeletionCost, combine
 from fastgen_operator.plan.rollout import DELETION_COST
@@ -20,6 +34,10 @@ from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.status.status import Notice
 
 logger = logging.getLogger(__name__)
+
+# What another writer changed if it is not a field that it took over: another operator replaced, or deleted, the child.
+_FINGERPRINT: Final = f"metadata.annotations[{APPLIED_ANNOTATION}]"
+_EVERYTHING: Final = "all"
 
 
 @dataclass(slots=True)
@@ -30,6 +48,7 @@ class PlanExecutor:
     recorder: Recorder
     now: Callable[[], datetime]
     contention: Contention = field(default_factory=Contention)
+    _written: dict[Key, dict[tuple[Kind, str], str]] = field(default_factory=dict)
 
     def run(self, plan: Plan, observed: Observed) -> tuple[Observed, Problem | None]:
         """Execute the plan; return what is observed afterwards, and the problems that kept it from being completed.
@@ -38,8 +57,6 @@ class PlanExecutor:
             KubeError: the API server failed, or the namespace is being deleted. The writes that do not depend on the
                 failed one were made.
         """
-        for deletion_cost in plan.deletion_costs:
-            self._set_deletion_cost(deletion_cost, observed)
         problems = [] if plan.problem is None else [plan.problem]
         failures: list[KubeError] = []
         unprotected = False
@@ -49,7 +66,7 @@ class PlanExecutor:
                 continue
             before = len(problems) + len(failures)
             try:
-                observed = self._apply(apply, observed, problems)
+                observed = self._apply(apply, observed, plan.deletion_costs, problems)
             except KubeError as error:
                 if error.is_namespace_leaving or not error.is_answer:
                     raise
@@ -70,17 +87,33 @@ class PlanExecutor:
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted resource."""
         self.contention.forget(key)
+        self._written.pop(key, None)
 
-    def _apply(self, apply: Apply, observed: Observed, problems: list[Problem]) -> Observed:
+    def is_due(self, plan: Plan, observed: Observed) -> bool:
+        """Return whether the plan's apply of the Deployment goes out now, if it contains one."""
+        return any(
+            apply.kind == DEPLOYMENT and not self._is_held(apply, self._lost(apply, observed), observed)
+            for apply in plan.applies
+        )
+
+    def _apply(
+        self, apply: Apply, observed: Observed, costs: Sequence[SetDeletionCost], problems: list[Problem]
+    ) -> Observed:
         """Apply a child, and return what is observed afterwards; add a rejection or a hold to the problems.
 
         Raises:
             KubeError: the API server failed, or the namespace is being deleted.
         """
-        if self._is_held(apply, observed):
-            problems.append(_contended(apply))
+        lost = self._lost(apply, observed)
+        if self._is_held(apply, lost, observed):
+            problems.append(_contended(apply, str(lost), observed.child(apply.kind, _name(apply))))
             return observed
         try:
+            for cost in costs if apply.kind == DEPLOYMENT else ():
+                # Before the pods are deleted, and only if they are.
+                self._set_deletion_cost(cost, observed)
+            if apply.take_over:
+                self._take_over(apply, observed)
             live = self.client.apply(apply.kind, apply.manifest)
         except KubeError as error:
             if error.status == 404 and apply.kind in OPTIONAL_KINDS:
@@ -88,9 +121,17 @@ class PlanExecutor:
             if not error.is_refusal or error.is_namespace_leaving:
                 raise
             problems.append(_refused(apply, error, observed))
-            return observed if apply.instead is None else self._apply(apply.instead, observed, problems)
-        self._note(apply, observed, live)
+            return observed if apply.instead is None else self._apply(apply.instead, observed, (), problems)
+        self._note(apply, lost, observed, live)
+        if (rewritten := _rewritten(apply, live)) is not None:
+            problems.append(_never_converges(apply, rewritten))
         return observed.with_child(apply.kind, live)
+
+    def _take_over(self, apply: Apply, observed: Observed) -> None:
+        """Take over fields that the apply then removes, all in one change of the pod template."""
+        live = self.client.get(apply.kind, *observed.key)
+        if live is not None:
+            self.client.replace_managers(apply.kind, live, take_over(live, apply.take_over))
 
     def _set_deletion_cost(self, deletion_cost: SetDeletionCost, observed: Observed) -> None:
         try:
@@ -101,24 +142,40 @@ class PlanExecutor:
             # Continue: without the cost another pod may be deleted, but without the next write none is.
             logger.warning("%s/%s: writing a pod's deletion cost: %s", *observed.key, error)
 
-    def _is_held(self, apply: Apply, observed: Observed) -> bool:
-        name = apply.manifest["metadata"]["name"]
-        return apply.drift is not None and self.contention.is_held(observed.key, apply.kind, name, self.now())
+    def _lost(self, apply: Apply, observed: Observed) -> str | None:
+        """Return what another writer changed since this operator applied the same manifest; None if nothing.
+
+        Another operator uses the same field manager: it takes no ownership, but writes another fingerprint.
+        """
+        written = self._written.get(observed.key, {}).get((apply.kind, _name(apply)))
+        if apply.drift is not None or written is None or written != applied_fingerprint(apply.manifest):
+            return apply.drift
+        live = observed.child(apply.kind, _name(apply))
+        return _EVERYTHING if live is None else _FINGERPRINT
+
+    def _is_held(self, apply: Apply, lost: str | None, observed: Observed) -> bool:
+        return lost is not None and self.contention.is_held(observed.key, apply.kind, _name(apply), self.now())
 
     def _delete(self, delete: Delete, observed: Observed) -> Observed:
         name = delete.child["metadata"]["name"]
         self.client.delete(delete.kind, delete.child)
+        self._written.get(observed.key, {}).pop((delete.kind, name), None)
         self._announce(observed, f"{delete.kind.name} {name} {delete.why}")
         return observed.without_child(delete.kind, name)
 
-    def _note(self, apply: Apply, observed: Observed, live: Object) -> None:
+    def _note(self, apply: Apply, lost: str | None, observed: Observed, live: Object) -> None:
         name = live["metadata"]["name"]
+        self._written.setdefault(observed.key, {})[apply.kind, name] = applied_fingerprint(apply.manifest)
+        if lost is not None:
+            # Also if the apply had no effect, because a webhook undid it.
+            self.contention.note(observed.key, apply.kind, name, self.now())
         before = observed.child(apply.kind, name)
         if before is not None and before["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
             return
-        if apply.drift is not None:
-            self.contention.note(observed.key, apply.kind, name, self.now())
-        self._announce(observed, f"{apply.kind.name} {name} {apply.why}")
+        why = apply.why
+        if lost == _FINGERPRINT and before is not None:
+            why = f"restored: it had been replaced by {' or '.join(foreign_managers(before)) or 'another operator'}"
+        self._announce(observed, f"{apply.kind.name} {name} {why}")
 
     def _announce(self, observed: Observed, message: str) -> None:
         logger.info("%s/%s: %s", *observed.key, message)
@@ -133,11 +190,36 @@ def _refused(apply: Apply, error: KubeError, observed: Observed) -> Problem:
     return Problem("ApplyRefused", f"the {apply.kind.name} was refused: {error}")
 
 
-def _contended(apply: Apply) -> Problem:
-    name = apply.manifest["metadata"]["name"]
+def _name(apply: Apply) -> str:
+    return str(apply.manifest["metadata"]["name"])
+
+
+def _rewritten(apply: Apply, live: Object) -> str | None:
+    """Return the field that does not have the applied value right after the apply: only admission can change it."""
+    if apply.kind == JOB or applied_entry(live) is None:
+        # A Job is immutable: it is never applied again.
+        return None
+    if applied_fingerprint(apply.manifest) != applied_fingerprint(live):
+        return _FINGERPRINT
+    return first_lost_field(apply.manifest, live)
+
+
+def _never_converges(apply: Apply, field: str) -> Problem:
     return Problem(
         "Contended",
-        f"another writer keeps changing {apply.drift} of {apply.kind.name} {name}: restored {FREE_RESTORES} times "
+        f"a mutating admission webhook or policy rewrites {field} of {apply.kind.name} {_name(apply)} in every write: "
+        "to find it, run kubectl get mutatingwebhookconfigurations",
+    )
+
+
+def _contended(apply: Apply, lost: str, live: Object | None) -> Problem:
+    name = _name(apply)
+    doing = "deleting" if lost == _EVERYTHING else f"changing {lost} of"
+    managers = () if live is None else foreign_managers(live)
+    by = f", as field manager {' or '.join(managers)}" if managers else ""
+    return Problem(
+        "Contended",
+        f"another writer keeps {doing} {apply.kind.name} {name}{by}: restored {FREE_RESTORES} times "
         f"within an hour, and now with a growing backoff; to find the other writer, run "
         f"kubectl get {apply.kind.plural} {name} --show-managed-fields --output yaml",
     )

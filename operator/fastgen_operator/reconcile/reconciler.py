@@ -167,7 +167,7 @@ class Reconciler:
         for kind, child in plan.names_to_look_up:
             if (live := self.client.get(kind, namespace, child)) is not None:
                 observed = settle_replicas(spec, observed.with_child(kind, live))
-        if plan.loads_to_read:
+        if plan.loads_to_read and self._executor.is_due(plan, observed):
             loads = self.read_loads(plan.loads_to_read, spec.model.served_name or name)
             observed = replace(observed, in_flight_tokens=loads)
         return observed

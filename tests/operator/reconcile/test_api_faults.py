@@ -241,3 +241,26 @@ def test_a_reconcile_that_keeps_failing_is_reported_within_seconds_and_stops_not
     assert space.settled() == version, "the report is not repeated"
     proxy.rule = lambda _: None
     space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def test_a_foreign_field_is_removed_even_if_the_operator_crashes_after_it_took_the_field_over(
+    proxy: Proxy, space: Space, start: Start
+) -> None:
+    operator = start()
+    space.apply(resource())
+    wait_served(space)
+    before = space.get("deployment", "chat")["spec"]["template"]
+    # Applies are forced; taking fields over is another patch.
+    proxy.rule = lambda request: Answer(500) if "/deployments/" in request.path and "force" in request.query else None
+    body = {"spec": {"template": {"spec": {"nodeSelector": {"disk": "none"}}}}}
+    space.patch("deployment/chat", body)
+
+    def taken_over() -> bool:
+        entries = space.get("deployment", "chat")["metadata"]["managedFields"]
+        return all("f:nodeSelector" not in str(each) for each in entries if each["manager"] != "fastgen-operator")
+
+    eventually(taken_over, within=20, what="the field in the operator's entry")
+    operator.kill()
+    proxy.rule = lambda _: None
+    operator.start()
+    eventually(lambda: space.get("deployment", "chat")["spec"]["template"] == before, within=20, what="the template")

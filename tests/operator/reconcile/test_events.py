@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.kinds import DEPLOYMENT, POD, Kind, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, FIELD_MANAGER, POD, Kind, Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Apply, Plan, SetDeletionCost
@@ -124,9 +124,12 @@ def test_old_restores_expire_and_other_children_are_not_delayed() -> None:
     assert not contention.is_held(KEY, DEPLOYMENT, "chat", T0 + WINDOW)
 
 
+def manifest(fingerprint: str = "mine") -> Object:
+    return {"metadata": {"name": "chat", "annotations": {APPLIED_ANNOTATION: fingerprint}}}
+
+
 def restoring() -> Plan:
-    manifest = {"metadata": {"name": "chat"}}
-    return Plan(applies=(Apply(DEPLOYMENT, manifest, "restored: spec.replicas had been changed", "spec.replicas"),))
+    return Plan(applies=(Apply(DEPLOYMENT, manifest(), "restored: spec.replicas had been changed", "spec.replicas"),))
 
 
 def test_a_delayed_restore_is_a_problem_that_names_the_field_and_how_to_find_the_other_writer() -> None:
@@ -148,7 +151,7 @@ def test_an_edit_of_the_spec_is_never_delayed() -> None:
     work = PlanExecutor(fake, Recorder(fake), lambda: T0)
     for _ in range(FREE_RESTORES + 2):
         work.run(restoring(), Observed(resource=stored()))
-    edit = Apply(DEPLOYMENT, {"metadata": {"name": "chat"}}, "updated to the new spec")
+    edit = Apply(DEPLOYMENT, manifest("another"), "updated to the new spec")
     assert work.run(Plan(applies=(edit,)), Observed(resource=stored()))[1] is None
 
 
@@ -171,3 +174,63 @@ def test_a_rejected_cost_does_not_stop_the_scale_down_but_a_failure_is_retried()
     with pytest.raises(KubeError):
         PlanExecutor(fake, Recorder(fake), lambda: T0).run(scale_down(), Observed(resource=stored()))
     assert ("apply", "Deployment") not in fake.calls
+
+
+def test_no_cost_is_written_for_a_scale_down_that_is_held() -> None:
+    fake = Fake()
+    work = PlanExecutor(fake, Recorder(fake), lambda: T0)
+    for _ in range(FREE_RESTORES + 5):
+        work.run(scale_down(), Observed(resource=stored()))
+    assert [name for name, _ in fake.calls].count("annotate") == FREE_RESTORES
+    assert not work.is_due(scale_down(), Observed(resource=stored())), "so no load is read either"
+
+
+def test_another_operator_that_applies_its_own_version_is_held_and_reported() -> None:
+    fake = Fake()
+    work = PlanExecutor(fake, Recorder(fake), lambda: T0)
+    apply = Apply(DEPLOYMENT, manifest(), "updated to the new spec")
+    theirs = {"metadata": {**manifest("theirs")["metadata"], "resourceVersion": "1"}}
+    seen = Observed(resource=stored()).with_child(DEPLOYMENT, theirs)
+    problems = [work.run(Plan(applies=(apply,)), seen)[1] for _ in range(FREE_RESTORES + 5)]
+    # The first write is an upgrade for all that this operator knows.
+    assert [name for name, _ in fake.calls].count("apply") == FREE_RESTORES + 1
+    problem = problems[-1]
+    assert problem is not None
+    assert problem.reason == "Contended"
+    assert "keeps changing metadata.annotations[fastgen.dev/applied] of Deployment chat" in problem.message
+
+
+def test_a_child_that_is_deleted_again_and_again_is_held_and_reported() -> None:
+    fake = Fake()
+    work = PlanExecutor(fake, Recorder(fake), lambda: T0)
+    plan = Plan(applies=(Apply(DEPLOYMENT, manifest(), "created"),))
+    problem = [work.run(plan, Observed(resource=stored()))[1] for _ in range(FREE_RESTORES + 5)][-1]
+    assert [name for name, _ in fake.calls].count("apply") == FREE_RESTORES + 1
+    assert problem is not None
+    assert "another writer keeps deleting Deployment chat" in problem.message
+
+
+@dataclass
+class Rewriting(Fake):
+    """A client of an API server with a mutating webhook: what it stores is not what was applied."""
+
+    def apply(self, kind: Kind, manifest: Object) -> Object:
+        self._call("apply", kind.name)
+        entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:metadata": {"f:annotations": {}}}}
+        return {**manifest, "metadata": {**manifest["metadata"], "managedFields": [entry], "resourceVersion": "1"}}
+
+
+def test_a_field_that_a_webhook_rewrites_is_reported_at_once_and_not_written_for_ever() -> None:
+    fake = Rewriting()
+    work = PlanExecutor(fake, Recorder(fake), lambda: T0)
+    wanted = {**manifest(), "spec": {"replicas": 2}}
+    seen = Observed(resource=stored()).with_child(DEPLOYMENT, fake.apply(DEPLOYMENT, wanted))
+    costs = (SetDeletionCost(pod(), "7"),)
+    plan = Plan(costs, (Apply(DEPLOYMENT, wanted, "restored: spec.replicas had been changed", "spec.replicas"),))
+    problem = work.run(plan, seen)[1]
+    assert problem is not None
+    assert problem.reason == "Contended"
+    assert "rewrites spec of Deployment chat in every write" in problem.message
+    for _ in range(FREE_RESTORES + 5):
+        work.run(plan, seen)
+    assert [name for name, _ in fake.calls].count("annotate") == FREE_RESTORES

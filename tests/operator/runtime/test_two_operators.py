@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.controlplane import ControlPlane
+from fastgen_operator.reconcile.backoff import FREE_RESTORES
 from harness.chart import SYSTEM, operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.proxy import Proxy, Request, Slow
@@ -162,3 +163,30 @@ def test_a_stop_waits_for_running_reconciles_and_then_releases_the_lease(
     assert at < status < given_back == len(written) - 1, "the status of the reconcile first, the Lease last"
     assert lease(space)["holderIdentity"] == ""
     assert "Traceback" not in operator.log.read_text()
+
+
+def test_two_operators_that_disagree_stop_fighting_and_say_so(
+    space: Space, plane: ControlPlane, tmp_path: Path
+) -> None:
+    """Two releases of the chart with other settings, each the leader of its own election, watch the same namespace."""
+    arguments = ("--namespace", space.name)
+    credentials = operator_kubeconfig(plane)
+    operators = [
+        OperatorProcess(credentials, tmp_path / f"{image}.log", (*arguments, "--engine-image", f"engine:{image}"))
+        for image in ("one", "other")
+    ]
+    try:
+        space.apply(resource())
+        for operator in operators:
+            operator.start()
+        condition = space.wait_condition("Ready", "False", "Contended")
+        assert "keeps changing metadata.annotations[fastgen.dev/applied] of " in condition["message"]
+        generation = space.get("deployment", "chat")["metadata"]["generation"]
+        for operator in operators:
+            operator.let_resyncs_pass(8)
+        # Each restores it five times for free, and then waits for 10, 20, 40 seconds.
+        assert space.get("deployment", "chat")["metadata"]["generation"] - generation <= 4
+        assert generation <= 2 * (FREE_RESTORES + 1) + 2
+    finally:
+        for operator in operators:
+            operator.abandon()

@@ -21,6 +21,7 @@ from fastgen_operator.status.conditions.progressing import PROGRESSING
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import ORDER, all_conditions
 from harness.objects import container, leaving, observed, pod, spec_of, stored
+from fastgen_operator.status.conditions.template_unmodified import TEMPLATE_UNMODIFIED
 
 GPU = stored(resources={"gpu": {"count": 2}})
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
@@ -287,9 +288,9 @@ def test_conditions_are_unknown_until_the_deployment_controller_observes_the_lat
     status = {**seen.deployment["status"], "observedGeneration": 6}
     seen = seen.with_child(DEPLOYMENT, {**seen.deployment, "status": status})
     conditions = all_conditions(spec_of(seen.resource), seen, None)
-    # ModelCached does not depend on the Deployment; without podTemplate, PodsRestricted is absent.
+    # ModelCached does not depend on the Deployment. Two conditions are absent without podTemplate and foreign fields.
     expected = dict.fromkeys((READY, *ORDER), "Unknown") | {MODEL_CACHED: "True"}
-    del expected[PODS_RESTRICTED]
+    del expected[PODS_RESTRICTED], expected[TEMPLATE_UNMODIFIED]
     assert {c.type: c.status for c in conditions} == expected
 
 

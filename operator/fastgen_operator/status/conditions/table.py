@@ -17,6 +17,7 @@ from fastgen_operator.status.conditions.progressing import PROGRESSING, progress
 from fastgen_operator.status.conditions.ready import ready
 from fastgen_operator.status.conditions.scaling_active import SCALING_ACTIVE, scaling_active
 from fastgen_operator.status.conditions.scaling_limited import SCALING_LIMITED, scaling_limited
+from fastgen_operator.status.conditions.template_unmodified import TEMPLATE_UNMODIFIED, template_unmodified
 
 SUMMARIZED: Final[Mapping[str, Callable[[Spec, Observed], Condition]]] = {
     MODEL_CACHED: model_cached,
@@ -28,6 +29,7 @@ SUMMARIZED: Final[Mapping[str, Callable[[Spec, Observed], Condition]]] = {
 
 INDEPENDENT: Final[Mapping[str, Callable[[Spec, Observed], Condition | None]]] = {
     PODS_RESTRICTED: pods_restricted,
+    TEMPLATE_UNMODIFIED: template_unmodified,
     SCALING_ACTIVE: scaling_active,
     SCALING_LIMITED: scaling_limited,
 }

@@ -1,0 +1,140 @@
+"""Foreign fields: fields of the Deployment's pod template that other managers added. Pure.
+
+Server-side apply removes only fields that the operator owned. A field that `kubectl edit`, `kubectl set env` or
+`kubectl rollout undo` added belongs to that manager and stays. The operator removes it by taking it over: it moves the
+field to its own entry in `metadata.managedFields`, and the next apply, which does not contain the field, removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastgen_operator.kinds import APPLIED_ANNOTATION, FIELD_MANAGER, Object
+from fastgen_operator.objects import applied_entry, foreign_entries
+from fastgen_operator.plan.drift import field_name, list_keys
+from fastgen_operator.pods import ENGINE_CONTAINER
+
+# A path in FieldsV1, for example ("f:spec", "f:template", "f:spec", "f:nodeSelector").
+Path = tuple[str, ...]
+
+_POD: Final[Path] = ("f:spec", "f:template", "f:spec")
+# Where a pod may run is decided by spec.scheduling.
+_PLACEMENT: Final = frozenset(
+    f"f:{name}"
+    for name in (
+        *("nodeSelector", "nodeName", "tolerations", "affinity", "topologySpreadConstraints"),
+        *("schedulerName", "priorityClassName", "runtimeClassName"),
+    )
+)
+# `kubectl rollout undo` puts this annotation back together with an older template, which contradicts the whole spec.
+_APPLIED: Final[Path] = ("f:metadata", "f:annotations", f"f:{APPLIED_ANNOTATION}")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignField:
+    """A field of the pod template that another manager added.
+
+    Attributes:
+        conflicts: whether it has to be removed: it changes where the pods run or what the engine does, or belongs to an
+            older template.
+    """
+
+    manager: str
+    path: Path
+    conflicts: bool
+
+    @property
+    def name(self) -> str:
+        """The field as in a message, for example spec.template.spec.containers[engine].env[DEBUG]."""
+        return field_name(self.path)
+
+
+def foreign_fields(deployment: Object) -> tuple[ForeignField, ...]:
+    """Return the fields of the pod spec that only other managers own, by manager and field."""
+    own = applied_entry(deployment)
+    if own is None:
+        return ()
+    ours = _at(own["fieldsV1"], _POD)
+    found = set()
+    for entry in foreign_entries(deployment):
+        theirs = entry["fieldsV1"]
+        is_undo = _owns(theirs, _APPLIED) and not _owns(own["fieldsV1"], _APPLIED)
+        for path in _beyond(_at(theirs, _POD), ours, _POD):
+            found.add(ForeignField(str(entry["manager"]), path, is_undo or _is_ours(path[len(_POD) :])))
+    return tuple(sorted(found, key=lambda field: (field.manager, field.path)))
+
+
+def take_over(deployment: Object, fields: Iterable[ForeignField]) -> list[dict[str, Any]]:
+    """Return the Deployment's `managedFields` with those fields moved to the operator's entry.
+
+    Args:
+        deployment: as the API server returned it, with all its entries.
+    """
+    paths = [field.path for field in fields]
+    taken: dict[str, Any] = {}
+    others = []
+    for entry in deployment["metadata"]["managedFields"]:
+        owned = entry.get("fieldsV1", {})
+        if not _is_own(entry) and not entry.get("subresource"):
+            for path in paths:
+                taken = _union(taken, _only(owned, path))
+                owned = _without(owned, path)
+        others.append({**entry, "fieldsV1": owned})
+    moved = [{**entry, "fieldsV1": _union(entry["fieldsV1"], taken)} if _is_own(entry) else entry for entry in others]
+    return [entry for entry in moved if entry["fieldsV1"]]
+
+
+def _is_own(entry: Mapping[str, Any]) -> bool:
+    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a field of the pod's spec decides where the pods run, or belongs to the engine's container."""
+    if path[0] in _PLACEMENT:
+        return True
+    return len(path) > 1 and path[0] == "f:containers" and (list_keys(path[1]) or {}).get("name") == ENGINE_CONTAINER
+
+
+def _owns(fields: Mapping[str, Any], path: Path) -> bool:
+    *place, name = path
+    return name in _at(fields, tuple(place))
+
+
+def _beyond(theirs: Mapping[str, Any], ours: Mapping[str, Any], path: Path) -> Iterator[Path]:
+    """Yield the paths of `theirs` that are not in `ours`; an empty set is a whole value."""
+    for name, fields in theirs.items():
+        if name == ".":
+            continue
+        if name not in ours:
+            yield (*path, name)
+        elif fields and ours[name]:
+            yield from _beyond(fields, ours[name], (*path, name))
+
+
+def _at(fields: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    for name in path:
+        fields = fields.get(name, {})
+    return fields
+
+
+def _only(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the subset at and below the path."""
+    if not path:
+        return dict(fields)
+    return {path[0]: _only(fields[path[0]], path[1:])} if path[0] in fields else {}
+
+
+def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    return {**left, **{name: _union(left.get(name, {}), fields) for name, fields in right.items()}}
+
+
+def _without(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the set without the field at the path, and without the sets that it leaves empty."""
+    name, rest = path[0], path[1:]
+    if name not in fields:
+        return dict(fields)
+    left = _without(fields[name], rest) if rest else {}
+    others = {other: value for other, value in fields.items() if other != name}
+    return {**others, name: left} if left else others

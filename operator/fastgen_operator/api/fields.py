@@ -82,6 +82,8 @@ def number_or_word(name: str, path: str, more: str = "") -> Any:
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
+            # Applies to strings only. Its message shows the value, which that of a rule does not for such a field.
+            "pattern": f"^({'|'.join(found.words)})$",
             **rules(rule),
         },
     )

@@ -8,7 +8,10 @@ from pydantic import Field
 
 from fastgen_operator.api.fields import ApiModel, ShortText, model_rules
 
-_CIDR = Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f:.]+/[0-9]{1,3}$")]
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = rf"({_BYTE}\.){{3}}{_BYTE}/(3[0-2]|[12]?[0-9])"
+_IPV6 = r"[0-9A-Fa-f]{0,4}(:[0-9A-Fa-f]{0,4}){2,7}/(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
+_CIDR = Annotated[str, Field(max_length=64, pattern=rf"^({_IPV4}|{_IPV6})$")]
 _LabelValue = Annotated[str, Field(max_length=63)]
 
 

@@ -30,7 +30,14 @@ class Resources(ApiModel):
                 f"spec.resources.{which} must not contain the GPU resource: set spec.resources.gpu.count instead",
             )
             for which in ("requests", "limits")
-        )
+        ),
+        (
+            # Only these three: a comparison of all entries exceeds the API server's cost limit.
+            "!has(self.requests) || !has(self.limits) || ['cpu', 'memory', 'ephemeral-storage'].all(r, "
+            "!(r in self.requests) || !(r in self.limits) || "
+            "quantity(string(self.requests[r])).compareTo(quantity(string(self.limits[r]))) <= 0)",
+            "spec.resources.requests must not exceed spec.resources.limits: lower the request or raise the limit",
+        ),
     )
     gpu: GPU = GPU()
     """GPUs of one replica."""

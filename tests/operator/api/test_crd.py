@@ -28,6 +28,11 @@ def engine(**fields: Any) -> Object:
 
 HUB = {"source": "hf://owner/name"}
 
+
+def peer(cidr: str) -> Object:
+    return resource(network={"allowFrom": [{"ipBlock": {"cidr": cidr}}]})
+
+
 # What is wrong, a resource with that defect, and part of the expected message.
 INVALID: dict[str, tuple[Object, str]] = {
     "no model": ({**resource(), "spec": {"engine": {"device": "cpu"}}}, "spec.model: Required value"),
@@ -47,6 +52,18 @@ INVALID: dict[str, tuple[Object, str]] = {
         engine(tokenBudget="lots"),
         "spec.engine.tokenBudget must be auto, or an integer",
     ),
+    "a token budget in quotes": (engine(tokenBudget="256"), 'spec.engine.tokenBudget: Invalid value: "256"'),
+    "a token budget in quotes, and what to write": (
+        engine(tokenBudget="256"),
+        "spec.engine.tokenBudget must be auto, or an integer",
+    ),
+    "a request above its limit": (
+        resource(resources={"requests": {"cpu": "1500m"}, "limits": {"cpu": 1}}),
+        "spec.resources.requests must not exceed spec.resources.limits",
+    ),
+    "an address range with a byte above 255": (peer("10.0.256.0/8"), "spec.network.allowFrom[0].ipBlock.cidr"),
+    "an address range with too many bits": (peer("10.0.0.0/33"), "spec.network.allowFrom[0].ipBlock.cidr"),
+    "an IPv6 range with too many bits": (peer("fd00::/129"), "spec.network.allowFrom[0].ipBlock.cidr"),
     "an invalid swap space": (engine(kvCache={"swapSpace": "much"}), "spec.engine.kvCache.swapSpace"),
     "a source without a scheme": (
         resource(model={"source": "org/name"}),
@@ -207,6 +224,7 @@ def test_a_minimal_resource_gets_the_same_defaults_from_the_api_server_and_the_o
     assert stored["engine"] == {
         "device": "cpu",
         "dtype": "auto",
+        "interTokenTarget": "auto",
         "maxQueuedRequests": 1024,
         "kvCache": kv_cache,
     }
@@ -224,7 +242,6 @@ def test_the_charts_crd_is_the_same_and_survives_an_uninstall() -> None:
     assert chart == custom_resource_definition() == yaml.safe_load((ROOT / CRD_PATH).read_text())
 
 
-        "interTokenTarget": "auto",
 def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
     version = custom_resource_definition()["spec"]["versions"][0]
 

@@ -45,7 +45,8 @@ def used_rights() -> set[Right]:
     # To check that the resource still exists before creating children.
     used.add((FASTGEN.group, FASTGEN.plural, "get"))
     used |= {(FASTGEN.group, f"{FASTGEN.plural}/status", "patch"), (POD.group, POD.plural, "patch")}
-    used |= {(EVENT.group, EVENT.plural, verb) for verb in ("create", "patch")}
+    # list: those of pods without containers
+    used |= {(EVENT.group, EVENT.plural, verb) for verb in ("list", "create", "patch")}
     # For blockOwnerDeletion, set in children/metadata.py.
     used.add((FASTGEN.group, f"{FASTGEN.plural}/finalizers", "update"))
     return used

@@ -72,8 +72,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [events]
-  # patch: to update the count of a repeated Event.
-  verbs: [create, patch]
+  # patch: to update the count of a repeated Event. list: to find out why a pod has no containers.
+  verbs: [list, create, patch]
 {{- end -}}
 
 {{- /* Peers for the engines' NetworkPolicies. */ -}}

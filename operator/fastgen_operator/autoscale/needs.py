@@ -89,7 +89,10 @@ def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
     ready = len(fleet.ready)
     load = demand.fast.value / rate
     need = load / policy.utilization
-    message = f"the demand of the last seconds requires {load:.1f} fully utilized replicas; {counted(ready)} ready"
+    message = (
+        f"the demand of the last seconds requires {load:.1f} replicas at 100 % utilization; {counted(ready)} "
+        f"ready, target {100 * policy.utilization:.0f} %"
+    )
     jumped = need >= JUMP_RATIO * ready
     up = need if jumped and demand.slow.weight >= _WARM else 0.0
     return Need(Change("DemandJumped", message), priority=math.inf if jumped else 0.0, up=up)

@@ -10,6 +10,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.objects import TEMPLATE_LABEL, template_digest
+from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.pods import has_ended, is_terminating, name_of
 
 
@@ -24,6 +25,7 @@ class Observed:
         fetch_pods: made for the download Jobs.
         at: time of the observation; None if it is not needed.
         decision: the autoscaler's last decision; None without autoscaling, and before the first one.
+        pod_failures: what keeps pods without containers from starting, from their Events, by pod name.
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         desired_replicas: see `settle_replicas`.
     """
@@ -35,6 +37,7 @@ class Observed:
     fetch_pods: tuple[Object, ...] = ()
     at: datetime | None = None
     decision: Decision | None = None
+    pod_failures: Mapping[str, Failure] = field(default_factory=dict)
     in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
     desired_replicas: int = 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
@@ -103,9 +103,13 @@ def failure_of(pod: Object, at: datetime | None = None) -> Failure | None:
     return None
 
 
-def state_of(pod: Object) -> str:
-    """Describe the state of a pod that is not ready; the message does not change over time."""
-    failure = failure_of(pod)
+def state_of(pod: Object, known: Mapping[str, Failure] | None = None) -> str:
+    """Describe the state of a pod that is not ready; the message does not change over time.
+
+    Args:
+        known: failures that the pods' Events name, by pod name.
+    """
+    failure = failure_of(pod) or (known or {}).get(name_of(pod))
     if failure is not None:
         return failure.message
     return f"pod {name_of(pod)}: {_state(pod)}"

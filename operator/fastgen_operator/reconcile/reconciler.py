@@ -21,6 +21,7 @@ from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.observe import observe
+from fastgen_operator.reconcile.pod_events import PodEvents
 from fastgen_operator.status.status import build_status, scaling_notice, transition_notice
 
 logger = logging.getLogger(__name__)
@@ -49,10 +50,12 @@ class Reconciler:
     now: Callable[[], datetime]
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
     _failing_since: dict[Key, datetime] = field(default_factory=dict)
+    _pod_events: PodEvents = field(init=False)
     _recorder: Recorder = field(init=False)
     _executor: PlanExecutor = field(init=False)
 
     def __post_init__(self) -> None:
+        self._pod_events = PodEvents(self.client)
         self._recorder = Recorder(self.client)
         self._executor = PlanExecutor(self.client, self._recorder, self.now)
 
@@ -86,6 +89,7 @@ class Reconciler:
             self._write_status(observed, build_status(None, observed, spec, now))
             return spec
         observed = self._settle(spec, observed)
+        observed = replace(observed, pod_failures=self._pod_events.failures(observed, now))
         plan = make_plan(spec, observed, platform)
         if plan.names_to_look_up and not self._is_live(observed):
             # The deletion of its children arrived before its own.
@@ -133,6 +137,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         """Drop the state of a deleted resource."""
         self._failing_since.pop(key, None)
+        self._pod_events.forget(key)
         self.watchlist.forget(key)
         self.metrics.forget(key)
         self._recorder.forget(key)

@@ -35,7 +35,8 @@ def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, An
         "desiredReplicas": wanted,
         "lastScaleTime": now,
         "reason": reason,
-        "message": message,
+        # In the past tense: it stays until the next change.
+        "message": f"scaled from {before} to {wanted} replicas: {message}",
         "history": [step, *old.get("history", ())][:_HISTORY],
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.adverse import NO_GPU
 from harness.engines import FakeEngine
 from harness.fluid import PROMPT_RATE
 from harness.process import OperatorProcess
@@ -198,3 +199,19 @@ def test_turning_autoscaling_off_and_on_changes_nothing_but_the_replicas(space: 
     space.wait_condition("ScalingActive", "False")
     assert space.get("deployment", "chat")["spec"] == {**before, "replicas": 2}
     assert len(space.items("replicasets")) == 1, "no pod is replaced"
+
+
+def test_a_replica_that_waits_for_a_node_does_not_make_the_others_unready(space: Space) -> None:
+    space.apply(autoscaled(minReplicas=2))
+    space.make_ready(count=2)
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    space.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 3}}})
+    pods = space.wait_pods(3)
+    waits = next(pod for pod in pods if not pod.get("status", {}).get("containerStatuses"))
+    space.set_unschedulable(waits, NO_GPU)
+    space.wait_condition("Ready", "False", "Unschedulable")
+    # Now the third replica is more than what must serve.
+    space.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 2}}})
+    condition = space.wait_condition("Ready", "True", "ScalingUp")
+    assert condition["message"] == f"2 of 3 replicas ready; pod {waits['metadata']['name']}: {NO_GPU}"
+    assert space.condition("PodsScheduled")["status"] == "False"

@@ -311,7 +311,7 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
     ("no pod yet", [], "Unknown", "Downloading", "no pod yet"),
     ("a pod without a status", [pod()], "Unknown", "Downloading", HUB),
     ("it runs", [fetching({"state": {"running": {}}})], "Unknown", "Downloading", HUB),
-    ("no node", [pod(scheduled=NO_ROOM)], "False", "DownloadFailed", NO_ROOM),
+    ("no node", [pod(scheduled=NO_ROOM)], "False", "VolumeNotBound", NO_ROOM),
     ("no image", [fetching({"state": waiting("ErrImagePull", "gone")})], "False", "DownloadFailed", "pulled: gone"),
     (
         "no secret",

@@ -12,6 +12,7 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Problem
+from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.status.conditions.available import AVAILABLE
 from fastgen_operator.status.conditions.condition import merge
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
@@ -20,11 +21,13 @@ from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED
 from fastgen_operator.status.conditions.progressing import PROGRESSING
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import ORDER, all_conditions
-from harness.objects import container, leaving, observed, pod, spec_of, stored
 from fastgen_operator.status.conditions.template_unmodified import TEMPLATE_UNMODIFIED
+from harness.objects import container, leaving, observed, pod, spec_of, stored
 
 GPU = stored(resources={"gpu": {"count": 2}})
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
+UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
+CACHED = stored(model={"source": "hf://a/b"}, cache={"size": "1Gi"})
 NO_MEMORY = "0/1 nodes are available: 1 Insufficient memory"
 DONE: Object = {"conditions": [{"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]}
 LATE: Object = {"conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]}
@@ -243,6 +246,70 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "True",
         "ScalingUp",
         "1 of 2 replicas ready",
+    ),
+    (
+        "an added replica that waits for a node",
+        growing(pod(ready=True), pod(name="b", scheduled=NO_GPU)),
+        AVAILABLE,
+        "True",
+        "ScalingUp",
+        f"1 of 2 replicas ready; pod chat-new-b: {NO_GPU}",
+    ),
+    (
+        "one that waits for a node is ready",
+        growing(pod(ready=True), pod(name="b", scheduled=NO_GPU)),
+        READY,
+        "True",
+        "ScalingUp",
+        NO_GPU,
+    ),
+    (
+        "and its pods are not all scheduled",
+        growing(pod(ready=True), pod(name="b", scheduled=NO_GPU)),
+        PODS_SCHEDULED,
+        "False",
+        "Unschedulable",
+        NO_GPU,
+    ),
+    (
+        "a replica of the spec that waits for a node",
+        observed(pod(ready=True), pod(name="b", scheduled=NO_GPU), owner=stored(replicas=2)),
+        READY,
+        "False",
+        "Unschedulable",
+        NO_GPU,
+    ),
+    (
+        "a volume that cannot be mounted",
+        replace(observed(pod()), pod_failures={"chat-new-x": Failure("FailedMount", "no secret")}),
+        PROGRESSING,
+        "False",
+        "FailedMount",
+        "no secret",
+    ),
+    (
+        "a download that is pending: no pods yet",
+        Observed(resource=CACHED),
+        PROGRESSING,
+        "Unknown",
+        "WaitingForModel",
+        "the pods are created when the model is downloaded",
+    ),
+    (
+        "a download pod without a volume",
+        Observed(resource=CACHED, fetch_pods=(pod(scheduled=UNBOUND),)),
+        MODEL_CACHED,
+        "False",
+        "VolumeNotBound",
+        "check spec.cache.storageClassName",
+    ),
+    (
+        "a download pod without a node",
+        Observed(resource=CACHED, fetch_pods=(pod(scheduled=NO_MEMORY),)),
+        MODEL_CACHED,
+        "False",
+        "Unschedulable",
+        NO_MEMORY,
     ),
     (
         "an added replica that crashes",

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from fastgen_operator.api import Spec
+from fastgen_operator.children.model_source import is_preloaded
+from fastgen_operator.plan.model_cache import complete_job
 from fastgen_operator.plan.observed import Observed
 
 # Messages that quote other programs are truncated: conditions are read in a terminal.
@@ -24,8 +27,10 @@ class Condition:
     message: str
 
 
-def not_observed(kind: str) -> Condition:
-    """Return the condition for a Deployment whose status describes an earlier spec."""
+def not_observed(kind: str, spec: Spec, observed: Observed) -> Condition:
+    """Return the condition for a Deployment that does not exist yet, or whose status describes an earlier spec."""
+    if observed.deployment is None and is_preloaded(spec) and complete_job(spec, observed) is None:
+        return Condition(kind, "Unknown", "WaitingForModel", "the pods are created when the model is downloaded")
     return Condition(kind, "Unknown", "NotObserved", "the Deployment controller has not yet observed the latest spec")
 
 

@@ -19,14 +19,17 @@ MODEL_CACHED: Final = "ModelCached"
 """Whether the model is downloaded. Source: the download container of the Job's pod, or of each engine pod.
 True: Cached; NotNeeded (the model is in the image or in the user's claim, or no pod that would download it is desired).
 Unknown: Downloading. False, with the last line of the download's log, until the next attempt: SourceNotFound,
-AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the pod cannot be
-scheduled, the image cannot be pulled). A failed download is resumed automatically after at most five minutes."""
+AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the image cannot
+be pulled). False, because the download has not started: VolumeNotBound, Unschedulable, FailedMount, FailedAttachVolume,
+FailedCreatePodSandBox. A failed download is resumed automatically after at most five minutes."""
 
 _REASONS: Final = {
     SOURCE_NOT_FOUND: "SourceNotFound",
     ACCESS_DENIED: "AccessDenied",
     VOLUME_FULL: "VolumeFull",
 }
+# What the scheduler says about a claim without a volume.
+_UNBOUND: Final = ("unbound immediate PersistentVolumeClaims", "persistentvolumeclaim")
 _REMEDIES: Final = {
     "SourceNotFound": "correct spec.model.source or spec.model.revision",
     "AccessDenied": "provide credentials with read access in the Secret named by spec.model.secretName",
@@ -43,27 +46,36 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
     if is_preloaded(spec):
         if complete_job(spec, observed) is not None:
             return _true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
-        return _of_pods(spec, observed.fetch_pods)
+        return _of_pods(spec, observed.fetch_pods, observed)
     if observed.desired_replicas == 0:
         return _true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
     pods = current_pods(observed)
     missing = [pod for pod in pods if not _has_it(pod)]
     if pods and not missing:
         return _true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")
-    return _of_pods(spec, missing)
+    rest = _of_pods(spec, missing, observed)
+    having = len(pods) - len(missing)
+    if rest.status == "Unknown" and spec.autoscaling is not None and having >= max(1, spec.autoscaling.min_replicas):
+        return _true("Cached", f"{having} of {len(pods)} pods have {spec.model.source}; {rest.message}")
+    return rest
 
 
-def _of_pods(spec: Spec, pods: Iterable[Object]) -> Condition:
+def _of_pods(spec: Spec, pods: Iterable[Object], observed: Observed) -> Condition:
     """Return the condition of the first failed download pod, else of the first pod."""
-    said = [_of_pod(spec, pod) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    said = [_of_pod(spec, pod, observed) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     none = Condition(MODEL_CACHED, "Unknown", "Downloading", "the download has no pod yet")
     return next((each for each in said if each.status == "False"), said[0] if said else none)
 
 
-def _of_pod(spec: Spec, pod: Object) -> Condition:
+def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
     name = name_of(pod)
+    if (known := observed.pod_failures.get(name)) is not None:
+        return _false(known.reason, known.message)
     if (words := unschedulable_message(pod)) is not None:
-        return _false("DownloadFailed", f"pod {name} cannot be scheduled: {words}")
+        if any(part in words for part in _UNBOUND):
+            remedy = "check spec.cache.storageClassName, and kubectl describe pvc"
+            return _false("VolumeNotBound", f"pod {name} waits for the volume {observed.key[1]}: {words}", remedy)
+        return _false("Unschedulable", f"pod {name} cannot be scheduled: {words}")
     status = _fetch_status(pod)
     waiting = status.get("state", {}).get("waiting", {})
     words = waiting.get("message", "")

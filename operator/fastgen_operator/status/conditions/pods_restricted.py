@@ -13,7 +13,8 @@ PODS_RESTRICTED: Final = "PodsRestricted"
 """Whether the pods comply with the restricted Pod Security Standard. Source: the Deployment's template.
 The generated pods do, so the condition is absent without spec.podTemplate. Violations do not block the rollout; a
 namespace that enforces the standard rejects the pods, which Progressing reports. True: Restricted.
-False: PodTemplateNotRestricted (lists each violation). Unknown: NotObserved (there is no Deployment yet)."""
+False: PodTemplateNotRestricted (lists each violation). Unknown: NotObserved and WaitingForModel
+(there is no Deployment yet)."""
 
 
 def pods_restricted(spec: Spec, observed: Observed) -> Condition | None:
@@ -21,7 +22,7 @@ def pods_restricted(spec: Spec, observed: Observed) -> Condition | None:
     if spec.pod_template is None:
         return None
     if observed.deployment is None:
-        return not_observed(PODS_RESTRICTED)
+        return not_observed(PODS_RESTRICTED, spec, observed)
     broken = broken_rules(observed.deployment["spec"]["template"])
     if not broken:
         return Condition(

@@ -22,7 +22,8 @@ PROGRESSING: Final = "Progressing"
 """Whether the children match the spec or are progressing towards it. Sources: the result of the operator's own writes,
 the Deployment, and the pods' containers. The first of these that applies is set.
 
-Unknown: NotObserved (the Deployment controller has not yet observed the latest spec).
+Unknown: NotObserved (the Deployment controller has not yet observed the latest spec), WaitingForModel (the Deployment
+is created when the model is downloaded).
 False, because of the operator's own writes: InvalidSpec (the CRD and the operator have different versions), NameTaken
 (an object of another owner has the name of a child), PodTemplateRefused (spec.podTemplate or spec.scheduling.affinity
 is invalid or breaks the engine; the pod template stays unchanged), ApplyRefused (with the API server's messages; the
@@ -30,9 +31,10 @@ other children are applied), Contended (another writer keeps changing a child), 
 after three seconds of failed reconciles).
 False, because of the rollout: DeploymentPaused (the Deployment was paused before the rollout completed).
 False, because of a pod of the current template, with its last log line: ImagePullBackOff, ContainerNotCreated,
-OutOfMemory (with the memory limit), BadConfiguration (exit code 2), DeviceFailed (3: the GPU or its driver), EngineHung
-(4: no step finished in time), StartupDeadlineExceeded, CrashLoopBackOff. After three crashes, the reason stays for ten
-minutes after the last one, even if the pod is ready in the meantime.
+FailedMount, FailedAttachVolume and FailedCreatePodSandBox (from the pod's Events), OutOfMemory (with the memory limit),
+BadConfiguration (exit code 2), DeviceFailed (3: the GPU or its driver), EngineHung (4: no step finished in time),
+StartupDeadlineExceeded, CrashLoopBackOff. After three crashes, the reason stays for ten minutes after the last one, even
+if the pod is ready in the meantime.
 False, because of all pods: PodsFailed (repeatedly evicted or rejected by their nodes), ReplicaFailure (the API server
 rejects new pods, for example by quota or admission), ProgressDeadlineExceeded (none of the above, but no progress for
 spec.rollout.progressDeadlineSeconds).
@@ -46,7 +48,7 @@ def progressing(spec: Spec, observed: Observed) -> Condition:
     """Compute the condition Progressing, except for failures of the operator's own writes, which `table` adds."""
     deployment = observed.deployment
     if deployment is None or not is_rollout_observed(deployment):
-        return not_observed(PROGRESSING)
+        return not_observed(PROGRESSING, spec, observed)
     if is_paused(deployment) and not _is_complete(deployment, observed):
         name = observed.key[1]
         words = f"Deployment {name} is paused, so its rollout is stopped: run kubectl rollout resume deployment/{name}"
@@ -65,7 +67,12 @@ def progressing(spec: Spec, observed: Observed) -> Condition:
 
 
 def _of_one_pod(observed: Observed) -> Failure | None:
-    found = [failure for pod in current_pods(observed) if (failure := failure_of(pod, observed.at)) is not None]
+    known = observed.pod_failures
+    found = [
+        failure
+        for pod in current_pods(observed)
+        if (failure := failure_of(pod, observed.at) or known.get(name_of(pod))) is not None
+    ]
     if not found:
         return None
     others = len(found) - 1
@@ -95,7 +102,7 @@ def _of_the_deployment(spec: Spec, observed: Observed, status: Object) -> Failur
     if progress.get("status") != "False":
         return None
     waiting = [pod for pod in current_pods(observed) if not is_ready(pod)]
-    state = state_of(waiting[0]) if waiting else "no pod of the current template exists"
+    state = state_of(waiting[0], observed.pod_failures) if waiting else "no pod of the current template exists"
     seconds = spec.rollout.progress_deadline_seconds
     return Failure("ProgressDeadlineExceeded", f"no progress in {seconds} s; {state}")
 

@@ -1,0 +1,73 @@
+"""Derive from a pod's Events why its containers are not created: the pod's status does not say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.pod_failures import Failure
+from fastgen_operator.pods import has_ended, is_terminating, name_of, node_of
+
+# A pod that has been without containers for this long may be stuck.
+PATIENCE: Final = timedelta(seconds=2)
+
+# A warning from before one of these is over.
+_PROGRESS: Final = ("SuccessfulAttachVolume", "Pulling", "Pulled", "Created", "Started")
+# A warning that is not repeated may be over. The attach controller records each of its own only once.
+_REPEATED: Final = 2
+# The kubelet says this in addition to the cause.
+_VAGUE: Final = "Unable to attach or mount volumes"
+
+
+def lacks_containers(pod: Object, at: datetime) -> bool:
+    """Return whether the pod is on a node on which its containers should have been created by now."""
+    if has_ended(pod) or is_terminating(pod) or not node_of(pod):
+        return False
+    status = pod.get("status", {})
+    containers = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
+    if any("running" in each.get("state", {}) or "terminated" in each.get("state", {}) for each in containers):
+        return False
+    if any(_waiting(each) not in ("ContainerCreating", "PodInitializing", "") for each in containers):
+        return False
+    created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    return at - created >= PATIENCE
+
+
+def failure_in_events(pod: Object, events: Iterable[Object]) -> Failure | None:
+    """Return why the pod has no containers; None if its Events do not say."""
+    mine = [event for event in events if event["involvedObject"].get("uid") == pod["metadata"]["uid"]]
+    progress = max((_time(event) for event in mine if event.get("reason") in _PROGRESS), default=None)
+    recent = [
+        event for event in mine if event.get("type") == "Warning" and (progress is None or _time(event) >= progress)
+    ]
+    return (
+        _failure("FailedAttachVolume", 1, "a volume cannot be attached to its node", pod, recent)
+        or _failure("FailedMount", _REPEATED, "a volume cannot be mounted", pod, recent)
+        or _failure("FailedCreatePodSandBox", _REPEATED, "its network or sandbox cannot be created", pod, recent)
+    )
+
+
+def _failure(reason: str, count: int, words: str, pod: Object, warnings: Sequence[Object]) -> Failure | None:
+    found = [event for event in warnings if event.get("reason") == reason and _count(event) >= count]
+    if not found:
+        return None
+    # In an order that does not depend on time, so that the message stays.
+    first = min((str(event.get("message", "")) for event in found), key=lambda text: (text.startswith(_VAGUE), text))
+    return Failure(reason, f"pod {name_of(pod)} on node {node_of(pod)}: {words}: {first}")
+
+
+def _waiting(container: dict[str, Any]) -> str:
+    return str(container.get("state", {}).get("waiting", {}).get("reason", ""))
+
+
+def _count(event: Object) -> int:
+    return max(int(event.get("count") or 1), int((event.get("series") or {}).get("count") or 1))
+
+
+def _time(event: Object) -> datetime:
+    """Return when the event was seen last. Each API version of Events has another field for it."""
+    series = event.get("series") or {}
+    time = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return datetime.fromisoformat(time or event["metadata"]["creationTimestamp"])

@@ -1,0 +1,84 @@
+"""Which Events of a pod name the cause, as a table."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers
+from harness.objects import container, leaving, pod
+
+CREATED = "2026-01-01T00:00:00Z"
+SOON, LATE = datetime.fromisoformat("2026-01-01T00:00:01Z"), datetime.fromisoformat("2026-01-01T00:00:02Z")
+SECRET = 'secret "nope" not found'
+
+
+def made(**status: Any) -> Object:
+    found = pod(**status)
+    return {**found, "metadata": {**found["metadata"], "uid": "uid", "creationTimestamp": CREATED}}
+
+
+def waiting(reason: str) -> Object:
+    return container(state={"waiting": {"reason": reason}})
+
+
+@pytest.mark.parametrize(
+    ("subject", "lacks"),
+    [
+        (made(), True),
+        (made(**waiting("ContainerCreating")), True),
+        (made(**waiting("PodInitializing")), True),
+        (made(**waiting("ImagePullBackOff")), False),
+        (made(**container(state={"running": {}})), False),
+        (made(**container(state={"terminated": {"exitCode": 1}})), False),
+        (made(scheduled=""), False),
+        (made(phase="Failed"), False),
+        (leaving(made()), False),
+    ],
+)
+def test_only_pods_on_a_node_without_containers_are_looked_up(subject: Object, lacks: bool) -> None:
+    assert lacks_containers(subject, LATE) is lacks
+    assert not lacks_containers(subject, SOON)
+
+
+def event(reason: str, message: str = "", *, second: int = 10, kind: str = "Warning", **fields: Any) -> Object:
+    time = {"lastTimestamp": f"2026-01-01T00:00:{second:02}Z"}
+    return {"type": kind, "reason": reason, "message": message, "involvedObject": {"uid": "uid"}, **time, **fields}
+
+
+MOUNT = event("FailedMount", SECRET, count=2)
+ATTACH = event("FailedAttachVolume", "Multi-Attach error")
+
+EVENTS: dict[str, tuple[list[Object], str | None, str]] = {
+    "none": ([], None, ""),
+    "a mount": ([MOUNT], "FailedMount", SECRET),
+    "a mount that failed once": ([{**MOUNT, "count": 1}], None, ""),
+    "an Event of a series": (
+        [event("FailedMount", SECRET, series={"count": 2, "lastObservedTime": "2026-01-01T00:00:10.000000Z"})],
+        "FailedMount",
+        SECRET,
+    ),
+    "an attachment, reported once": ([ATTACH], "FailedAttachVolume", "Multi-Attach"),
+    "the cause before its effect": ([MOUNT, ATTACH], "FailedAttachVolume", "Multi-Attach"),
+    "the precise message first": (
+        [event("FailedMount", "Unable to attach or mount volumes: x", count=9, second=59), MOUNT],
+        "FailedMount",
+        SECRET,
+    ),
+    "over since the image is pulled": ([MOUNT, event("Pulling", second=11, kind="Normal")], None, ""),
+    "again after progress": ([MOUNT, event("SuccessfulAttachVolume", second=9, kind="Normal")], "FailedMount", SECRET),
+    "of an earlier pod": ([{**MOUNT, "involvedObject": {"uid": "another"}}], None, ""),
+    "another warning": ([event("Unhealthy", "probe failed", count=5)], None, ""),
+    "a network": ([event("FailedCreatePodSandBox", "cni", count=2)], "FailedCreatePodSandBox", "cni"),
+}
+
+
+@pytest.mark.parametrize("case", EVENTS)
+def test_the_failure_is_the_cause_in_the_events(case: str) -> None:
+    events, reason, words = EVENTS[case]
+    failure = failure_in_events(made(), events)
+    assert (None if failure is None else failure.reason) == reason
+    assert failure is None or (words in failure.message and failure.message.startswith("pod chat-new-x on node n1: "))

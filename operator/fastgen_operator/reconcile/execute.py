@@ -61,8 +61,9 @@ class PlanExecutor:
         failures: list[KubeError] = []
         unprotected = False
         for apply in plan.applies:
-            if apply.kind == DEPLOYMENT and observed.deployment is None and unprotected:
-                problems.append(Problem("ApplyRefused", "the Deployment is not created before its NetworkPolicy"))
+            if unprotected and apply.kind in (DEPLOYMENT, JOB) and observed.child(apply.kind, _name(apply)) is None:
+                words = f"the {apply.kind.name} is not created before its NetworkPolicy"
+                problems.append(Problem("ApplyRefused", words))
                 continue
             before = len(problems) + len(failures)
             try:

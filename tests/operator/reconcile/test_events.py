@@ -1,7 +1,8 @@
-"""Deduplication, counting and rate limits of Events, and the backoff of restores."""
+"""Events: deduplication, counts and rate limits. Execution of plans: order, restores and their backoff."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, FIELD_MANAGER, POD, Kind, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, FIELD_MANAGER, JOB, NETWORK_POLICY, POD, Kind, Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Apply, Plan, SetDeletionCost
@@ -52,6 +53,8 @@ class Fake:
 
     def apply(self, kind: Kind, manifest: Object) -> Object:
         self._call("apply", kind.name)
+        if kind.name in self.refuses:
+            raise self.refuses[kind.name]
         return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(len(self.calls))}}
 
     def delete(self, kind: Kind, child: Object) -> None:
@@ -153,6 +156,23 @@ def test_an_edit_of_the_spec_is_never_delayed() -> None:
         work.run(restoring(), Observed(resource=stored()))
     edit = Apply(DEPLOYMENT, manifest("another"), "updated to the new spec")
     assert work.run(Plan(applies=(edit,)), Observed(resource=stored()))[1] is None
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, JOB], ids=["deployment", "job"])
+@pytest.mark.parametrize("status", [403, 500], ids=["refused", "failed"])
+def test_pods_are_not_created_before_their_network_policy(kind: Kind, status: int) -> None:
+    fake = Fake(refuses={NETWORK_POLICY.name: KubeError(status, "no")})
+    work = PlanExecutor(fake, Recorder(fake), lambda: T0)
+    plan = Plan(applies=(Apply(NETWORK_POLICY, manifest(), "created"), Apply(kind, manifest(), "created")))
+    with contextlib.suppress(KubeError):
+        _, problem = work.run(plan, Observed(resource=stored()))
+        assert problem is not None
+        assert problem.message.endswith(f"the {kind.name} is not created before its NetworkPolicy")
+    assert ("apply", kind.name) not in fake.calls
+    live = Observed(resource=stored()).with_child(kind, {"metadata": {"name": "chat", "resourceVersion": "1"}})
+    with contextlib.suppress(KubeError):
+        work.run(plan, live)
+    assert ("apply", kind.name) in fake.calls, "pods that exist already do not wait"
 
 
 def scale_down() -> Plan:

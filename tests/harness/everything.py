@@ -110,6 +110,7 @@ AUTOSCALED: dict[str, Any] = {
         "maxReplicas": 5,
         "targets": {
             "timeToFirstTokenMilliseconds": 500,
+            "interTokenLatencyMilliseconds": 80,
             "utilizationPercent": 70,
         },
         "scaleUp": {"stabilizationSeconds": 10},

@@ -93,7 +93,7 @@ class Engine(ApiModel):
     inter_token_target: int | str = number_or_word(
         "inter_token_target",
         "spec.engine.interTokenTarget",
-        "The autoscaler sizes the replicas for the same target, and for 50 ms with auto and off.",
+        "It is also the default of spec.autoscaling.targets.interTokenLatencyMilliseconds.",
     )
     max_sequences: int | None = setting_field("max_sequences")
     max_model_length: int | None = setting_field("max_model_length")

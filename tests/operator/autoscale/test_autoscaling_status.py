@@ -151,6 +151,16 @@ def test_the_replicas_are_sized_for_the_inter_token_target_of_the_engines(target
     assert found == str(target)
 
 
+def test_a_target_of_the_autoscaler_sizes_the_replicas_and_changes_no_pod() -> None:
+    engine = {"device": "cpu", "interTokenTarget": 20}
+    targets = {"targets": {"interTokenLatencyMilliseconds": 80}}
+    sized, plain = (spec_of(stored(engine=engine, autoscaling={"maxReplicas": 2, **more})) for more in (targets, {}))
+    policy = policy_of(sized, 5.0)
+    assert policy is not None
+    assert policy.inter_token_seconds == 0.08
+    assert engine_arguments("chat", sized) == engine_arguments("chat", plain)
+
+
 def seen(name: str, *, ready: bool, created: str = NOW, since: str = "2026-01-01T00:00:40Z", **metadata: Any) -> Object:
     found = pod("new", ready=ready)
     conditions = [{**condition, "lastTransitionTime": since} for condition in found["status"]["conditions"]]

@@ -135,6 +135,7 @@ def test_events_are_recorded_on_transitions_only(space: Space, operator: Operato
         return sorted(event["reason"] for event in events)
 
     space.apply(resource())
+    space.wait_condition("Ready", "False", "ReplicasNotReady")
     space.make_ready()
     space.wait_condition("Ready", "True", "AllReplicasReady")
     made = sum(len(space.items(kind, labels="fastgen.dev/deployment=chat")) for kind in CHILDREN)

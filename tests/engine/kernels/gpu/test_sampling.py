@@ -108,6 +108,27 @@ def test_each_filter_keeps_no_token_too_many(interpreted: Interpreted) -> None:
     assert batch.by_device() == batch.by_cpu() == [token for _, _, token in expected]
 
 
+def test_each_ban_ends_where_it_should(interpreted: Interpreted) -> None:
+    """Token 3 ends a generation; it has the largest score, then 9, then 8."""
+    scores = torch.zeros(40)
+    scores[3], scores[9], scores[8] = 3.0, 2.0, 1.0
+    words = {"temperature": 0, "max_tokens": 9, "min_tokens": 9}
+    expected: list[tuple[SamplingParams, list[int], set[int] | None, int]] = [
+        (SamplingParams(temperature=0, max_tokens=9, min_tokens=2), [5, 6], None, 3),
+        (SamplingParams(temperature=0, max_tokens=9, min_tokens=3), [5, 6], None, 9),
+        (SamplingParams(**words, bad_words=((5, 9),)), [5], None, 8),  # type: ignore[arg-type]
+        (SamplingParams(**words, bad_words=((4, 5, 9),)), [6, 5], None, 9),  # type: ignore[arg-type]
+        (SamplingParams(**words, bad_words=((4, 5, 9),)), [4, 5], None, 8),  # type: ignore[arg-type]
+        (SamplingParams(**words), [5], {3}, 3),  # type: ignore[arg-type]
+    ]
+    rows: list[Row | None] = [
+        Row(sampling, 0, [1, *generated], 1, allowed) for sampling, generated, allowed, _ in expected
+    ]
+    batch = Batch(scores.repeat(len(rows), 1), rows)
+    run_both(interpreted, batch)
+    assert batch.by_device() == batch.by_cpu() == [token for *_, token in expected]
+
+
 def test_a_step_takes_five_launches_whose_grids_depend_on_the_shape_alone(
     interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,9 +14,9 @@ class Targets(ApiModel):
     """Target for the time from a request's arrival to its first token, in milliseconds. The autoscaler adds replicas
     until the queued prompt tokens can be computed within this time."""
     inter_token_latency_milliseconds: int | None = Field(default=None, ge=1, le=60_000)
-    """Target for the time between two consecutive tokens of a response, in milliseconds. The capacity of a replica is its
-    token throughput with steps of this duration. The default is spec.engine.interTokenTarget, which bounds the engine's
-    steps; if that is auto or off, it is 50."""
+    """Target for the time between two consecutive tokens of a response, in milliseconds. The capacity of a replica is
+    its token throughput with steps of this duration. The default is spec.engine.interTokenTarget, which bounds the
+    engine's steps; if that is auto or off, it is 50."""
     utilization_percent: int = Field(default=85, ge=10, le=100)
     """Target utilization of each replica, as a percentage of its capacity. The remainder is headroom for bursts."""
 

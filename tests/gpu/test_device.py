@@ -101,7 +101,12 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 def runner_over(model: TransformersModel, *, num_blocks: int = 40, num_host_blocks: int = 20) -> ModelRunner:
     cache = KVCache(
-        model.kv_shape, num_blocks, BLOCK_SIZE, num_host_blocks=num_host_blocks, device=model.device, dtype=model.dtype
+        model.kv_shape,
+        num_blocks,
+        BLOCK_SIZE,
+        num_host_blocks=num_host_blocks,
+        device=model.device,
+        dtype=model.cache_dtype,
     )
     return ModelRunner(model, cache, max_model_length=512)
 

@@ -97,8 +97,8 @@ def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> t
     if device.type != "cpu":
         return torch.zeros(size, device=device, dtype=dtype)
     # numpy.zeros leaves zeroing to the kernel, which allocates a page on first write; torch.zeros would write all pages
-    # now. NumPy has no bfloat16, so use integers of the same width: their zero has the same bits.
-    bits = {2: np.int16, 4: np.int32}[dtype.itemsize]
+    # now. NumPy has no bfloat16 or float8, so use integers of the same width: their zero has the same bits.
+    bits = {1: np.int8, 2: np.int16, 4: np.int32}[dtype.itemsize]
     return torch.from_numpy(np.zeros(size, bits)).view(dtype)
 
 

@@ -83,10 +83,15 @@ def load_on_gpu(
     device: torch.device,
     dtype: torch.dtype,
     *,
+    cache_dtype: torch.dtype | None = None,
     max_model_length: int | None,
     progress: Callable[[float], None],
 ) -> Decoder[DeviceInput]:
-    """Load the model at `source` for the operators of `fastgen.kernels.gpu`; arguments as in `load_on_torch`.
+    """Load the model at `source` for the operators of `fastgen.kernels.gpu`.
+
+    Args:
+        source, device, dtype, max_model_length, progress: as in `load_on_torch`.
+        cache_dtype: `dtype`, the default, or torch.float8_e4m3fn.
 
     Raises:
         ModelError: if a tensor cannot be used.
@@ -96,7 +101,8 @@ def load_on_gpu(
     weights = DecoderWeights.load(architecture, checkpoint, GPUFormat(device, dtype), progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     longest = max_model_length or architecture.default_length
-    return Decoder(weights, GPUBackend(architecture, ropes, longest, device), device=device, dtype=dtype)
+    backend = GPUBackend(architecture, ropes, longest, device)
+    return Decoder(weights, backend, device=device, dtype=dtype, cache_dtype=cache_dtype)
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:

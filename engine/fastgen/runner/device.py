@@ -27,6 +27,8 @@ MakeRunner = Callable[[Any, KVCache, EngineConfig, int], ModelRunner | GPURunner
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # bfloat16 and the kernels' memory instructions.
 _LEAST_CAPABILITY = (8, 0)
+# Conversion to float8_e4m3fn.
+_FLOAT8_CAPABILITY = (8, 9)
 # Bytes for cuBLAS workspaces and the allocator's rounding, on top of what a step allocates.
 _SLACK = 256 << 20
 
@@ -103,6 +105,25 @@ def choose_dtype(config: EngineConfig) -> torch.dtype:
     return dtype
 
 
+def choose_cache_dtype(config: EngineConfig, dtype: torch.dtype, capability: tuple[int, int]) -> torch.dtype:
+    """Return the dtype of the KV cache; auto is `dtype`, that of the computation.
+
+    Args:
+        capability: compute capability of the GPU.
+
+    Raises:
+        ConfigError: if the GPU has no float8.
+    """
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    if capability < _FLOAT8_CAPABILITY:
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype}: the GPU has compute capability {_dotted(capability)}: use one "
+            f"with {_dotted(_FLOAT8_CAPABILITY)} or higher (Ada or later), or remove it"
+        )
+    return torch.float8_e4m3fn
+
+
 def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> CacheMemory:
     """Return the GPU memory that a loaded model leaves for its KV cache, by running the largest step.
 
@@ -144,7 +165,7 @@ def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunn
         sequence.block_table = [0] * -(-length // size)
         chunks.append(Chunk(sequence, 0, length))
     plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
-    cache = KVCache(model.kv_shape, 1, size, device=model.device, dtype=model.dtype)
+    cache = KVCache(model.kv_shape, 1, size, device=model.device, dtype=model.cache_dtype)
     runner = make_runner(model, cache, config, longest)
     ticket = runner.launch(StepInputBuilder(size).build(plan))
     ticket.sample([])

@@ -106,7 +106,7 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) 
     import torch
 
     from fastgen.model.native import load_on_gpu
-    from fastgen.runner.device import choose_device, choose_dtype
+    from fastgen.runner.device import choose_cache_dtype, choose_device, choose_dtype
 
     device, dtype = choose_device(config), choose_dtype(config)
     log.info("GPU %s; steps by Triton kernels, one ahead of the host", torch.cuda.get_device_name(device))
@@ -114,6 +114,7 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) 
         source,
         device,
         dtype,
+        cache_dtype=choose_cache_dtype(config, dtype, torch.cuda.get_device_capability(device)),
         max_model_length=config.max_model_length,
         progress=lambda fraction: progress("loading weights", fraction),
     )
@@ -121,6 +122,11 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) 
 
 def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model[ForwardInput]:
     """Load a model for torch operations: native models by our code, others by transformers' code."""
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype}: not available for this model, which torch operations run: "
+            "remove it"
+        )
     log.info("processor %s; products by torch", this_processor())
     import torch
 
@@ -198,7 +204,7 @@ def with_cache(
     num_blocks = plan_kv_blocks(config, shape, kv, cache_memory)
     max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
     cache = KVCache(
-        kv, num_blocks, config.block_size, num_host_blocks=num_host_blocks, device=model.device, dtype=model.dtype
+        kv, num_blocks, config.block_size, num_host_blocks=num_host_blocks, device=model.device, dtype=model.cache_dtype
     )
     runner = make_runner(model, cache, config, max_model_length)
     if runner.graphs is not None:

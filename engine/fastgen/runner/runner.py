@@ -40,7 +40,11 @@ class Model(Protocol[Input]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of activations and cache."""
+        """Dtype of activations."""
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Dtype of keys and values in the cache."""
 
     def forward(self, forward_input: Input, cache: KVCache) -> torch.Tensor:
         """Compute a step and write its keys and values to the cache.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import torch
 
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.runner.device import choose_device
+from fastgen.model.source import ModelSource
+from fastgen.runner.device import choose_cache_dtype, choose_device
+from fastgen.runner.loader import _load_on_torch
+from support.tiny_models import saved
 
 CUDA = EngineConfig(model="", device="cuda")
 OLD = (
@@ -72,3 +76,15 @@ def test_a_gpu_that_works_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     one = torch.ones(1)
     monkeypatch.setattr(torch, "ones", lambda _size, device: one if device.type == "cuda" else None)
     assert choose_device(CUDA) == torch.device("cuda", 0)
+
+
+def test_a_float8_cache_needs_a_gpu_and_operators_that_have_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: supported on --device cuda only: remove it"):
+        EngineConfig(model="", kv_cache_dtype="fp8")
+    config = EngineConfig(model="", device="cuda", kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8: .* compute capability 8\.6: use one with 8\.9"):
+        choose_cache_dtype(config, torch.bfloat16, (8, 6))
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: not available for this model"):
+        _load_on_torch(ModelSource.open(str(saved("llama", tmp_path))), config, lambda _stage, _fraction: None)
+    assert choose_cache_dtype(config, torch.bfloat16, (9, 0)) == torch.float8_e4m3fn
+    assert choose_cache_dtype(CUDA, torch.bfloat16, (9, 0)) == torch.bfloat16

@@ -24,11 +24,18 @@ BLOCK_SIZE = 16
 CPU = torch.device("cpu")
 
 
-def gpu_runner(folder: Path, *, num_blocks: int = 64, max_sequences: int = 8) -> GPURunner:
+def gpu_runner(
+    folder: Path, *, num_blocks: int = 64, max_sequences: int = 8, cache_dtype: torch.dtype | None = None
+) -> GPURunner:
     model = load_on_gpu(
-        ModelSource.open(str(folder)), CPU, torch.float32, max_model_length=160, progress=lambda _fraction: None
+        ModelSource.open(str(folder)),
+        CPU,
+        torch.float32,
+        cache_dtype=cache_dtype,
+        max_model_length=160,
+        progress=lambda _fraction: None,
     )
-    cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE, num_host_blocks=8)
+    cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE, num_host_blocks=8, dtype=model.cache_dtype)
     return GPURunner(model, cache, max_model_length=160, max_sequences=max_sequences)
 
 
@@ -56,9 +63,9 @@ def requests(count: int, seed: int) -> list[Request]:
 
 
 def generate(
-    runner: Runner, asked: list[Request], **settings: object
+    runner: Runner, asked: list[Request], *, token_budget: int = 32
 ) -> dict[str, tuple[list[int], list[float], list[float]]]:
-    engine = Engine(runner, EngineConfig(model="", token_budget=32, max_sequences=8, **settings))  # type: ignore[arg-type]
+    engine = Engine(runner, EngineConfig(model="", token_budget=token_budget, max_sequences=8))
     outcome: dict[str, tuple[list[int], list[float], list[float]]] = {r.id: ([], [], []) for r in asked}
     for request in asked:
         engine.add(request)
@@ -109,6 +116,20 @@ def test_preempted_sequences_continue_with_the_same_tokens(preemption: str, tmp_
     assert preempted > 0
     assert (swapped > 0) == (preemption == "swap")
     assert tokens == {request_id: of_request[0] for request_id, of_request in expected.items()}
+
+
+def test_a_float8_cache_gives_nearly_the_same_scores_with_any_chunks(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path)
+    sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=0)
+    asked = [Request(id="a", prompt_token_ids=list(range(3, 93)), sampling=sampling)]
+    exact = generate(gpu_runner(folder), asked)["a"][2]
+    runner = gpu_runner(folder, cache_dtype=torch.float8_e4m3fn)
+    scores = [generate(runner, asked, token_budget=budget)["a"][2] for budget in (16, 128)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    difference = (torch.tensor(scores[0]) - torch.tensor(exact)).abs().mean().item()
+    assert 0.01 < difference < 0.1, "the cache rounds keys and values to 4 bits"
+    shape = runner._model.kv_shape
+    assert shape.block_bytes(BLOCK_SIZE) * 4 == gpu_runner(folder)._model.kv_shape.block_bytes(BLOCK_SIZE)
 
 
 def test_a_step_ahead_is_launched_before_the_results_of_the_last_are_read(tmp_path: Path) -> None:

@@ -24,19 +24,31 @@ class Decoder(Generic[Input]):
     Attributes:
         architecture: description of the model.
         kv_shape: shape of one token's keys and values.
-        device, dtype: of weights, activations and cache.
+        device, dtype: of weights and activations.
+        cache_dtype: of keys and values in the cache; `dtype` unless it is given.
     """
 
     def __init__(
-        self, weights: DecoderWeights, backend: Backend[Input], *, device: torch.device, dtype: torch.dtype
+        self,
+        weights: DecoderWeights,
+        backend: Backend[Input],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         a = weights.architecture
         self.architecture = a
-        self.kv_shape = KVShape(
-            a.num_layers, a.num_kv_heads, key_dim=a.head_dim, value_dim=a.head_dim, element_bytes=dtype.itemsize
-        )
         self.device = device
         self.dtype = dtype
+        self.cache_dtype = cache_dtype or dtype
+        self.kv_shape = KVShape(
+            a.num_layers,
+            a.num_kv_heads,
+            key_dim=a.head_dim,
+            value_dim=a.head_dim,
+            element_bytes=self.cache_dtype.itemsize,
+        )
         self._weights = weights
         self._backend = backend
 

@@ -51,7 +51,7 @@ class TransformersModel:
         self._context = StepContext()
         bind(model, self._context)
         parameter = next(model.parameters())
-        self.device, self.dtype = parameter.device, parameter.dtype
+        self.device, self.dtype, self.cache_dtype = parameter.device, parameter.dtype, parameter.dtype
         config = model.config
         windows = layer_windows(config, config.num_hidden_layers)
         calls = self._probe()

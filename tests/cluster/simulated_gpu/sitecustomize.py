@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -86,6 +87,10 @@ def simulate(loader: ModuleType) -> None:
     """Replace what the loader does for GPUs."""
     make_runner = loader.gpu_runner
 
+    def make_simulated(model: Any, cache: Any, config: Any, max_model_length: int) -> SimulatedGPU:
+        # Graphs are simulated in the engine's own tests.
+        return SimulatedGPU(make_runner(model, cache, replace(config, cuda_graphs="off"), max_model_length))
+
     def load_on_gpu(source: Any, config: Any, progress: Callable[[str, float], None]) -> Any:
         import torch
 
@@ -101,7 +106,7 @@ def simulate(loader: ModuleType) -> None:
         )
 
     loader._load_on_gpu = load_on_gpu  # type: ignore[attr-defined]
-    loader.gpu_runner = lambda *args: SimulatedGPU(make_runner(*args))  # type: ignore[attr-defined]
+    loader.gpu_runner = make_simulated  # type: ignore[attr-defined]
 
 
 class WhenImported(MetaPathFinder):

@@ -16,7 +16,7 @@ from harness.space import Space, resource
 from support.namespace import Object
 from support.waiting import eventually
 
-pytestmark = pytest.mark.controlplane
+pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
 
 # One address per engine of a test run; other programs on this machine may use the first addresses.
 ADDRESSES = (f"127.77.{n // 250}.{n % 250 + 1}" for n in count())
@@ -108,7 +108,13 @@ def test_a_backlog_scales_up_and_its_end_scales_down_and_the_status_records_it(
     recorded = status(space)["autoscaling"]
     assert (recorded["reason"], recorded["history"][0]["fromReplicas"]) == ("DemandFell", many)
 
-    events = {event["reason"]: event for event in space.items("events")}
+    def scaling_events() -> dict[str, Object] | None:
+        """Events are written after the status."""
+        events = {event["reason"]: event for event in space.items("events")}
+        return events if {"ScaledUp", "ScaledDown"} <= events.keys() else None
+
+    events = eventually(scaling_events, within=20, what="the events")
+    assert events is not None
     assert f"to {many} replicas" in events["ScaledUp"]["message"] or many > 2
     assert events["ScaledDown"]["message"].startswith(f"from {many} to ")
     metrics = operator.metrics()
@@ -160,7 +166,6 @@ def test_invalid_metrics_and_hanging_engines_hold_the_fleet_and_set_the_conditio
     space.wait_condition("ScalingActive", "True", "Active")
 
 
-@pytest.mark.usefixtures("operator")
 def test_bounds_apply_before_any_metrics_and_a_fixed_number_ends_autoscaling(space: Space) -> None:
     space.apply(autoscaled(minReplicas=2))
     space.wait_pods(2)

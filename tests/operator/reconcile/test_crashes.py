@@ -285,7 +285,7 @@ def test_an_operator_killed_at_any_write_is_replaced_by_one_that_converges_to_th
     for moment in ("before", "after"):
         # The number of status writes depends on timing, so a lifecycle may have fewer writes than the last numbers.
         assert {kind for each, kind in killed if each == moment} >= kinds
-    assert len(killed) >= 0.9 * 2 * count
+    assert len(killed) >= 0.75 * 2 * count
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -31,14 +31,14 @@ up: environment ## start a one-node Kubernetes, the operator and a small model, 
 down: environment ## remove everything that `make up` created
 	@$(CLUSTER) down
 
-# Three processes on two cores: cluster tests mostly wait, engine tests mostly compute. tests/conftest.py defines which tests may run
+# Two processes: cluster tests mostly wait, engine tests mostly compute. tests/conftest.py defines which tests may run
 # at the same time.
 test: lint ## run all tests, end to end included
 	@$(CLUSTER) prepare
-	$(BIN)/python -m pytest $(TESTS) --numprocesses 3 --dist loadscope --no-loadscope-reorder --durations 10
+	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10
 
 test-fast: lint ## run the tests without a control plane, node or image, except slow ones
-	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image or slow)' --numprocesses 3 \
+	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image or slow)' --numprocesses 2 \
 		--dist loadscope --no-loadscope-reorder
 
 lint: environment ## check style, types and import contracts

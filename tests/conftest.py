@@ -1,4 +1,4 @@
-"""Which tests may run at the same time when `make test` runs three processes."""
+"""Which tests may run at the same time when `make test` runs two processes."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ from support.checking import check_outcome, check_step
 from support.simulation import SimulatedRunner, make_engine
 from support.workloads import Outcome, Workload, play, random_workload
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 BLOCK = 4
 WORKLOADS_PER_GROUP = 75
 

@@ -21,6 +21,8 @@ from support.checking import check_outcome
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo
 from support.workloads import Outcome, Step, Workload, play, random_workload
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 BLOCK = 4
 WORKLOADS = 24
 

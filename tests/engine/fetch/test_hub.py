@@ -11,6 +11,8 @@ import pytest
 from engine.fetch.running import fetch, fetch_each, marker, names, start
 from support.hub import COMMIT, TOKEN, Hub, serving
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 WEIGHTS = bytes(range(256)) * 20_000  # five megabytes
 
 

@@ -18,6 +18,8 @@ from fastgen.model.step_input import StepInput
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine
 from support.workloads import play, random_workload
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 BLOCK_SIZE = 16
 FORWARD, COPIES = "forward", "copies"
 

@@ -26,6 +26,8 @@ from fastgen.runner.runner import ModelRunner
 from support.driving import FewBlocks, generate, run_in_chunks
 from support.tiny_models import PROMPT_LENGTH, TINY, prompt, saved
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 BLOCK_SIZE = 16
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)

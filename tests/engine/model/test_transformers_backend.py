@@ -24,6 +24,8 @@ from fastgen.runner.loader import host_runner, load_runner, with_cache
 from fastgen.runner.runner import ModelRunner
 from support.driving import FewBlocks, execute, generate, run_in_chunks, sequence
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 48,

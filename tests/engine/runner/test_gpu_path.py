@@ -20,6 +20,8 @@ from fastgen.runner.gpu_runner import GPURunner
 from fastgen.runner.loader import load_runner
 from support.tiny_models import VOCABULARY, saved
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
 

@@ -32,6 +32,8 @@ from fastgen.runner.loader import gpu_runner, with_cache
 from support.simulated_graphs import SimulatedCapture
 from support.tiny_models import VOCABULARY, saved
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 BLOCK_SIZE = 16
 BUDGET = 40
 LADDER = (1, 2, 4, 8, 12, 16, 24, BUDGET)

@@ -18,6 +18,8 @@ import pytest
 
 from engine.server.serving import Serving, serving, wait_until
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 SLOW = {"SCRIPT_STEP_SECONDS": "0.02"}
 STREAMING_CLIENT = Path(__file__).parents[2] / "support" / "streaming_client.py"
 # Longer than any test waits: the test ends these requests.

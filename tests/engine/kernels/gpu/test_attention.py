@@ -21,6 +21,8 @@ from fastgen.kernels import reference
 from fastgen.kernels.gpu import attention
 from fastgen.kernels.gpu.attention import attention_bytes, paged_attention, workspace_elements
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 Import = Callable[[str], ModuleType]
 
 TOLERANCES = {

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from fastgen.kernels.gpu import experts
 from fastgen.model.layers import moe
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 Import = Callable[[str], ModuleType]
 
 

@@ -22,6 +22,8 @@ from fastgen.kernels.gpu.logprobs import token_logprobs
 from fastgen.sampling.device_rows import DeviceRows
 from fastgen.sampling.rng import uniform
 
+pytestmark = pytest.mark.slow  # together over ten seconds
+
 Interpreted = Callable[[str], ModuleType]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastgen_operator.kinds import APPLIED_ANNOTATION, FIELD_MANAGER, Object
@@ -34,9 +35,14 @@ def template_digest(workload: Object) -> str:
 def applied_entry(obj: Object) -> dict[str, Any] | None:
     """Return the entry of `metadata.managedFields` that server-side apply keeps for this operator, or None."""
     for entry in obj["metadata"].get("managedFields") or ():
-        if entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply":
+        if is_applied_entry(entry):
             return dict(entry)
     return None
+
+
+def is_applied_entry(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of `metadata.managedFields` lists what this operator applied."""
+    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
 
 
 def foreign_entries(obj: Object) -> tuple[dict[str, Any], ...]:

@@ -48,7 +48,7 @@ class DeviceInput:
 
 
 class InputLayout:
-    """Where the arrays of an input of a given size are in one int32 array.
+    """Layout of a packed input: the offset of each of its arrays in one int32 array.
 
     Attributes:
         num_tokens, num_sequences, num_logit_rows, num_sampled, num_updates: what the input holds, padding included.
@@ -181,7 +181,7 @@ class DeviceRows:
             return layout.part(packed, name)
 
         if layout.num_updates:
-            self._tables.view(-1).index_copy_(0, part("update_places").long(), part("update_blocks"))
+            self._write(part("update_places"), part("update_blocks"))
         return DeviceInput(
             token_ids=part("token_ids"),
             source_rows=part("source_rows"),
@@ -199,5 +199,9 @@ class DeviceRows:
     def update(self, table_updates: IntArray) -> None:
         """Write entries [3, n] of block tables, as in `StepInput`, with an upload of their own."""
         rows, columns, blocks = table_updates
-        places = upload(np.concatenate((rows * self._tables.shape[1] + columns, blocks)), self._tables.device)
-        self._tables.view(-1).index_copy_(0, places[: len(rows)].long(), places[len(rows) :])
+        packed = upload(np.concatenate((rows * self._tables.shape[1] + columns, blocks)), self._tables.device)
+        self._write(packed[: len(rows)], packed[len(rows) :])
+
+    def _write(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Write `blocks` [n] to `places` [n] of the flat block tables."""
+        self._tables.view(-1).index_copy_(0, places.long(), blocks)

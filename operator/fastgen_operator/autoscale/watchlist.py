@@ -139,11 +139,12 @@ def policy_of(spec: Spec, scrape_seconds: float) -> Policy | None:
     autoscaling = spec.autoscaling
     if autoscaling is None:
         return None
+    target = autoscaling.targets.inter_token_latency_milliseconds or spec.engine.inter_token_target
     return Policy(
         min_replicas=autoscaling.min_replicas,
         max_replicas=autoscaling.max_replicas,
         first_token_seconds=autoscaling.targets.time_to_first_token_milliseconds / 1000,
-        inter_token_seconds=_inter_token_seconds(spec),
+        inter_token_seconds=target / 1000 if isinstance(target, int) else DEFAULT_INTER_TOKEN_SECONDS,
         utilization=autoscaling.targets.utilization_percent / 100,
         up_window=autoscaling.scale_up.stabilization_seconds,
         down_window=autoscaling.scale_down.stabilization_seconds,
@@ -168,12 +169,3 @@ def _view(pod: Object) -> PodView:
 def _seconds(time: str) -> float:
     """Convert an RFC 3339 time to seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()
-
-
-def _inter_token_seconds(spec: Spec) -> float:
-    """Return the step time for which the capacity of a replica is computed."""
-    targets = spec.autoscaling.targets if spec.autoscaling is not None else None
-    for milliseconds in (targets and targets.inter_token_latency_milliseconds, spec.engine.inter_token_target):
-        if isinstance(milliseconds, int):
-            return milliseconds / 1000
-    return DEFAULT_INTER_TOKEN_SECONDS

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastgen_operator.kinds import APPLIED_ANNOTATION, FIELD_MANAGER, Object
-from fastgen_operator.objects import applied_entry, foreign_entries
+from fastgen_operator.kinds import APPLIED_ANNOTATION, Object
+from fastgen_operator.objects import applied_entry, foreign_entries, is_applied_entry
 from fastgen_operator.plan.drift import field_name, list_keys
 from fastgen_operator.pods import ENGINE_CONTAINER
 
@@ -77,17 +77,16 @@ def take_over(deployment: Object, fields: Iterable[ForeignField]) -> list[dict[s
     others = []
     for entry in deployment["metadata"]["managedFields"]:
         owned = entry.get("fieldsV1", {})
-        if not _is_own(entry) and not entry.get("subresource"):
+        if not is_applied_entry(entry) and not entry.get("subresource"):
             for path in paths:
                 taken = _union(taken, _only(owned, path))
                 owned = _without(owned, path)
         others.append({**entry, "fieldsV1": owned})
-    moved = [{**entry, "fieldsV1": _union(entry["fieldsV1"], taken)} if _is_own(entry) else entry for entry in others]
+    moved = [
+        {**entry, "fieldsV1": _union(entry["fieldsV1"], taken)} if is_applied_entry(entry) else entry
+        for entry in others
+    ]
     return [entry for entry in moved if entry["fieldsV1"]]
-
-
-def _is_own(entry: Mapping[str, Any]) -> bool:
-    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
 
 
 def _is_ours(path: Path) -> bool:
@@ -103,7 +102,7 @@ def _owns(fields: Mapping[str, Any], path: Path) -> bool:
 
 
 def _beyond(theirs: Mapping[str, Any], ours: Mapping[str, Any], path: Path) -> Iterator[Path]:
-    """Yield the paths of `theirs` that are not in `ours`; an empty set is a whole value."""
+    """Yield the paths that are in the field set `theirs` but not in `ours`. An empty set owns the whole value."""
     for name, fields in theirs.items():
         if name == ".":
             continue

@@ -66,6 +66,18 @@ class Space(Namespace[ControlPlane]):
         for pod in self.wait_pods(count, name):
             self.set_pod(pod, ready=True)
 
+    def serve(self, **spec: Any) -> Object:
+        """Apply the resource `chat`, make it ready, and return the pod template of its Deployment."""
+        self.apply(resource(**spec))
+        self.make_ready()
+        self.wait_condition("Ready", "True", "AllReplicasReady")
+        return self.template()
+
+    def template(self) -> Object:
+        """Return the pod template of the Deployment `chat`."""
+        found: Object = self.get("deployment", "chat")["spec"]["template"]
+        return found
+
     def set_unschedulable(self, pod: Object, message: str) -> None:
         """Set the condition of an unschedulable pod, as the scheduler would."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}

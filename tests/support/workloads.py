@@ -14,6 +14,24 @@ from fastgen.engine.core import Engine
 from fastgen.engine.messages import StepReport
 
 
+def random_requests(
+    count: int,
+    seed: int,
+    *,
+    longest: int,
+    vocabulary: int,
+    samplings: Callable[[random.Random, int], list[SamplingParams]],
+) -> list[Request]:
+    """Return requests with prompts of up to `longest` tokens, each with one of `samplings(generator, number)`."""
+    rng = random.Random(seed)
+    made = []
+    for number in range(count):
+        sampling = rng.choice(samplings(rng, number))
+        prompt = [rng.randrange(3, vocabulary) for _ in range(rng.randint(1, longest))]
+        made.append(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
+    return made
+
+
 @dataclass(frozen=True)
 class Arrival:
     """A request that arrives before step `step` and is cancelled `cancel_after` steps later unless it has finished.

@@ -19,6 +19,7 @@ from fastgen.model.source import ModelSource
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.runner.loader import load_runner
 from support.tiny_models import VOCABULARY, saved
+from support.workloads import random_requests
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -46,22 +47,18 @@ def cpu_runner(folder: Path) -> Runner:
     return load_runner(ModelSource.open(str(folder)), config, lambda _stage, _fraction: None)
 
 
+def samplings(rng: random.Random, number: int) -> list[SamplingParams]:
+    return [
+        SamplingParams(temperature=0, max_tokens=rng.randint(1, 20), ignore_eos=True),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=number, max_tokens=12, ignore_eos=True),
+        SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=12, logprobs=3),
+        SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=2, min_tokens=3),
+        SamplingParams(temperature=1.2, top_k=5, seed=number, logit_bias=((7, 3.0),), max_tokens=10),
+    ]
+
+
 def requests(count: int, seed: int) -> list[Request]:
-    rng = random.Random(seed)
-    made = []
-    for number in range(count):
-        sampling = rng.choice(
-            [
-                SamplingParams(temperature=0, max_tokens=rng.randint(1, 20), ignore_eos=True),
-                SamplingParams(temperature=0.8, top_p=0.9, seed=number, max_tokens=12, ignore_eos=True),
-                SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=12, logprobs=3),
-                SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=2, min_tokens=3),
-                SamplingParams(temperature=1.2, top_k=5, seed=number, logit_bias=((7, 3.0),), max_tokens=10),
-            ]
-        )
-        prompt = [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 90))]
-        made.append(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
-    return made
+    return random_requests(count, seed, longest=90, vocabulary=VOCABULARY, samplings=samplings)
 
 
 def generate(

@@ -31,6 +31,7 @@ from fastgen.runner.graphs import token_counts
 from fastgen.runner.loader import gpu_runner, with_cache
 from support.simulated_graphs import SimulatedCapture
 from support.tiny_models import VOCABULARY, saved
+from support.workloads import random_requests
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -74,20 +75,16 @@ def captured(model: Model, ladder: Sequence[int] = LADDER, **more: Any) -> Poiso
     return runner
 
 
+def samplings(rng: random.Random, number: int) -> list[SamplingParams]:
+    return [
+        SamplingParams(temperature=0, max_tokens=rng.randint(1, 12), ignore_eos=True),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=number, max_tokens=8, ignore_eos=True),
+        SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=8, logprobs=3),
+    ]
+
+
 def requests(count: int, seed: int) -> list[Request]:
-    rng = random.Random(seed)
-    made = []
-    for number in range(count):
-        sampling = rng.choice(
-            [
-                SamplingParams(temperature=0, max_tokens=rng.randint(1, 12), ignore_eos=True),
-                SamplingParams(temperature=0.8, top_p=0.9, seed=number, max_tokens=8, ignore_eos=True),
-                SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=8, logprobs=3),
-            ]
-        )
-        prompt = [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 70))]
-        made.append(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
-    return made
+    return random_requests(count, seed, longest=70, vocabulary=VOCABULARY, samplings=samplings)
 
 
 def generate(runner: GPURunner, asked: list[Request], **settings: Any) -> dict[str, list[int]]:

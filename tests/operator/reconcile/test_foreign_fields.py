@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from harness.space import Space, resource
-from support.namespace import Object
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
@@ -29,19 +28,6 @@ CONFLICTS: list[tuple[str, str, Any]] = [
 ]
 
 
-def serving(space: Space, **spec: Any) -> Object:
-    """Apply a resource, make it ready, and return the pod template of its Deployment."""
-    space.apply(resource(**spec))
-    space.make_ready()
-    space.wait_condition("Ready", "True", "AllReplicasReady")
-    return template(space)
-
-
-def template(space: Space) -> Object:
-    found: Object = space.get("deployment", "chat")["spec"]["template"]
-    return found
-
-
 def messages(space: Space) -> list[str]:
     return [event["message"] for event in space.items("events") if event["reason"] == "Applied"]
 
@@ -50,12 +36,12 @@ def messages(space: Space) -> list[str]:
 def test_an_added_field_that_conflicts_with_the_template_is_removed_and_its_manager_named(
     name: str, path: str, value: Any, space: Space
 ) -> None:
-    before = serving(space)
+    before = space.serve()
     patch = [{"op": "add", "path": path, "value": value}]
     space.kubectl("patch", "deployment", "chat", "--type=json", "--patch", json.dumps(patch))
     words = f"Deployment chat restored: {name} had been added by kubectl-patch"
     eventually(lambda: words in messages(space), within=20, what=words)
-    assert template(space) == before
+    assert space.template() == before
     entries = space.get("deployment", "chat")["metadata"]["managedFields"]
     assert "kube-controller-manager" in {entry["manager"] for entry in entries}, "the others keep their fields"
     space.make_ready()
@@ -64,43 +50,43 @@ def test_an_added_field_that_conflicts_with_the_template_is_removed_and_its_mana
 
 def test_what_rollout_undo_puts_back_is_removed_in_one_change(space: Space) -> None:
     sidecar = {"name": "old", "image": "old:1", "securityContext": SAFE}
-    serving(space, scheduling={"nodeSelector": {"disk": "fast"}}, podTemplate={"spec": {"containers": [sidecar]}})
+    space.serve(scheduling={"nodeSelector": {"disk": "fast"}}, podTemplate={"spec": {"containers": [sidecar]}})
     space.apply(resource())
-    eventually(lambda: "nodeSelector" not in template(space)["spec"], within=20, what="the new template")
-    after = template(space)
+    eventually(lambda: "nodeSelector" not in space.template()["spec"], within=20, what="the new template")
+    after = space.template()
     space.kubectl("rollout", "undo", "deployment/chat")
     eventually(lambda: any("replaced by kubectl" in words for words in messages(space)), within=20, what="the restore")
-    assert template(space) == after
+    assert space.template() == after
     assert len(space.items("replicasets")) == 2, "no template in between"
 
 
 def test_an_added_sidecar_stays_and_is_reported(space: Space) -> None:
-    serving(space)
+    space.serve()
     sidecar = {"name": "proxy", "image": "proxy:1"}
     patch = [{"op": "add", "path": "/spec/template/spec/containers/-", "value": sidecar}]
     space.kubectl("patch", "deployment", "chat", "--type=json", "--patch", json.dumps(patch))
     condition = space.wait_condition("TemplateUnmodified", "False", "ForeignFields")
     assert "spec.template.spec.containers[proxy] by kubectl-patch" in condition["message"]
-    assert len(template(space)["spec"]["containers"]) == 2
+    assert len(space.template()["spec"]["containers"]) == 2
     asked = {"spec": {"containers": [{**sidecar, "imagePullPolicy": "Always"}]}}
     space.patch("fgd/chat", {"spec": {"podTemplate": asked}})
     eventually(lambda: not space.condition("TemplateUnmodified"), within=20, what="the end of the condition")
 
 
 def test_a_field_that_the_pod_template_asks_for_stays(space: Space) -> None:
-    serving(space, podTemplate={"spec": {"nodeSelector": {"disk": "fast"}}})
-    before = template(space)
+    space.serve(podTemplate={"spec": {"nodeSelector": {"disk": "fast"}}})
+    before = space.template()
     body = {"spec": {"template": {"spec": {"nodeSelector": {"disk": "fast"}}}}}
     space.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat"}, **body}, "--server-side")
     space.settled()
-    assert template(space) == before
+    assert space.template() == before
     assert not space.condition("TemplateUnmodified")
 
 
 def test_a_restart_of_the_pods_is_not_undone(space: Space) -> None:
-    serving(space)
+    space.serve()
     space.kubectl("rollout", "restart", "deployment/chat")
     eventually(lambda: len(space.items("replicasets")) == 2, within=20, what="the new pods' template")
     space.settled()
-    assert "kubectl.kubernetes.io/restartedAt" in template(space)["metadata"]["annotations"]
+    assert "kubectl.kubernetes.io/restartedAt" in space.template()["metadata"]["annotations"]
     assert not space.condition("TemplateUnmodified")

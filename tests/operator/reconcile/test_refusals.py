@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from harness.adverse import dead_webhook
@@ -38,19 +36,10 @@ UNUSABLE: dict[str, tuple[Object, str]] = {
 }
 
 
-def serving(space: Space, **spec: Any) -> Object:
-    """Apply a resource, make it ready, and return the pod template of its Deployment."""
-    space.apply(resource(**spec))
-    space.make_ready()
-    space.wait_condition("Ready", "True", "AllReplicasReady")
-    found: Object = space.get("deployment", "chat")["spec"]["template"]
-    return found
-
-
 @pytest.mark.parametrize("case", UNUSABLE)
 def test_a_template_that_cannot_be_applied_is_reported_and_the_resource_still_scales(case: str, space: Space) -> None:
     spec, words = UNUSABLE[case]
-    before = serving(space)
+    before = space.serve()
     space.patch("fgd/chat", {"spec": {**spec, "replicas": 2}})
     condition = space.wait_condition("Progressing", "False", "PodTemplateRefused")
     assert words in condition["message"]
@@ -66,7 +55,7 @@ def test_a_template_that_cannot_be_applied_is_reported_and_the_resource_still_sc
 
 
 def test_a_correction_of_an_unusable_template_is_rolled_out(space: Space) -> None:
-    before = serving(space)
+    before = space.serve()
     space.patch("fgd/chat", {"spec": {"podTemplate": {"spec": {"hostNetwrok": True}}}})
     space.wait_condition("Progressing", "False", "PodTemplateRefused")
     space.patch("fgd/chat", {"spec": {"podTemplate": None}})
@@ -113,7 +102,7 @@ def test_a_new_deployment_waits_for_its_network_policy_and_an_existing_one_does_
 
 
 def test_a_name_taken_later_does_not_stop_scaling(space: Space) -> None:
-    serving(space)
+    space.serve()
     space.kubectl("delete", "service", "chat", "--wait=false")
     body = {"metadata": {"ownerReferences": None}}
     space.patch("pdb/chat", body)

@@ -546,7 +546,7 @@ def test_generations_from_graphs_equal_those_of_eager_steps(
 @table()
 @torch.inference_mode()
 def test_copies_beside_forward_passes_keep_every_block(device: torch.device) -> None:
-    # On a GPU a block is large, and work starts late, so that missing waits show.
+    # On a GPU, use large blocks: copies then take long enough that a missing wait corrupts a block.
     layers = 16 if device.type == "cuda" else 1
     shape = KVShape(layers, num_kv_heads=8, key_dim=128, value_dim=128, element_bytes=2)
     cache = KVCache(shape, 32, 64, num_host_blocks=16, device=device, dtype=torch.bfloat16)

@@ -50,7 +50,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 class SimulatedGraph:
-    """Runs the captured function again, and fails where a graph, which repeats its capture, would do something else."""
+    """Replays by running the captured function again. Fails if an operation differs from the captured one."""
 
     def __init__(self, run: Callable[[], None], captured: list[_Operation]) -> None:
         self._run = run

@@ -40,7 +40,7 @@ class Grammars(Protocol):
         """
 
     def fill_masks(self, constraints: abc.Sequence[Constraint], masks: memoryview) -> None:
-        """Write the allowed next tokens of several constraints, as `Constraint.fill_mask` does one by one.
+        """Fill the masks of several constraints. Equivalent to `Constraint.fill_mask` for each.
 
         `masks` is a writable array of uint32 words: the row of the first constraint, then that of the next.
         """

@@ -233,7 +233,10 @@ class EngineClient:
         self._owes_report = True
 
     async def _watch(self, ready: asyncio.Future[EngineInfo], on_loading: Callable[[str, float], None]) -> None:
-        """Receive messages until the process has exited, failed or hung, and its socket is drained. `stop` kills it."""
+        """Receive messages until the engine exits, fails or hangs; then drain the socket and wake all waiters.
+
+        Does not kill the process: `stop` does.
+        """
         receiver = asyncio.create_task(self._receive(ready, on_loading))
         exited = asyncio.create_task(_wait_exit(self._process))
         failed = asyncio.create_task(self._failed.wait())

@@ -103,9 +103,10 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class _Launched:
-    """A step in flight. `awaits_masks` until its grammars' masks can be computed and its sampling is enqueued.
+    """A step in flight.
 
     Attributes:
+        awaits_masks: whether its sampling is not yet enqueued, because its grammar masks depend on earlier results.
         started: when it was scheduled.
         first_scheduled: the sequences that no earlier step computed.
         ticket: None until it was launched.

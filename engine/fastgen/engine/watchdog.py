@@ -11,7 +11,7 @@ from fastgen.engine.messages import EngineInfo, StepReport
 _FACTOR = 20.0
 # But never more than this many times the setting: a model fitted to few steps may be far off.
 _MOST = 10.0
-# As many steps may take that long, whatever is predicted: kernels are compiled for the first ones.
+# The first steps always get this maximum, because they may compile kernels.
 _FIRST_STEPS = 16
 
 

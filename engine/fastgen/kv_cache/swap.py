@@ -38,11 +38,11 @@ class CUDAStreams:
         return torch.cuda.stream(self._copies)
 
     def copies_wait(self) -> None:
-        """Let copies wait, by an event that the device waits for."""
+        """Make the stream of copies wait for the current stream. The host does not wait."""
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
 
     def forward_waits(self) -> None:
-        """Let forward passes wait, by an event that the device waits for."""
+        """Make the current stream wait for the stream of copies. The host does not wait."""
         torch.cuda.current_stream(self._device).wait_stream(self._copies)
 
 

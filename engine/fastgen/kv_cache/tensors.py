@@ -105,6 +105,6 @@ def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> t
 def _host_zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return a buffer in host memory for copies to and from `device`."""
     if device.type == "cuda" and size[0]:
-        # Not zeroed: swapping out fills a block before it is swapped in.
+        # No need to zero it: a block is swapped out, and so written, before it is swapped in.
         return torch.empty(size, dtype=dtype, pin_memory=True)
     return _zeros(size, torch.device("cpu"), dtype)

@@ -23,7 +23,7 @@ from fastgen.kernels.gpu.transfers import upload_into
 from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.step_input import StepInput, StepInputBuilder
 
-# Largest step that `--cuda-graphs auto` captures: a larger one computes for longer than its launches take.
+# Tokens of the largest step that `--cuda-graphs auto` captures. In larger steps the launches are hidden by computation.
 _MOST_TOKENS = 4096
 # Rows of a tile of a large matrix product: a partly filled one takes as long as a full one.
 _TILE_ROWS = 128

@@ -25,7 +25,10 @@ _PODS: Final = 3
 
 @dataclass(slots=True)
 class PodEvents:
-    """Reads the Events of stuck pods. No locks: one thread at a time reconciles a resource."""
+    """Reads the Events of stuck pods, at most once per interval for each resource.
+
+    It needs no lock: a resource is reconciled by one thread at a time.
+    """
 
     client: KubeClient
     _read: dict[Key, tuple[datetime, Mapping[str, Failure]]] = field(default_factory=dict)

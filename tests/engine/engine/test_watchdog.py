@@ -1,4 +1,4 @@
-"""When an engine that finishes no step counts as hung."""
+"""The watchdog reports an engine as late, then as hung, if it has work and finishes no step."""
 
 from __future__ import annotations
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from cluster.controlplane import ControlPlane
+from fastgen_operator.kube.transport import KubeError
 from support.namespace import Namespace, Object
 from support.waiting import eventually
 
@@ -66,10 +68,28 @@ class Space(Namespace[ControlPlane]):
         for pod in self.wait_pods(count, name):
             self.set_pod(pod, ready=True)
 
+    def finish_rollout(self, name: str = "chat", *, count: int = 1) -> None:
+        """Make each pod ready that appears, until the Deployment has `count` pods, all ready and of its last template.
+
+        Unlike `make_ready`, this may begin while pods of an earlier template are still being replaced.
+        """
+
+        def poll() -> bool:
+            for pod in self.pods(name):
+                if pod.get("status", {}).get("phase") != "Running":
+                    with suppress(KubeError):  # deleted since it was listed
+                        self.set_pod(pod, ready=True)
+            deployment = self.get("deployment", name)
+            status = deployment["status"]
+            counts = [status.get(field, 0) for field in ("replicas", "updatedReplicas", "readyReplicas")]
+            return status.get("observedGeneration") == deployment["metadata"]["generation"] and counts == [count] * 3
+
+        eventually(poll, within=20, what=f"the end of the rollout of {name}", every=0.1)
+
     def serve(self, **spec: Any) -> Object:
         """Apply the resource `chat`, make it ready, and return the pod template of its Deployment."""
         self.apply(resource(**spec))
-        self.make_ready()
+        self.finish_rollout()
         self.wait_condition("Ready", "True", "AllReplicasReady")
         return self.template()
 

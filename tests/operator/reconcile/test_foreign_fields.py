@@ -44,7 +44,7 @@ def test_an_added_field_that_conflicts_with_the_template_is_removed_and_its_mana
     assert space.template() == before
     entries = space.get("deployment", "chat")["metadata"]["managedFields"]
     assert "kube-controller-manager" in {entry["manager"] for entry in entries}, "the others keep their fields"
-    space.make_ready()
+    space.finish_rollout()
     space.wait_condition("Ready", "True", "AllReplicasReady")
 
 

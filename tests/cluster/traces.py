@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
 import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from cluster.commands import CommandError, run
 from cluster.mounts import unmount_below
 from cluster.processes import all_pids, command_line
+from cluster.waiting import wait_for
 
 CGROUPS = Path("/sys/fs/cgroup")
 MARKS = ("KUBE-", "CNI-")
@@ -72,10 +75,20 @@ def remove_networks(name: str, memory: Path = Path("/var/lib/cni/results")) -> N
             continue  # containerd was still removing this one
         for interface in remembered["result"]["interfaces"]:
             if space := interface.get("sandbox"):
-                unmount_below(Path(space).resolve())
-                Path(space).unlink(missing_ok=True)
+                wait_for(f"the removal of {space}", partial(_remove_namespace, Path(space)), seconds=10, every=0.1)
         for trace in memory.glob(f"*-{remembered['containerId']}-*"):
             trace.unlink(missing_ok=True)
+
+
+def _remove_namespace(path: Path) -> bool:
+    unmount_below(path.resolve())
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False  # another process mounted it in the meantime
+    return True
 
 
 def remove_link(name: str) -> None:

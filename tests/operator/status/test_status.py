@@ -22,9 +22,13 @@ def test_ready_follows_the_readiness_of_the_pod(space: Space) -> None:
     assert condition["message"] == "1 of 1 replicas ready"
     for kind in ("PodsScheduled", "Progressing", "Available"):
         assert space.condition(kind)["status"] == "True", kind
-    status = space.get("fgd", "chat")["status"]
-    assert status["url"] == f"http://chat.{space.name}.svc:8000/v1"
-    assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (1, 1, 1)
+    assert space.get("fgd", "chat")["status"]["url"] == f"http://chat.{space.name}.svc:8000/v1"
+
+    def counted() -> bool:
+        status = space.get("fgd", "chat")["status"]
+        return (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (1, 1, 1)
+
+    eventually(counted, within=20, what="one replica, ready and updated")  # `replicas` is the Deployment's own count
     space.set_pod(pod, ready=False)
     space.wait_condition("Ready", "False", "ReplicasNotReady")
     space.set_pod(pod, ready=True)

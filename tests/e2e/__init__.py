@@ -1,0 +1,1 @@
+"""End-to-end tests. A package, so that fixtures of package scope end with its last test."""

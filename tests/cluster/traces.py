@@ -10,13 +10,11 @@ import os
 import shutil
 import signal
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from cluster.commands import CommandError, run
 from cluster.mounts import unmount_below
 from cluster.processes import all_pids, command_line
-from cluster.waiting import wait_for
 
 CGROUPS = Path("/sys/fs/cgroup")
 MARKS = ("KUBE-", "CNI-")
@@ -75,20 +73,19 @@ def remove_networks(name: str, memory: Path = Path("/var/lib/cni/results")) -> N
             continue  # containerd was still removing this one
         for interface in remembered["result"]["interfaces"]:
             if space := interface.get("sandbox"):
-                wait_for(f"the removal of {space}", partial(_remove_namespace, Path(space)), seconds=10, every=0.1)
+                _remove_namespace(Path(space))
         for trace in memory.glob(f"*-{remembered['containerId']}-*"):
             trace.unlink(missing_ok=True)
 
 
-def _remove_namespace(path: Path) -> bool:
+def _remove_namespace(path: Path) -> None:
     unmount_below(path.resolve())
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
+        # The first `ip netns add` of a machine covers /run/netns with a mount of itself, and so hides older mounts.
         if error.errno != errno.EBUSY:
             raise
-        return False  # another process mounted it in the meantime
-    return True
 
 
 def remove_link(name: str) -> None:

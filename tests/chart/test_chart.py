@@ -44,7 +44,8 @@ def used_rights() -> set[Right]:
         used |= {(kind.group, kind.plural, verb) for verb in ("get", "create", "patch", "delete")}
     # To check that the resource still exists before creating children.
     used.add((FASTGEN.group, FASTGEN.plural, "get"))
-    used |= {(FASTGEN.group, f"{FASTGEN.plural}/status", "patch"), (POD.group, POD.plural, "patch")}
+    used.add((FASTGEN.group, f"{FASTGEN.plural}/status", "patch"))
+    used |= {(POD.group, POD.plural, verb) for verb in ("patch", "delete")}
     # list: those of pods without containers
     used |= {(EVENT.group, EVENT.plural, verb) for verb in ("list", "create", "patch")}
     # For blockOwnerDeletion, set in children/metadata.py.

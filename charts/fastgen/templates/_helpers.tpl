@@ -68,8 +68,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [pods]
-  # patch: to set the pod deletion cost before a scale-down.
-  verbs: [list, watch, patch]
+  # patch: to set the pod deletion cost before a scale-down. delete: to replace pods that wait for the node of a volume.
+  verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
   # patch: to update the count of a repeated Event. list: to find out why a pod has no containers.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from fastgen_operator.api.fields import QUANTITY_PATTERN, ApiModel, ObjectName, ShortText, model_rules, rules
 
@@ -99,9 +99,32 @@ class Cache(ApiModel):
     downloaded. It can be increased later, but not decreased."""
     storage_class_name: ObjectName | None = None
     """Name of the volume's StorageClass. Defaults to the cluster's default StorageClass. Immutable."""
-    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteOnce"
-    """Access mode of the volume. With ReadWriteOnce, all replicas run on one node. With ReadWriteMany, replicas on
-    several nodes share the volume, which the StorageClass must support. Immutable."""
+    # Not an enum in the CRD: its message could not say why the other modes are rejected.
+    access_mode: Annotated[
+        Literal["ReadWriteOnce", "ReadWriteMany"], WithJsonSchema({"type": "string", "maxLength": 63})
+    ] = Field(
+        default="ReadWriteOnce",
+        json_schema_extra=rules(
+            (
+                "self != 'ReadOnlyMany'",
+                "spec.cache.accessMode must not be ReadOnlyMany, because the model is downloaded to the volume: use "
+                "ReadWriteMany, or fill a ReadOnlyMany claim yourself and set spec.model.source to pvc://claim/path",
+            ),
+            (
+                "self != 'ReadWriteOncePod'",
+                "spec.cache.accessMode must not be ReadWriteOncePod, because the download and all replicas mount the "
+                "volume: use ReadWriteOnce, with all replicas on one node, or ReadWriteMany",
+            ),
+            (
+                "self in ['ReadWriteOnce', 'ReadWriteMany', 'ReadOnlyMany', 'ReadWriteOncePod']",
+                "spec.cache.accessMode must be ReadWriteOnce or ReadWriteMany",
+            ),
+        ),
+    )
+    """Access mode of the volume: ReadWriteOnce or ReadWriteMany. A ReadWriteOnce volume is attached to one node at a
+    time, so the download and all replicas run on one node. Replicas that do not fit there stay pending, with the reason
+    VolumeOnOneNode. With ReadWriteMany, replicas on several nodes share the volume, if the StorageClass supports it.
+    Immutable."""
     preload: bool = True
     """Download the model with a Job before pods are created or updated for it. If false, the pods download it to the
     volume when they start."""

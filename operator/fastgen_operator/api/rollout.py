@@ -31,4 +31,6 @@ class Disruption(ApiModel):
 
     min_available: int | None = Field(default=None, ge=0, le=1000)
     """Minimum number of replicas that must stay available during voluntary evictions. If unset, or not below the number
-    of replicas, one pod at a time can be evicted, so that a node can always be drained."""
+    of replicas, one pod at a time can be evicted, so that a node can always be drained. Must be unset or 0 if
+    spec.cache.accessMode is ReadWriteOnce: then all replicas run on one node and can only move together, so all of them
+    can be evicted."""

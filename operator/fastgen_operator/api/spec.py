@@ -81,6 +81,13 @@ class Spec(ApiModel):
             "spec.autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling",
         ),
         downloaded_only("spec.cache", "model.source"),
+        (
+            "!has(self.cache) || self.cache.accessMode != 'ReadWriteOnce' || !has(self.disruption.minAvailable) || "
+            "self.disruption.minAvailable == 0",
+            "spec.disruption.minAvailable must be unset or 0 if spec.cache.accessMode is ReadWriteOnce, because all "
+            "replicas run on one node, which could then not be drained: remove spec.disruption.minAvailable, or use "
+            "ReadWriteMany",
+        ),
     )
     model: Model
     engine: Engine

@@ -82,7 +82,7 @@ def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int)
         (SERVICE_ACCOUNT, build_service_account(owner)),
         (SERVICE, build_service(owner)),
         *((NETWORK_POLICY, policy) for policy in _network_policies(owner, spec, platform)),
-        (POD_DISRUPTION_BUDGET, build_disruption_budget(owner, spec.disruption.min_available, replicas)),
+        (POD_DISRUPTION_BUDGET, build_disruption_budget(owner, spec, replicas)),
         (DEPLOYMENT, build_deployment(owner, spec, platform.engine_image, replicas)),
         (POD_MONITOR, build_pod_monitor(owner, dict(platform.pod_monitor_labels))),
         (INFERENCE_POOL, build_inference_pool(owner)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastgen_operator.api import Spec
+from fastgen_operator.children.colocation import runs_on_one_node
 from fastgen_operator.children.metadata import child, selector
 from fastgen_operator.children.template import build_template
 from fastgen_operator.kinds import DEPLOYMENT, POD_DISRUPTION_BUDGET, Object
@@ -26,20 +27,24 @@ def build_deployment(owner: Object, spec: Spec, engine_image: str, replicas: int
     return child(DEPLOYMENT, owner, {"spec": fields})
 
 
-def build_disruption_budget(owner: Object, min_available: int | None, replicas: int) -> Object:
+def build_disruption_budget(owner: Object, spec: Spec, replicas: int) -> Object:
     """Build the PodDisruptionBudget for `replicas` desired replicas.
 
-    The budget always allows one eviction at a time: if it required all replicas, a node drain would block until an
-    administrator deletes the budget. With a single replica, the model is reloaded on another node.
-
-    Args:
-        min_available: replicas that must stay available; None for all but one.
+    A node can always be drained: if the budget required all replicas, a drain would block until an administrator
+    deletes the budget. With a single replica, the model is reloaded on another node. Replicas that run on one node move
+    together: a replacement of the first cannot start elsewhere while the others hold the volume.
     """
-    one_at_a_time = min_available is None or min_available >= replicas
-    spec = {
-        **({"maxUnavailable": 1} if one_at_a_time else {"minAvailable": min_available}),
+    fields = {
+        **_allowed_evictions(spec, replicas),
         "selector": {"matchLabels": selector(owner["metadata"]["name"])},
         # An unhealthy pod must not block a node drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
-    return child(POD_DISRUPTION_BUDGET, owner, {"spec": spec})
+    return child(POD_DISRUPTION_BUDGET, owner, {"spec": fields})
+
+
+def _allowed_evictions(spec: Spec, replicas: int) -> dict[str, int | str]:
+    least = spec.disruption.min_available
+    if runs_on_one_node(spec):
+        return {"maxUnavailable": "100%"}
+    return {"maxUnavailable": 1} if least is None or least >= replicas else {"minAvailable": least}

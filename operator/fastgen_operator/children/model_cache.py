@@ -9,17 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from copy import deepcopy
 from typing import Any, Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.api.model import Cache
-from fastgen_operator.children.metadata import child, fetch_labels, selector, without_empty
+from fastgen_operator.children.metadata import child, fetch_labels, without_empty
 from fastgen_operator.children.model_source import fetch_container, model_address, model_volumes
 from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, JOB, MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
 
-# The download runs where the engines will: a volume can be bound to the node or zone of its first consumer.
+# The download runs where the engines will: a volume can be bound to the node or zone of its first consumer. The
+# affinity includes the co-location with the engines that a ReadWriteOnce volume needs.
 _PLACEMENT: Final = (
     "nodeSelector",
     "tolerations",
@@ -62,7 +62,6 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
         "enableServiceLinks": False,
         "restartPolicy": "OnFailure",
         **{field: engine_pod[field] for field in _PLACEMENT if field in engine_pod},
-        **_affinity(name, spec, engine_pod),
         "volumes": [{"name": "tmp", "emptyDir": {}}, *model_volumes(name, spec)],
     }
     annotations = {MODEL_ANNOTATION: address, CLAIM_ANNOTATION: claim["metadata"]["uid"]}
@@ -77,15 +76,3 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
         "template": {"metadata": {"labels": fetch_labels(name)}, "spec": {**pod, "containers": [container]}},
     }
     return child(JOB, owner, {"spec": fields}, name=job_name, annotations=annotations)
-
-
-def _affinity(name: str, spec: Spec, engine_pod: Object) -> dict[str, Any]:
-    """Prefer the node of the engines for a ReadWriteOnce volume, which is attached to one node at a time."""
-    assert spec.cache is not None, "a Job exists only if spec.cache is set"
-    if spec.cache.access_mode != "ReadWriteOnce":
-        return {}
-    affinity: dict[str, Any] = deepcopy(engine_pod.get("affinity") or {})
-    near = {"labelSelector": {"matchLabels": selector(name)}, "topologyKey": "kubernetes.io/hostname"}
-    preferred = affinity.setdefault("podAffinity", {}).setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
-    preferred.append({"weight": 100, "podAffinityTerm": near})
-    return {"affinity": affinity}

@@ -6,6 +6,7 @@ import re
 from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
+from fastgen_operator.children.colocation import ColocationError, colocate, runs_on_one_node
 from fastgen_operator.children.metadata import labels, without_empty
 from fastgen_operator.children.model_source import is_downloaded, model_address
 from fastgen_operator.children.pod import build_pod_spec
@@ -27,7 +28,8 @@ def build_template(name: str, spec: Spec, engine_image: str) -> Object:
     """Build the pod template of the resource `name`.
 
     Raises:
-        TemplateRefused: spec.podTemplate cannot be merged, or changes a field that the operator relies on.
+        TemplateRefused: spec.podTemplate cannot be merged, or changes a field that the operator relies on; or the
+            affinity excludes co-location.
     """
     built, wanted = build_pod_spec(name, spec, engine_image), spec.pod_template or PodTemplate()
     try:
@@ -35,6 +37,9 @@ def build_template(name: str, spec: Spec, engine_image: str) -> Object:
     except MergeError as error:
         raise TemplateRefused(str(error)) from error
     _check_engine(built, merged)
+    if runs_on_one_node(spec):
+        # After the merge: a patch replaces whole lists of affinity terms.
+        merged = _colocated(name, merged, wanted)
     in_use = {MODEL_ANNOTATION: model_address(spec)} if is_downloaded(spec) else {}
     metadata = {
         "labels": {**labels(name), **wanted.metadata.labels},
@@ -65,6 +70,14 @@ def explain_refusal(refusal: str, spec: Spec) -> str | None:
         return None
     words = f"{place}{refusal[field.end() :]}"
     return f"{words}: correct or remove the field; the pods stay unchanged"
+
+
+def _colocated(name: str, pod: Object, patch: PodTemplate) -> Object:
+    try:
+        return colocate(name, pod)
+    except ColocationError as error:
+        place = _PATH if "affinity" in (patch.spec or {}) else "spec.scheduling"
+        raise TemplateRefused(f"{place}.{error}") from error
 
 
 def _check_engine(built: Object, merged: Object) -> None:

@@ -95,15 +95,25 @@ class KubeClient:
 
     def delete(self, kind: Kind, child: Object) -> None:
         """Delete this object if it still exists, and its dependents in the background."""
-        body = {"preconditions": {"uid": child["metadata"]["uid"]}, "propagationPolicy": "Background"}
-        try:
-            self._write(kind.name, "DELETE", _path(kind, child), body)
-        except KubeError as error:
-            # 409: the name belongs to another object now.
-            if error.status not in (404, 409):
-                raise
+        self._delete(kind, child, {"uid": child["metadata"]["uid"]})
         # An object that waits for a finalizer returns to the cache with its next version.
         self._cache.remove(kind, child)
+
+    def delete_unchanged(self, kind: Kind, obj: Object) -> bool:
+        """Delete this object if it has not changed since it was read; return whether it was deleted."""
+        metadata = obj["metadata"]
+        return self._delete(kind, obj, {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]})
+
+    def _delete(self, kind: Kind, obj: Object, preconditions: dict[str, str]) -> bool:
+        try:
+            body = {"preconditions": preconditions, "propagationPolicy": "Background"}
+            self._write(kind.name, "DELETE", _path(kind, obj), body)
+        except KubeError as error:
+            # 409: the name belongs to another object now, or the object changed.
+            if error.status not in (404, 409):
+                raise
+            return False
+        return True
 
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
         """Replace the status and return the live object, or None if the resource is gone.

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from fastgen_operator.api import Spec
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.template import TemplateRefused
-from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, Kind, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
 from fastgen_operator.objects import applied_fingerprint, fingerprint, foreign_managers, template_digest
 from fastgen_operator.plan.drift import first_lost_field
 from fastgen_operator.plan.foreign import ForeignField, foreign_fields
 from fastgen_operator.plan.model_cache import gate_on_model, hold_template, with_template_of
 from fastgen_operator.plan.observed import Observed, is_controlled_by
-from fastgen_operator.plan.rollout import deletion_costs, pods_with_deletion_cost, unblock_rollout
+from fastgen_operator.plan.rollout import deletion_costs, pods_to_replace, pods_with_deletion_cost, unblock_rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,16 @@ class SetDeletionCost:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """One child to delete, and the reason."""
+    """One child, or one waiting pod, to delete, and the reason.
+
+    Attributes:
+        only_unchanged: leave it if it has changed since it was read, for example if the pod was scheduled.
+    """
 
     kind: Kind
     child: Object
     why: str
+    only_unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,8 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
         gated = gate_on_model(children, spec, observed)
     except TemplateRefused as refusal:
         problems.append(Problem("PodTemplateRefused", f"{refusal}; the pods stay unchanged"))
-        plain = settled.model_copy(update={"pod_template": None})
+        scheduling = settled.scheduling.model_copy(update={"affinity": None})
+        plain = settled.model_copy(update={"pod_template": None, "scheduling": scheduling})
         children = build_children(observed.resource, plain, platform, observed.desired_replicas)
         gated = hold_template(children, observed)
     wanted = [
@@ -140,7 +146,7 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
     return Plan(
         deletion_costs=costs,
         applies=applies,
-        deletes=_unwanted(wanted, gated.kept_jobs, observed),
+        deletes=(*_unwanted(wanted, gated.kept_jobs, observed), *_replaced_pods(spec, observed)),
         problem=combine(problems),
         names_to_look_up=unknown,
         loads_to_read=pods_with_deletion_cost(observed) if needs_loads and not observed.in_flight_tokens else (),
@@ -157,6 +163,11 @@ def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], observ
         and is_controlled_by(child, observed.resource)
         and not child["metadata"].get("deletionTimestamp")
     )
+
+
+def _replaced_pods(spec: Spec, observed: Observed) -> tuple[Delete, ...]:
+    why = "replaced: it waited for a node that the volume has left"
+    return tuple(Delete(POD, pod, why, only_unchanged=True) for pod in pods_to_replace(spec, observed))
 
 
 def _foreign_child(kind: Kind, name: str, observed: Observed) -> Problem | None:

@@ -19,6 +19,13 @@ _PROGRESS: Final = ("SuccessfulAttachVolume", "Pulling", "Pulled", "Created", "S
 _REPEATED: Final = 2
 # The kubelet says this in addition to the cause.
 _VAGUE: Final = "Unable to attach or mount volumes"
+# The attach controller says this of a volume that another node has.
+_ELSEWHERE: Final = "Multi-Attach error"
+_RELEASE: Final = (
+    "a ReadWriteOnce volume is on one node at a time. It is released when no pod on the other node uses it; if that "
+    "node has failed, taint it with node.kubernetes.io/out-of-service=nodeshutdown:NoExecute. For several nodes, use a "
+    "ReadWriteMany volume (spec.cache.accessMode, or that of your own claim)"
+)
 
 
 def lacks_containers(pod: Object, at: datetime) -> bool:
@@ -55,7 +62,8 @@ def _failure(reason: str, count: int, words: str, pod: Object, warnings: Sequenc
         return None
     # In an order that does not depend on time, so that the message stays.
     first = min((str(event.get("message", "")) for event in found), key=lambda text: (text.startswith(_VAGUE), text))
-    return Failure(reason, f"pod {name_of(pod)} on node {node_of(pod)}: {words}: {first}")
+    remedy = f"; {_RELEASE}" if _ELSEWHERE in first else ""
+    return Failure(reason, f"pod {name_of(pod)} on node {node_of(pod)}: {words}: {first}{remedy}")
 
 
 def _waiting(container: dict[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""Additions to the Deployment controller: unblock stuck rollouts, and order pods for a scale-down. Pure."""
+"""Additions to the Deployment controller: unblock stuck pods, and order pods for a scale-down. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from fastgen_operator.api import Spec
+from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, runs_on_one_node, volume_nodes
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import Observed, current_pods, is_controlled_by, is_rollout_observed, older_pods
 from fastgen_operator.pods import (
@@ -55,6 +56,21 @@ def _max_unavailable(configured: int, observed: Observed) -> int:
 def _live_max_unavailable(deployment: Object, default: int) -> int:
     live = deployment["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable", default)
     return live if isinstance(live, int) else default
+
+
+def pods_to_replace(spec: Spec, observed: Observed) -> tuple[Object, ...]:
+    """Return the pods that still wait for the node of a volume that has left it, for example in a node drain.
+
+    The scheduler accepts any node for them now, but it tries them again only after five minutes: see
+    https://github.com/kubernetes/kubernetes/issues/141354. It tries a new pod at once. Each pod is replaced once: the
+    next status does not say any more that pods wait for a node.
+    """
+    pods = (*observed.pods, *observed.fetch_pods)
+    conditions = observed.resource.get("status", {}).get("conditions", ())
+    waited = any(condition["reason"] == VOLUME_ON_ONE_NODE for condition in conditions)
+    if not waited or not runs_on_one_node(spec) or volume_nodes(spec, pods):
+        return ()
+    return tuple(pod for pod in pods if unschedulable_message(pod) is not None and not is_terminating(pod))
 
 
 def pods_with_deletion_cost(observed: Observed) -> tuple[Object, ...]:

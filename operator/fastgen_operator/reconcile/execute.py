@@ -159,7 +159,10 @@ class PlanExecutor:
 
     def _delete(self, delete: Delete, observed: Observed) -> Observed:
         name = delete.child["metadata"]["name"]
-        self.client.delete(delete.kind, delete.child)
+        if not delete.only_unchanged:
+            self.client.delete(delete.kind, delete.child)
+        elif not self.client.delete_unchanged(delete.kind, delete.child):
+            return observed
         self._written.get(observed.key, {}).pop((delete.kind, name), None)
         self._announce(observed, f"{delete.kind.name} {name} {delete.why}")
         return observed.without_child(delete.kind, name)

@@ -117,6 +117,22 @@ INVALID: dict[str, tuple[Object, str]] = {
         resource(autoscaling={"maxReplicas": 2, "scaleDown": {"maxStepPercent": 0}}),
         "maxStepPercent",
     ),
+    "a volume that only readers can mount": (
+        resource(model={"source": "hf://o/n"}, cache={"size": "1Gi", "accessMode": "ReadOnlyMany"}),
+        "use ReadWriteMany, or fill a ReadOnlyMany claim yourself and set spec.model.source to pvc://claim/path",
+    ),
+    "a volume for one pod": (
+        resource(model={"source": "hf://o/n"}, cache={"size": "1Gi", "accessMode": "ReadWriteOncePod"}),
+        "use ReadWriteOnce, with all replicas on one node, or ReadWriteMany",
+    ),
+    "an unknown access mode": (
+        resource(model={"source": "hf://o/n"}, cache={"size": "1Gi", "accessMode": "RWX"}),
+        "spec.cache.accessMode must be ReadWriteOnce or ReadWriteMany",
+    ),
+    "minAvailable for replicas that move together": (
+        resource(model={"source": "hf://o/n"}, cache={"size": "1Gi"}, disruption={"minAvailable": 1}),
+        "spec.disruption.minAvailable must be unset or 0 if spec.cache.accessMode is ReadWriteOnce",
+    ),
     "a negative minAvailable": (resource(disruption={"minAvailable": -1}), "spec.disruption.minAvailable"),
     "an empty peer": (
         resource(network={"allowFrom": [{}]}),

@@ -59,12 +59,24 @@ def peers(platform: Platform = ALL, **spec: Any) -> list[Object]:
 def test_a_node_can_always_be_drained_one_pod_at_a_time(
     min_available: int | None, replicas: int, budget: dict[str, int]
 ) -> None:
-    spec = build_disruption_budget(stored(), min_available, replicas)["spec"]
+    owner = stored(disruption={} if min_available is None else {"minAvailable": min_available})
+    spec = build_disruption_budget(owner, spec_of(owner), replicas)["spec"]
     assert spec == {
         **budget,
         "selector": {"matchLabels": {"fastgen.dev/deployment": "chat"}},
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
+
+
+@pytest.mark.parametrize(
+    ("access_mode", "budget"), [("ReadWriteOnce", {"maxUnavailable": "100%"}), ("ReadWriteMany", {"maxUnavailable": 1})]
+)
+def test_replicas_that_share_a_node_are_evicted_together(access_mode: str, budget: Object) -> None:
+    """The replacement of the first evicted pod could not start on another node before the last one has left."""
+    owner = stored(model={"source": "hf://owner/tiny"}, cache={"size": "1Gi", "accessMode": access_mode})
+    spec = build_disruption_budget(owner, spec_of(owner), 3)["spec"]
+    assert budget.items() <= spec.items()
+    assert "minAvailable" not in spec
 
 
 def test_pods_use_their_own_service_account_without_a_token() -> None:

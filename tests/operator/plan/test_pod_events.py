@@ -51,6 +51,7 @@ def event(reason: str, message: str = "", *, second: int = 10, kind: str = "Warn
 
 MOUNT = event("FailedMount", SECRET, count=2)
 ATTACH = event("FailedAttachVolume", "Multi-Attach error")
+REFUSED = event("FailedAttachVolume", "AttachVolume.Attach failed: quota exceeded")
 
 EVENTS: dict[str, tuple[list[Object], str | None, str]] = {
     "none": ([], None, ""),
@@ -62,6 +63,8 @@ EVENTS: dict[str, tuple[list[Object], str | None, str]] = {
         SECRET,
     ),
     "an attachment, reported once": ([ATTACH], "FailedAttachVolume", "Multi-Attach"),
+    "the remedy for a volume on another node": ([ATTACH], "FailedAttachVolume", "use a ReadWriteMany volume"),
+    "another failed attachment": ([REFUSED], "FailedAttachVolume", "quota exceeded"),
     "the cause before its effect": ([MOUNT, ATTACH], "FailedAttachVolume", "Multi-Attach"),
     "the precise message first": (
         [event("FailedMount", "Unable to attach or mount volumes: x", count=9, second=59), MOUNT],
@@ -82,3 +85,9 @@ def test_the_failure_is_the_cause_in_the_events(case: str) -> None:
     failure = failure_in_events(made(), events)
     assert (None if failure is None else failure.reason) == reason
     assert failure is None or (words in failure.message and failure.message.startswith("pod chat-new-x on node n1: "))
+
+
+def test_only_a_volume_on_another_node_gets_the_remedy_of_sharing_it() -> None:
+    failure = failure_in_events(made(), [REFUSED])
+    assert failure is not None
+    assert failure.message.endswith("quota exceeded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from itertools import permutations
 from typing import Any
 
@@ -28,6 +29,7 @@ GPU = stored(resources={"gpu": {"count": 2}})
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
 CACHED = stored(model={"source": "hf://a/b"}, cache={"size": "1Gi"})
+ONE_NODE: Object = {"model": {"source": "hf://a/b"}, "cache": {"size": "1Gi"}, "resources": {"gpu": {"count": 1}}}
 NO_MEMORY = "0/1 nodes are available: 1 Insufficient memory"
 DONE: Object = {"conditions": [{"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]}
 LATE: Object = {"conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]}
@@ -194,6 +196,86 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "False",
         "InsufficientGPU",
         "set maxSurge to 0 and maxUnavailable to 1",
+    ),
+    (
+        "pods on the node of their volume",
+        observed(pod(name="a"), pod(name="b"), owner=stored(replicas=2, **ONE_NODE)),
+        PODS_SCHEDULED,
+        "True",
+        "AllScheduled",
+        "2 of 2 pods scheduled, all on node n1, because the volume chat is ReadWriteOnce",
+    ),
+    (
+        "no room on the node of the volume",
+        observed(pod(name="a", ready=True), pod(name="b", scheduled=NO_GPU), owner=stored(replicas=2, **ONE_NODE)),
+        PODS_SCHEDULED,
+        "False",
+        "VolumeOnOneNode",
+        "; all replicas must run on node n1, because the volume chat is ReadWriteOnce: run fewer replicas, or remove "
+        "spec.cache and add it again with accessMode ReadWriteMany",
+    ),
+    (
+        "no room for the first pod: any node would do",
+        observed(pod(scheduled=NO_GPU), owner=stored(**ONE_NODE)),
+        PODS_SCHEDULED,
+        "False",
+        "InsufficientGPU",
+        NO_GPU,
+    ),
+    (
+        "a download that holds the volume",
+        replace(observed(pod(scheduled=NO_GPU), owner=stored(**ONE_NODE)), fetch_pods=(pod("fetch"),)),
+        PODS_SCHEDULED,
+        "False",
+        "VolumeOnOneNode",
+        "must run on node n1",
+    ),
+    (
+        "the node of the volume is being drained",
+        observed(leaving(pod(name="a")), pod(name="b", scheduled=NO_GPU), owner=stored(**ONE_NODE)),
+        PODS_SCHEDULED,
+        "False",
+        "VolumeOnOneNode",
+        "ReadWriteOnce; pod chat-new-a on node n1 still holds its resources: it terminates by 2026-01-01T00:01:30Z",
+    ),
+    (
+        "the node of the volume is lost",
+        replace(
+            observed(leaving(pod(name="a")), pod(name="b", scheduled=NO_GPU), owner=stored(**ONE_NODE)),
+            at=datetime.fromisoformat("2026-01-01T00:02:31Z"),
+        ),
+        PODS_SCHEDULED,
+        "False",
+        "VolumeOnOneNode",
+        "kubectl taint node n1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+    ),
+    (
+        "a volume in a zone without room",
+        observed(pod(scheduled="1 node(s) had volume node affinity conflict"), owner=stored(**ONE_NODE)),
+        PODS_SCHEDULED,
+        "False",
+        "Unschedulable",
+        "select nodes that fit the replicas with spec.scheduling.nodeSelector",
+    ),
+    (
+        "a shared volume",
+        observed(
+            pod(name="a"),
+            pod(name="b", scheduled=NO_GPU),
+            owner=stored(**{**ONE_NODE, "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}),
+        ),
+        PODS_SCHEDULED,
+        "False",
+        "InsufficientGPU",
+        NO_GPU,
+    ),
+    (
+        "a download without room on the node of the replicas",
+        replace(observed(pod("old"), owner=CACHED), fetch_pods=(pod(scheduled=NO_MEMORY),)),
+        MODEL_CACHED,
+        "False",
+        "VolumeOnOneNode",
+        "it must run on node n1, where the replicas hold the ReadWriteOnce volume chat: make room on that node",
     ),
     (
         "one unready pod of two",

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from fastgen.fetch.errors import ACCESS_DENIED, SOURCE_NOT_FOUND, VOLUME_FULL
 from fastgen_operator.api import Spec
+from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
 from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.model_cache import complete_job
@@ -20,7 +21,8 @@ MODEL_CACHED: Final = "ModelCached"
 True: Cached; NotNeeded (the model is in the image or in the user's claim, or no pod that would download it is desired).
 Unknown: Downloading. False, with the last line of the download's log, until the next attempt: SourceNotFound,
 AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the image cannot
-be pulled). False, because the download has not started: VolumeNotBound, Unschedulable, FailedMount, FailedAttachVolume,
+be pulled). False, because the download has not started: VolumeNotBound, VolumeOnOneNode (the node of the replicas,
+which hold the ReadWriteOnce volume, does not accept the pod), Unschedulable, FailedMount, FailedAttachVolume,
 FailedCreatePodSandBox. A failed download is resumed automatically after at most five minutes."""
 
 _REASONS: Final = {
@@ -75,6 +77,10 @@ def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
         if any(part in words for part in _UNBOUND):
             remedy = "check spec.cache.storageClassName, and kubectl describe pvc"
             return _false("VolumeNotBound", f"pod {name} waits for the volume {observed.key[1]}: {words}", remedy)
+        if nodes := volume_nodes(spec, observed.pods):
+            place = f"on node {nodes[0]}, where the replicas hold the ReadWriteOnce volume {observed.key[1]}"
+            remedy = "make room on that node, or remove spec.cache and add it again with accessMode ReadWriteMany"
+            return _false(VOLUME_ON_ONE_NODE, f"pod {name} cannot be scheduled: {words}; it must run {place}", remedy)
         return _false("Unschedulable", f"pod {name} cannot be scheduled: {words}")
     status = _fetch_status(pod)
     waiting = status.get("state", {}).get("waiting", {})

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Final
 
 from fastgen_operator.api import Spec
+from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
+from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import Observed, current_pods, older_pods
 from fastgen_operator.pods import is_scheduled, is_terminating, name_of, node_of, unschedulable_message
 from fastgen_operator.status.conditions.condition import Condition
 
 PODS_SCHEDULED: Final = "PodsScheduled"
 """Whether the pods of the current template are scheduled. Source: the PodScheduled conditions of the pods.
-True: AllScheduled, ScaledToZero. False: InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable
-(any other cause). Unknown: NoPods (no pod exists yet), WaitingForScheduler."""
+True: AllScheduled, ScaledToZero. False: VolumeOnOneNode (the node of the ReadWriteOnce volume does not accept the pod),
+InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable (any other cause). Unknown: NoPods (no
+pod exists yet), WaitingForScheduler."""
+
+# A pod that terminates for longer than this after its time is up has lost its node.
+_OVERDUE: Final = timedelta(seconds=60)
+# What the scheduler says if the volume exists in another zone or on another node.
+_OTHER_ZONE: Final = "volume node affinity conflict"
 
 
 def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
@@ -22,31 +32,59 @@ def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
         return Condition(PODS_SCHEDULED, "True", "ScaledToZero", "scaled to 0 replicas")
     if not pods:
         return Condition(PODS_SCHEDULED, "Unknown", "NoPods", "no pod of the current template exists yet")
+    nodes = volume_nodes(spec, (*observed.pods, *observed.fetch_pods))
     stuck = [(pod, words) for pod in pods if (words := unschedulable_message(pod)) is not None]
     if stuck:
         gpu = spec.resources.gpu
         short = [(pod, words) for pod, words in stuck if gpu.count > 0 and gpu.resource_name in words]
         pod, words = (short or stuck)[0]
-        reason = "InsufficientGPU" if short else "Unschedulable"
+        reason = VOLUME_ON_ONE_NODE if nodes else "InsufficientGPU" if short else "Unschedulable"
         message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {name_of(pod)}: {words}"
-        return Condition(PODS_SCHEDULED, "False", reason, message + _hint(spec, observed))
+        return Condition(PODS_SCHEDULED, "False", reason, message + _hint(spec, observed, nodes, words))
     waiting = [pod for pod in pods if not is_scheduled(pod)]
     if waiting:
         message = f"{len(waiting)} of {len(pods)} pods not yet handled by the scheduler"
         return Condition(PODS_SCHEDULED, "Unknown", "WaitingForScheduler", message)
-    return Condition(PODS_SCHEDULED, "True", "AllScheduled", f"{len(pods)} of {len(pods)} pods scheduled")
+    message = f"{len(pods)} of {len(pods)} pods scheduled"
+    where = f", all {_on_one_node(observed, nodes)}" if nodes else ""
+    return Condition(PODS_SCHEDULED, "True", "AllScheduled", message + where)
 
 
-def _hint(spec: Spec, observed: Observed) -> str:
-    """Return what holds the capacity that the pods wait for, if that is this resource itself."""
+def _hint(spec: Spec, observed: Observed, nodes: Sequence[str], words: str) -> str:
+    """Return what keeps the pods from a node, if that is this resource itself, and the remedy."""
+    hint = f"; all replicas must run {_on_one_node(observed, nodes)}" if nodes else ""
     terminating = sorted((pod for pod in observed.pods if is_terminating(pod) and node_of(pod)), key=name_of)
     if terminating:
-        pod = terminating[0]
-        due = pod["metadata"]["deletionTimestamp"]
-        return f"; pod {name_of(pod)} on node {node_of(pod)} still holds its resources: it terminates by {due}"
+        return f"{hint}; {_terminating(terminating[0], observed.at)}"
     if spec.rollout.max_unavailable == 0 and older_pods(observed):
         return (
-            "; spec.rollout.maxUnavailable is 0, so the new pod needs room next to the old ones: "
+            f"{hint}; spec.rollout.maxUnavailable is 0, so the new pod needs room next to the old ones: "
             "set maxSurge to 0 and maxUnavailable to 1 if there is no spare capacity"
         )
+    if nodes:
+        return (
+            f"{hint}: run fewer replicas, or remove spec.cache and add it again with accessMode ReadWriteMany, "
+            "so that several nodes share the volume"
+        )
+    if _OTHER_ZONE in words and spec.cache is not None:
+        return (
+            f"; the volume {observed.key[1]} was created in the zone or on the node of its first pod: select nodes "
+            "that fit the replicas with spec.scheduling.nodeSelector, then remove spec.cache and add it again"
+        )
     return ""
+
+
+def _on_one_node(observed: Observed, nodes: Sequence[str]) -> str:
+    place = f"node {nodes[0]}" if len(nodes) == 1 else f"one of the nodes {', '.join(nodes)}"
+    return f"on {place}, because the volume {observed.key[1]} is ReadWriteOnce"
+
+
+def _terminating(pod: Object, at: datetime | None) -> str:
+    due = pod["metadata"]["deletionTimestamp"]
+    if at is not None and at - datetime.fromisoformat(due) > _OVERDUE:
+        return (
+            f"pod {name_of(pod)} on node {node_of(pod)} should have terminated by {due}: if the node has failed, run "
+            f"kubectl taint node {node_of(pod)} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to release "
+            "its pods and volumes"
+        )
+    return f"pod {name_of(pod)} on node {node_of(pod)} still holds its resources: it terminates by {due}"

@@ -11,8 +11,9 @@ from fastgen_operator.status.conditions.condition import Condition, as_before
 SCALING_LIMITED: Final = "ScalingLimited"
 """Whether a bound or rate limit overrides the number of replicas that the load requires. Source: the autoscaler's last
 decision. Absent without spec.autoscaling.
-True: TooManyReplicas (maxReplicas; stays True until the load of a full scale-down window fits), TooFewReplicas
-(minReplicas), RateLimited (scaling up continues within seconds). False: WithinBounds.
+True: VolumeOnOneNode (the node of the ReadWriteOnce volume has no room for another replica), TooManyReplicas
+(maxReplicas; stays True until the load of a full scale-down window fits), TooFewReplicas (minReplicas), RateLimited
+(scaling up continues within seconds). False: WithinBounds.
 Unknown: NotObserved (no decision yet). After an operator restart, the previous condition is kept until the first
 decision."""
 

@@ -1,0 +1,71 @@
+"""Co-location: all pods that mount a ReadWriteOnce volume run on the one node that it is attached to.
+
+The scheduler does not know where such a volume is attached, and places pods on nodes that cannot mount it. So the pods
+require each other's node. The first of them fits its own requirement and may run anywhere; when all of them are gone,
+the next first one chooses again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fastgen_operator.api import Spec
+from fastgen_operator.children.model_source import is_downloaded
+from fastgen_operator.kinds import FETCH_SUFFIX, OWNER_LABEL, Object
+from fastgen_operator.pods import has_ended, is_terminating, node_of, unschedulable_message
+
+VOLUME_ON_ONE_NODE: Final = "VolumeOnOneNode"
+"""Reason of conditions: a pod waits, because the node that has the volume does not accept it."""
+
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+class ColocationError(ValueError):
+    """The pods' affinity cannot be combined with co-location; the message names the field and the remedy."""
+
+
+def runs_on_one_node(spec: Spec) -> bool:
+    """Return whether all replicas must run on one node, because their volume is attached to one node at a time."""
+    return is_downloaded(spec) and spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce"
+
+
+def colocate(name: str, pod: Object) -> Object:
+    """Return the pod spec with the requirement to run where other pods of the resource `name` run.
+
+    Raises:
+        ColocationError: the pod requires other pods as well. The scheduler looks for a single pod that matches all
+            required terms, so it would find none.
+    """
+    affinity = _as_map(pod.get("affinity"), "affinity")
+    near = _as_map(affinity.get("podAffinity"), "affinity.podAffinity")
+    if near.get(_REQUIRED):
+        raise ColocationError(
+            f"affinity.podAffinity.{_REQUIRED}: must not be set, because all pods already require the node of the "
+            "ReadWriteOnce volume, and the scheduler wants one pod that matches all required terms: use a preferred "
+            "term or nodeAffinity, or spec.cache.accessMode ReadWriteMany"
+        )
+    both = {"key": OWNER_LABEL, "operator": "In", "values": [name, f"{name}{FETCH_SUFFIX}"]}
+    term = {"labelSelector": {"matchExpressions": [both]}, "topologyKey": "kubernetes.io/hostname"}
+    return {**pod, "affinity": {**affinity, "podAffinity": {**near, _REQUIRED: [term]}}}
+
+
+def volume_nodes(spec: Spec, pods: Iterable[Object]) -> tuple[str, ...]:
+    """Return the nodes whose pods hold the ReadWriteOnce volume, by name: normally one; empty if any node will do."""
+    if not runs_on_one_node(spec):
+        return ()
+    return tuple(sorted({node_of(pod) for pod in pods if node_of(pod) and not has_ended(pod)}))
+
+
+def pods_without_room(spec: Spec, pods: Iterable[Object]) -> tuple[Object, ...]:
+    """Return the pods that do not fit on the node of the volume, and will not when terminating pods have left it."""
+    pods = tuple(pods)
+    if not volume_nodes(spec, pods) or any(is_terminating(pod) and node_of(pod) for pod in pods):
+        return ()
+    return tuple(pod for pod in pods if unschedulable_message(pod) is not None and not is_terminating(pod))
+
+
+def _as_map(value: Any, path: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise ColocationError(f"{path}: must be a map")
+    return value or {}

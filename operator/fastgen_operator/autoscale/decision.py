@@ -28,7 +28,7 @@ class Hold:
 class Limit:
     """Reason why the fleet is smaller or larger than the load requires."""
 
-    reason: Literal["TooManyReplicas", "TooFewReplicas", "RateLimited"]
+    reason: Literal["VolumeOnOneNode", "TooManyReplicas", "TooFewReplicas", "RateLimited"]
     message: str
 
 

@@ -59,7 +59,8 @@ class Fleet:
         replicas: current `spec.replicas` of the Deployment.
         ready: names of the pods that are ready and not terminating.
         samples: newest valid sample of each ready pod that has one.
-        pending_ages: seconds since creation of each pod that is not ready yet.
+        pending_ages: seconds since creation of each pod that is not ready yet, except those without room.
+        without_room: number of pods that do not fit on the only node that they may run on. They are no supply.
         terminating: number of draining pods. They count neither as supply nor as demand.
         start_seconds: observed time from a pod's creation to ready; None if unknown.
     """
@@ -68,5 +69,6 @@ class Fleet:
     ready: frozenset[str]
     samples: Mapping[str, Sample] = field(default_factory=dict)
     pending_ages: tuple[float, ...] = ()
+    without_room: int = 0
     terminating: int = 0
     start_seconds: float | None = None

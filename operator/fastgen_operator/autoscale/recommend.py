@@ -138,7 +138,7 @@ def _decide(
     )
     state, hold, limit = _scale(policy, state, fleet, needs, now)
     if limit is None:
-        limit = _bound_limit(policy, state)
+        limit = _node_limit(state, fleet) or _bound_limit(policy, state)
     return Decision(state.replicas, state.change, hold, limit, state.source, load), state
 
 
@@ -147,7 +147,7 @@ def _scale(
 ) -> tuple[State, Hold | None, Limit | None]:
     current = state.replicas
     up = policy.within_bounds(round(-state.up_needs.value))
-    if up > current and now - state.since >= policy.up_window:
+    if up > current and not fleet.without_room and now - state.since >= policy.up_window:
         state = _up_period(state, now)
         most = max(UP_FACTOR * state.up_from, state.up_from + UP_REPLICAS)
         allowed = min(up, most)
@@ -176,6 +176,17 @@ def _up_period(state: State, now: float) -> State:
     if now - state.up_since < UP_SECONDS:
         return state
     return replace(state, up_since=now, up_from=state.replicas)
+
+
+def _node_limit(state: State, fleet: Fleet) -> Limit | None:
+    """Return the limit if the load requires replicas for which the only node that they may run on has no room."""
+    if not fleet.without_room or state.unbounded_needs.value <= len(fleet.ready):
+        return None
+    return Limit(
+        "VolumeOnOneNode",
+        f"the load requires more replicas than the {counted(len(fleet.ready))} ready, and {fleet.without_room} more "
+        "cannot start: the node of the ReadWriteOnce volume has no room; see PodsScheduled",
+    )
 
 
 def _bound_limit(policy: Policy, state: State) -> Limit | None:

@@ -15,6 +15,7 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import DEFAULT_INTER_TOKEN_SECONDS, Policy
 from fastgen_operator.autoscale.recommend import State
+from fastgen_operator.children.colocation import pods_without_room
 from fastgen_operator.kinds import Key, Object
 from fastgen_operator.pods import has_ended, is_ready, name_of
 
@@ -28,6 +29,7 @@ class PodView:
     created: float
     ready_since: float | None
     terminating: bool
+    has_room: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,10 @@ class Subject:
             replicas=self.replicas,
             ready=frozenset(pod.name for pod in ready),
             samples=samples,
-            pending_ages=tuple(max(0.0, time - pod.created) for pod in staying if pod.ready_since is None),
+            pending_ages=tuple(
+                max(0.0, time - pod.created) for pod in staying if pod.ready_since is None and pod.has_room
+            ),
+            without_room=sum(not pod.has_room for pod in staying),
             terminating=len(self.pods) - len(staying),
             start_seconds=min(starts, default=None),
         )
@@ -125,12 +130,14 @@ def subject_of(
     policy = policy_of(spec, scrape_seconds)
     if policy is None:
         return None
+    pods = [pod for pod in pods if not has_ended(pod)]
+    without_room = {name_of(pod) for pod in pods_without_room(spec, pods)}
     return Subject(
         uid=resource["metadata"]["uid"],
         policy=policy,
         model_name=spec.model.served_name or resource["metadata"]["name"],
         replicas=replicas,
-        pods=tuple(_view(pod) for pod in pods if not has_ended(pod)),
+        pods=tuple(_view(pod, has_room=name_of(pod) not in without_room) for pod in pods),
     )
 
 
@@ -154,7 +161,7 @@ def policy_of(spec: Spec, scrape_seconds: float) -> Policy | None:
     )
 
 
-def _view(pod: Object) -> PodView:
+def _view(pod: Object, *, has_room: bool) -> PodView:
     metadata: dict[str, Any] = pod["metadata"]
     conditions = {condition["type"]: condition for condition in pod.get("status", {}).get("conditions", ())}
     return PodView(
@@ -163,6 +170,7 @@ def _view(pod: Object) -> PodView:
         created=_seconds(metadata["creationTimestamp"]),
         ready_since=_seconds(conditions["Ready"]["lastTransitionTime"]) if is_ready(pod) else None,
         terminating="deletionTimestamp" in metadata,
+        has_room=has_room,
     )
 
 

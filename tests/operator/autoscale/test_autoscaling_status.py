@@ -189,6 +189,20 @@ def test_a_fleet_is_derived_from_the_pods() -> None:
     assert (fleet.pending_ages, fleet.terminating, fleet.start_seconds) == ((100.0,), 1, 40.0)
 
 
+@pytest.mark.parametrize(("access_mode", "without_room"), [("ReadWriteOnce", 1), ("ReadWriteMany", 0)])
+def test_a_pod_that_does_not_fit_on_the_node_of_the_volume_is_no_supply(access_mode: str, without_room: int) -> None:
+    waits = seen("waits", ready=False)
+    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
+    waits = {**waits, "spec": {}, "status": {"conditions": [no_node]}}
+    owner = autoscaled(2).resource
+    cache = {"size": "1Gi", "accessMode": access_mode}
+    owner = {**owner, "spec": {**owner["spec"], "model": {"source": "hf://a/b"}, "cache": cache}}
+    subject = subject_of(spec_of(owner), owner, (seen("serves", ready=True), waits), 2, 5.0)
+    assert subject is not None
+    fleet = subject.fleet({}, subject.pods[0].created + 100)
+    assert (fleet.without_room, len(fleet.pending_ages)) == (without_room, 1 - without_room)
+
+
 def test_a_recreated_resource_starts_without_a_decision() -> None:
     watchlist = Watchlist(5.0)
     observed = autoscaled(2)

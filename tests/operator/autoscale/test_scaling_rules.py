@@ -7,6 +7,7 @@ that only one rule can explain the decision.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,7 @@ class SteadyFleet:
     kv_used: float = 0.1
     backlog: float = 0.0
     pending_age: float = 0.0
+    without_room: int = 0
     start: float = 60.0
     step_model: tuple[float, float, float] = STEP
     time: float = 0.0
@@ -90,7 +92,8 @@ class SteadyFleet:
             replicas=self.size,
             ready=names,
             samples=dict.fromkeys(names, sample),
-            pending_ages=(self.pending_age,) * (self.size - self.ready),
+            pending_ages=(self.pending_age,) * (self.size - self.ready - self.without_room),
+            without_room=self.without_room,
             start_seconds=self.start,
         )
 
@@ -173,6 +176,36 @@ def test_a_fleet_that_rejects_requests_scales_up() -> None:
     assert SteadyFleet(policy(), 4, 4, load=0.8, rejected=0.0).watch(300).last.replicas == 4
     # 4 · 0.8 · 1.2 replicas' worth at 85 %.
     assert SteadyFleet(policy(), 4, 4, load=0.8, rejected=0.2).watch(300).last.replicas == 5
+
+
+# --- replicas that must run on one node, which is full
+
+
+def test_a_fleet_does_not_grow_while_its_only_node_is_full_and_says_so() -> None:
+    fleet = SteadyFleet(policy(), 3, 2, load=2.0, without_room=1).watch(120)
+    assert set(fleet.sizes) == {3}
+    assert fleet.last.limit is not None
+    assert fleet.last.limit.reason == "VolumeOnOneNode"
+    fleet.without_room = 0
+    fleet.ready = 3
+    assert fleet.watch(30).last.replicas > 3
+
+
+def test_a_full_node_limits_nothing_that_the_load_requires() -> None:
+    fleet = SteadyFleet(policy(down_window=30.0), 3, 2, load=0.2, without_room=1).watch(300)
+    assert fleet.last.replicas < 3, "it still scales down"
+    assert fleet.last.limit is None
+
+
+def test_pods_without_room_are_not_counted_on_to_drain_a_backlog() -> None:
+    def need(**pods: Any) -> float:
+        sample = Sample(time=0.0, backlog_tokens=1e6)
+        loads = {"a": ReplicaLoad(sample, rates_between(Sample(time=-5.0), sample))}
+        fleet = Fleet(replicas=2, ready=frozenset("a"), samples={"a": sample}, start_seconds=60.0, **pods)
+        needs = required_replicas(fleet, Demand(replicas=loads, first_seen={}), loads, 1, RATE, policy())
+        return of("BacklogTooLong", needs).up
+
+    assert need(without_room=1) == need() > need(pending_ages=(60.0,))
 
 
 # --- pending pods

@@ -1,0 +1,90 @@
+"""Replicas and their volume on two nodes, with the real scheduler and the real attach/detach controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from cluster.controlplane import ControlPlane
+from harness.block_storage import TOLERATION, Nodes, gpu_nodes, scheduler, volume
+from harness.space import Space, resource
+from support.namespace import Object
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
+
+
+@pytest.fixture
+def nodes(space: Space, plane: ControlPlane) -> Iterator[Nodes]:
+    """Two nodes with two GPUs each, and a scheduler that spreads pods over them."""
+    # Names of their own: pods of an earlier test, whose namespace is being deleted, still occupy its nodes.
+    names = [f"{side}-{uuid4().hex[:5]}" for side in ("west", "east")]
+    with scheduler(plane), gpu_nodes(space, *names, gpus=2) as found:
+        yield found
+
+
+def served(storage_class: str, access_mode: str, **spec: Any) -> Object:
+    """Return a resource with one GPU for each replica, and a cached model."""
+    return resource(
+        model={"source": "hf://tests/tiny"},
+        cache={"size": "1Gi", "storageClassName": storage_class, "accessMode": access_mode},
+        engine={"device": "cuda"},
+        resources={"gpu": {"count": 1}},
+        scheduling={"tolerations": [TOLERATION]},
+        **spec,
+    )
+
+
+def ready(space: Space, count: int) -> bool:
+    status = space.get("fgd", "chat").get("status", {})
+    return status.get("readyReplicas") == status.get("replicas") == count
+
+
+def test_replicas_share_the_node_of_a_read_write_once_volume_and_move_together(space: Space, nodes: Nodes) -> None:
+    with volume(space, "ReadWriteOnce") as name:
+        space.apply(served(name, "ReadWriteOnce", replicas=2))
+        nodes.until(lambda: ready(space, 2), what="two ready replicas")
+        (home,) = set(nodes.bound().values())
+        assert nodes.attached(name) == {home}
+        condition = space.wait_condition("PodsScheduled", "True", "AllScheduled")
+        assert f"all on node {home}, because the volume chat is ReadWriteOnce" in condition["message"]
+
+        # The third replica finds no GPU there. The other node has two, but not the volume.
+        space.patch("fgd/chat", {"spec": {"replicas": 3}})
+        condition = space.wait_condition("Ready", "False", "VolumeOnOneNode")
+        assert f"all replicas must run on node {home}" in condition["message"]
+        assert "ReadWriteMany" in condition["message"]
+        assert set(nodes.bound().values()) == {home}
+        space.patch("fgd/chat", {"spec": {"replicas": 2, "drainSeconds": 5}})
+
+        def rolled_out() -> bool:
+            pods = space.pods()
+            new = [pod for pod in pods if pod["spec"]["terminationGracePeriodSeconds"] == 35]
+            return len(new) == len(pods) == 2 and ready(space, 2)
+
+        nodes.until(rolled_out, what="the end of the rollout")
+        assert set(nodes.bound().values()) == {home}
+
+        # A drained node evicts both, before the first of them has a successor.
+        nodes.cordon(home)
+        for pod in nodes.bound():
+            eventually(lambda pod=pod: nodes.evict(pod) or True, within=20, what=f"the eviction of {pod}")
+        (other,) = set(nodes.names) - {home}
+
+        def moved() -> bool:
+            return ready(space, 2) and list(nodes.bound().values()) == [other, other]
+
+        # In seconds, not in the five minutes after which the scheduler tries waiting pods again.
+        nodes.until(moved, what="both replicas on the other node")
+        assert nodes.attached(name) == {other}
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def test_replicas_of_a_read_write_many_volume_use_several_nodes(space: Space, nodes: Nodes) -> None:
+    with volume(space, "ReadWriteMany") as name:
+        space.apply(served(name, "ReadWriteMany", replicas=3))
+        nodes.until(lambda: ready(space, 3), what="three ready replicas")
+        assert set(nodes.bound().values()) == nodes.attached(name) == set(nodes.names)

@@ -67,7 +67,8 @@ def pods_to_replace(spec: Spec, observed: Observed) -> tuple[Object, ...]:
     """
     pods = (*observed.pods, *observed.fetch_pods)
     conditions = observed.resource.get("status", {}).get("conditions", ())
-    waited = any(condition["reason"] == VOLUME_ON_ONE_NODE for condition in conditions)
+    # PodsScheduled or ModelCached. ScalingLimited is True, and is kept by a restarted operator.
+    waited = any((each["reason"], each["status"]) == (VOLUME_ON_ONE_NODE, "False") for each in conditions)
     if not waited or not runs_on_one_node(spec) or volume_nodes(spec, pods):
         return ()
     return tuple(pod for pod in pods if unschedulable_message(pod) is not None and not is_terminating(pod))

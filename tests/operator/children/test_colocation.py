@@ -146,6 +146,7 @@ def test_pods_without_room_are_those_that_the_node_of_the_volume_does_not_accept
     assert pods_without_room(shared, pods) == ()
 
 
+LIMITED: Object = {"conditions": [{"type": "ScalingLimited", "status": "True", "reason": "VolumeOnOneNode"}]}
 WAITED: Object = {"conditions": [{"type": "PodsScheduled", "status": "False", "reason": "VolumeOnOneNode"}]}
 
 
@@ -155,6 +156,7 @@ WAITED: Object = {"conditions": [{"type": "PodsScheduled", "status": "False", "r
         ([WAITING], WAITED, "ReadWriteOnce", ["chat-new-w"]),
         # The status that follows does not say it any more.
         ([WAITING], {}, "ReadWriteOnce", []),
+        ([WAITING], LIMITED, "ReadWriteOnce", []),
         ([leaving(on("n1")), WAITING], WAITED, "ReadWriteOnce", []),
         ([on("n1", phase="Failed"), WAITING], WAITED, "ReadWriteOnce", ["chat-new-w"]),
         ([pod(name="w", scheduled="")], WAITED, "ReadWriteOnce", []),
@@ -174,7 +176,10 @@ def test_pods_that_wait_for_a_node_that_the_volume_has_left_are_replaced_once(
 
 
 def test_a_waiting_download_is_replaced_like_a_replica() -> None:
-    owner = {**cached(), "status": {"conditions": [{"type": "ModelCached", "reason": "VolumeOnOneNode"}]}}
+    owner = {
+        **cached(),
+        "status": {"conditions": [{"type": "ModelCached", "status": "False", "reason": "VolumeOnOneNode"}]},
+    }
     assert pods_to_replace(spec_of(owner), Observed(owner, fetch_pods=(WAITING,))) == (WAITING,)
     assert pods_to_replace(spec_of(owner), Observed(owner, pods=(on("n1"),), fetch_pods=(WAITING,))) == ()
 

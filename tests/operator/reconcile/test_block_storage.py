@@ -9,6 +9,10 @@ from uuid import uuid4
 import pytest
 
 from cluster.controlplane import ControlPlane
+from fastgen_operator.kinds import POD
+from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.client import KubeClient
+from fastgen_operator.metrics import Metrics
 from harness.block_storage import TOLERATION, Nodes, gpu_nodes, scheduler, volume
 from harness.space import Space, resource
 from support.namespace import Object
@@ -88,3 +92,16 @@ def test_replicas_of_a_read_write_many_volume_use_several_nodes(space: Space, no
         space.apply(served(name, "ReadWriteMany", replicas=3))
         nodes.until(lambda: ready(space, 3), what="three ready replicas")
         assert set(nodes.bound().values()) == nodes.attached(name) == set(nodes.names)
+
+
+def test_a_waiting_pod_is_replaced_only_if_it_has_not_changed(space: Space) -> None:
+    """It may have been scheduled meanwhile."""
+    client = KubeClient(space.server, InformerCache(), Metrics(), lambda: True)
+    space.apply(resource())
+    (seen,) = space.wait_pods(1)
+    name = seen["metadata"]["name"]
+    space.patch(f"pod/{name}", {"metadata": {"annotations": {"changed": "yes"}}})
+    assert not client.delete_unchanged(POD, seen)
+    assert not space.get("pod", name)["metadata"].get("deletionTimestamp")
+    eventually(lambda: client.delete_unchanged(POD, space.get("pod", name)), within=20, what="its deletion")
+    eventually(lambda: name not in [pod["metadata"]["name"] for pod in space.pods()], within=20, what="its end")

@@ -1,9 +1,10 @@
 """Draw tokens from the softmax, with or without top-k, top-p, min-p and typical-p.
 
 The filters apply in the order of transformers' warpers, after temperature: top-k, top-p over the rest, min-p, then
-typical-p over the rest. In order of probability the first three each keep a prefix, usually a short one, so the top
-tokens are sorted and tried first. If they do not suffice, nothing is sorted, because sorting a whole vocabulary takes
-milliseconds: histograms give the threshold that a token must reach.
+typical-p over the rest. In order of probability, ties in order of ids, the first three each keep a prefix, usually a
+short one, so the top tokens are sorted and tried first. If they do not suffice, nothing is sorted, because sorting a
+whole vocabulary takes milliseconds: histograms give the threshold that a token must reach, and ties with the last kept
+token are kept. `fastgen.kernels.gpu.sampling` follows the same rules.
 
 A row's result never depends on the rest of the batch: sums run over fixed-length blocks of tokens, and the row alone
 decides which path it takes.
@@ -90,7 +91,23 @@ def _draw_from_top(
     kept = _kept(weights, total, settings)
     fits = ~kept[:, -1] | (logits.shape[1] <= _TOP)
     until = weights.where(kept, 0.0).cumsum(-1)
-    return order.gather(-1, _first_beyond(until, uniforms[:, None] * until[:, -1:])).squeeze(-1), fits
+    place = _first_beyond(until, uniforms[:, None] * until[:, -1:])
+    return _token_at(place, logits, likeliest, order), fits
+
+
+def _token_at(place: torch.Tensor, logits: torch.Tensor, likeliest: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return the token [R] at `place` [R, 1] in descending order of `logits` [R, V], ties in ascending order of ids.
+
+    Args:
+        likeliest, order: [R, n], the largest logits and their tokens. Ties are in any order, and some tokens equal to
+            the last one may be missing.
+    """
+    value = likeliest.gather(-1, place)
+    is_equal = (logits == value).scatter_(1, order.gather(-1, place), True)  # NaN equals nothing
+    rows, tokens = is_equal.nonzero(as_tuple=True)
+    number = torch.arange(len(logits), device=logits.device)
+    index = torch.searchsorted(rows, number) + (place - (likeliest > value).sum(-1, keepdim=True)).squeeze(-1)
+    return tokens[index.minimum(torch.searchsorted(rows, number, right=True) - 1)]
 
 
 def _kept(ordered: torch.Tensor, total: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:

@@ -149,28 +149,14 @@ def random_batch(source: random.Random, vocabulary: int, size: int, dtype: torch
     return Batch(logits.clamp(-6e4, 6e4).to(dtype), rows)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocabulary", [4, 33, 300, 5000])
-def test_tokens_equal_those_of_the_cpu_sampler(vocabulary: int) -> None:
+def test_tokens_equal_those_of_the_cpu_sampler(vocabulary: int, dtype: torch.dtype) -> None:
+    """With 16 bits many scores are equal: ties rank by id."""
     source = random.Random(vocabulary)
-    for _ in range(12):
-        batch = random_batch(source, vocabulary, 25)
+    for _ in range(12 if dtype == torch.float32 else 4):
+        batch = random_batch(source, vocabulary, 25, dtype)
         assert batch.by_device() == batch.by_cpu()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_tokens_differ_from_the_cpu_sampler_only_among_equal_scores(dtype: torch.dtype) -> None:
-    source = random.Random(7)
-    equal = total = 0
-    for vocabulary in (33, 300, 5000):
-        for _ in range(6):
-            batch = random_batch(source, vocabulary, 25, dtype)
-            device, cpu = batch.by_device(), batch.by_cpu()
-            for index, row in batch.used():
-                equal += device[index] == cpu[index]
-                total += 1
-                if not row.draw(vocabulary).changes_logits:
-                    assert batch.logits[index, device[index]] == batch.logits[index, cpu[index]]
-    assert equal / total > 0.8
 
 
 def test_flat_distributions_differ_rarely_from_the_cpu_sampler() -> None:

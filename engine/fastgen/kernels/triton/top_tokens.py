@@ -47,8 +47,8 @@ def top_tokens(
 
 @triton.jit
 def _ordered(x: tl.tensor) -> tl.tensor:
-    """Return uint32 that order as float32 `x` does."""
-    bits = x.to(tl.uint32, bitcast=True)
+    """Return uint32 that order as float32 `x` does; both zeros are equal."""
+    bits = (x + 0.0).to(tl.uint32, bitcast=True)
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 

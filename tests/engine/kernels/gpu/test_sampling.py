@@ -20,6 +20,8 @@ from fastgen.core.request import SamplingParams
 from fastgen.kernels.gpu import logits, sampling
 from fastgen.kernels.gpu.logprobs import token_logprobs
 from fastgen.sampling.device_rows import DeviceRows
+from fastgen.sampling.device_sampler import unpack_logprobs
+from fastgen.sampling.logprobs import token_logprobs as by_cpu
 from fastgen.sampling.rng import uniform
 
 pytestmark = pytest.mark.slow  # together over ten seconds
@@ -92,9 +94,14 @@ def test_equal_and_infinite_logits(interpreted: Interpreted) -> None:
     run_both(interpreted, Batch(scores, rows))
 
 
+def seed_of(low: float, high: float) -> int:
+    """Return a seed whose random number at position 2 is between `low` and `high`."""
+    return next(seed for seed in itertools.count() if low < uniform(seed, 2) < high)
+
+
 def test_each_filter_keeps_no_token_too_many(interpreted: Interpreted) -> None:
     """The random number is about 0.75 of the kept weights, so one token more or less changes the draw."""
-    seed = next(seed for seed in itertools.count() if 0.74 < uniform(seed, 2) < 0.76)
+    seed = seed_of(0.74, 0.76)
     scores = torch.full((40,), -0.2)
     scores[[7, 30]], scores[21] = 0.0, -0.1  # in descending order 7, 30, 21, then all others
     expected: list[tuple[SamplingParams, set[int] | None, int]] = [
@@ -108,6 +115,44 @@ def test_each_filter_keeps_no_token_too_many(interpreted: Interpreted) -> None:
     batch = Batch(scores.repeat(len(rows), 1), rows)
     run_both(interpreted, batch)
     assert batch.by_device() == batch.by_cpu() == [token for _, _, token in expected]
+
+
+def test_typical_p_keeps_the_tokens_closest_to_the_entropy(interpreted: Interpreted) -> None:
+    """The entropy is 1.21. Surprisals are 1.39 for token 8, 0.69 for 20, and 2.08 for 3 and 11."""
+    scores = torch.full((40,), -torch.inf)
+    scores[[20, 8, 3, 11]] = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
+    seed = seed_of(0.44, 0.46)
+    # The tokens kept, in order of their ids, are 8; then 8 and 20; then all, because two are equally close.
+    expected = [(0.2, 8), (0.7, 20), (0.8, 11)]
+    rows: list[Row | None] = [Row(SamplingParams(typical_p=share), seed, [1, 2], 1) for share, _ in expected]
+    batch = Batch(scores.repeat(len(rows), 1), rows)
+    run_both(interpreted, batch)
+    assert batch.by_device() == batch.by_cpu() == [token for _, token in expected]
+
+
+def test_ties_are_ordered_by_id(interpreted: Interpreted) -> None:
+    """Also those in other groups and chunks of the vocabulary, and those of zeros with different signs."""
+    scores = torch.full((4200,), -9.0)
+    scores[[4150, 200, 70, 90]] = torch.tensor([0.0, 0.0, -0.0, 0.0])
+    seed = seed_of(0.74, 0.76)
+    expected = [
+        (SamplingParams(temperature=0), 70),
+        (SamplingParams(top_k=1), 70),
+        (SamplingParams(top_k=2), 90),
+        (SamplingParams(top_k=3), 200),
+        (SamplingParams(top_p=0.4), 90),
+    ]
+    rows: list[Row | None] = [Row(sampling, seed, [1, 2], 1) for sampling, _ in expected]
+    batch = Batch(scores.repeat(len(rows), 1), rows)
+    run_both(interpreted, batch)
+    assert batch.by_device() == batch.by_cpu() == [token for _, token in expected]
+
+
+def test_more_ties_than_are_sorted_are_ordered_by_id(interpreted: Interpreted) -> None:
+    rows: list[Row | None] = [Row(SamplingParams(top_k=100), seed_of(0.505, 0.509), [1, 2], 1)]
+    batch = Batch(torch.zeros(1, 700), rows)
+    run_both(interpreted, batch)
+    assert batch.by_device() == batch.by_cpu() == [50]
 
 
 def test_each_ban_ends_where_it_should(interpreted: Interpreted) -> None:
@@ -181,3 +226,16 @@ def test_logprobs_equal_the_twin(interpreted: Interpreted, vocabulary: int, num_
     used = rows >= 0
     torch.testing.assert_close(found[used], wanted[used], rtol=1e-7, atol=1e-6)
     assert torch.equal(found[used, 1 : 2 + num_top], wanted[used, 1 : 2 + num_top])
+
+
+def test_equal_logprobs_are_ordered_by_id(interpreted: Interpreted) -> None:
+    scores = torch.full((1, 4200), -9.0)
+    scores[0, [4150, 200, 70, 90]] = torch.tensor([0.0, 0.0, -0.0, 0.0])
+    row, token = torch.zeros(1, dtype=torch.int32), torch.tensor([4150], dtype=torch.int32)
+    found = [function(scores, row, token, 3) for function in (token_logprobs, interpreted("logprobs").token_logprobs)]
+    expected = by_cpu(scores, [4150], [3])
+    assert [named for named, _ in expected[0].top] == [70, 90, 200]
+    for packed in found:
+        (got,) = unpack_logprobs(packed, [4150], [3])
+        assert [named for named, _ in got.top] == [70, 90, 200]
+        assert got.rank == expected[0].rank == 4

@@ -75,8 +75,8 @@ class GPURunner:
         if streams is None and model.device.type == "cuda":
             streams = CUDAStreams(model.device)
         self._swapper = Swapper(cache, streams)
-        self._num_top: dict[int, int | None] = {}  # of each row, the logprobs requested with its tokens
         max_rows = max_sequences + SPARE_ROWS
+        self._num_top = np.full(max_rows, -1)  # of each row, the top logprobs requested with its tokens; -1 for none
         self._sampler = DeviceSampler(shape.vocab_size, max_rows, model.device, shape.eos_token_ids)
         self._rows = DeviceRows(max_rows, -(-max_model_length // cache.block_size), self._sampler.last_tokens)
         self.graphs: StepGraphs | None = None
@@ -104,7 +104,7 @@ class GPURunner:
         for new in step.new_rows:
             prompt, generated = new.tokens[: new.num_prompt_tokens], new.tokens[new.num_prompt_tokens :]
             self._sampler.admit(new.row, new.sampling, new.seed, prompt, generated)
-            self._num_top[new.row] = new.sampling.logprobs
+            self._num_top[new.row] = -1 if new.sampling.logprobs is None else new.sampling.logprobs
         self._last_step = step
         if self.graphs is None:
             return GPUTicket(self, step, self._run(step), "off")
@@ -133,11 +133,10 @@ class GPURunner:
         logits = self._model.head(hidden[:num_sampled])
         masks_and_rows = self._upload_masks(step, masks)
         ids = self._sampler.sample(logits, forward.sampled_rows, forward.sampled_positions, *masks_and_rows)
-        top = [self._num_top[row] for row in step.rows[step.sampled].tolist()]
-        asked = [index for index, count in enumerate(top) if count is not None]
+        num_top = self._num_top[step.rows[step.sampled]]
         logprobs = [
-            self._logprobs(logits, some, ids, [top[index] or 0 for index in some])
-            for some in row_slices(asked, ROWS_SAMPLED_AT_ONCE)
+            self._logprobs(logits, some, ids, num_top[some].tolist())
+            for some in row_slices(np.flatnonzero(num_top >= 0).tolist(), ROWS_SAMPLED_AT_ONCE)
         ]
         return Results(download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]))
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import MOST_LOGPROBS, Request, SamplingParams
 from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
@@ -143,7 +143,7 @@ def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runne
 
 
 def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> int:
-    """Run a step at the token budget in which as many sequences as may run sample, each with every filter.
+    """Run a step at the token budget in which as many sequences as may run sample: with filters, penalty and logprobs.
 
     Returns:
         Bytes of the runner's CUDA graphs.
@@ -155,7 +155,7 @@ def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunn
     while left and len(lengths) < config.sequence_limit + SPARE_ROWS:
         lengths.append(min(left, longest))
         left -= lengths[-1]
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=1.0, logprobs=MOST_LOGPROBS, seed=0)
     chunks = []
     for number, length in enumerate(lengths):
         # Prompts beyond the limit of sequences do not sample: one more token is left to compute.

@@ -275,6 +275,12 @@ class ServerConfig:
         kind="choice",
         choices=TOOL_PARSERS,
     )
+    trust_request_chat_template: bool = setting_field(
+        False,
+        "Let requests bring their own chat template in the field chat_template. Templates run in a sandbox, but a "
+        "hostile one can take much time and memory.",
+        kind="switch",
+    )
     step_timeout_seconds: int = setting_field(
         60,
         "Maximum time in which the engine has work and finishes no step. After half of it /ready is 503; after all of "

@@ -1,4 +1,4 @@
-"""Generate docs/reference/engine-flags.md: `python -m fastgen.commands.reference --write`."""
+"""Generate docs/reference/engine-flags.md and openai.md: `python -m fastgen.commands.reference --write`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Final
 
 from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
 from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE
+from fastgen.server.openai.field_table import fields_page
 
 FLAGS_PATH: Final = Path("docs/reference/engine-flags.md")
+FIELDS_PATH: Final = Path("docs/reference/openai.md")
 
 _HEADER = """\
 # Settings
@@ -98,14 +100,16 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    """Print the page, or rewrite it with `--write`."""
-    parser = argparse.ArgumentParser(description="Generate the reference of the engine's settings.")
-    parser.add_argument("--write", action="store_true", help=f"rewrite {FLAGS_PATH}")
-    if not parser.parse_args().write:
-        print(flags_page(), end="")
-        return
-    FLAGS_PATH.parent.mkdir(parents=True, exist_ok=True)
-    FLAGS_PATH.write_text(flags_page())
+    """Print the pages, or rewrite them with `--write`."""
+    parser = argparse.ArgumentParser(description="Generate the references of settings and of request fields.")
+    parser.add_argument("--write", action="store_true", help=f"rewrite {FLAGS_PATH} and {FIELDS_PATH}")
+    write = parser.parse_args().write
+    for path, page in ((FLAGS_PATH, flags_page()), (FIELDS_PATH, fields_page())):
+        if not write:
+            print(page, end="")
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page)
 
 
 if __name__ == "__main__":

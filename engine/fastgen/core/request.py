@@ -8,6 +8,7 @@ from typing import Literal
 
 # Most alternatives that a client may request per token; OpenAI has the same limit.
 MOST_LOGPROBS = 20
+_MOST_NAMED = 16  # invalid tokens that an error message lists
 
 
 class RequestError(ValueError):
@@ -33,12 +34,18 @@ class Grammar:
     """A grammar that the whole generation must match.
 
     Attributes:
-        kind: how to read `text`: as a JSON schema, a regular expression or a grammar in Lark syntax. "json_object"
-            needs no text and allows any JSON object.
+        kind: how to read `text`: as a JSON schema, a regular expression, a grammar in Lark syntax, or token ids
+            separated by commas, of which each generated token must be one. "json_object" needs no text and allows any
+            JSON object.
     """
 
-    kind: Literal["json_schema", "json_object", "regex", "lark"]
+    kind: Literal["json_schema", "json_object", "regex", "lark", "tokens"]
     text: str = ""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of a grammar that is a set of tokens; empty for other grammars."""
+        return tuple(map(int, self.text.split(","))) if self.kind == "tokens" else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,12 +186,14 @@ class Request:
             "logit_bias": [token for token, _ in sampling.logit_bias],
             "stop_token_ids": sampling.stop_token_ids,
             "bad_words": [token for word in sampling.bad_words for token in word],
+            "allowed_token_ids": () if sampling.grammar is None else sampling.grammar.token_ids,
         }
         for param, tokens in named.items():
-            for token in tokens:
-                if not 0 <= token < vocabulary_size:
-                    raise RequestError(
-                        f"{param} names token {token}, which is not in the vocabulary: token ids go from 0 to "
-                        f"{vocabulary_size - 1}",
-                        param,
-                    )
+            strangers = [str(token) for token in tokens if not 0 <= token < vocabulary_size]
+            if strangers:
+                more = f" and {len(strangers) - _MOST_NAMED} more" if len(strangers) > _MOST_NAMED else ""
+                raise RequestError(
+                    f"{param} names tokens outside the vocabulary, {', '.join(strangers[:_MOST_NAMED])}{more}: token "
+                    f"ids go from 0 to {vocabulary_size - 1}",
+                    param,
+                )

@@ -24,6 +24,7 @@ from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import RequestContexts
 from fastgen.server.http.tracing import Tracer, Traces
 from fastgen.server.openai import chat, completions, tokenization
+from fastgen.server.openai.other_routes import missing_route
 from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.service import Service
 from fastgen.version import VERSION
@@ -61,8 +62,11 @@ def _endpoints(service: Service) -> FastAPI:
         app.include_router(router)
     app.openapi = functools.cache(lambda: openapi.document(app))  # type: ignore[method-assign]
 
-    async def respond(_: Request, exception: Exception) -> Response:
+    async def respond(request: Request, exception: Exception) -> Response:
         error = errors.from_exception(exception)
+        stored = request.method == "GET" and request.url.path == "/v1/chat/completions"
+        if isinstance(exception, HTTPException) and (error.status == 404 or stored):
+            error = missing_route(request.method, request.url.path)
         if error.code not in _NOT_REJECTED:
             _record_rejection(service, error)
         return error.response()

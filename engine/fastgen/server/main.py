@@ -136,7 +136,14 @@ class Server:
         names = self.server_config.served_model_names or (default_name,)
         self._lifecycle = Lifecycle()
         self._metrics = Metrics(names[0])
-        self._service = Service(names, self._lifecycle, self._metrics, self.server_config.max_queued_requests)
+        self._service = Service(
+            names,
+            self.engine_config.model,
+            self._lifecycle,
+            self._metrics,
+            self.server_config.max_queued_requests,
+            self.server_config.trust_request_chat_template,
+        )
         self._stop_requested = asyncio.Event()
         self._second_signal = asyncio.Event()
         self._http = _HTTPServer(

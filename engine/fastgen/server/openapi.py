@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from fastgen.server.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from fastgen.server.openai.tokenization import Text, Tokens
-from fastgen.server.probes import Status, Version
+from fastgen.server.probes import Load, Status, Version
 
 _REF = "#/components/schemas/{name}"
 _RESPONSES: dict[str, type] = {
@@ -23,6 +23,7 @@ _RESPONSES: dict[str, type] = {
     "/health": Status,
     "/ready": Status,
     "/version": Version,
+    "/load": Load,
 }
 _STREAMED = frozenset({"/v1/completions", "/v1/chat/completions"})
 _ERRORS = {

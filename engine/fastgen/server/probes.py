@@ -18,6 +18,12 @@ class Status(msgspec.Struct, frozen=True):
     status: str
 
 
+class Load(msgspec.Struct, frozen=True):
+    """Open requests of the server, in vLLM's format."""
+
+    server_load: int
+
+
 class Version(msgspec.Struct, frozen=True):
     """Version of FastGen."""
 
@@ -38,6 +44,13 @@ async def ready(request: Request) -> Response:
     service: Service = request.app.state.service
     reason = service.lifecycle.why_not_ready()
     return json_response(Status("ready")) if reason is None else json_response(Status(reason), 503)
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """Return the number of open requests, as vLLM does."""
+    service: Service = request.app.state.service
+    return json_response(Load(service.lifecycle.num_open))
 
 
 @router.get("/metrics")
@@ -69,4 +82,4 @@ async def model(name: str, request: Request) -> Response:
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    return ModelCard(name, service.created, service.lifecycle.model().engine.info.max_model_length)
+    return ModelCard(name, service.created, service.root, service.lifecycle.model().engine.info.max_model_length)

@@ -62,6 +62,14 @@ class ChatTemplate:
             return None
         return cls(sources["default"], special_tokens, tool_source=sources.get("tool_use"))
 
+    def replaced(self, source: str) -> ChatTemplate:
+        """Return a template with another source and the same special tokens.
+
+        Raises:
+            ConfigError: if it is not valid Jinja.
+        """
+        return ChatTemplate(source, self._special_tokens)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -59,12 +59,14 @@ class GrammarFactory:
         self._num_threads = num_threads
         self._kept: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
 
-    def __call__(self, grammar: Grammar) -> GrammarConstraint:
+    def __call__(self, grammar: Grammar) -> GrammarConstraint | TokenSet:
         """Return a constraint in its initial state.
 
         Raises:
             RequestError: if the grammar cannot be enforced, with the reason.
         """
+        if grammar.kind == "tokens":
+            return TokenSet(grammar.token_ids)
         if not self._end_tokens:
             raise _refusal(grammar, "the model has no end-of-sequence token, so no match can end")
         matcher = self._kept.pop(grammar, None)
@@ -77,16 +79,17 @@ class GrammarFactory:
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
         """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`."""
-        own = [constraint for constraint in constraints if isinstance(constraint, GrammarConstraint)]
+        own = [constraint for constraint in constraints if isinstance(constraint, GrammarConstraint | TokenSet)]
         assert len(own) == len(constraints), "a constraint is not of this factory"
-        parallel = self._num_threads > 1 and len(own) > 1
+        matched = [(row, constraint) for row, constraint in enumerate(own) if isinstance(constraint, GrammarConstraint)]
+        parallel = self._num_threads > 1 and len(matched) > 1
         if parallel:
-            matchers = [(constraint.matcher, row) for row, constraint in enumerate(own)]
+            matchers = [(constraint.matcher, row) for row, constraint in matched]
             start = ctypes.addressof(ctypes.c_char.from_buffer(masks))
             self._executor.unsafe_compute_mask_ptr(matchers, start, masks.nbytes // len(own), len(own))
         width = len(masks) // len(own)
         for row, constraint in enumerate(own):
-            if not parallel or constraint.matcher.is_error():
+            if not parallel or isinstance(constraint, TokenSet) or constraint.matcher.is_error():
                 constraint.fill_mask(masks[row * width : (row + 1) * width])
 
     @cached_property
@@ -147,6 +150,26 @@ class GrammarConstraint:
         self.end = FinishReason.ABORT
 
 
+class TokenSet:
+    """Allows the same tokens at every position: a `fastgen.core.constraint.Constraint` that never ends a generation."""
+
+    __slots__ = ("_allowed",)
+    end = None
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        bits = 0
+        for token in token_ids:
+            bits |= 1 << token
+        self._allowed = bits
+
+    def fill_mask(self, mask: memoryview) -> None:
+        """Write the mask of allowed next tokens; see `Constraint.fill_mask`."""
+        mask.cast("B")[:] = self._allowed.to_bytes(mask.nbytes, "little")
+
+    def accept(self, token: int) -> None:
+        """Advance by a generated token, which changes nothing."""
+
+
 def check_grammar(grammar: Grammar, tokenizer: Tokenizer) -> None:
     """Check a grammar without building tables for the whole vocabulary; takes milliseconds.
 
@@ -155,6 +178,8 @@ def check_grammar(grammar: Grammar, tokenizer: Tokenizer) -> None:
     Raises:
         RequestError: if the grammar is invalid, with the reason.
     """
+    if grammar.kind == "tokens":
+        return  # the engine checks the ids against the model's vocabulary
     # All single bytes, and the special tokens, which a Lark grammar can name.
     special = [tokenizer.vocabulary.token_bytes(token) for token in sorted(tokenizer.special_token_ids)]
     tokens = [*(bytes([byte]) for byte in range(256)), b"<|end of match|>", *special]

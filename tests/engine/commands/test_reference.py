@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fastgen.commands.reference import FLAGS_PATH, flags_page
+from fastgen.commands.reference import FIELDS_PATH, FLAGS_PATH, flags_page
 from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS
 from fastgen.mii.arguments import GenerateArguments
+from fastgen.server.openai.field_table import fields_page
 
 ROOT = Path(__file__).parents[3]
 PAGES = ("guide.md", "from-deepspeed-mii.md")
@@ -18,6 +19,7 @@ PAGES = ("guide.md", "from-deepspeed-mii.md")
 
 def test_the_committed_reference_is_up_to_date() -> None:
     assert (ROOT / FLAGS_PATH).read_text() == flags_page(), "run: python -m fastgen.commands.reference --write"
+    assert (ROOT / FIELDS_PATH).read_text() == fields_page(), "run: python -m fastgen.commands.reference --write"
 
 
 def test_the_reference_names_every_setting() -> None:

@@ -33,6 +33,7 @@ OPERATIONS = [
     ("/ready", "GET"),
     ("/metrics", "GET"),
     ("/version", "GET"),
+    ("/load", "GET"),
 ]
 
 

@@ -230,3 +230,16 @@ def test_masks_computed_in_parallel_equal_those_computed_one_by_one(smollm2: Tok
             tokens = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
             constraint.accept(source.choice(tokens))
         constraints = [constraint for constraint in constraints if constraint.end is None or constraint is failed]
+
+
+def test_a_set_of_tokens_allows_the_same_tokens_at_every_position(smollm2: Tokenizer) -> None:
+    factory = GrammarFactory(lambda: smollm2, VOCABULARY, ENDS, num_threads=2)
+    tokens = factory(Grammar(kind="tokens", text="0,5,49151"))
+    others = [factory(Grammar(kind="regex", text="a+")) for _ in range(2)]
+    masks = np.zeros((3, -(-VOCABULARY // 32)), np.uint32)
+    factory.fill_masks([others[0], tokens, others[1]], masks.reshape(-1).data)
+    assert np.flatnonzero(np.unpackbits(masks[1].view(np.uint8), bitorder="little")).tolist() == [0, 5, 49151]
+    assert np.array_equal(masks[0], masks[2])
+    tokens.accept(5)
+    assert allowed(tokens) == [0, 5, 49151]  # type: ignore[arg-type]
+    assert tokens.end is None

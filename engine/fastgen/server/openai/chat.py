@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from fastgen.config import ConfigError
 from fastgen.core.request import Request as EngineRequest
 from fastgen.core.request import RequestError
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import EventStream, event, while_connected
-from fastgen.server.openai.chat_choices import ChatChunkWriter, chat_choice
+from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions, chat_choice
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, ChatCompletion, CompletionUsage, json_response
@@ -22,7 +23,7 @@ from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names, validated_grammar
-from fastgen.text.chat import ChatTemplateError
+from fastgen.text.chat import ChatTemplate, ChatTemplateError
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -33,6 +34,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     service: Service = request.app.state.service
     model, name = service.lifecycle.model(), service.check_model(body.model)
     body.check()
+    service.check_chat_template(body.chat_template)
     tools = ToolUse.of(body, model)
     shown = frozenset[int]() if tools is None else tools.shown_tokens(model)
     options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=body.text_rules(shown))
@@ -49,11 +51,9 @@ def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
     """Render the conversation with the model's chat template.
 
     Raises:
-        RequestError: if the model has no chat template, or the template rejects the messages.
+        RequestError: if there is no chat template, or the template rejects the messages.
     """
-    template = model.tokenizer.chat_template
-    if template is None:
-        raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
+    template = chat_template(body, model)
     messages = [message.for_template() for message in body.messages]
     source = template.source if tools is None else template.tool_source
     if "developer" not in source:  # OpenAI's newer name of the system role
@@ -74,6 +74,23 @@ def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
     raise RequestError(f"messages: the model's chat template rejects them: {rejection}", "messages") from rejection
 
 
+def chat_template(body: ChatRequest, model: ServedModel) -> ChatTemplate:
+    """Return the request's own chat template or, as usual, the model's.
+
+    Raises:
+        RequestError: if the request's is not valid Jinja, or there is none.
+    """
+    template = model.tokenizer.chat_template
+    if body.chat_template is None:
+        if template is None:
+            raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
+        return template
+    try:
+        return ChatTemplate(body.chat_template, {}) if template is None else template.replaced(body.chat_template)
+    except ConfigError as error:
+        raise RequestError(f"chat_template: {str(error).removeprefix('chat template: ')}", "chat_template") from None
+
+
 async def _engine_request(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> EngineRequest:
     structure = body.structure()
     if tools is not None:
@@ -82,6 +99,7 @@ async def _engine_request(body: ChatRequest, model: ServedModel, tools: ToolUse 
     text = render(body, model, tools)
     model.prompt_size_limit.check(text, "messages")
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=bool(body.add_special_tokens))
+    tokens = body.truncated(tokens, model.engine.info.max_model_length)
     sampling = body.sampling(
         body.token_limit(model.remaining_length(len(tokens))),
         logprobs=body.num_logprobs,
@@ -96,18 +114,17 @@ async def _complete(
 ) -> Response:
     with handler:
         outputs = await handler.finish()
+    options = ChoiceOptions(token_text if body.logprobs else None, tools, bool(body.return_token_ids))
     completion = ChatCompletion(
         handler.id,
         handler.created,
         name,
-        [
-            chat_choice(index, output, token_text if body.logprobs else None, tools)
-            for index, output in enumerate(outputs)
-        ],
+        [chat_choice(index, output, options) for index, output in enumerate(outputs)],
         CompletionUsage.of(handler.usage()),
         msgspec.UNSET
         if body.prompt_logprobs is None
         else prompt_logprobs(token_text, outputs[0].prompt_logprobs or ()),
+        outputs[0].request.prompt_token_ids if body.return_token_ids else msgspec.UNSET,
     )
     return json_response(completion)
 
@@ -115,20 +132,24 @@ async def _complete(
 async def _stream(
     handler: RequestHandler, name: str, body: ChatRequest, token_text: TokenText, tools: ToolUse | None
 ) -> AsyncGenerator[bytes]:
-    no_usage_yet = None if body.include_usage else msgspec.UNSET
+    options = ChoiceOptions(token_text if body.logprobs else None, tools, bool(body.return_token_ids))
+    prompt = handler.outputs[0].request.prompt_token_ids if body.return_token_ids else msgspec.UNSET
+    # The first chunk of a choice carries the role. It is written when there is a token, but does not count it.
+    usage = CompletionUsage.of(handler.usage())
 
-    def chunk(choice: ChatChunkChoice) -> bytes:
-        usage = CompletionUsage.of(handler.usage()) if body.continuous_usage else no_usage_yet
-        return event(ChatChunk(handler.id, handler.created, name, [choice], usage))
+    def chunk(choice: ChatChunkChoice, *, first: bool = False) -> bytes:
+        told = usage if body.continuous_usage else None if body.include_usage else msgspec.UNSET
+        return event(ChatChunk(handler.id, handler.created, name, [choice], told, prompt if first else msgspec.UNSET))
 
     chunk_writers: dict[int, ChatChunkWriter] = {}
     with handler:
         async with aclosing(handler.stream()) as deltas:
             async for index, delta in deltas:
                 if index not in chunk_writers:
-                    chunk_writers[index] = ChatChunkWriter(index, token_text if body.logprobs else None, tools)
-                    yield chunk(chunk_writers[index].first())
-                for choice in chunk_writers[index].write(delta):
+                    chunk_writers[index] = ChatChunkWriter(index, options)
+                    yield chunk(chunk_writers[index].first(), first=len(chunk_writers) == 1)
+                usage = CompletionUsage.of(handler.usage()) if body.continuous_usage else usage
+                for choice in chunk_writers[index].write(delta, handler.outputs[index]):
                     yield chunk(choice)
     if body.include_usage:
         yield event(ChatChunk(handler.id, handler.created, name, [], CompletionUsage.of(handler.usage())))

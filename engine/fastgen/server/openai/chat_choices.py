@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from msgspec import UNSET, UnsetType
+
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.openai.logprobs import TokenText, chat_logprobs
@@ -22,15 +26,24 @@ from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Coll
 _TOOL_CALLS = "tool_calls"
 
 
-def chat_choice(index: int, output: RequestOutput, token_text: TokenText | None, tools: ToolUse | None) -> ChatChoice:
-    """Return a complete choice.
+@dataclass(frozen=True, slots=True)
+class ChoiceOptions:
+    """How generations become choices.
 
-    Args:
-        index: the choice's index.
-        output: its generation.
+    Attributes:
         token_text: how to write tokens in logprobs; None if logprobs are not requested.
         tools: the tools that the model may call, if any.
+        token_ids: whether choices carry their token ids.
     """
+
+    token_text: TokenText | None
+    tools: ToolUse | None
+    token_ids: bool
+
+
+def chat_choice(index: int, output: RequestOutput, options: ChoiceOptions) -> ChatChoice:
+    """Return the complete choice number `index`."""
+    token_text, tools = options.token_text, options.tools
     text, reason = output.text, finish_reason(output.finish_reason)
     message = AssistantMessage(text)
     if tools is not None:
@@ -45,20 +58,20 @@ def chat_choice(index: int, output: RequestOutput, token_text: TokenText | None,
         else:
             message = AssistantMessage(found.content)
     logprobs = None if token_text is None else chat_logprobs(token_text, output.logprobs or ())
-    return ChatChoice(index, message, reason, logprobs, output.stop_reason)
+    token_ids = output.token_ids if options.token_ids else UNSET
+    return ChatChoice(index, message, reason, logprobs, output.stop_reason, token_ids)
 
 
 class ChatChunkWriter:
-    """Writes the chunks of one streamed choice: the role first, then deltas, then the finish reason.
+    """Writes the chunks of one streamed choice: the role first, then deltas, then the finish reason."""
 
-    The arguments are those of `chat_choice`.
-    """
-
-    def __init__(self, index: int, token_text: TokenText | None, tools: ToolUse | None) -> None:
+    def __init__(self, index: int, options: ChoiceOptions) -> None:
         self._index = index
-        self._token_text = token_text
-        self._tools = tools
-        self._parser = None if tools is None else tools.parser()
+        self._token_text = options.token_text
+        self._tools = options.tools
+        self._parser = None if options.tools is None else options.tools.parser()
+        self._has_token_ids = options.token_ids
+        self._num_sent_tokens = 0
         self._valid_calls: set[int] = set()
         self._pending_logprobs: list[TokenLogprobs] = []
 
@@ -66,8 +79,8 @@ class ChatChunkWriter:
         """Return the first chunk, which carries the role."""
         return ChatChunkChoice(self._index, Delta(role="assistant", content=""), None)
 
-    def write(self, delta: OutputDelta) -> list[ChatChunkChoice]:
-        """Return the chunks for a delta; its logprobs go with the first chunk."""
+    def write(self, delta: OutputDelta, output: RequestOutput) -> list[ChatChunkChoice]:
+        """Return the chunks for a delta of `output`; its logprobs and token ids go with the first chunk."""
         if self._parser is None:
             chat_deltas = [Delta(content=delta.text)] if delta.text else []
         else:
@@ -76,13 +89,25 @@ class ChatChunkWriter:
                 events += self._parser.finish()
             chat_deltas = [chat_delta for event in events for chat_delta in self._deltas(event)]
         self._pending_logprobs += delta.logprobs
-        chunks = [ChatChunkChoice(self._index, chat_delta, None, self._take_logprobs()) for chat_delta in chat_deltas]
+        chunks = [
+            ChatChunkChoice(self._index, chat_delta, None, self._take_logprobs(), token_ids=self._take_tokens(output))
+            for chat_delta in chat_deltas
+        ]
         if delta.finish_reason is not None:
             reason = finish_reason(delta.finish_reason)
             if self._valid_calls and reason == "stop":
                 reason = _TOOL_CALLS
-            chunks.append(ChatChunkChoice(self._index, Delta(), reason, self._take_logprobs(), delta.stop_reason))
+            logprobs, token_ids = self._take_logprobs(), self._take_tokens(output)
+            chunks.append(ChatChunkChoice(self._index, Delta(), reason, logprobs, delta.stop_reason, token_ids))
         return chunks
+
+    def _take_tokens(self, output: RequestOutput) -> list[int] | UnsetType:
+        """Return the token ids since the last chunk, if requested."""
+        if not self._has_token_ids:
+            return UNSET
+        token_ids = output.token_ids[self._num_sent_tokens :]
+        self._num_sent_tokens += len(token_ids)
+        return token_ids
 
     def _take_logprobs(self) -> ChatLogprobs | None:
         entries, self._pending_logprobs = self._pending_logprobs, []

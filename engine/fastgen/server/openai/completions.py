@@ -69,7 +69,8 @@ async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[
         )
         return body.engine_request(tokens, sampling)
 
-    return [engine_request(tokens) for tokens in await _token_ids(body, model)]
+    length = model.engine.info.max_model_length
+    return [engine_request(body.truncated(tokens, length)) for tokens in await _token_ids(body, model)]
 
 
 async def _token_ids(body: CompletionRequest, model: ServedModel) -> list[list[int]]:
@@ -111,6 +112,7 @@ class _ChoiceWriter:
         self._tokenizer = tokenizer
         self._token_text = TokenText(tokenizer, bool(body.return_tokens_as_token_ids))
         self._logprobs_writers: dict[int, CompletionLogprobsWriter] = {}
+        self._num_sent_tokens: dict[int, int] = {}
 
     def write(self, index: int, output: RequestOutput, delta: OutputDelta) -> CompletionChoice:
         """Return the choice for a delta; the first delta of a choice carries the echoed prompt."""
@@ -136,7 +138,15 @@ class _ChoiceWriter:
             logprobs,
             delta.stop_reason,
             UNSET if body.prompt_logprobs is None else prompt_logprobs(self._token_text, output.prompt_logprobs or ()),
+            output.request.prompt_token_ids if is_first and body.return_token_ids else UNSET,
+            self._take_tokens(index, output) if body.return_token_ids else UNSET,
         )
+
+    def _take_tokens(self, index: int, output: RequestOutput) -> list[int]:
+        """Return the token ids of a choice since its last chunk."""
+        token_ids = output.token_ids[self._num_sent_tokens.get(index, 0) :]
+        self._num_sent_tokens[index] = len(output.token_ids)
+        return token_ids
 
     def _prompt_text(self, index: int) -> str:
         prompt = self._body.prompt[index // self._body.num_choices]

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, PlainValidator, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema
 
 _MAX_STOP_STRINGS = 64
 _MAX_STRING_LENGTH = 1024  # characters of a stop string or bad word
 _MAX_LIST_LENGTH = 1024  # tokens or words that every generated token is compared with
+_MAX_NAMED = 16  # invalid values that an error message lists
 _INT64_LIMIT = 1 << 63
 
 
@@ -104,10 +107,11 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
         return ()
     if not isinstance(value, dict):
         raise ValueError("must map token ids to numbers")
+    strangers = [token for token in value if not (token.isascii() and token.isdigit() and len(token) < 19)]
+    if strangers:
+        raise ValueError(f"{named(repr(token[:40]) for token in strangers)}: not a token id; use ids as keys")
     biases = {}
     for token, bias in value.items():
-        if not (token.isascii() and token.isdigit() and len(token) < 19):
-            raise ValueError(f"{token[:40]!r} is not a token id")
         try:
             biases[int(token)] = _number(bias)
         except ValueError as error:
@@ -161,20 +165,88 @@ Prompts = Annotated[
 ]
 
 
-def _only(*neutral: object) -> AfterValidator:
-    """Accept only None and values that have no effect; the error message suggests the first of them."""
+def _one_of(*choices: str) -> PlainValidator:
+    listed = ", ".join(json.dumps(choice) for choice in choices)
+
+    def check(value: Any) -> str | None:
+        if value is None or (isinstance(value, str) and value in choices):
+            return value
+        raise ValueError(f"must be one of {listed}")
+
+    return PlainValidator(check)
+
+
+def _choices(*choices: str) -> dict[str, Any]:
+    return {"enum": [*choices, None]}
+
+
+def _truncation_limit(value: int) -> int:
+    if value < -1 or value == 0:
+        raise ValueError("must be at least 1, or -1 for what the model takes")
+    return value
+
+
+TruncationLimit = Annotated[Integer, AfterValidator(_truncation_limit)]
+TruncationSide = Annotated[str | None, _one_of("left", "right"), WithJsonSchema(_choices("left", "right"))]
+
+
+@dataclass(frozen=True, slots=True)
+class NotBuilt:
+    """Marks a known field that is refused unless it holds a value without effect.
+
+    Attributes:
+        why: what to use instead, or what is missing; part of the error message.
+        neutral: the values without effect; null always is one.
+    """
+
+    why: str
+    neutral: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """Marks a known field that is accepted with any value, because it cannot change the answer.
+
+    Attributes:
+        why: the reason.
+    """
+
+    why: str
+
+
+def refused(why: str, *neutral: object, choices: tuple[str, ...] = ()) -> Any:
+    """Return a field that is not built: only null and `neutral` values are accepted.
+
+    Args:
+        why: what to use instead, or what is missing.
+        neutral: values that have no effect; the error message suggests the first of them.
+        choices: the values that the field may have at all; others are not reported as unsupported but as invalid.
+    """
     remedy = f"leave it out or set it to {json.dumps(neutral[0])}" if neutral else "leave it out"
 
     def check(value: Any) -> Any:
         if value is None or any(value == same and type(value) is type(same) for same in neutral):
             return value
-        raise ValueError(f"this value is not supported; {remedy}")
+        raise ValueError(f"this value is not supported ({why}); {remedy}")
 
-    return AfterValidator(check)
+    steps = (_one_of(*choices),) if choices else ()
+    return _optional(*steps, AfterValidator(check), NotBuilt(why, neutral))
 
 
-Unsupported = Annotated[Any, _only()]
-EmptyOnly = Annotated[Any, _only([], {})]
-FalseOnly = Annotated[Any, _only(False)]
-NoCall = Annotated[Any, _only("none", "auto")]
-EmptyString = Annotated[Any, _only("")]
+def ignored(why: str) -> Any:
+    """Return a field that cannot change the answer."""
+    return _optional(NoEffect(why))
+
+
+def _optional(*metadata: Any) -> Any:
+    """Return a field that is null by default; `metadata` are validators and markers."""
+    field: Any = Field(default=None)
+    field.metadata = list(metadata)
+    return field
+
+
+def named(values: Iterable[object]) -> str:
+    """Return the first few of these values as text."""
+    listed = [str(value) for value in values]
+    more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
+    return ", ".join(listed[:_MAX_NAMED]) + more

@@ -1,7 +1,7 @@
 """Request bodies of /v1/completions and /v1/chat/completions: OpenAI's fields and vLLM's extensions.
 
-A known field whose behaviour is not implemented is rejected, unless it holds the value that has no effect: ignoring it
-would change the answer. Unknown fields are ignored, as OpenAI does.
+Fields that are built are here. Other known ones are in `other_fields.py`: a field is never ignored if that would change
+the answer. Unknown fields are ignored.
 
 To add a sampling parameter, add it to `SamplingParams` and, under the same name, to `GenerationRequest`.
 """
@@ -17,12 +17,8 @@ from fastgen.core.request import Grammar, Request, RequestError, SamplingParams
 from fastgen.server.openai.field_types import (
     BadWords,
     Boolean,
-    EmptyOnly,
-    EmptyString,
-    FalseOnly,
     Integer,
     LogitBias,
-    NoCall,
     Number,
     Prompts,
     Seed,
@@ -30,10 +26,15 @@ from fastgen.server.openai.field_types import (
     String,
     TokenIdTuple,
     TopK,
-    Unsupported,
+    TruncationLimit,
+    TruncationSide,
+    ignored,
+    refused,
 )
 from fastgen.server.openai.messages import Message, Tool, ToolChoice
+from fastgen.server.openai.other_fields import ChatFields, ExtensionFields, OpenAIFields
 from fastgen.server.openai.structured_outputs import (
+    AllowedTokenIds,
     GuidedChoice,
     GuidedGrammar,
     GuidedJson,
@@ -52,6 +53,10 @@ _STRUCTURE_FIELDS = (
     "guided_choice",
     "guided_grammar",
     "structured_outputs",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "allowed_token_ids",
 )
 
 
@@ -62,7 +67,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Boolean | None = None
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(ExtensionFields):
     """Fields that both endpoints share."""
 
     model_config = ConfigDict(extra="ignore")
@@ -73,7 +78,7 @@ class GenerationRequest(BaseModel):
     min_tokens: Integer | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: TopK | None = None
+    top_k: TopK | None = Field(None, description="-1 and 0 keep all")
     min_p: Number | None = None
     typical_p: Number | None = None
     repetition_penalty: Number | None = None
@@ -81,20 +86,29 @@ class GenerationRequest(BaseModel):
     frequency_penalty: Number | None = None
     logit_bias: LogitBias = ()
     bad_words: BadWords = ()
-    seed: Seed | None = None
+    seed: Seed | None = Field(None, description="-1 is random")
     stop: StopStrings = ()
     stop_token_ids: TokenIdTuple = ()
+    allowed_token_ids: AllowedTokenIds = Field(
+        None, description="not with a structure or tools; an end token must be listed to be generated"
+    )
     include_stop_str_in_output: Boolean | None = None
+    no_stop_trim: Boolean | None = Field(None, description="the same as `include_stop_str_in_output`")
     skip_special_tokens: Boolean | None = None
     ignore_eos: Boolean | None = None
     prompt_logprobs: Integer | None = None
     return_tokens_as_token_ids: Boolean | None = None
+    return_token_ids: Boolean | None = Field(None, description="adds `prompt_token_ids` and `token_ids`")
     add_special_tokens: Boolean | None = None
+    truncate_prompt_tokens: TruncationLimit | None = Field(
+        None, description="-1 keeps what fits with `max_tokens`; the end of the prompt is kept"
+    )
+    truncation_side: TruncationSide = Field(None, description="`right` keeps the start")
 
     stream: Boolean | None = None
     stream_options: StreamOptions | None = None
-    priority: Integer | None = None
-    timeout: Number | None = None
+    priority: Integer | None = Field(None, description="lower is served first")
+    timeout: Number | None = Field(None, description="seconds until the request ends, finished or not")
     cache_salt: Annotated[String, Field(max_length=256)] | None = None
 
     response_format: ResponseFormat = None
@@ -103,12 +117,9 @@ class GenerationRequest(BaseModel):
     guided_choice: GuidedChoice = None
     guided_grammar: GuidedGrammar = None
     structured_outputs: StructuredOutputs = None
-
-    guided_whitespace_pattern: Unsupported = None
-    use_beam_search: FalseOnly = None
-    allowed_token_ids: EmptyOnly = None
-    truncate_prompt_tokens: Unsupported = None
-    logits_processors: EmptyOnly = None
+    json_schema: GuidedJson = Field(None, description="the same as `guided_json`")
+    regex: GuidedRegex = Field(None, description="the same as `guided_regex`")
+    ebnf: GuidedGrammar = Field(None, description="the same as `guided_grammar`")
 
     @property
     def num_choices(self) -> int:
@@ -131,6 +142,8 @@ class GenerationRequest(BaseModel):
         """Raise RequestError if fields contradict each other."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options: requires stream to be true; leave it out", "stream_options")
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise RequestError("truncation_side: requires truncate_prompt_tokens; leave it out", "truncation_side")
 
     def structure(self) -> tuple[Grammar, str] | None:
         """Return the grammar that the output must match and the field that it came from, if any.
@@ -147,7 +160,7 @@ class GenerationRequest(BaseModel):
         """Return how tokens become text; `shown_tokens` are special tokens that the server parses itself."""
         return TextRules(
             stop=self.stop,
-            include_stop=bool(self.include_stop_str_in_output),
+            include_stop=bool(self.include_stop_str_in_output or self.no_stop_trim),
             min_tokens=self.min_tokens or 0,
             skip_special_tokens=self.skip_special_tokens is not False,
             shown_tokens=shown_tokens,
@@ -166,6 +179,25 @@ class GenerationRequest(BaseModel):
         values = {name: getattr(self, name) for name in _SAMPLING_FIELDS} | others
         given = {name: value for name, value in values.items() if value is not None}
         return SamplingParams(max_tokens=max_tokens, **given)
+
+    def truncated(self, token_ids: list[int], max_model_length: int) -> list[int]:
+        """Return the part of a prompt that `truncate_prompt_tokens` keeps: its end, or its start if the client says so.
+
+        -1 keeps as many tokens as leave room for `max_tokens`, or for one token.
+        """
+        limit = self.truncate_prompt_tokens
+        if limit is None:
+            return token_ids
+        if limit < 0:
+            limit = max(1, max_model_length - max(1, self.requested_tokens or 1))
+        if len(token_ids) <= limit:
+            return token_ids
+        return token_ids[:limit] if self.truncation_side == "right" else token_ids[len(token_ids) - limit :]
+
+    @property
+    def requested_tokens(self) -> int | None:
+        """The client's limit on generated tokens, if any."""
+        return self.max_tokens
 
     def engine_request(self, token_ids: list[int], sampling: SamplingParams) -> Request:
         """Return the engine's request for one prompt, without an id.
@@ -198,7 +230,8 @@ class CompletionRequest(GenerationRequest):
     best_of: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None
     echo: Boolean | None = None
     logprobs: Integer | None = None
-    suffix: EmptyString = None
+    user: Any = ignored("it names the end user, for abuse reports")
+    suffix: Any = refused("prompts are only continued", "")
 
     @property
     def prompt_only(self) -> bool:
@@ -241,7 +274,7 @@ class CompletionRequest(GenerationRequest):
             )
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     """Body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -256,10 +289,7 @@ class ChatRequest(GenerationRequest):
     continue_final_message: Boolean | None = None
     documents: list[dict[str, Any]] | None = None
 
-    functions: EmptyOnly = None
-    function_call: NoCall = None
-    chat_template: Unsupported = None
-    echo: FalseOnly = None
+    chat_template: String | None = Field(None, description="requires `--trust-request-chat-template`")
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -282,10 +312,14 @@ class ChatRequest(GenerationRequest):
         """Return whether the prompt ends with the header of the assistant's message."""
         return not self.continues_message if self.add_generation_prompt is None else self.add_generation_prompt
 
+    @property
+    def requested_tokens(self) -> int | None:
+        """The client's limit on generated tokens, if any."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
     def token_limit(self, remaining: int) -> int:
         """Return the most tokens to generate: by default `remaining`, the model's length after the prompt."""
-        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        return limit if limit is not None else max(1, remaining)
+        return max(1, remaining) if self.requested_tokens is None else self.requested_tokens
 
     def check(self) -> None:
         """Raise RequestError if fields contradict each other."""

@@ -38,7 +38,6 @@ class CompletionUsage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: None = None
 
     @classmethod
     def of(cls, usage: Usage) -> CompletionUsage:
@@ -77,6 +76,8 @@ class CompletionChoice(Struct, frozen=True):
     logprobs: CompletionLogprobs | None = None
     stop_reason: str | int | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True):
@@ -156,6 +157,7 @@ class ChatChoice(Struct, frozen=True):
     finish_reason: str | None
     logprobs: ChatLogprobs | None = None
     stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -167,6 +169,7 @@ class ChatCompletion(Struct, frozen=True):
     choices: list[ChatChoice]
     usage: CompletionUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str = FINGERPRINT
     service_tier: None = None
@@ -188,6 +191,7 @@ class ChatChunkChoice(Struct, frozen=True):
     finish_reason: str | None
     logprobs: ChatLogprobs | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True):
@@ -198,16 +202,19 @@ class ChatChunk(Struct, frozen=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: CompletionUsage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str = FINGERPRINT
 
 
 class ModelCard(Struct, frozen=True):
-    """A served model name."""
+    """A served model name; `root` is the model that was given to the server. `max_model_len` is vLLM's spelling."""
 
     id: str
     created: int
-    max_model_len: int  # vLLM's spelling, which clients look for
+    root: str
+    max_model_len: int
+    parent: None = None
     owned_by: str = "fastgen"
     object: Literal["model"] = "model"
 

@@ -64,6 +64,13 @@ def _text_grammar(value: Any) -> Grammar:
         raise ValueError(f"is not valid EBNF: {error}") from None
 
 
+def _token_grammar(value: Any) -> Grammar | None:
+    tokens = [] if value is None else value
+    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < 1 << 31 for token in tokens):
+        raise ValueError("must be a list of token ids")
+    return Grammar(kind="tokens", text=",".join(map(str, sorted(set(tokens))))) if tokens else None
+
+
 def _non_empty_string(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a non-empty string")
@@ -139,3 +146,4 @@ GuidedRegex = _field(_KINDS["regex"], _TEXT)
 GuidedChoice = _field(_KINDS["choice"], {"type": "array", "items": _TEXT, "minItems": 1})
 GuidedGrammar = _field(_KINDS["grammar"], _TEXT)
 StructuredOutputs = _field(_structured_outputs, _OBJECT)
+AllowedTokenIds = _field(_token_grammar, {"type": "array", "items": {"type": "integer", "minimum": 0}})

@@ -61,6 +61,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     model = service.lifecycle.model()
     service.check_model(body.model)
+    service.check_chat_template(body.chat_template)
     text, add_special_tokens = _text(body, model)
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=add_special_tokens)
     token_strs = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET

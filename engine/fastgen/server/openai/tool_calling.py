@@ -85,6 +85,8 @@ class ToolUse:
         Raises:
             RequestError: if the structure is not JSON; no other structure can be combined with calls.
         """
+        if structure is not None and structure[0].kind == "tokens":
+            raise RequestError(f"{structure[1]}: cannot be combined with tools; leave one of them out", structure[1])
         if self.required:
             grammar = call_grammar(self.format, self.required, model.tokenizer, most_calls=self.max_calls)
             return grammar, "tools"

@@ -31,14 +31,18 @@ class Service:
 
     Attributes:
         names: model names that requests may use; metrics carry the first one.
+        root: the model as it was given to the server.
         max_queued_requests: requests beyond this many waiting ones are rejected with 429.
+        trust_request_chat_template: whether requests may bring their own chat template.
         created: start time in Unix seconds, reported for the model.
     """
 
     names: tuple[str, ...]
+    root: str
     lifecycle: Lifecycle
     metrics: Metrics
     max_queued_requests: int
+    trust_request_chat_template: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:
@@ -56,6 +60,19 @@ class Service:
             )
         current().model = name
         return name
+
+    def check_chat_template(self, source: str | None) -> None:
+        """Reject a request's own chat template unless the server allows it.
+
+        Raises:
+            RequestError: names the flag.
+        """
+        if source is not None and not self.trust_request_chat_template:
+            raise RequestError(
+                "chat_template: this server uses the model's; leave it out, or start the server with "
+                "--trust-request-chat-template",
+                "chat_template",
+            )
 
     def check_num_generations(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
         """Reject a request for more generations than can ever be admitted, before doing any work for it.

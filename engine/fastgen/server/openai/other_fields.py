@@ -1,0 +1,120 @@
+"""Known request fields that are not built: refused by name, or accepted because they cannot change the answer.
+
+They are fields of OpenAI's API and of vLLM's and SGLang's extensions of it. Fields that are built are in `protocol.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from fastgen.server.openai.field_types import ignored, refused
+
+_ONE_PROCESS = "a server here is one engine"
+_TEXT_ONLY = "only text models are served"
+_NOT_STORED = "nothing is stored"
+_NO_BEAMS = "beam search is not built"
+_NO_CUSTOM_CODE = "requests cannot run code"
+
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
+VERBOSITIES = ("low", "medium", "high")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_NO_REASONING = "reasoning is not parsed"
+
+
+class OpenAIFields(BaseModel):
+    """OpenAI's fields that chat completions and responses share."""
+
+    user: Any = ignored("it names the end user, for abuse reports")
+    safety_identifier: Any = ignored("it names the end user, for abuse reports")
+    metadata: Any = ignored(_NOT_STORED)
+    prompt_cache_key: Any = ignored("the prefix cache needs no hint")
+    prompt_cache_options: Any = ignored("the prefix cache needs no hint")
+    prompt_cache_retention: Any = ignored("the prefix cache keeps blocks while there is room")
+    service_tier: Any = refused("there is one tier", "auto", "default", choices=SERVICE_TIERS)
+    moderation: Any = refused("there is no moderation")
+
+
+class ExtensionFields(BaseModel):
+    """Fields of vLLM and SGLang for completions and chat completions."""
+
+    # vLLM
+    thinking_token_budget: Any = refused(_NO_REASONING, -1)
+    use_beam_search: Any = refused(_NO_BEAMS, False)
+    length_penalty: Any = refused(_NO_BEAMS, 1.0, 1)
+    early_stopping: Any = refused(_NO_BEAMS, False)
+    watermarking: Any = refused("watermarks are not built", False)
+    spaces_between_special_tokens: Any = ignored("no space is added between special tokens")
+    logprob_token_ids: Any = refused("logprobs of given tokens are not built; use logprobs")
+    logits_processors: Any = refused(_NO_CUSTOM_CODE, [], {})
+    detokenize: Any = refused("the answer is text; return_token_ids adds the ids", True)
+    prompt_embeds: Any = refused("prompts are text or token ids", [])
+    mm_processor_kwargs: Any = refused(_TEXT_ONLY, {})
+    media_io_kwargs: Any = refused(_TEXT_ONLY, {})
+    return_mm_kwargs: Any = ignored(_TEXT_ONLY)
+    request_id: Any = ignored("the header X-Request-Id names the request")
+    session_id: Any = ignored("it is a hint for routers")
+    routed_experts_prompt_start: Any = refused("routed experts are not returned", 0)
+    return_token_offsets: Any = refused("offsets are not returned; /tokenize has the tokens", False)
+    kv_transfer_params: Any = refused("prefill and decode are not separated", {})
+    ec_transfer_params: Any = refused("prefill and decode are not separated", {})
+    vllm_xargs: Any = refused(_NO_CUSTOM_CODE, {})
+    repetition_detection: Any = refused("it is not built; use repetition_penalty")
+    stream_interval: Any = refused("every token is sent when it is there", 1)
+    guided_decoding_backend: Any = ignored("there is one backend")
+    guided_whitespace_pattern: Any = refused("JSON may have at most 20 characters of white space between tokens")
+
+    # SGLang
+    stop_regex: Any = refused("only strings and tokens stop; use stop", [])
+    lora_path: Any = refused("adapters are not served; name a served model")
+    session_params: Any = refused("there are no sessions; send the whole prompt", {})
+    custom_params: Any = refused(_NO_CUSTOM_CODE, {})
+    custom_logit_processor: Any = refused(_NO_CUSTOM_CODE)
+    images_config: Any = refused(_TEXT_ONLY, {})
+    return_hidden_states: Any = refused("hidden states are not returned", False)
+    return_routed_experts: Any = refused("routed experts are not returned", False)
+    routed_experts_start_len: Any = refused("routed experts are not returned", 0)
+    return_cached_tokens_details: Any = refused("usage.prompt_tokens_details has the cached tokens", False)
+    bootstrap_host: Any = refused(_ONE_PROCESS)
+    bootstrap_port: Any = refused(_ONE_PROCESS)
+    bootstrap_room: Any = refused(_ONE_PROCESS)
+    routed_dp_rank: Any = refused(_ONE_PROCESS)
+    data_parallel_rank: Any = refused(_ONE_PROCESS)
+    disagg_prefill_dp_rank: Any = refused(_ONE_PROCESS)
+    rid: Any = ignored("the header X-Request-Id names the request")
+    extra_key: Any = refused("use cache_salt to separate cached prefixes", "", [])
+    ngram_corpus_id: Any = refused("speculative decoding is not built")
+    custom_labels: Any = refused("metrics have no labels of requests", {})
+
+
+class ChatFields(BaseModel):
+    """Fields of chat completions only."""
+
+    # OpenAI
+    reasoning_effort: Any = refused(_NO_REASONING, choices=EFFORTS)
+    store: Any = refused(_NOT_STORED, False)
+    audio: Any = refused(_TEXT_ONLY)
+    modalities: Any = refused(_TEXT_ONLY, ["text"])
+    prediction: Any = ignored("it is a hint for speed")
+    verbosity: Any = refused("chat templates have no such variable", "medium", choices=VERBOSITIES)
+    web_search_options: Any = refused("the server cannot search; give the model a tool")
+    functions: Any = refused("use tools", [], {})
+    function_call: Any = refused("use tool_choice", "none", "auto")
+
+    # vLLM
+    include_reasoning: Any = refused(_NO_REASONING, True)
+    echo: Any = refused("use /v1/completions, or continue_final_message", False)
+    return_prompt_text: Any = refused("/tokenize has the rendered tokens", False)
+
+    # SGLang
+    separate_reasoning: Any = refused(_NO_REASONING, False)
+    stream_reasoning: Any = refused(_NO_REASONING, True)
+    return_prompt_token_ids: Any = refused("use return_token_ids", False)
+    return_meta_info: Any = refused("usage has the counts", False)
+    task: Any = refused("chat templates have no such variable")
+    max_dynamic_patch: Any = refused(_TEXT_ONLY)
+    min_dynamic_patch: Any = refused(_TEXT_ONLY)
+    use_audio_in_video: Any = refused(_TEXT_ONLY, False)
+    input_ids: Any = refused("use /v1/completions for token ids")
+    reasoning: Any = refused("use reasoning_effort")

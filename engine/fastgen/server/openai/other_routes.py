@@ -1,0 +1,36 @@
+"""Routes of other servers that are not built here: their 404 names the route and what is offered instead."""
+
+from __future__ import annotations
+
+import re
+
+from fastgen.server.http.errors import APIError
+
+_GENERATE = "/v1/chat/completions and /v1/completions generate text"
+_NOT_STORED = "completions are not stored; keep the answer of POST /v1/chat/completions"
+_TEXT_ONLY = "only text models are served"
+_OTHER_ROUTES: tuple[tuple[str, str], ...] = (
+    (r"/v1/chat/completions(/.+)?", _NOT_STORED),
+    (r"/v1/responses(/.*)?", _GENERATE),
+    (r"/v1/embeddings", f"embeddings are not built; {_GENERATE}"),
+    (r"(/v\d)?/(rerank|score|classify)|/pooling", f"rerankers and classifiers are not built; {_GENERATE}"),
+    (r"/v1/messages(/count_tokens)?", "Anthropic's API is not built; use /v1/chat/completions, and /tokenize to count"),
+    (r"/v1/(conversations|assistants|threads|vector_stores)(/.*)?", f"nothing is stored; {_GENERATE}"),
+    (r"/v1/(files|uploads|batches)(/.*)?", "there are no batch jobs; send the requests, which are queued"),
+    (r"/v1/(fine_tuning|evals)(/.*)?", "models are served, not trained or evaluated"),
+    (r"/v1/audio/.*|/v1/realtime(/.*)?", _TEXT_ONLY),
+    (r"/v1/(images|videos)(/.*)?", _TEXT_ONLY),
+    (r"/v1/moderations", "moderation is not built"),
+    (r"/v1/(un)?load_lora_adapter", "adapters are not served"),
+    (r"/generate|/invocations|/inference/.*", _GENERATE),
+    (r"/server_info|/get_server_info|/get_model_info", "/v1/models and /metrics describe the model and the server"),
+    (r"/health_generate|/ping", "/ready is 200 while requests are accepted, and /health while the process lives"),
+)
+_PATTERNS = tuple((re.compile(pattern), instead) for pattern, instead in _OTHER_ROUTES)
+
+
+def missing_route(method: str, path: str) -> APIError:
+    """Return the 404 for a request to a route that does not exist."""
+    instead = next((instead for pattern, instead in _PATTERNS if pattern.fullmatch(path)), None)
+    hint = "/openapi.json lists the routes" if instead is None else instead
+    return APIError(404, f"{method} {path[:100]}: this server has no such route; {hint}", code="not_found")

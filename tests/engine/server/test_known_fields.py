@@ -1,0 +1,85 @@
+"""No request field that clients know is silently ignored: each is honoured, refused by name, or without effect."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+from pydantic import BaseModel, ValidationError
+
+from fastgen.server.openai.field_table import OPENAI, SGLANG, VLLM, fields_page
+from fastgen.server.openai.field_types import NoEffect, NotBuilt
+from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
+
+REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
+    CompletionRequest: {"prompt": "a"},
+    ChatRequest: {"messages": [{"role": "user", "content": "a"}]},
+}
+STRANGE = "a value that no field has"
+
+
+def marked(kind: type) -> list[Any]:
+    return [
+        pytest.param(request, name, marker, id=f"{request.__name__}-{name}")
+        for request in REQUIRED
+        for name, field in request.model_fields.items()
+        for marker in field.metadata
+        if isinstance(marker, kind)
+    ]
+
+
+def fields_of(params: Any) -> set[str]:
+    return set(typing.get_type_hints(params)) | {"stream"}
+
+
+@pytest.mark.parametrize(
+    ("request_type", "params"),
+    [
+        (ChatRequest, chat_params.CompletionCreateParamsBase),
+        (CompletionRequest, completion_params.CompletionCreateParamsBase),
+    ],
+)
+def test_every_field_of_the_official_client_is_known(request_type: type[BaseModel], params: Any) -> None:
+    assert fields_of(params) - set(request_type.model_fields) == set()
+    assert fields_of(params) - OPENAI == set()
+
+
+@pytest.mark.parametrize("names", [VLLM, SGLANG], ids=["vllm", "sglang"])
+def test_every_field_of_other_servers_is_known(names: frozenset[str]) -> None:
+    assert names - set(ChatRequest.model_fields) - set(CompletionRequest.model_fields) == set()
+
+
+@pytest.mark.parametrize(("request_type", "name", "marker"), marked(NotBuilt))
+def test_a_field_that_is_not_built_is_refused_by_name(
+    request_type: type[BaseModel], name: str, marker: NotBuilt
+) -> None:
+    with pytest.raises(ValidationError) as raised:
+        request_type.model_validate({**REQUIRED[request_type], name: STRANGE})
+    assert [error["loc"] for error in raised.value.errors()] == [(name,)]
+    for neutral in (None, *marker.neutral):
+        request_type.model_validate({**REQUIRED[request_type], name: neutral})
+
+
+@pytest.mark.parametrize(("request_type", "name", "marker"), marked(NoEffect))
+def test_a_field_without_effect_is_accepted(request_type: type[BaseModel], name: str, marker: NoEffect) -> None:
+    assert marker.why
+    request_type.model_validate({**REQUIRED[request_type], name: STRANGE})
+
+
+def test_the_table_has_a_row_for_every_known_field() -> None:
+    rows = {line.split("`")[1]: line for line in fields_page().splitlines() if line.startswith("| `")}
+    assert set(rows) == set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+    assert rows["temperature"].startswith("| `temperature` | OpenAI | yes | yes |")
+    assert rows["audio"].startswith("| `audio` | OpenAI | – | refused | only text")
+    assert rows["lora_path"].startswith("| `lora_path` | SGLang | refused | refused |")
+    assert rows["service_tier"].startswith('| `service_tier` | OpenAI | – | only `"auto"`, `"default"` |')
+    assert rows["user"].startswith("| `user` | OpenAI | no effect | no effect |")
+
+
+@pytest.mark.parametrize("name", ["reasoning_effort", "service_tier", "verbosity"])
+def test_a_value_that_the_field_never_has_is_reported_with_the_choices(name: str) -> None:
+    with pytest.raises(ValidationError, match='must be one of ".*"medium"|must be one of "auto"'):
+        ChatRequest.model_validate({**REQUIRED[ChatRequest], name: "bogus"})

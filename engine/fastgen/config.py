@@ -22,6 +22,7 @@ from fastgen.settings import (
 __all__ = [
     "DEFAULT_TOKEN_BUDGET",
     "ENGINE_SETTINGS",
+    "REASONING_PARSERS",
     "SERVER_SETTINGS",
     "TOOL_PARSERS",
     "ConfigError",
@@ -33,6 +34,7 @@ __all__ = [
     "parsed_settings",
 ]
 
+REASONING_PARSERS = ("auto", "think", "none")
 TOOL_PARSERS = ("auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "json")
 # By device. Calibration is fast on a GPU, and its result differs between GPUs: see docs/decisions/007.
 DEFAULT_TOKEN_BUDGET: dict[str, int | str] = {"cpu": 256, "cuda": "auto"}
@@ -274,6 +276,13 @@ class ServerConfig:
         "JSON. auto detects it from the chat template and vocabulary.",
         kind="choice",
         choices=TOOL_PARSERS,
+    )
+    reasoning_parser: str = setting_field(
+        "auto",
+        "How reasoning is separated from the answer: think for models that think between <think> and </think> (Qwen3, "
+        "DeepSeek-R1), or none. auto looks for these marks in the chat template and the vocabulary.",
+        kind="choice",
+        choices=REASONING_PARSERS,
     )
     trust_request_chat_template: bool = setting_field(
         False,

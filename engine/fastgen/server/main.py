@@ -31,6 +31,7 @@ from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.service import Service
+from fastgen.text.reasoning import reasoning_format
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.registry import choose_format
 from fastgen.version import VERSION
@@ -215,9 +216,10 @@ class Server:
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, self.source.tokenizer)
             tool_format = choose_format(self.server_config.tool_parser, tokenizer)
+            thinking = reasoning_format(self.server_config.reasoning_parser, tokenizer)
             ready = await engine
             limit = PromptSizeLimit(tokenizer, ready.info.max_model_length)
-            return ServedModel(ready, tokenizer, limit, tool_format)
+            return ServedModel(ready, tokenizer, limit, tool_format, thinking)
         except EngineStartError as error:
             if error.exit_code == exit_codes.BAD_CONFIGURATION:
                 raise ConfigError(str(error)) from None

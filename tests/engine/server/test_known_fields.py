@@ -81,5 +81,5 @@ def test_the_table_has_a_row_for_every_known_field() -> None:
 
 @pytest.mark.parametrize("name", ["reasoning_effort", "service_tier", "verbosity"])
 def test_a_value_that_the_field_never_has_is_reported_with_the_choices(name: str) -> None:
-    with pytest.raises(ValidationError, match='must be one of ".*"medium"|must be one of "auto"'):
+    with pytest.raises(ValidationError, match=r'must be one of ".*"medium"|must be one of "auto"'):
         ChatRequest.model_validate({**REQUIRED[ChatRequest], name: "bogus"})

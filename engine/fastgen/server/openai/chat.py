@@ -17,6 +17,7 @@ from fastgen.server.http.sse import EventStream, event, while_connected
 from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions, chat_choice
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.reasoning import ReasoningUse, template_variables
 from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, ChatCompletion, CompletionUsage, json_response
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.server.serving.encoding import encode, encode_bad_words
@@ -36,15 +37,22 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     body.check()
     service.check_chat_template(body.chat_template)
     tools = ToolUse.of(body, model)
+    prompt = render(body, model, tools)
+    reasoning = ReasoningUse.of(body, model, prompt)
     shown = frozenset[int]() if tools is None else tools.shown_tokens(model)
+    if reasoning is not None:
+        shown |= reasoning.format.shown_tokens(model.tokenizer)
     options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=body.text_rules(shown))
     with client_names(body.aliases):
         service.check_num_generations(model, 1, body.num_choices)
-        handler = service.admit("chatcmpl", model, [await _engine_request(body, model, tools)], options)
+        handler = service.admit(
+            "chatcmpl", model, [await _engine_request(body, model, tools, reasoning, prompt)], options
+        )
     token_text = TokenText(model.tokenizer, bool(body.return_tokens_as_token_ids))
+    choices = ChoiceOptions(token_text if body.logprobs else None, tools, reasoning, bool(body.return_token_ids))
     if body.stream:
-        return EventStream(_stream(handler, name, body, token_text, tools))
-    return await while_connected(request, _complete(handler, name, body, token_text, tools))
+        return EventStream(_stream(handler, name, body, choices))
+    return await while_connected(request, _complete(handler, name, body, token_text, choices))
 
 
 def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
@@ -62,7 +70,7 @@ def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
     context: dict[str, Any] = {
         "tools": None if tools is None else tools.tools,
         "documents": body.documents,
-        "variables": body.chat_template_kwargs,
+        "variables": template_variables(body, source),
     }
     for conversation in variants:
         try:
@@ -91,12 +99,15 @@ def chat_template(body: ChatRequest, model: ServedModel) -> ChatTemplate:
         raise RequestError(f"chat_template: {str(error).removeprefix('chat template: ')}", "chat_template") from None
 
 
-async def _engine_request(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> EngineRequest:
+async def _engine_request(
+    body: ChatRequest, model: ServedModel, tools: ToolUse | None, reasoning: ReasoningUse | None, text: str
+) -> EngineRequest:
     structure = body.structure()
     if tools is not None:
         structure = tools.grammar(model, structure)
     grammar = await validated_grammar(structure, model.tokenizer)
-    text = render(body, model, tools)
+    if reasoning is not None:
+        grammar = reasoning.grammar(grammar)
     model.prompt_size_limit.check(text, "messages")
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=bool(body.add_special_tokens))
     tokens = body.truncated(tokens, model.engine.info.max_model_length)
@@ -110,17 +121,16 @@ async def _engine_request(body: ChatRequest, model: ServedModel, tools: ToolUse 
 
 
 async def _complete(
-    handler: RequestHandler, name: str, body: ChatRequest, token_text: TokenText, tools: ToolUse | None
+    handler: RequestHandler, name: str, body: ChatRequest, token_text: TokenText, options: ChoiceOptions
 ) -> Response:
     with handler:
         outputs = await handler.finish()
-    options = ChoiceOptions(token_text if body.logprobs else None, tools, bool(body.return_token_ids))
     completion = ChatCompletion(
         handler.id,
         handler.created,
         name,
         [chat_choice(index, output, options) for index, output in enumerate(outputs)],
-        CompletionUsage.of(handler.usage()),
+        _usage(handler, options),
         msgspec.UNSET
         if body.prompt_logprobs is None
         else prompt_logprobs(token_text, outputs[0].prompt_logprobs or ()),
@@ -130,9 +140,8 @@ async def _complete(
 
 
 async def _stream(
-    handler: RequestHandler, name: str, body: ChatRequest, token_text: TokenText, tools: ToolUse | None
+    handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions
 ) -> AsyncGenerator[bytes]:
-    options = ChoiceOptions(token_text if body.logprobs else None, tools, bool(body.return_token_ids))
     prompt = handler.outputs[0].request.prompt_token_ids if body.return_token_ids else msgspec.UNSET
     # The first chunk of a choice carries the role. It is written when there is a token, but does not count it.
     usage = CompletionUsage.of(handler.usage())
@@ -152,4 +161,11 @@ async def _stream(
                 for choice in chunk_writers[index].write(delta, handler.outputs[index]):
                     yield chunk(choice)
     if body.include_usage:
-        yield event(ChatChunk(handler.id, handler.created, name, [], CompletionUsage.of(handler.usage())))
+        yield event(ChatChunk(handler.id, handler.created, name, [], _usage(handler, options)))
+
+
+def _usage(handler: RequestHandler, options: ChoiceOptions) -> CompletionUsage:
+    """Return the usage of a finished request, with its reasoning counted."""
+    reasoning = options.reasoning
+    counted = None if reasoning is None else sum(reasoning.num_tokens(output) for output in handler.outputs)
+    return CompletionUsage.of(handler.usage(), counted)

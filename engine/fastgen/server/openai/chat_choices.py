@@ -1,14 +1,16 @@
-"""Chat choices as OpenAI's objects: content and tool calls, complete or as stream chunks."""
+"""Chat choices as OpenAI's objects: reasoning, content and tool calls, complete or as stream chunks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.openai.logprobs import TokenText, chat_logprobs
+from fastgen.server.openai.reasoning import ReasoningUse
 from fastgen.server.openai.responses import (
     AssistantMessage,
     ChatChoice,
@@ -33,19 +35,22 @@ class ChoiceOptions:
     Attributes:
         token_text: how to write tokens in logprobs; None if logprobs are not requested.
         tools: the tools that the model may call, if any.
+        reasoning: how reasoning is separated from content; None if the model has none.
         token_ids: whether choices carry their token ids.
     """
 
     token_text: TokenText | None
     tools: ToolUse | None
+    reasoning: ReasoningUse | None
     token_ids: bool
 
 
 def chat_choice(index: int, output: RequestOutput, options: ChoiceOptions) -> ChatChoice:
     """Return the complete choice number `index`."""
     token_text, tools = options.token_text, options.tools
-    text, reason = output.text, finish_reason(output.finish_reason)
-    message = AssistantMessage(text)
+    thought, text = _split(output.text, options.reasoning)
+    reason = finish_reason(output.finish_reason)
+    message = AssistantMessage(text if text or not thought else None)
     if tools is not None:
         parser, found = tools.parser(), Collected()
         found.take(parser.push(text))
@@ -56,10 +61,21 @@ def chat_choice(index: int, output: RequestOutput, options: ChoiceOptions) -> Ch
             message = AssistantMessage(found.content or None, tool_calls)
             reason = _TOOL_CALLS if reason == "stop" else reason
         else:
-            message = AssistantMessage(found.content)
+            message = AssistantMessage(found.content if found.content or not thought else None)
+    if thought and options.reasoning is not None and options.reasoning.include:
+        message = msgspec.structs.replace(message, reasoning_content=thought, reasoning=thought)
     logprobs = None if token_text is None else chat_logprobs(token_text, output.logprobs or ())
     token_ids = output.token_ids if options.token_ids else UNSET
     return ChatChoice(index, message, reason, logprobs, output.stop_reason, token_ids)
+
+
+def _split(text: str, reasoning: ReasoningUse | None) -> tuple[str, str]:
+    """Return the reasoning and the content of a complete generation."""
+    if reasoning is None:
+        return "", text
+    parser = reasoning.parser()
+    parts = (parser.push(text), parser.finish())
+    return "".join(part.reasoning for part in parts), "".join(part.content for part in parts)
 
 
 class ChatChunkWriter:
@@ -70,6 +86,8 @@ class ChatChunkWriter:
         self._token_text = options.token_text
         self._tools = options.tools
         self._parser = None if options.tools is None else options.tools.parser()
+        self._reasoning = None if options.reasoning is None else options.reasoning.parser()
+        self._includes_reasoning = options.reasoning is not None and options.reasoning.include
         self._has_token_ids = options.token_ids
         self._num_sent_tokens = 0
         self._valid_calls: set[int] = set()
@@ -81,13 +99,15 @@ class ChatChunkWriter:
 
     def write(self, delta: OutputDelta, output: RequestOutput) -> list[ChatChunkChoice]:
         """Return the chunks for a delta of `output`; its logprobs and token ids go with the first chunk."""
+        thought, text = self._split(delta)
+        chat_deltas = [Delta(reasoning_content=thought, reasoning=thought)] if thought else []
         if self._parser is None:
-            chat_deltas = [Delta(content=delta.text)] if delta.text else []
+            chat_deltas += [Delta(content=text)] if text else []
         else:
-            events = self._parser.push(delta.text)
+            events = self._parser.push(text)
             if delta.finish_reason is not None:
                 events += self._parser.finish()
-            chat_deltas = [chat_delta for event in events for chat_delta in self._deltas(event)]
+            chat_deltas += [chat_delta for event in events for chat_delta in self._deltas(event)]
         self._pending_logprobs += delta.logprobs
         chunks = [
             ChatChunkChoice(self._index, chat_delta, None, self._take_logprobs(), token_ids=self._take_tokens(output))
@@ -100,6 +120,16 @@ class ChatChunkWriter:
             logprobs, token_ids = self._take_logprobs(), self._take_tokens(output)
             chunks.append(ChatChunkChoice(self._index, Delta(), reason, logprobs, delta.stop_reason, token_ids))
         return chunks
+
+    def _split(self, delta: OutputDelta) -> tuple[str, str]:
+        """Return the reasoning to show and the content that a delta completes."""
+        if self._reasoning is None:
+            return "", delta.text
+        parts = [self._reasoning.push(delta.text)]
+        if delta.finish_reason is not None:
+            parts.append(self._reasoning.finish())
+        thought = "".join(part.reasoning for part in parts) if self._includes_reasoning else ""
+        return thought, "".join(part.content for part in parts)
 
     def _take_tokens(self, output: RequestOutput) -> list[int] | UnsetType:
         """Return the token ids since the last chunk, if requested."""

@@ -11,9 +11,14 @@ from pydantic.fields import FieldInfo
 from fastgen.server.openai.field_types import NoEffect, NotBuilt
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # The fields of each API. Tests compare the first with the official client's types. The others are the request types of
 # vLLM at commit 002032ee and SGLang at 004c82e0, with names of older versions that clients still send.
-OPENAI = frozenset(
+OPENAI = _names(
     """
     audio background best_of context_management conversation echo frequency_penalty function_call functions include
     input instructions logit_bias logprobs max_completion_tokens max_output_tokens max_tokens max_tool_calls messages
@@ -21,9 +26,9 @@ OPENAI = frozenset(
     prompt_cache_key prompt_cache_options prompt_cache_retention reasoning reasoning_effort response_format
     safety_identifier seed service_tier stop store stream stream_options suffix temperature text tool_choice tools
     top_logprobs top_p truncation user verbosity web_search_options
-    """.split()
+    """
 )
-VLLM = frozenset(
+VLLM = _names(
     """
     add_generation_prompt add_special_tokens allowed_token_ids bad_words best_of cache_salt chat_template
     chat_template_kwargs continue_final_message detokenize documents early_stopping echo ec_transfer_params
@@ -34,9 +39,9 @@ VLLM = frozenset(
     return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start session_id skip_special_tokens
     spaces_between_special_tokens stop_token_ids stream_interval structured_outputs thinking_token_budget top_k
     truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking
-    """.split()
+    """
 )
-SGLANG = frozenset(
+SGLANG = _names(
     """
     bootstrap_host bootstrap_port bootstrap_room cache_salt chat_template_kwargs continue_final_message custom_labels
     custom_logit_processor custom_params data_parallel_rank disagg_prefill_dp_rank ebnf extra_key ignore_eos
@@ -45,7 +50,7 @@ SGLANG = frozenset(
     return_meta_info return_prompt_token_ids return_routed_experts return_token_ids rid routed_dp_rank
     routed_experts_start_len separate_reasoning session_id session_params skip_special_tokens stop_regex stop_token_ids
     stream_reasoning task top_k use_audio_in_video
-    """.split()
+    """
 )
 
 _REQUESTS: dict[str, type[BaseModel]] = {"completions": CompletionRequest, "chat": ChatRequest}

@@ -18,6 +18,7 @@ _MAX_STOP_STRINGS = 64
 _MAX_STRING_LENGTH = 1024  # characters of a stop string or bad word
 _MAX_LIST_LENGTH = 1024  # tokens or words that every generated token is compared with
 _MAX_NAMED = 16  # invalid values that an error message lists
+_MAX_BUDGET = 1 << 20  # tokens of reasoning
 _INT64_LIMIT = 1 << 63
 
 
@@ -186,6 +187,16 @@ def _truncation_limit(value: int) -> int:
     return value
 
 
+def _thinking_budget(value: int) -> int | None:
+    """Map -1, vLLM's spelling of "unlimited", to None."""
+    if value < -1 or value > _MAX_BUDGET:
+        raise ValueError(f"must be from 0 to {_MAX_BUDGET}, or -1 for no limit")
+    return None if value == -1 else value
+
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+ReasoningEffort = Annotated[str | None, _one_of(*_EFFORTS), WithJsonSchema(_choices(*_EFFORTS))]
+ThinkingBudget = Annotated[Integer, AfterValidator(_thinking_budget)]
 TruncationLimit = Annotated[Integer, AfterValidator(_truncation_limit)]
 TruncationSide = Annotated[str | None, _one_of("left", "right"), WithJsonSchema(_choices("left", "right"))]
 

@@ -81,6 +81,8 @@ class Message(BaseModel):
     def for_template(self) -> dict[str, Any]:
         """Return the message for chat templates: content as one string, null fields left out."""
         others = {name: value for name, value in (self.__pydantic_extra__ or {}).items() if value is not None}
+        if isinstance(others.get("reasoning"), str):  # the field has two names; templates know the older one
+            others.setdefault("reasoning_content", others["reasoning"])
         calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
         return {"role": self.role, "content": self.content or "", **others, **calls}
 

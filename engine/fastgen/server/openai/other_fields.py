@@ -19,8 +19,6 @@ _NO_CUSTOM_CODE = "requests cannot run code"
 
 SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 VERBOSITIES = ("low", "medium", "high")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_NO_REASONING = "reasoning is not parsed"
 
 
 class OpenAIFields(BaseModel):
@@ -40,7 +38,7 @@ class ExtensionFields(BaseModel):
     """Fields of vLLM and SGLang for completions and chat completions."""
 
     # vLLM
-    thinking_token_budget: Any = refused(_NO_REASONING, -1)
+    thinking_token_budget: Any = refused("only chat completions separate reasoning", -1)
     use_beam_search: Any = refused(_NO_BEAMS, False)
     length_penalty: Any = refused(_NO_BEAMS, 1.0, 1)
     early_stopping: Any = refused(_NO_BEAMS, False)
@@ -92,7 +90,6 @@ class ChatFields(BaseModel):
     """Fields of chat completions only."""
 
     # OpenAI
-    reasoning_effort: Any = refused(_NO_REASONING, choices=EFFORTS)
     store: Any = refused(_NOT_STORED, False)
     audio: Any = refused(_TEXT_ONLY)
     modalities: Any = refused(_TEXT_ONLY, ["text"])
@@ -103,13 +100,12 @@ class ChatFields(BaseModel):
     function_call: Any = refused("use tool_choice", "none", "auto")
 
     # vLLM
-    include_reasoning: Any = refused(_NO_REASONING, True)
     echo: Any = refused("use /v1/completions, or continue_final_message", False)
     return_prompt_text: Any = refused("/tokenize has the rendered tokens", False)
 
     # SGLang
-    separate_reasoning: Any = refused(_NO_REASONING, False)
-    stream_reasoning: Any = refused(_NO_REASONING, True)
+    separate_reasoning: Any = refused("start the server with --reasoning-parser none", True)
+    stream_reasoning: Any = refused("reasoning is streamed as it arrives", True)
     return_prompt_token_ids: Any = refused("use return_token_ids", False)
     return_meta_info: Any = refused("usage has the counts", False)
     task: Any = refused("chat templates have no such variable")

@@ -21,9 +21,11 @@ from fastgen.server.openai.field_types import (
     LogitBias,
     Number,
     Prompts,
+    ReasoningEffort,
     Seed,
     StopStrings,
     String,
+    ThinkingBudget,
     TokenIdTuple,
     TopK,
     TruncationLimit,
@@ -287,6 +289,11 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: Boolean | None = None
     continue_final_message: Boolean | None = None
+    reasoning_effort: ReasoningEffort = Field(
+        None, description="a variable of the chat template; `none` also turns `enable_thinking` off"
+    )
+    include_reasoning: Boolean | None = Field(None, description="`false` leaves the reasoning out of the answer")
+    thinking_token_budget: ThinkingBudget | None = Field(None, description="-1 is no limit")
     documents: list[dict[str, Any]] | None = None
 
     chat_template: String | None = Field(None, description="requires `--trust-request-chat-template`")

@@ -31,6 +31,12 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    """Generated tokens that were reasoning."""
+
+    reasoning_tokens: int
+
+
 class CompletionUsage(Struct, frozen=True):
     """Token counts of one HTTP request; a prompt with several choices counts once."""
 
@@ -38,12 +44,14 @@ class CompletionUsage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def of(cls, usage: Usage) -> CompletionUsage:
-        """Return `usage` in OpenAI's format."""
+    def of(cls, usage: Usage, reasoning_tokens: int | None = None) -> CompletionUsage:
+        """Return `usage` in OpenAI's format; `reasoning_tokens` is None if reasoning is not counted."""
         cached = PromptTokensDetails(usage.cached_tokens)
-        return cls(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, cached)
+        details = UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
+        return cls(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, cached, details)
 
 
 class PromptLogprob(Struct, frozen=True):
@@ -145,6 +153,9 @@ class AssistantMessage(Struct, frozen=True):
 
     content: str | None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    # The field has two names in clients.
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -181,6 +192,8 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatChunkChoice(Struct, frozen=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fastgen.engine.client import EngineClient
 from fastgen.server.http.errors import APIError
 from fastgen.server.serving.encoding import PromptSizeLimit
+from fastgen.text.reasoning import ReasoningFormat
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import ToolFormat
 
@@ -20,12 +21,13 @@ _OTHER_REPLICA_RETRY_SECONDS = 1
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model: its engine, tokenizer and tool-call format."""
+    """A loaded model: its engine, tokenizer, tool-call format and, if it thinks, format of its reasoning."""
 
     engine: EngineClient
     tokenizer: Tokenizer
     prompt_size_limit: PromptSizeLimit
     tool_format: ToolFormat
+    reasoning_format: ReasoningFormat | None = None
 
     def remaining_length(self, prompt_tokens: int) -> int:
         """Return how many tokens may follow a prompt; 0 or less if the prompt is too long, which `check` rejects."""

@@ -1,0 +1,113 @@
+"""Reasoning in chat requests: what the template is told, and where the reasoning ends."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fastgen.core.request import Grammar, RequestError
+from fastgen.engine.request_output import RequestOutput
+from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.text.reasoning import ReasoningFormat, ReasoningParser, Start, after_reasoning
+from fastgen.text.tokenizer import Tokenizer
+
+# Variables that turn reasoning on and off: Qwen3's and DeepSeek-V3.1's.
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+def template_variables(body: ChatRequest, source: str) -> dict[str, Any]:
+    """Return the variables of the chat template `source`: the request's, and those that follow from its effort.
+
+    Raises:
+        RequestError: if the template cannot express the effort.
+    """
+    variables = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning_effort
+    if effort is None:
+        return variables
+    derived: dict[str, Any] = {"reasoning_effort": effort} if _reads(source, "reasoning_effort") else {}
+    switch = next((name for name in _SWITCHES if _reads(source, name)), None)
+    if switch is not None:
+        derived[switch] = effort != "none"
+    if not derived:
+        raise RequestError(
+            "reasoning_effort: this model's chat template has no variable for it; leave it out", "reasoning_effort"
+        )
+    return {**derived, **variables}
+
+
+def _reads(source: str, variable: str) -> bool:
+    """Return whether a template reads a variable, as opposed to a key or a text of that name."""
+    return any(
+        re.search(rf"(?<![\w.'\"]){variable}(?![\w'\"])", block)
+        for block in re.findall(r"\{[{%].*?[%}]\}", source, re.S)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningUse:
+    """The reasoning of one request.
+
+    Attributes:
+        format: the model's marks.
+        start: where its generations start.
+        budget: most tokens of reasoning; None for no limit.
+        include: whether the client gets the reasoning.
+        tokenizer: the model's tokenizer.
+    """
+
+    tokenizer: Tokenizer
+    format: ReasoningFormat
+    start: Start
+    budget: int | None
+    include: bool
+
+    @classmethod
+    def of(cls, body: ChatRequest, model: ServedModel, prompt: str) -> ReasoningUse | None:
+        """Return the reasoning of a request with this rendered prompt; None if the model has none.
+
+        Raises:
+            RequestError: if the model has no reasoning to which a budget could apply.
+        """
+        format = model.reasoning_format
+        budget = body.thinking_token_budget
+        if budget is not None:
+            why = (
+                "this model's reasoning is not parsed, see --reasoning-parser"
+                if format is None
+                else f"the model's {format.closing} is not a single token"
+                if format.closing_token(model.tokenizer) is None
+                else None
+            )
+            if why is not None:
+                raise RequestError(f"thinking_token_budget: {why}; leave it out", "thinking_token_budget")
+        if format is None:
+            return None
+        last = body.messages[-1]
+        start = format.start_within(last.content or "") if body.continues_message else format.start_after(prompt)
+        return cls(model.tokenizer, format, start, budget, body.include_reasoning is not False)
+
+    def parser(self) -> ReasoningParser:
+        """Return a parser for one generation."""
+        return ReasoningParser(self.format, self.start)
+
+    def num_tokens(self, output: RequestOutput) -> int:
+        """Return how many tokens of an output are reasoning."""
+        return self.format.num_tokens(output.token_ids, self.start, self.tokenizer)
+
+    def grammar(self, answer: Grammar | None) -> Grammar | None:
+        """Return the grammar of a generation whose answer, after the reasoning, matches `answer`.
+
+        Raises:
+            RequestError: if the answer is a set of tokens, which also applies to the reasoning, and there is a budget.
+        """
+        if answer is not None and answer.kind == "tokens":
+            if self.budget is not None:
+                raise RequestError(
+                    "thinking_token_budget: cannot be combined with allowed_token_ids; leave one of them out",
+                    "thinking_token_budget",
+                )
+            return answer
+        return after_reasoning(answer, self.format, self.tokenizer, self.start, self.budget)

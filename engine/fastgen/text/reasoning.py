@@ -1,0 +1,230 @@
+"""Reasoning of models that think between two marks before they answer, as Qwen3 and DeepSeek-R1 do.
+
+The parser splits a generation into reasoning and content. The grammar lets a model think freely, or for a number of
+tokens, before its answer has to match another grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from fastgen.core.request import Grammar
+from fastgen.text.grammar import JSON_SPACE
+from fastgen.text.stop_strings import possible_start
+from fastgen.text.tokenizer import Tokenizer
+
+# Models write line breaks after the marks. They are no part of the answer.
+_SPACE = "SPACE: /[ \\t\\r\\n]{1,8}/\n"
+
+
+class Start(Enum):
+    """Where a generation starts, which the end of its prompt decides."""
+
+    OPEN = "open"  # the model may open its reasoning, or answer at once
+    INSIDE = "inside"  # the prompt has opened the reasoning
+    AFTER = "after"  # the prompt has closed it, so there is none
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The marks around a model's reasoning.
+
+    Attributes:
+        opening, closing: the marks.
+    """
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+
+    def start_after(self, prompt: str) -> Start:
+        """Return where a generation starts that continues `prompt`."""
+        tail = prompt.rstrip()
+        if tail.endswith(self.opening):
+            return Start.INSIDE
+        return Start.AFTER if tail.endswith(self.closing) else Start.OPEN
+
+    def start_within(self, message: str) -> Start:
+        """Return where a generation starts that continues the text of an assistant's message."""
+        opened = message.rfind(self.opening)
+        if opened < 0:
+            return Start.AFTER if message.strip() else Start.OPEN
+        return Start.INSIDE if message.find(self.closing, opened) < 0 else Start.AFTER
+
+    def shown_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Return the special tokens that the parser must see as text."""
+        ids = (tokenizer.backend.token_to_id(mark) for mark in (self.opening, self.closing))
+        return frozenset(i for i in ids if i is not None and i in tokenizer.special_token_ids)
+
+    def closing_token(self, tokenizer: Tokenizer) -> int | None:
+        """Return the token that ends the reasoning, or None if it takes several."""
+        return tokenizer.backend.token_to_id(self.closing)
+
+    def num_tokens(self, token_ids: Sequence[int], start: Start, tokenizer: Tokenizer) -> int:
+        """Return how many tokens of a generation are reasoning, with its marks."""
+        if start is Start.AFTER:
+            return 0
+        opening, closing = self.opening.encode(), self.closing.encode()
+        inside, text = start is Start.INSIDE, b""
+        for position, token in enumerate(token_ids):
+            text += tokenizer.vocabulary.token_bytes(token)
+            if not inside:
+                body = text.lstrip()
+                if not (body.startswith(opening) or opening.startswith(body)):
+                    return 0
+                inside = body.startswith(opening)
+            elif closing in text:
+                return position + 1
+            else:
+                text = text[-len(closing) :]
+        return len(token_ids) if inside else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The next piece of a generation: some reasoning, then some content. Either may be empty."""
+
+    reasoning: str
+    content: str
+
+
+class ReasoningParser:
+    """Splits one generation. White space around the reasoning is dropped."""
+
+    def __init__(self, format: ReasoningFormat, start: Start) -> None:
+        self._format = format
+        self._state = start
+        self._buffer = ""
+        self._at_start = True  # no reasoning has been emitted yet
+        self._skips_space = False  # white space before the content belongs to the mark
+
+    def push(self, text: str) -> Part:
+        """Return what this text completes."""
+        self._buffer += text
+        if self._state is Start.OPEN:
+            self._open()
+        reasoning = self._think() if self._state is Start.INSIDE else ""
+        return Part(reasoning, self._content())
+
+    def finish(self) -> Part:
+        """Return the rest at the end of the generation; unfinished reasoning stays reasoning."""
+        rest, self._buffer = self._buffer, ""
+        return Part(rest.rstrip(), "") if self._state is Start.INSIDE else Part("", rest)
+
+    def _open(self) -> None:
+        body, opening = self._buffer.lstrip(), self._format.opening
+        if body.startswith(opening):
+            self._state, self._buffer = Start.INSIDE, body.removeprefix(opening)
+        elif not opening.startswith(body):
+            self._state = Start.AFTER
+
+    def _think(self) -> str:
+        if self._at_start:
+            self._buffer = self._buffer.lstrip()
+        thought, closing, rest = self._buffer.partition(self._format.closing)
+        if closing:
+            self._state, self._buffer, self._skips_space = Start.AFTER, rest, True
+            return thought.rstrip()
+        certain = self._buffer[: len(self._buffer) - possible_start(self._buffer, self._format.closing)].rstrip()
+        self._at_start = self._at_start and not certain
+        self._buffer = self._buffer[len(certain) :]
+        return certain
+
+    def _content(self) -> str:
+        if self._state is not Start.AFTER:
+            return ""
+        text, self._buffer = self._buffer, ""
+        if self._skips_space:
+            text = text.lstrip()
+            self._skips_space = not text
+        return text
+
+
+def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
+    """Return the format of `--reasoning-parser`; `auto` looks for its marks in the template and the vocabulary."""
+    found = ReasoningFormat()
+    if name == "auto":
+        template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
+        marks = (found.opening, found.closing)
+        has_tokens = all(tokenizer.backend.token_to_id(mark) is not None for mark in marks)
+        return found if found.closing in template or has_tokens else None
+    return found if name == "think" else None
+
+
+def after_reasoning(
+    answer: Grammar | None, format: ReasoningFormat, tokenizer: Tokenizer, start: Start, budget: int | None
+) -> Grammar | None:
+    """Return the grammar of a generation that may think first, then matches `answer`.
+
+    Args:
+        answer: the grammar of the answer; None for any text.
+        format: the model's marks.
+        tokenizer: its tokenizer.
+        start: where the generation starts.
+        budget: most tokens of reasoning; then the closing mark is the only token allowed. None for no limit. Requires
+            that the mark is a single token.
+    """
+    if start is Start.AFTER or (answer is None and budget is None):
+        return answer
+    rules = [_rest(answer), _thought(format, format.closing_token(tokenizer), budget), _SPACE]
+    if start is Start.INSIDE:
+        rules.append("start: thought rest\n")
+        return Grammar(kind="lark", text="".join(rules))
+    rules.append(_opened(format, tokenizer))
+    if answer is None:
+        # The opening mark must not pass as plain text, because the budget would not count then.
+        mark = _escaped(format.opening)
+        rules.append("start: opened thought rest | PLAIN\n")
+        rules.append(f"PLAIN: /(.|\\n)*/ & ~/[ \\t\\r\\n]*{mark}(.|\\n)*/\n")
+    else:
+        rules.append("start: (opened thought)? rest\n")
+    return Grammar(kind="lark", text="".join(rules))
+
+
+def _opened(format: ReasoningFormat, tokenizer: Tokenizer) -> str:
+    token = tokenizer.backend.token_to_id(format.opening)
+    if token is not None and token in tokenizer.special_token_ids:
+        return f"opened: SPACE? <[{token}]>\n"
+    return f"opened: OPENED\nOPENED: /[ \\t\\r\\n]{{0,8}}{_escaped(format.opening)}/\n"
+
+
+def _thought(format: ReasoningFormat, closing_token: int | None, budget: int | None) -> str:
+    mark = _escaped(format.closing)
+    if closing_token is None:
+        assert budget is None, "a budget requires a closing token"
+        return f"thought: body SPACE?\nbody[stop={json.dumps(format.closing)}]: /(.|\\n)*/\n"
+    closing = f"<[{closing_token}]>"
+    if budget == 0:
+        return f"thought: {closing} SPACE?\n"
+    limit = "" if budget is None else f"[max_tokens={budget}]"
+    # The text of the mark must not pass as reasoning, because the end would go unnoticed.
+    return f"thought: body {closing} SPACE?\nbody{limit}: BODY\nBODY: /(.|\\n)*/ & ~/(.|\\n)*{mark}(.|\\n)*/\n"
+
+
+def _rest(answer: Grammar | None) -> str:
+    if answer is None:
+        return "rest: /(.|\\n)*/\n"
+    if answer.kind == "lark":
+        return f"rest: %lark {{\n{answer.text}\n}}\n"
+    if answer.kind == "regex":
+        pattern = answer.text.replace("\n", "\\n")
+        return f"rest: /{_slashed(pattern)}/\n"
+    schema = json.loads(answer.text) if answer.text else {"type": "object"}
+    if not isinstance(schema, dict):
+        schema = {"anyOf": [schema]}
+    return f"rest: %json {json.dumps({'x-guidance': {'whitespace_pattern': JSON_SPACE}, **schema})}\n"
+
+
+def _escaped(mark: str) -> str:
+    return _slashed("".join(f"\\{c}" if c in ".|()[]{}*+?^$" else c for c in mark))
+
+
+def _slashed(pattern: str) -> str:
+    """Escape the slashes of a regular expression that are not escaped yet."""
+    pieces, escaped = [], False
+    for character in pattern:
+        pieces.append("\\/" if character == "/" and not escaped else character)
+        escaped = character == "\\" and not escaped
+    return "".join(pieces)

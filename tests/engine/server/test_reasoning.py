@@ -1,0 +1,186 @@
+"""Chats of models that think before they answer.
+
+The model's tokenizer has the marks of Qwen3 as tokens that are not special, and a chat template written from Qwen3's
+documentation: `enable_thinking=False` ends the prompt with an empty block, and reasoning of earlier turns is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.server.openai_types import check_chat, complete, events
+from engine.server.scripted_prompts import messages_for
+from engine.server.serving import Serving, serving
+from engine.server.test_special_token_markers import CONFIG
+from fastgen.text.tokenizer import Tokenizer
+
+TEMPLATE = """\
+{%- if tools %}{{- '<|im_start|>system\\n<tools>' + tools | tojson + '</tools><tool_call></tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- set thought = '' %}
+    {%- if message.role == 'assistant' %}
+        {%- if message.reasoning_content is string %}
+            {%- set thought = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1] %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if thought and loop.last %}{{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}{% endif %}
+    {{- content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+# As Qwen3-Thinking and DeepSeek-R1: the prompt opens the reasoning.
+OPENING = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+MARKS = {"<gh_stars>": "<think>", "<jupyter_start>": "</think>"}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Bern"}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+THOUGHT = "<think>\nLet me see.\n</think>\n\n"
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def thinking(smollm2: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("thinking")
+    described = json.loads(smollm2.backend.to_str())
+    for token in described["added_tokens"]:
+        if token["content"] in MARKS:
+            token.update(content=MARKS[token["content"]], special=False)
+    vocabulary = described["model"]["vocab"]
+    described["model"]["vocab"] = {MARKS.get(token, token): number for token, number in vocabulary.items()}
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    with serving(folder, "--trust-request-chat-template", model=str(folder)) as server:
+        server.wait_status("/ready", 200)
+        yield server
+
+
+def message(server: Serving, reply: str, **fields: Any) -> dict[str, Any]:
+    """Return the only choice; its stream must carry the same message."""
+    body = {"messages": messages_for(reply), **fields}
+    choice: dict[str, Any] = complete(server, PATH, body)["choices"][0]
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(server, PATH, body)[:-1]]
+    for name in ("reasoning_content", "reasoning", "content"):
+        streamed = "".join(delta.get(name, "") for delta in deltas)
+        assert streamed == (choice["message"].get(name) or ""), name
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
+    arguments = "".join(call["arguments"] for call in calls)
+    assert arguments == "".join(call["function"]["arguments"] for call in choice["message"].get("tool_calls", []))
+    return choice
+
+
+def test_reasoning_is_separated_from_the_content(thinking: Serving) -> None:
+    got = message(thinking, f"{THOUGHT}It is Bern.")["message"]
+    assert (got["reasoning_content"], got["reasoning"]) == ("Let me see.", "Let me see.")
+    assert got["content"] == "It is Bern."
+
+
+def test_a_reply_with_reasoning_has_the_official_clients_types(thinking: Serving) -> None:
+    check_chat(thinking, {"messages": messages_for(f"{THOUGHT}It is Bern."), "logprobs": True, "n": 2})
+    check_chat(thinking, {"messages": messages_for(f"{THOUGHT}{CALL}"), "tools": TOOLS})
+
+
+def test_reasoning_tokens_are_counted(thinking: Serving) -> None:
+    body = {"messages": messages_for(f"{THOUGHT}It is Bern."), "return_token_ids": True}
+    reply = complete(thinking, PATH, body)
+    closing = thinking.post("/tokenize", {"prompt": "</think>"}).json()["tokens"]
+    place = reply["choices"][0]["token_ids"].index(*closing) + 1
+    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": place}
+    assert events(thinking, PATH, body)[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": place}
+
+
+def test_reasoning_can_be_left_out(thinking: Serving) -> None:
+    got = message(thinking, f"{THOUGHT}Yes", include_reasoning=False)["message"]
+    assert "reasoning_content" not in got
+    assert got["content"] == "Yes"
+
+
+def test_unfinished_reasoning_is_no_content(thinking: Serving) -> None:
+    choice = message(thinking, "<think>one two three four five", max_tokens=4)
+    assert choice["message"]["reasoning_content"] == "one two three"
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+
+
+def test_a_reply_without_reasoning_is_content(thinking: Serving) -> None:
+    got = message(thinking, "It is <Bern>.")["message"]
+    assert got["content"] == "It is <Bern>."
+    assert "reasoning_content" not in got
+
+
+def test_a_prompt_may_open_the_reasoning(thinking: Serving) -> None:
+    got = message(thinking, "So.\n</think>\n\nYes", chat_template=OPENING)["message"]
+    assert (got["reasoning_content"], got["content"]) == ("So.", "Yes")
+
+
+@pytest.mark.parametrize("off", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}])
+def test_thinking_can_be_turned_off(thinking: Serving, off: dict[str, Any]) -> None:
+    question = {"messages": [{"role": "user", "content": "Hi"}]}
+    tokens = thinking.post("/tokenize", {**question, **off}).json()["tokens"]
+    assert thinking.post("/detokenize", {"tokens": tokens}).json()["prompt"].endswith("<think>\n\n</think>\n\n")
+    high = thinking.post("/tokenize", {**question, "reasoning_effort": "high"}).json()["tokens"]
+    assert high == thinking.post("/tokenize", question).json()["tokens"]
+    got = message(thinking, "<think>Yes", **off)["message"]
+    assert got["content"] == "<think>Yes"
+
+
+def test_only_calls_after_the_reasoning_are_calls(thinking: Serving) -> None:
+    choice = message(thinking, f"<think>\nShould I {CALL}?\n</think>\n\nNo.", tools=TOOLS)
+    assert choice["finish_reason"] == "stop"
+    assert "tool_calls" not in choice["message"]
+    assert CALL in choice["message"]["reasoning_content"]
+    choice = message(thinking, f"<think>\n{CALL}\n</think>\n\n{CALL}", tools=TOOLS)
+    assert choice["finish_reason"] == "tool_calls"
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+    assert choice["message"]["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"city": "Bern"}'),
+        ({"regex": "[A-Z][a-z]+"}, "Bern"),
+        ({"tools": TOOLS, "tool_choice": "required"}, CALL),
+    ],
+)
+def test_a_structure_applies_after_the_reasoning(thinking: Serving, fields: dict[str, Any], answer: str) -> None:
+    choice = message(thinking, f"{THOUGHT}{answer}", **fields)
+    assert choice["finish_reason"] in ("stop", "tool_calls")  # the engine aborts what the grammar does not allow
+    assert choice["message"]["reasoning"] == "Let me see."
+    assert choice["message"]["content"] in (answer, None)
+    assert message(thinking, f"{THOUGHT}no {answer}", **fields)["finish_reason"] == "abort"
+
+
+def test_a_budget_limits_the_reasoning(thinking: Serving) -> None:
+    assert message(thinking, f"{THOUGHT}Yes", thinking_token_budget=20)["finish_reason"] == "stop"
+    assert message(thinking, f"{THOUGHT}Yes", thinking_token_budget=2)["finish_reason"] == "abort"
+    assert message(thinking, f"{THOUGHT}Yes", thinking_token_budget=-1)["finish_reason"] == "stop"
+
+
+def test_earlier_reasoning_reaches_the_template_under_either_name(thinking: Serving) -> None:
+    def prompt(**fields: str) -> list[int]:
+        earlier = {"role": "assistant", "content": "Yes", **fields}
+        body = {"messages": [{"role": "user", "content": "Hi"}, earlier], "add_generation_prompt": False}
+        tokens: list[int] = thinking.post("/tokenize", body).json()["tokens"]
+        return tokens
+
+    assert prompt(reasoning="So.") == prompt(reasoning_content="So.") != prompt()
+
+
+@pytest.mark.parametrize(("field", "value"), [("thinking_token_budget", 9), ("reasoning_effort", "low")])
+def test_a_model_without_reasoning_refuses_its_fields(scripted: Serving, field: str, value: object) -> None:
+    response = scripted.post(PATH, {"messages": messages_for("a"), field: value})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.controlplane import free_ports
+from support.forking import Forked, fork_server
 from support.waiting import eventually
+
+PROGRAM = "harness.operator_program"
+SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'\w+="((?:[^"\\]|\\.)*)"')
 
 RESYNC_SECONDS = 0.5
 SCRAPE_SECONDS = 0.5
 
 
+@cache
+def client() -> httpx.Client:
+    """Return an HTTP client for all tests: each new one reads the system's certificates, which takes 30 ms."""
+    return httpx.Client(timeout=5, limits=httpx.Limits(max_keepalive_connections=0))
+
+
 @dataclass
 class OperatorProcess:
-    """One operator against one API server; `log` collects the output of all its processes."""
+    """One operator against one API server; `log` collects the output of all its processes.
+
+    The processes are forks of one that has imported the operator. `tests/operator/runtime/test_main.py` starts it from
+    its command line.
+    """
 
     kubeconfig: Path
     log: Path
@@ -30,7 +44,7 @@ class OperatorProcess:
     election: Sequence[str] = ("--no-leader-elect",)
     metrics_port: int = 0
     health_port: int = 0
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _process: Forked | None = field(default=None, repr=False)
 
     def start(self) -> None:
         """Start the process and wait until it is ready."""
@@ -40,8 +54,7 @@ class OperatorProcess:
     def launch(self) -> None:
         """Start the process."""
         self.metrics_port, self.health_port = free_ports(2)
-        command = [
-            *(sys.executable, "-m", "fastgen_operator.main"),
+        arguments = [
             *("--engine-image", "engine:test", "--bind-address", "127.0.0.1", "--verbose"),
             *("--metrics-port", str(self.metrics_port), "--health-port", str(self.health_port)),
             *("--scrape-seconds", str(SCRAPE_SECONDS)),
@@ -51,8 +64,7 @@ class OperatorProcess:
             *self.arguments,
         ]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self._process = fork_server(PROGRAM).start(arguments, self.log, environment)
 
     def kill(self) -> None:
         """Kill the process, as a crash of its node would."""
@@ -113,15 +125,13 @@ class OperatorProcess:
         process = self._running()
         if process.poll() is not None:
             raise RuntimeError(f"the operator ended with {process.returncode}: {self.log.read_text()[-3000:]}")
-        return httpx.get(f"http://127.0.0.1:{self.health_port}/{path}", timeout=5)
+        return client().get(f"http://127.0.0.1:{self.health_port}/{path}")
 
     def metrics(self) -> dict[tuple[str, str], float]:
         """Return the values by sample name and label values, joined by slashes."""
-        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
+        text = client().get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
         return {
-            (sample.name, "/".join(sample.labels.values())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
+            (name, "/".join(LABEL.findall(labels))): float(value) for name, labels, value in SAMPLE.findall(text)
         }
 
     def writes(self) -> dict[str, float]:
@@ -141,6 +151,6 @@ class OperatorProcess:
         target = self.metrics()[name] + count * resources
         eventually(lambda: self.metrics()[name] >= target, within=30, what=f"{count} resyncs")
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Forked:
         assert self._process is not None, "the operator is not started"
         return self._process

@@ -19,6 +19,7 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.demo_weights import demo_model
+from support.forking import Forked, fork_server
 
 REAL = (sys.executable, "-m", "fastgen")
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_command.py")))
@@ -39,7 +40,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0
 class Serving:
     """A server process and a client for it."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     log_path: Path
     port: int = 0
     host: str = "127.0.0.1"
@@ -126,13 +127,19 @@ def serving(
     host: str = "127.0.0.1",
     port: int | None = None,
 ) -> Iterator[Serving]:
-    """Start a server and kill it on exit. It may still be loading: use `wait_status("/ready", 200)`."""
+    """Start a server and kill it on exit. It may still be loading: use `wait_status("/ready", 200)`.
+
+    The scripted command is a fork of a process that has imported it.
+    """
     port, log_path = port or free_port(), folder / "server.log"
     arguments = ["serve", model or str(demo_model()), "--host", host, "--port", str(port)]
+    variables = {**os.environ, **(environment or {})}
+    process: subprocess.Popen[bytes] | Forked
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *arguments, *options], stdout=log, stderr=log, env={**os.environ, **(environment or {})}
-        )
+        if command == SCRIPTED:
+            process = fork_server("engine.server.scripted_command").start([*arguments, *options], log_path, variables)
+        else:
+            process = subprocess.Popen([*command, *arguments, *options], stdout=log, stderr=log, env=variables)
     server = Serving(process, log_path, port, host)
     try:
         yield server

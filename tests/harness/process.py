@@ -130,9 +130,7 @@ class OperatorProcess:
     def metrics(self) -> dict[tuple[str, str], float]:
         """Return the values by sample name and label values, joined by slashes."""
         text = client().get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
-        return {
-            (name, "/".join(LABEL.findall(labels))): float(value) for name, labels, value in SAMPLE.findall(text)
-        }
+        return {(name, "/".join(LABEL.findall(labels))): float(value) for name, labels, value in SAMPLE.findall(text)}
 
     def writes(self) -> dict[str, float]:
         """Return the writes by kind since the start."""

@@ -130,7 +130,8 @@ def _serve(main: Callable[[Sequence[str]], int | None]) -> None:
 
 def _redirect(log: Path) -> None:
     """Write to the log, and read nothing: standard input and output are those of the orders."""
-    for path, mode, streams in ((Path(os.devnull), os.O_RDONLY, (0,)), (log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, (1, 2))):
+    appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for path, mode, streams in ((os.devnull, os.O_RDONLY, (0,)), (log, appending, (1, 2))):
         file = os.open(path, mode)
         for stream in streams:
             os.dup2(file, stream)

@@ -21,4 +21,4 @@ if __name__ == "__main__":
 else:
     # What `fastgen serve` imports.
     import fastgen.commands.serve
-    import fastgen.server.main  # noqa: F401
+    import fastgen.server.main

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastgen.kernels.cpu import environment
@@ -35,6 +36,14 @@ def demo_source() -> ModelSource:
     from fastgen.model.source import ModelSource
 
     return ModelSource.open(str(demo_model()))
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that loads at once, with the demo model's tokenizer."""
+    from support.small_model import save_small_model
+
+    return save_small_model(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
@@ -21,6 +21,9 @@ from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 
 def load(
@@ -150,6 +153,8 @@ def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], siz
 
 def transformers_twin(source: ModelSource) -> LlamaForCausalLM:
     """Return transformers' model with the same float32 tensors as ours."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds, which processes that run only ours do not need
+
     a = source.architecture
     config = LlamaConfig(  # type: ignore[call-arg]
         vocab_size=a.vocab_size,

@@ -218,7 +218,7 @@ def play(
             continue
         num_before = len(recorder.steps)
         outcome.record(engine.step())
-        engine._scheduler.check_integrity()
+        engine._scheduler.check_integrity()  # among others, blocks are conserved and their references counted
         for scheduled in recorder.steps[num_before:]:
             observe(engine, scheduled)
     outcome.steps = recorder.steps

@@ -138,10 +138,10 @@ def test_an_invalid_address_gives_a_one_line_error(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("command", ["serve", "generate"])
-def test_a_context_larger_than_the_cache_gives_a_one_line_error(command: str) -> None:
-    flags = ["--kv-cache-memory", "16MiB", "--max-model-length", "8192"]
+def test_a_context_larger_than_the_cache_gives_a_one_line_error(command: str, small_model: Path) -> None:
+    flags = ["--kv-cache-memory", "1MiB", "--max-model-length", "8192"]
     rest = ["--host", "127.0.0.1", "--port", "0"] if command == "serve" else ["a prompt"]
-    code, said = run(command, str(demo_model()), *rest, *flags)
+    code, said = run(command, str(small_model), *rest, *flags)
     assert code == 2
     lines = said.splitlines()
     assert lines[-1].startswith("fastgen: error: --max-model-length 8192")

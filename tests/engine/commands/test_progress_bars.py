@@ -11,20 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from support.demo_weights import demo_model
-
 pytestmark = pytest.mark.slow
 
 ESCAPE = b"\x1b["
 
 
 @pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
+def arguments(small_model: Path, tmp_path: Path) -> list[str]:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("The sun is\nOnce upon a time\n1, 2, 3, 4,\n")
     flags = ["--raw", "--max-tokens", "4", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
     files = ["--prompts-file", str(prompts), "--output", str(tmp_path / "answers.jsonl")]
-    return [sys.executable, "-m", "fastgen", "generate", str(demo_model()), *files, *flags]
+    return [sys.executable, "-m", "fastgen", "generate", str(small_model), *files, *flags]
 
 
 def shown_on_a_terminal(arguments: list[str]) -> bytes:
@@ -51,8 +49,8 @@ def test_a_terminal_shows_progress_of_loading_and_of_a_prompt_file(arguments: li
     assert [json.loads(line)["completion_tokens"] for line in (tmp_path / "answers.jsonl").open()] == [4, 4, 4]
 
 
-def test_a_terminal_shows_progress_of_loading_from_python() -> None:
-    program = f"import fastgen; fastgen.pipeline({str(demo_model())!r}, kv_cache_memory='128MiB', max_model_length=512)"
+def test_a_terminal_shows_progress_of_loading_from_python(small_model: Path) -> None:
+    program = f"import fastgen; fastgen.pipeline({str(small_model)!r}, kv_cache_memory='128MiB', max_model_length=512)"
     assert "loading weights" in shown_on_a_terminal([sys.executable, "-c", program]).decode()
 
 

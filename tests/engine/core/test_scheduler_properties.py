@@ -41,7 +41,7 @@ def workloads(draw: st.DrawFn) -> tuple[list[Arrival], int, int, int]:
     return arrivals, token_budget, max_sequences, num_blocks
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(workloads())
 def test_every_workload_keeps_the_invariants_and_generates_the_right_tokens(
     workload: tuple[list[Arrival], int, int, int],
@@ -56,7 +56,7 @@ def test_every_workload_keeps_the_invariants_and_generates_the_right_tokens(
     event(f"split: {any(c.num_tokens > 1 and not c.samples for s in outcome.steps for c in s.plan.chunks)}")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(arrival_lists, st.integers(1, 16), st.integers(0, 80))
 def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
     arrivals: list[Arrival], max_sequences: int, spare_budget: int
@@ -78,7 +78,7 @@ def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
     check_outcome(outcome, arrivals, engine)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     st.integers(2, 12),
     st.integers(1, 400),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,9 @@ from fastgen.config import ConfigError
 from fastgen.core.request import Grammar, RequestError
 from fastgen.engine.request_output import RequestOutput
 from fastgen.mii.pipeline import Pipeline, pipeline
+from fastgen.model import native
+from fastgen.model.layers.decoder import Decoder
+from fastgen.model.source import ModelSource
 from support.demo_weights import demo_model
 
 pytestmark = pytest.mark.slow
@@ -30,6 +35,23 @@ def contents(output: RequestOutput) -> tuple[object, ...]:
     logprobs, prompt_logprobs = output.logprobs, output.prompt_logprobs
     request, reason = output.request, output.finish_reason
     return output.text, output.token_ids, reason, request.prompt_token_ids, output.usage, logprobs, prompt_logprobs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _weights_are_loaded_once() -> Iterator[None]:
+    """Models of the same file and context length share their weights, which hold no state."""
+    loaded: dict[tuple[object, ...], Decoder] = {}
+    load = native.load_on_cpu
+
+    def load_once(source: ModelSource, *, quantization: str, max_model_length: int | None, **others: Any) -> Decoder:
+        key = source.path, quantization, max_model_length
+        if key not in loaded:
+            loaded[key] = load(source, quantization=quantization, max_model_length=max_model_length, **others)
+        return loaded[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "load_on_cpu", load_once)
+        yield
 
 
 @pytest.fixture(scope="module")

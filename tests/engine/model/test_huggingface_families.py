@@ -85,7 +85,8 @@ def test_logits_equal_transformers_for_any_chunking_of_a_prompt(pair: Pair) -> N
     tokens = prompt(PROMPT_LENGTH)
     expected = pair.their_logits(tokens)[-1]
     assert expected.std() > 0.1, "weights so small that nothing shows"
-    for sizes in ([PROMPT_LENGTH], [1], [7, 1, 23], [50, 32, 1]):
+    single = [PROMPT_LENGTH - 24, *[1] * 24]  # for longer than any window
+    for sizes in ([PROMPT_LENGTH], single, [7, 1, 23], [50, 32, 1]):
         logits = run_in_chunks(pair.runner, tokens, [5, 0, 11, 2, 7, 3], sizes)
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 

@@ -88,8 +88,12 @@ def test_a_changed_deployment_is_restored(space: Space) -> None:
         return (spec["replicas"], spec["progressDeadlineSeconds"]) == (1, 1800)
 
     eventually(restored, within=20, what="the Deployment as it was")
-    messages = [event["message"] for event in space.items("events") if event["reason"] == "Applied"]
-    assert any("restored: spec." in message for message in messages), messages
+
+
+    def messages() -> list[str]:
+        return [event["message"] for event in space.items("events") if event["reason"] == "Applied"]
+
+    eventually(lambda: any("restored: spec." in message for message in messages()), within=20, what="the Event")
 
 
 ENGINE = "/spec/template/spec/containers/0"

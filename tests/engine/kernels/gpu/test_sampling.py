@@ -57,11 +57,17 @@ def run_both(interpreted: Interpreted, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "dtype"),
-    [(5, torch.float32), (300, torch.float32), (300, torch.bfloat16), (4097, torch.float16), (9000, torch.float32)],
+    ("vocabulary", "size", "dtype"),
+    [
+        (5, 15, torch.float32),
+        (300, 15, torch.float32),
+        (300, 8, torch.bfloat16),
+        (4097, 8, torch.float16),
+        (9000, 8, torch.float32),
+    ],
 )
-def test_kernels_equal_twins(interpreted: Interpreted, vocabulary: int, dtype: torch.dtype) -> None:
-    run_both(interpreted, random_batch(random.Random(vocabulary), vocabulary, 15, dtype))
+def test_kernels_equal_twins(interpreted: Interpreted, vocabulary: int, size: int, dtype: torch.dtype) -> None:
+    run_both(interpreted, random_batch(random.Random(vocabulary), vocabulary, size, dtype))
 
 
 def test_a_vocabulary_of_many_chunks_with_filters_that_keep_few_and_many(interpreted: Interpreted) -> None:
@@ -190,8 +196,8 @@ def test_a_step_takes_five_launches_whose_grids_depend_on_the_shape_alone(
 
     monkeypatch.setattr(function, "run", record)
     for seed in range(2):
-        run_both(interpreted, random_batch(random.Random(seed), 5000, 5))
-    assert grids == [(5,), (5, 2), (5,), (5,), (1,)] * 2
+        run_both(interpreted, random_batch(random.Random(seed), 5000, 2))
+    assert grids == [(2,), (2, 2), (2,), (2,), (1,)] * 2
 
 
 def test_no_rows(interpreted: Interpreted) -> None:

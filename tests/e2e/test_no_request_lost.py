@@ -22,6 +22,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
 # Duration of a long stream. It takes longer while starting engines use the CPU.
 LONG_SECONDS = 25
+# The streams must last, not be fast: without a limit, they would keep the whole machine busy. The request is small, so
+# that draining pods leave room for those that replace them.
+RESOURCES = {"requests": {"cpu": "100m"}, "limits": {"memory": "2Gi", "cpu": "600m"}}
 
 
 def names(namespace: ServedNamespace) -> set[str]:
@@ -83,7 +86,7 @@ def nothing_lost(short: Traffic, long: Traffic, during: str) -> None:
 
 def test_no_request_is_lost(bed: Bed, namespace: ServedNamespace) -> None:
     rollout = {"maxSurge": 1, "maxUnavailable": 0}
-    namespace.apply(manifest("chat", replicas=1, rollout=rollout, drainSeconds=300))
+    namespace.apply(manifest("chat", replicas=1, rollout=rollout, drainSeconds=300, resources=RESOURCES))
     namespace.wait_condition("Ready", "True", "AllReplicasReady")
     image, drained = bed.engine_image, 0
     with (

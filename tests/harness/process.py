@@ -34,8 +34,7 @@ def client() -> httpx.Client:
 class OperatorProcess:
     """One operator against one API server; `log` collects the output of all its processes.
 
-    The processes are forks of one that has imported the operator. `tests/operator/runtime/test_main.py` starts it from
-    its command line.
+    The processes are forks of one that has imported the operator; `test_main.py` starts it from its command line.
     """
 
     kubeconfig: Path

@@ -1,4 +1,4 @@
-"""A small model with random weights and the demo model's tokenizer: it loads at once where the demo model takes seconds."""
+"""A small model with random weights and the demo model's tokenizer, which loads at once."""
 
 from __future__ import annotations
 

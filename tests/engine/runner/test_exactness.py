@@ -68,7 +68,7 @@ def prompts(demo_source: ModelSource) -> list[list[int]]:
     return encoded
 
 
-# The budget decides how prompts are cut and how many decodes and prompts share a step. So one budget decodes all tokens,
+# The budget decides how prompts are cut and which of them share a step with decodes. So one budget decodes all tokens,
 # and the others enough to mix decodes with the prompts of the next sequences.
 @pytest.mark.parametrize(("token_budget", "num_tokens"), [(64, NUM_TOKENS), (16, 8), (512, 8)])
 def test_greedy_output_equals_transformers_with_eight_prompts_at_once(

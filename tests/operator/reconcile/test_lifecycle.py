@@ -89,7 +89,6 @@ def test_a_changed_deployment_is_restored(space: Space) -> None:
 
     eventually(restored, within=20, what="the Deployment as it was")
 
-
     def messages() -> list[str]:
         return [event["message"] for event in space.items("events") if event["reason"] == "Applied"]
 

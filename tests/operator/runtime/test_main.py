@@ -16,7 +16,8 @@ from fastgen_operator.children import Platform
 from fastgen_operator.kinds import OWNER_LABEL
 from fastgen_operator.runtime.informers import kinds_read, kopf_settings
 from fastgen_operator.runtime.settings import Settings
-from harness.process import OperatorProcess
+from harness.process import PROGRAM, OperatorProcess
+from support.forking import fork_server
 from support.waiting import eventually
 
 UNREACHABLE = """
@@ -37,15 +38,20 @@ def unreachable(tmp_path: Path) -> Path:
     return path
 
 
-def run_operator(kubeconfig: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fastgen_operator.main", "--engine-image", "e", "--no-leader-elect", *args]
+def run_operator(kubeconfig: Path, *arguments: str) -> tuple[int, str]:
+    """Run the operator until it exits by itself; return the exit status and its output."""
+    log = kubeconfig.with_name("log")
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    process = fork_server(PROGRAM).start(["--engine-image", "e", *arguments], log, environment)
+    return process.wait(60), log.read_text()
 
 
 def test_missing_credentials_exit_with_code_2_and_one_line(tmp_path: Path) -> None:
-    ended = run_operator(tmp_path / "nothing")
-    assert ended.returncode == 2
+    """The operator starts from its command line here; all other tests fork it."""
+    command = [sys.executable, "-m", "fastgen_operator.main", "--engine-image", "e", "--no-leader-elect"]
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "nothing")}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("fastgen-operator: no credentials for a cluster: ")
     assert len(ended.stderr.splitlines()) == 1
 
@@ -58,18 +64,16 @@ def test_a_port_in_use_exits_with_code_2_and_names_the_flag(unreachable: Path, f
         taken.listen()
         port = str(taken.getsockname()[1])
         free = [argument for other in others for argument in (other, str(free_ports(1)[0]))]
-        ended = run_operator(unreachable, "--bind-address", "127.0.0.1", flag, port, *free)
-    assert ended.returncode == 2
-    assert ended.stderr == f"fastgen-operator: {flag} {port}: Address already in use\n"
+        address = ("--no-leader-elect", "--bind-address", "127.0.0.1")
+        ended = run_operator(unreachable, *address, flag, port, *free)
+    assert ended == (2, f"fastgen-operator: {flag} {port}: Address already in use\n")
 
 
 def test_outside_a_pod_leader_election_requires_a_namespace(unreachable: Path) -> None:
-    command = [sys.executable, "-m", "fastgen_operator.main", "--engine-image", "e"]
-    environment = {**os.environ, "KUBECONFIG": str(unreachable)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    assert "--lease-namespace" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    status, output = run_operator(unreachable)
+    assert status == 2
+    assert "--lease-namespace" in output
+    assert len(output.splitlines()) == 1
 
 
 def test_an_operator_without_an_api_server_logs_it_retries_and_stops_on_sigterm(

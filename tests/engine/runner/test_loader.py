@@ -39,12 +39,17 @@ print(describe())
 
 import numpy as np
 import torch
-from support.driving import run_in_chunks
+from fastgen.core.scheduler import Chunk, StepPlan
+from support.driving import logits, sequence
 
 prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198] * 9
-sizes = (70, 1, 8, 29)
-logits = [run_in_chunks(runner, prompt[:length], [0, 1], sizes) for length in (70, 71, 79, 108)]
-np.save(sys.argv[2], torch.stack(logits).numpy())
+rows, done = [], 0
+for length in (70, 71, 79, 108):
+    subject = sequence(prompt[:length], [0, 1])
+    subject.num_computed_tokens = done
+    rows.append(logits(runner, StepPlan((Chunk(subject, done, length - done),))))
+    done = length
+np.save(sys.argv[2], torch.cat(rows).numpy())
 """
 
 NARROW = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+f16c"}

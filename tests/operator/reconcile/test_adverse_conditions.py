@@ -92,7 +92,7 @@ def test_a_rollout_without_progress_quotes_the_pod_and_is_replaced_by_the_next(s
         within=20,
         what="the next revision in the place of the stuck one",
     )
-    space.make_ready()
+    space.finish_rollout()
     space.wait_condition("Ready", "True", "AllReplicasReady")
     assert pods_made(space) == 2
 
@@ -115,7 +115,11 @@ def test_a_new_revision_gets_the_gpu_of_a_crashing_pod(space: Space, plane: Cont
             return holders not in ([], [first["metadata"]["name"]])
 
         eventually(is_succeeded, within=40, what="a pod of the newer revision with the GPU", every=0.5)
-        assert any("may have 2 pods unavailable from now on (1 before)" in words for words in event_messages(space))
+
+        def is_announced() -> bool:
+            return any("may have 2 pods unavailable from now on (1 before)" in words for words in event_messages(space))
+
+        eventually(is_announced, within=20, what="the Event")
 
         def as_asked() -> bool:
             strategy = space.get("deployment", "chat")["spec"]["strategy"]
@@ -167,8 +171,12 @@ def test_restores_against_another_writer_back_off_and_are_reported(space: Space)
     eventually(contended, within=40, what="the fight in the status", every=0.5)
     condition = space.wait_condition("Ready", "False", "Contended")
     assert "another writer keeps changing spec.progressDeadlineSeconds of Deployment chat" in condition["message"]
-    restores = [words for words in event_messages(space) if words.startswith("Deployment chat restored: ")]
-    assert len(restores) == 1, "what repeats itself is counted"
+
+    def restores() -> list[str]:
+        return [words for words in event_messages(space) if words.startswith("Deployment chat restored: ")]
+
+    eventually(restores, within=20, what="the Event")
+    assert len(restores()) == 1, "what repeats itself is counted"
 
     def restored() -> bool:
         return bool(space.get("deployment", "chat")["spec"]["progressDeadlineSeconds"] == 1800)
@@ -190,7 +198,7 @@ def test_a_paused_deployment_stays_paused_and_is_reported(space: Space) -> None:
     space.kubectl("rollout", "resume", "deployment/chat")
     space.wait_condition("Progressing", "True", "RollingOut")
     eventually(lambda: pods_made(space) == 2, within=20, what="a pod of the newest revision")
-    space.make_ready()
+    space.finish_rollout()
     space.wait_condition("Ready", "True", "AllReplicasReady")
 
 

@@ -141,7 +141,7 @@ def test_a_failing_api_server_is_not_overloaded_and_resources_converge_after_it_
 
 
 def test_a_resource_deleted_during_its_reconcile_is_no_error(proxy: Proxy, space: Space, start: Start) -> None:
-    operator = start()
+    operator = start("--request-seconds", "20")  # the proxy handles no other request while kubectl runs
     deleted: list[str] = []
 
     def rule(request: Request) -> Fault | None:
@@ -201,7 +201,7 @@ def test_silent_watches_are_detected_and_reopened(proxy: Proxy, space: Space, st
 
     proxy.rule = rule
     proxy.cut_watches()
-    eventually(lambda: any("fastgendeployments" in path for path in mute), within=10, what="a silent watch")
+    eventually(lambda: any("fastgendeployments" in path for path in mute), within=20, what="a silent watch")
     space.patch("fgd/chat", {"spec": {"replicas": 2}})
     wait_served(space, 2)
     assert operator.is_healthy()

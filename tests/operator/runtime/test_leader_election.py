@@ -232,7 +232,9 @@ async def test_a_deleted_lease_is_created_again() -> None:
     async with running(leader) as task:
         await holds(leader)
         store.lease = None
-        await asyncio.to_thread(eventually, lambda: store.lease is not None, within=5, what="another lease", every=0.01)
+        await asyncio.to_thread(
+            eventually, lambda: store.lease is not None, within=20, what="another lease", every=0.01
+        )
         assert not task.done()
         assert leader.holds()
 

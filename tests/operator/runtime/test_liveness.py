@@ -96,7 +96,7 @@ async def complaint(controller: Controller) -> str:
             return str(stalled)
         return ""
 
-    return await asyncio.to_thread(eventually, poll, within=10, what="a complaint", every=0.05)
+    return await asyncio.to_thread(eventually, poll, within=20, what="a complaint", every=0.05)
 
 
 async def stop(tasks: list[asyncio.Task[None]]) -> None:
@@ -194,7 +194,7 @@ def test_the_probe_server_responds_while_the_event_loop_hangs() -> None:
                 return heard[-1].status_code == 500 and "loopSeconds" in heard[-1].text
 
             # Called in the event loop, which it blocks.
-            eventually(hang, within=10, what="a failing probe", every=0.05)
+            eventually(hang, within=20, what="a failing probe", every=0.05)
             heard.append(await asyncio.to_thread(httpx.get, f"{url}/other"))
         finally:
             await stop(tasks)

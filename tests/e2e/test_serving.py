@@ -83,7 +83,6 @@ def test_deletion_removes_all_children(namespace: ServedNamespace) -> None:
 
     before = objects()
     namespace.apply(manifest("chat"))
-    namespace.wait_condition("Ready", "True")
-    assert len(objects()) >= len(before) + 5
+    eventually(lambda: namespace.pods("chat") and len(objects()) >= len(before) + 5, within=60, what="the children")
     namespace.kubectl("delete", "fgd", "chat")
     eventually(lambda: objects() == before, within=120, what="the deletion of the resource's children")

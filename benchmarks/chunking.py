@@ -99,16 +99,22 @@ LOADS = (
     Load("8 clients, 128/256 (chat)", 8, 160, prompt=128, generate=256),
     Load("8 clients, 2000/100", 8, 120, prompt=2000, generate=100),
     Load("8 clients, 200/100, every 20th prompt 6000", 8, 200, prompt=200, generate=100, every=20, long=6000),
+    Load("16 clients, 200/100, every 10th prompt 6000", 16, 320, prompt=200, generate=100, every=10, long=6000),
 )
 
 
 @dataclass
 class Figures:
-    """Client-side results: prompt and generated tokens, times to first token and inter-token gaps in seconds."""
+    """Client-side results: prompt and generated tokens, times to first token and inter-token gaps in seconds.
+
+    Attributes:
+        first_long: the times to first token of the long prompts; they are in `first`, too.
+    """
 
     seconds: float = 0.0
     tokens: int = 0
     first: list[float] = field(default_factory=list)
+    first_long: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
 
@@ -122,12 +128,15 @@ def run(load: Load, step_seconds: StepSeconds, budget: int, chunking: str, targe
     engine = Engine(device, config, device.clock)
     figures, todo = Figures(), load.requests_to_send()
     sent: dict[str, float] = {}
+    long: set[str] = set()
     last: dict[str, float] = {}
 
     def send() -> None:
         if (request := next(todo, None)) is not None:
             engine.add(request)
             sent[request.id] = device.now
+            if load.every and len(request.prompt_token_ids) == load.long:
+                long.add(request.id)
             figures.tokens += len(request.prompt_token_ids)
 
     for _ in range(load.clients):
@@ -140,6 +149,8 @@ def run(load: Load, step_seconds: StepSeconds, budget: int, chunking: str, targe
                 figures.gaps.append(device.now - last[request_id])
             else:
                 figures.first.append(device.now - sent[request_id])
+                if request_id in long:
+                    figures.first_long.append(figures.first[-1])
             last[request_id] = device.now
             if output.finish_reason is not None:
                 send()
@@ -159,6 +170,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=256, help="token budget per step")
     parser.add_argument("--base", type=float, help="milliseconds of a step without tokens")
     parser.add_argument("--token", type=float, help="milliseconds per token")
+    parser.add_argument("--load", type=int, action="append", choices=range(len(LOADS)), help="only these loads")
     parser.add_argument("--target", type=int, action="append", default=[], help="further inter-token targets, in ms")
     given = parser.parse_args()
     step_seconds: StepSeconds = measured
@@ -169,7 +181,7 @@ def main() -> None:
             return base + token * tokens
 
     fixed = tuple(itertools.product(("greedy", "even"), given.target))
-    for load in LOADS:
+    for load in [LOADS[index] for index in given.load or range(len(LOADS))]:
         print(f"\n{load.name}, budget {given.budget}")
         print("chunking target   tok/s   (x)  TTFT p50    p95 |  ITL p50    p99    max  (p99 x)   seconds")
         reference = None
@@ -182,6 +194,13 @@ def main() -> None:
                 f"{percentile(got.first, 0.95):6.3f} | {percentile(got.gaps, 0.5):8.3f} {tail:6.3f} "
                 f"{max(got.gaps):6.3f}  ({tail / reference[1]:4.2f})  {got.seconds:8.1f}"
             )
+            if got.first_long:
+                short = sorted(set(got.first) - set(got.first_long))
+                print(
+                    f"{'':16}first token of short prompts p50 {percentile(short, 0.5):.3f}, p95 "
+                    f"{percentile(short, 0.95):.3f}; of long ones p50 {percentile(got.first_long, 0.5):.3f}, p95 "
+                    f"{percentile(got.first_long, 0.95):.3f}"
+                )
 
 
 if __name__ == "__main__":

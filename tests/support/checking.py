@@ -22,7 +22,13 @@ def check_step(engine: Engine, step: Step, token_budget: int) -> None:
             assert scheduled[request_id].num_tokens == 1
     admitted = [request_id for request_id in step.waiting if request_id in scheduled]
     assert not (preempted and admitted), "a sequence was admitted in a step that preempted another"
-    assert admitted == list(step.waiting[: len(admitted)]), "the queue was overtaken"
+    by_rank = sorted(step.waiting, key=rank.__getitem__)
+    left = [request_id for request_id in by_rank if request_id not in admitted]
+    prefilling = [request_id for request_id in step.running if request_id not in step.decoding]
+    if admitted and left:
+        assert rank[max(admitted, key=rank.__getitem__)][0] <= rank[left[0]][0], "a lower priority overtook the queue"
+        first = min((*prefilling, *step.waiting), key=rank.__getitem__)
+        assert first not in left, "the first prompt was overtaken"
     if step.running:
         first = step.running[0]
         higher = [request_id for request_id in admitted if rank[request_id] < rank[first]]

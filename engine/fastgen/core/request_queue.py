@@ -22,6 +22,11 @@ def by_rank(sequence: Sequence) -> Rank:
     return sequence.rank
 
 
+def _by_length(sequence: Sequence) -> tuple[int, int, int]:
+    """Return the sort key by priority, then pending tokens, then arrival. It is constant while a sequence waits."""
+    return (sequence.priority, sequence.num_pending_tokens, sequence.ordinal)
+
+
 class RequestQueue:
     """New, preempted and swapped sequences in one queue, ordered by rank: priority, then arrival.
 
@@ -35,6 +40,7 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
+        self._by_length: list[Sequence] = []
         # A heap by arrival. Sequences that left the queue stay in it until they are the oldest, or too many.
         self._by_arrival: list[_HeapEntry] = []
         self.num_swapped = 0
@@ -48,12 +54,18 @@ class RequestQueue:
 
     @property
     def head(self) -> Sequence | None:
-        """The sequence to admit next, or None."""
+        """The highest-ranked sequence, or None."""
         return self.sequences[0] if self.sequences else None
+
+    @property
+    def shortest(self) -> Sequence | None:
+        """The sequence of the head's priority with the fewest pending tokens, or None."""
+        return self._by_length[0] if self._by_length else None
 
     def push(self, sequence: Sequence) -> None:
         """Insert a sequence by rank."""
         insort(self.sequences, sequence, key=by_rank)
+        insort(self._by_length, sequence, key=_by_length)
         heapq.heappush(self._by_arrival, _heap_entry(sequence))
         if len(self._by_arrival) > 2 * len(self.sequences) + _MAX_STALE:
             self._by_arrival = [_heap_entry(waiting) for waiting in self.sequences]
@@ -65,6 +77,9 @@ class RequestQueue:
         index = bisect_left(self.sequences, sequence.rank, key=by_rank)
         assert self.sequences[index] is sequence
         del self.sequences[index]
+        index = bisect_left(self._by_length, _by_length(sequence), key=_by_length)
+        assert self._by_length[index] is sequence
+        del self._by_length[index]
         self._count(sequence, -1)
 
     def oldest_arrival(self) -> float | None:
@@ -72,6 +87,12 @@ class RequestQueue:
         while self._by_arrival and not self._by_arrival[0][2].is_waiting:
             heapq.heappop(self._by_arrival)
         return self._by_arrival[0][2].arrival if self._by_arrival else None
+
+    def check_integrity(self) -> None:
+        """Assert that both orders hold the same sequences, each in its order."""
+        ranks, lengths = [s.rank for s in self.sequences], [_by_length(s) for s in self._by_length]
+        assert ranks == sorted(set(ranks)), "sequences are out of order"
+        assert lengths == sorted(map(_by_length, self.sequences)), "a sequence changed while it waited"
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         self.num_swapped += sign * bool(sequence.host_blocks)

@@ -34,14 +34,18 @@ _LOOKAHEAD_STEPS = 64
 class Scheduler:
     """Owns all unfinished sequences and the block pool. Running sequences hold cache blocks; waiting ones hold none.
 
-    Sequences are ranked by priority, then by arrival. A higher-ranked sequence always goes first:
+    Sequences are ranked by priority, then by arrival:
     - A sequence that needs a block when none is free preempts a lower-ranked one, or itself. No sequence is
       admitted in that step.
-    - Waiting sequences are admitted by rank. None overtakes the first, even if that one does not fit yet.
+    - The prompts of a priority share what decodes and higher priorities leave of a step. The first of them, by rank,
+      gets half. The rest goes to the shortest prompts, mid-prefill or waiting.
+    - If the first prompt waits and does not fit yet, no other is admitted. Another prompt that overtakes waiting ones
+      must fit whole.
 
-    So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted, and the
-    first waiting sequence waits at most until running ones end. Within a priority the oldest ranks highest, so a
-    sequence can only be starved by sequences of higher priority.
+    So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted. The first
+    prompt is admitted when running ones end, at the latest, and then takes at most twice as many steps as without the
+    others. Within a priority the oldest ranks highest, so a sequence can only be starved by sequences of higher
+    priority. See docs/decisions/022.
 
     A step may be scheduled while earlier ones run. Sequences advance when they are scheduled, and `settle` records the
     results. Blocks stay reserved as long as a step in flight writes them. No sequence is preempted while a step is in
@@ -73,6 +77,7 @@ class Scheduler:
         self._ended: list[Sequence] = []  # ended, but computed by a step in flight
         self._in_flight: deque[tuple[StepPlan, set[Key]]] = deque()
         self._waiting = RequestQueue()
+        self._held: dict[int, Sequence] = {}  # by ordinal
         self._deadlines = Deadlines()
 
     @classmethod
@@ -122,17 +127,26 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether any sequence is unfinished."""
+        """Return whether any unfinished sequence can be scheduled, now or later."""
         return bool(self._running or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. The whole pool must be large enough for its longest state."""
+        self.hold(sequence)
+        self.release(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Queue a held sequence, where its arrival ranks it."""
+        self._waiting.push(self._held.pop(sequence.ordinal))
+
+    def hold(self, sequence: Sequence) -> None:
+        """Take a new sequence that cannot be scheduled yet: its grammar is being compiled."""
         longest = sequence.num_prompt_tokens + sequence.sampling.max_tokens
         assert self.pool.blocks_for(longest) <= self.pool.num_blocks, f"{sequence} can never fit"
         assert sequence.num_computed_tokens == 0
         if not sequence.sampling.ignore_eos:
             sequence.stop_tokens |= self._end_tokens
-        self._waiting.push(sequence)
+        self._held[sequence.ordinal] = sequence
         self._deadlines.add(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
@@ -147,7 +161,7 @@ class Scheduler:
         return overdue
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step: all running decodes first, then mid-prefill and waiting prompts by rank.
+        """Plan the next step: all running decodes first, then mid-prefill and waiting prompts.
 
         Blocks are allocated for the tokens of this step only, never for what a request may need later.
 
@@ -254,14 +268,17 @@ class Scheduler:
         """Return the current state; `now` is in seconds on the clock of the sequences' arrivals."""
         prefilling = [s for s in self._running if not s.decodes_until and not s.is_decoding]
         pending = sum(sequence.num_pending_tokens for sequence in prefilling)
-        oldest = self._waiting.oldest_arrival()
+        arrivals = [self._waiting.oldest_arrival(), *(held.arrival for held in self._held.values())]
+        oldest = min((arrival for arrival in arrivals if arrival is not None), default=None)
         return SchedulerStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting) - self._waiting.num_swapped,
+            num_waiting=len(self._waiting) - self._waiting.num_swapped + len(self._held),
             num_swapped=self._waiting.num_swapped,
             kv_tokens=sum([sequence.num_computed_tokens for sequence in self._running]),
             kv_blocks_used=self.pool.num_blocks - self.pool.num_free,
-            backlog_prompt_tokens=self._waiting.num_prompt_tokens + pending,
+            backlog_prompt_tokens=self._waiting.num_prompt_tokens
+            + pending
+            + sum(held.num_prompt_tokens for held in self._held.values()),
             oldest_waiting_seconds=0.0 if oldest is None else max(0.0, now - oldest),
         )
 
@@ -272,11 +289,12 @@ class Scheduler:
         for sequence in (*self._running, *self._waiting, *self._ended):
             assert sequence.num_in_flight == counts.pop(sequence.ordinal, 0), f"{sequence}: steps in flight miscounted"
         assert not counts, "a step in flight computes a sequence whose blocks are free"
-        for sequences in (self._running, self._waiting.sequences):
-            ranks = [sequence.rank for sequence in sequences]
-            assert ranks == sorted(set(ranks)), "sequences are out of order"
+        self._waiting.check_integrity()
+        ranks = [sequence.rank for sequence in self._running]
+        assert ranks == sorted(set(ranks)), "sequences are out of order"
         assert len(self._running) <= self.max_sequences
-        tracked = sum(s.deadline is not None for sequences in (self._running, self._waiting) for s in sequences)
+        unfinished = (*self._running, *self._waiting, *self._held.values())
+        tracked = sum(sequence.deadline is not None for sequence in unfinished)
         assert len(self._deadlines) == tracked, "a finished sequence's deadline is still tracked"
 
     def _schedule_decodes(self, builder: StepPlanBuilder) -> list[Sequence]:
@@ -313,7 +331,7 @@ class Scheduler:
         return [sequence for sequence in prefilling if sequence.block_table]
 
     def _schedule_prompts(self, builder: StepPlanBuilder, prefilling: list[Sequence]) -> None:
-        """Fill the rest of the step with chunks of mid-prefill and waiting prompts, by rank."""
+        """Fill the rest of the step with chunks of mid-prefill and waiting prompts, by priority."""
         if not builder.tokens_left:
             return
         admits = not builder.preempted
@@ -322,12 +340,50 @@ class Scheduler:
             return
         load = StepLoad(builder.num_decodes, builder.decode_kv_tokens, backlog)
         builder.tokens_left = min(builder.tokens_left, self._chunker.prompt_tokens(builder.tokens_left, load))
-        for sequence in prefilling:
-            while admits and (head := self._waiting.head) is not None and head.rank < sequence.rank:
-                admits = self._admit(head, builder)
-            builder.add_prompt(sequence)
-        while admits and (head := self._waiting.head) is not None:
-            admits = self._admit(head, builder)
+        builder.unfinished = list(prefilling)
+        while builder.tokens_left and (first := self._first_prompt(prefilling, admits)) is not None:
+            peers = [sequence for sequence in prefilling if sequence.priority == first.priority]
+            prefilling = prefilling[len(peers) :]
+            admits = self._share_step(first, peers, builder, admits)
+
+    def _first_prompt(self, prefilling: list[Sequence], admits: bool) -> Sequence | None:
+        """Return the highest-ranked prompt that could be scheduled."""
+        head = self._waiting.head if admits else None
+        return min([*prefilling[:1], *([] if head is None else [head])], key=by_rank, default=None)
+
+    def _share_step(self, first: Sequence, peers: list[Sequence], builder: StepPlanBuilder, admits: bool) -> bool:
+        """Share the rest of the step among the prompts of one priority.
+
+        Args:
+            first: the highest-ranked one, mid-prefill or waiting.
+            peers: those that are mid-prefill, by rank.
+            builder: the step.
+            admits: whether waiting ones may be admitted.
+
+        Returns:
+            Whether sequences of lower priorities may be admitted.
+        """
+        share = -(-builder.tokens_left // 2)
+        if first.is_waiting:
+            admits = self._admit(first, builder, share)
+            if admits:
+                peers = [first, *peers]
+            elif peers:
+                builder.add_prompt(peers[0], share)
+        else:
+            builder.add_prompt(first, share)
+        peers.sort(key=builder.num_left)
+        while builder.tokens_left:
+            shortest = self._waiting.shortest if admits else None
+            if shortest is not None and shortest.priority != first.priority:
+                shortest = None
+            if peers and (shortest is None or builder.num_left(peers[0]) <= shortest.num_pending_tokens):
+                builder.add_prompt(peers.pop(0), builder.tokens_left)
+            elif shortest is not None:
+                admits = self._admit(shortest, builder, builder.tokens_left)
+            else:
+                break
+        return admits
 
     def _backlog(self, prefilling: list[Sequence], admits: bool, room: int) -> int:
         """Return the prompt tokens that could be computed now, counted up to the lookahead."""
@@ -340,18 +396,23 @@ class Scheduler:
                 backlog += sequence.num_pending_tokens
         return backlog
 
-    def _admit(self, sequence: Sequence, builder: StepPlanBuilder) -> bool:
-        """Start the first waiting sequence with the blocks it has in the prefix cache or the host buffer.
+    def _admit(self, sequence: Sequence, builder: StepPlanBuilder, most: int) -> bool:
+        """Start a waiting sequence with the blocks it has in the prefix cache or the host buffer.
 
-        Return False and change nothing if it must wait: for token budget, for another sequence to end, for blocks, or
-        for a block that another sequence computes in this step. That block is cached in the next step, so sharing it
-        delays the sequence by at most one step per block saved.
+        Args:
+            sequence: the first waiting one, or one that overtakes it.
+            builder: the step.
+            most: tokens to compute in this step.
+
+        Returns:
+            False if it must wait, and nothing has changed: for token budget, for another sequence to end, for blocks,
+            or for a block that another sequence computes in this step. That block is cached in the next step, so
+            sharing it delays the sequence by at most one step per block saved.
         """
         if not builder.tokens_left or len(self._running) >= self.max_sequences or not self.pool.num_free:
             return False
         table = self._kv_cache.match_prefix(sequence)
-        fits = self._fits_with_growth(sequence, table) if sequence.num_preemptions else self.pool.num_free > 0
-        if not fits or self._is_next_computed(sequence, table, builder):
+        if not self._fits(sequence, table, builder) or self._is_next_computed(sequence, table, builder):
             self.pool.release(table)
             return False
         self._waiting.remove(sequence)
@@ -360,8 +421,10 @@ class Scheduler:
         else:
             self._kv_cache.allocate(sequence, table)
         insort(self._running, sequence, key=by_rank)
-        scheduled = builder.add_prompt(sequence)
+        scheduled = builder.add_prompt(sequence, most)
         assert scheduled, "an admitted sequence has room for a token"
+        if builder.num_left(sequence):
+            builder.unfinished.append(sequence)
         return True
 
     def _is_next_computed(self, sequence: Sequence, table: list[int], builder: StepPlanBuilder) -> bool:
@@ -369,14 +432,22 @@ class Scheduler:
         key = self._kv_cache.next_key(sequence, table)
         return key is not None and (key in builder.keys or any(key in keys for _, keys in self._in_flight))
 
-    def _fits_with_growth(self, sequence: Sequence, table: list[int]) -> bool:
-        """Return whether a preempted sequence fits whole, with one block of growth for each running sequence.
+    def _fits(self, sequence: Sequence, table: list[int], builder: StepPlanBuilder) -> bool:
+        """Return whether there are enough blocks to admit a sequence with the cached blocks of `table`.
 
-        It was preempted because blocks were short. Readmitted on the first free block, it would recompute its prompt
-        and lose it again to the next decode that needs a block.
+        One is enough for a new sequence whose turn it is. Others must fit whole, with one block of growth for each
+        running sequence:
+        - One that was preempted, because blocks were short. Readmitted on the first free block, it would recompute its
+          prompt and lose it again to the next decode that needs a block.
+        - One that overtakes. It must not take the blocks that mid-prefill prompts still need.
         """
-        missing = self.pool.blocks_for(len(sequence.tokens)) - len(table)
-        return missing + len(self._running) <= self.pool.num_free
+        overtakes = sequence is not self._waiting.head
+        if not overtakes and not sequence.num_preemptions:
+            return self.pool.num_free > 0
+        needed = self.pool.blocks_for(len(sequence.tokens)) - len(table) + len(self._running)
+        if overtakes:
+            needed += sum(self.pool.blocks_for(len(s.tokens)) - len(s.block_table) for s in builder.unfinished)
+        return needed <= self.pool.num_free
 
     def _may_preempt(self) -> bool:
         """Return whether the next step may need more blocks than there are."""
@@ -401,7 +472,9 @@ class Scheduler:
         return True
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        if sequence.is_waiting:
+        if sequence.ordinal in self._held:
+            del self._held[sequence.ordinal]
+        elif sequence.is_waiting:
             self._waiting.remove(sequence)
         else:
             self._running.remove(sequence)

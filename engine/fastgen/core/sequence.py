@@ -113,6 +113,11 @@ class Sequence:
         return f"Sequence({self.id!r}, {self.num_computed_tokens}/{len(self.tokens)} tokens)"
 
     @property
+    def priority(self) -> int:
+        """Priority of the request; lower is served first."""
+        return self.rank[0]
+
+    @property
     def num_pending_tokens(self) -> int:
         """Tokens not yet computed."""
         return len(self.tokens) - self.num_computed_tokens

@@ -122,6 +122,7 @@ class StepPlanBuilder:
         tokens_left: token budget not yet spent.
         num_decodes: sequences with one pending token that ran before.
         num_prompt_tokens: other tokens of the step.
+        unfinished: prompts that are mid-prefill before or after this step.
         keys: for each prompt, the key of the first block that this step computes: the prefix cache will have it.
     """
 
@@ -133,9 +134,10 @@ class StepPlanBuilder:
         self.swap_in: list[tuple[int, int]] = []
         self.num_decodes = 0
         self.num_prompt_tokens = 0
+        self.unfinished: list[Sequence] = []
         self._continued: list[Sequence] = []
         self._decodes: list[Chunk] = []
-        self._prompts: list[Chunk] = []
+        self._prompts: dict[Sequence, int] = {}  # tokens of each
         self._pool = pool
         self.keys: set[Key] = set()
 
@@ -153,21 +155,25 @@ class StepPlanBuilder:
         self.num_decodes += 1
         self._decodes.append(Chunk(sequence, sequence.num_computed_tokens, 1))
 
-    def add_prompt(self, sequence: Sequence) -> bool:
-        """Add as many pending tokens as budget and blocks allow. Return False if that is none."""
-        capacity = self._pool.token_capacity(sequence.block_table, sequence.num_computed_tokens)
-        size = min(sequence.num_pending_tokens, self.tokens_left, capacity)
-        if size < 1:
+    def add_prompt(self, sequence: Sequence, most: int) -> bool:
+        """Add at most `most` further pending tokens, as budget and blocks allow. Return False if that is none."""
+        start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
+        capacity = self._pool.token_capacity(sequence.block_table, start + before)
+        added = min(self.num_left(sequence), most, self.tokens_left, capacity)
+        if added < 1:
             return False
-        self.tokens_left -= size
-        self.num_prompt_tokens += size
-        start = sequence.num_computed_tokens
+        self.tokens_left -= added
+        self.num_prompt_tokens += added
+        size = self._prompts[sequence] = before + added
         self._pool.extend(sequence.block_table, start + size)
-        self._prompts.append(Chunk(sequence, start, size))
         block = start // self._pool.block_size
         if sequence.cache_salt is not None and start + size >= (block + 1) * self._pool.block_size:
             self.keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
         return True
+
+    def num_left(self, sequence: Sequence) -> int:
+        """Return the pending tokens of a sequence that are not in this step."""
+        return sequence.num_pending_tokens - self._prompts.get(sequence, 0)
 
     @property
     def decode_kv_tokens(self) -> int:
@@ -184,10 +190,11 @@ class StepPlanBuilder:
             sequence.num_computed_tokens = start + 1
             sequence.num_in_flight += 1
             sequence.tokens.append(UNKNOWN)
-        for chunk in (*self._decodes, *self._prompts):
+        prompts = [Chunk(sequence, sequence.num_computed_tokens, size) for sequence, size in self._prompts.items()]
+        for chunk in (*self._decodes, *prompts):
             chunk.sequence.advance(chunk.num_tokens)
-        single = [chunk for chunk in self._prompts if chunk.num_tokens == 1]
-        longer = [chunk for chunk in self._prompts if chunk.num_tokens > 1]
+        single = [chunk for chunk in prompts if chunk.num_tokens == 1]
+        longer = [chunk for chunk in prompts if chunk.num_tokens > 1]
         return StepPlan(
             (*self._decodes, *single, *longer),
             tuple(self.preempted),

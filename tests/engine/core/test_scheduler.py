@@ -32,14 +32,6 @@ def test_all_decodes_are_scheduled_before_prompts_share_the_rest() -> None:
     assert sizes(run(s)) == {"0": 1, "1": 1, "2": 14}
 
 
-def test_a_half_prefilled_prompt_is_scheduled_before_waiting_ones() -> None:
-    s, arrive = scheduler(budget=16), Arrivals()
-    s.add(arrive(prompt=20))
-    s.add(arrive(prompt=4))
-    assert sizes(run(s)) == {"0": 16}
-    assert sizes(run(s)) == {"0": 4, "1": 4}
-
-
 def test_blocks_are_allocated_only_for_the_tokens_of_the_step() -> None:
     s, arrive = scheduler(budget=16, block_size=4), Arrivals()
     s.add(arrive(prompt=100, generate=100))

@@ -71,7 +71,7 @@ def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
         slots_left = max_sequences - len(step.running) - len(set(step.waiting) - not_admitted)
         if left_behind or (not_admitted and slots_left):
             assert step.plan.num_tokens == token_budget
-        assert len(left_behind) <= 1, "two prompts are half-prefilled at once"
+        assert len(left_behind) <= 2, "besides the first prompt, more than one is split"
 
     outcome = play(engine, arrivals, full)
     assert outcome.preemptions == 0

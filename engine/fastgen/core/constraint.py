@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
+from concurrent.futures import Future
 from typing import Protocol
 
 from fastgen.core.request import FinishReason, Grammar
@@ -29,14 +30,20 @@ class Constraint(Protocol):
         """Advance by a generated token, which the mask allowed."""
 
 
-class Grammars(Protocol):
-    """Creates constraints, and computes the masks of a step."""
+# Returns a constraint of a compiled grammar in its initial state.
+NewConstraint = abc.Callable[[], Constraint]
 
-    def __call__(self, grammar: Grammar, /) -> Constraint:
-        """Return a constraint in its initial state.
+
+class Grammars(Protocol):
+    """Compiles grammars in the background, and computes the masks of a step."""
+
+    def compile(self, grammar: Grammar) -> Future[NewConstraint]:
+        """Return the compiled grammar. It is done at once if the grammar was used before.
+
+        The future raises RequestError if the grammar cannot be enforced, with the reason.
 
         Raises:
-            RequestError: if the grammar cannot be enforced, with the reason.
+            RequestError: if no grammar can be enforced for this model.
         """
 
     def fill_masks(self, constraints: abc.Sequence[Constraint], masks: memoryview) -> None:

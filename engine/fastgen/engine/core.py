@@ -7,6 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,9 +17,9 @@ import numpy.typing as npt
 
 from fastgen.config import EngineConfig
 from fastgen.core.block_pool import BlockPool
-from fastgen.core.constraint import Constraint, Grammars
+from fastgen.core.constraint import Constraint, Grammars, NewConstraint
 from fastgen.core.preemption import HostBuffer
-from fastgen.core.request import Grammar, Request, RequestError
+from fastgen.core.request import FinishReason, Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import StepStats
@@ -32,6 +33,9 @@ from fastgen.runner.device_errors import first_line, is_out_of_memory, release_c
 log = logging.getLogger("fastgen.engine.core")
 
 Mask = npt.NDArray[np.uint32]
+
+# While nothing runs and grammars are being compiled, new requests are looked for this often.
+_COMPILING_SECONDS = 0.005
 
 
 class Ticket(Protocol):
@@ -188,16 +192,17 @@ class Engine:
         self._in_flight: deque[_Launched] = deque()
         self._last_settled = 0.0
         self._sequences: dict[str, Sequence] = {}
+        self._compiling: dict[str, Future[NewConstraint]] = {}  # grammars by request id
         self._num_added = 0
         self._seeds = random.SystemRandom()
 
     @property
     def has_work(self) -> bool:
         """Return whether any request is unfinished or any step in flight."""
-        return bool(self._in_flight) or self._scheduler.has_work
+        return bool(self._in_flight) or self._scheduler.has_work or bool(self._compiling)
 
     def add(self, request: Request) -> None:
-        """Queue a request.
+        """Queue a request. One with a grammar is queued when that has been compiled, in the background.
 
         Raises:
             RequestError: if the model cannot serve it, or another unfinished request has its id.
@@ -205,7 +210,7 @@ class Engine:
         if request.id in self._sequences:
             raise RequestError(f"request id {request.id!r} is in use: give each request its own", "request_id")
         request.check(self._runner.max_model_length, self._runner.vocab_size)
-        constraint = self._constraint(request.sampling.grammar)
+        compiled = self._compile(request.sampling.grammar)
         seed = request.sampling.seed
         sequence = Sequence(
             request,
@@ -213,12 +218,15 @@ class Engine:
             arrival=self._clock(),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
         )
-        sequence.constraint = constraint
         if not self._prefix_caching:
             sequence.cache_salt = None
         self._num_added += 1
-        self._scheduler.add(sequence)
         self._sequences[request.id] = sequence
+        if compiled is None:
+            self._scheduler.add(sequence)
+        else:
+            self._scheduler.hold(sequence)
+            self._compiling[request.id] = compiled
 
     def cancel(self, request_id: str) -> bool:
         """End a request. Its blocks are free when no step in flight writes them.
@@ -229,16 +237,19 @@ class Engine:
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
+        self._compiling.pop(request_id, None)
         self._scheduler.cancel(sequence)
         self._step_inputs.release(sequence)
         return True
 
     def step(self) -> StepReport:
         """End requests past their deadline, launch as many steps as may be in flight, and report the oldest."""
-        outputs = self._end_overdue(self._clock())
+        outputs = self._end_overdue(self._clock()) + self._release_compiled()
         while len(self._in_flight) < self._runner.steps_in_flight and self._launch():
             pass
         if not self._in_flight:
+            if self._compiling and not outputs:
+                wait(self._compiling.values(), _COMPILING_SECONDS, FIRST_COMPLETED)
             return self.report(outputs)
         launched = self._in_flight.popleft()
         result = launched.result()
@@ -249,8 +260,6 @@ class Engine:
         for following in self._in_flight:
             if following.awaits_masks and following.ticket is not None:
                 self._sample(following)
-        if not self._sequences and not self._in_flight:
-            self._scheduler.check_integrity()
         now, stats = self._clock(), launched.stats
         # A step that overlaps with the one before it takes as long as it delays the results.
         stats.step_seconds = now - max(launched.started, self._last_settled)
@@ -344,22 +353,44 @@ class Engine:
                 del self._sequences[sequence.id]
         return outputs + [_output(sequence, [], None, rows) for sequence, rows in prompt_logprobs.items()]
 
+    def check_integrity(self) -> None:
+        """Assert the scheduler's invariants. Takes time proportional to the cached blocks: call it when idle."""
+        self._scheduler.check_integrity()
+
     def report(self, outputs: list[TokenOutput], stats: StepStats | None = None) -> StepReport:
         """Return `outputs` with the current state; without `stats` if no step was run."""
         state = self._scheduler.stats(self._clock())
         return StepReport(outputs, stats or StepStats(), state, self.step_model.coefficients)
 
-    def _constraint(self, grammar: Grammar | None) -> Constraint | None:
+    def _compile(self, grammar: Grammar | None) -> Future[NewConstraint] | None:
         if grammar is None:
             return None
         if self._grammars is None:
             raise RequestError("this engine has no grammars: leave the grammar out", "grammar")
-        return self._grammars(grammar)
+        return self._grammars.compile(grammar)
+
+    def _release_compiled(self) -> list[TokenOutput]:
+        """Queue the requests whose grammar has been compiled; return the ends of those whose grammar is invalid."""
+        outputs = []
+        for request_id in [request_id for request_id, compiled in self._compiling.items() if compiled.done()]:
+            sequence, compiled = self._sequences[request_id], self._compiling.pop(request_id)
+            error = compiled.exception()
+            if error is None:
+                sequence.constraint = compiled.result()()
+                self._scheduler.release(sequence)
+                continue
+            # The server has checked the grammar, but over a smaller vocabulary.
+            log.error("request %s ends: %s", request_id, error)
+            self._scheduler.cancel(sequence)
+            del self._sequences[request_id]
+            outputs.append(TokenOutput(request_id, [], finish_reason=FinishReason.ABORT))
+        return outputs
 
     def _end_overdue(self, now: float) -> list[TokenOutput]:
         ended = self._scheduler.end_overdue(now)
         for sequence in ended:
             self._step_inputs.release(sequence)
+            self._compiling.pop(sequence.id, None)
             del self._sequences[sequence.id]
         return [TokenOutput(request_id=s.id, token_ids=[], finish_reason=s.finish_reason) for s in ended]
 

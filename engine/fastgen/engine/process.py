@@ -42,6 +42,8 @@ log = logging.getLogger("fastgen.engine.process")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # A server that leaves this many reports unread has stopped reading. Sending then blocks.
 _SEND_QUEUE = 10_000
+# The scheduler's invariants are checked when there has been no work for this long.
+_IDLE_SECONDS = 1.0
 
 
 class Channel:
@@ -59,12 +61,11 @@ class Channel:
         """Send one event."""
         self._socket.send(self._encoder.encode(event))
 
-    def receive(self, *, wait: bool) -> list[Command]:
-        """Return all pending commands; if `wait`, block until there is at least one."""
+    def receive(self, *, wait: float | None) -> list[Command]:
+        """Return all pending commands. Wait for the first one for at most `wait` seconds; without limit if None."""
         commands = []
-        if wait:
-            commands.append(self._decoder.decode(self._socket.recv()))
-        while self._socket.poll(0, zmq.POLLIN):
+        timeout = None if wait is None else round(wait * 1000)
+        while self._socket.poll(0 if commands else timeout, zmq.POLLIN):
             commands.append(self._decoder.decode(self._socket.recv()))
         return commands
 
@@ -92,10 +93,15 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     gc.freeze()
     gc.enable()
     channel.send(Ready(loaded.info))
+    checked = True
     while True:
         cancelled = False
         rejected: list[TokenOutput] = []
-        for command in channel.receive(wait=not engine.has_work):
+        commands = channel.receive(wait=0.0 if engine.has_work else None if checked else _IDLE_SECONDS)
+        if not commands and not engine.has_work and not checked:
+            engine.check_integrity()
+            checked = True
+        for command in commands:
             match command:
                 case Add(request):
                     try:
@@ -112,6 +118,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         if rejected or (cancelled and not engine.has_work):
             channel.send(engine.report(rejected))
         if engine.has_work:
+            checked = False
             channel.send(engine.step())
 
 

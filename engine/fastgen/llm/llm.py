@@ -20,6 +20,7 @@ from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 from fastgen.text.chat import ChatTemplateError
+from fastgen.text.grammar import check_grammar
 from fastgen.text.output import TextRules
 from fastgen.text.tokenizer import Tokenizer
 
@@ -151,6 +152,8 @@ class LLM:
 
     def _prepare(self, prompt: Prompt, sampling: SamplingParams, stop: Sequence[str]) -> RequestOutput:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
+        if sampling.grammar is not None:
+            check_grammar(sampling.grammar, self.tokenizer)
         request = Request(id=str(next(self._ids)), prompt_token_ids=tokens, sampling=sampling)
         return RequestOutput(request, self.tokenizer, TextRules(stop=tuple(stop), min_tokens=sampling.min_tokens))
 
@@ -186,7 +189,8 @@ class LLM:
         """Run one engine step for all open iterators."""
         for token_output in self.engine.step().outputs:
             output = self._running[token_output.request_id]
-            delta = output.push(token_output)
+            output.push(token_output)
+            delta = output.take()
             if delta.finish_reason is not None:
                 del self._running[token_output.request_id]
                 self.engine.cancel(token_output.request_id)  # the engine does not know about stop strings

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, partial
 
 import llguidance
 
@@ -22,7 +24,12 @@ log = logging.getLogger("fastgen.grammar")
 # White space between JSON tokens. Without a bound, a small model may emit it forever.
 JSON_SPACE = r"[ \t\n\r]{0,20}"
 # Compiled grammars to cache: the requests of one application share a few.
-_GRAMMARS_KEPT = 64
+GRAMMARS_KEPT = 64
+# Threads that compile: a large grammar does not hold up a small one.
+_COMPILING_THREADS = 2
+# Most bytes of a grammar's text. Together with `_LIMITS` it bounds the time to compile it; see `docs/decisions/022`.
+MOST_GRAMMAR_BYTES = 1 << 16
+_LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_grammar_size=100_000, max_lexer_states=100_000)
 
 # Name of each kind of grammar in messages, and the request field that holds it.
 _NAMES = {
@@ -38,8 +45,10 @@ class GrammarFactory:
 
     The first grammar builds tables of the whole vocabulary, which takes about a second.
 
+    Grammars are compiled in threads. Only the thread that calls `compile` touches the cache.
+
     Args:
-        load_tokenizer: called once, at the first grammar.
+        load_tokenizer: called once, at the first grammar, in a thread.
         vocabulary_size: number of columns of the logits, which may exceed the number of tokens.
         end_tokens: the model's end-of-sequence tokens.
         num_threads: threads that compute the masks of a step.
@@ -57,25 +66,36 @@ class GrammarFactory:
         self._vocabulary_size = vocabulary_size
         self._end_tokens = frozenset(end_tokens)
         self._num_threads = num_threads
-        self._kept: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._threads = ThreadPoolExecutor(_COMPILING_THREADS, "grammar")
+        self._building = threading.Lock()
+        self._kept: OrderedDict[Grammar, Future[Callable[[], GrammarConstraint | TokenSet]]] = OrderedDict()
+
+    def compile(self, grammar: Grammar) -> Future[Callable[[], GrammarConstraint | TokenSet]]:
+        """Return the compiled grammar, or the one that is being compiled; see `Grammars.compile`."""
+        if not self._end_tokens and grammar.kind != "tokens":
+            raise _refusal(grammar, "the model has no end-of-sequence token, so no match can end")
+        compiled = self._kept.pop(grammar, None)
+        if compiled is None or (compiled.done() and compiled.exception() is not None):
+            compiled = self._threads.submit(self._compile, grammar)
+        self._kept[grammar] = compiled
+        if len(self._kept) > GRAMMARS_KEPT:
+            self._kept.popitem(last=False)
+        return compiled
 
     def __call__(self, grammar: Grammar) -> GrammarConstraint | TokenSet:
-        """Return a constraint in its initial state.
+        """Return a constraint in its initial state, after the grammar has been compiled.
 
         Raises:
             RequestError: if the grammar cannot be enforced, with the reason.
         """
+        return self.compile(grammar).result()()
+
+    def _compile(self, grammar: Grammar) -> Callable[[], GrammarConstraint | TokenSet]:
         if grammar.kind == "tokens":
-            return TokenSet(grammar.token_ids)
-        if not self._end_tokens:
-            raise _refusal(grammar, "the model has no end-of-sequence token, so no match can end")
-        matcher = self._kept.pop(grammar, None)
-        if matcher is None:
-            matcher = _compile(grammar, self._tokenizer)
-        self._kept[grammar] = matcher
-        if len(self._kept) > _GRAMMARS_KEPT:
-            self._kept.popitem(last=False)
-        return GrammarConstraint(matcher.deep_copy(), self._end_tokens)
+            return partial(TokenSet, grammar.token_ids)
+        with self._building:
+            tokenizer = self._tokenizer
+        return partial(_start, _compile(grammar, tokenizer), self._end_tokens)
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
         """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`."""
@@ -107,6 +127,10 @@ class GrammarFactory:
             return tokenizer.encode(text, add_special_tokens=False)
 
         return _describe(tokens, special, sorted(self._end_tokens), encode)
+
+
+def _start(matcher: llguidance.LLMatcher, end_tokens: frozenset[int]) -> GrammarConstraint:
+    return GrammarConstraint(matcher.deep_copy(), end_tokens)
 
 
 class GrammarConstraint:
@@ -187,9 +211,7 @@ def check_grammar(grammar: Grammar, tokenizer: Tokenizer) -> None:
 
 
 def _compile(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
-    matcher = llguidance.LLMatcher(
-        tokenizer, _serialised(grammar), log_level=0, limits=llguidance.LLParserLimits(verbose_errors=False)
-    )
+    matcher = llguidance.LLMatcher(tokenizer, _serialised(grammar), log_level=0, limits=_LIMITS)
     fault = matcher.get_error()
     if not fault:
         # Some errors only show at the first token, for example a grammar that matches nothing.
@@ -204,9 +226,11 @@ def _compile(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llguidance.
 def _serialised(grammar: Grammar) -> str:
     """Serialize the grammar for llguidance."""
     try:
-        grammar.text.encode()
+        num_bytes = len(grammar.text.encode())
     except UnicodeEncodeError:
         raise _refusal(grammar, "it contains a lone surrogate, which is not a character") from None
+    if num_bytes > MOST_GRAMMAR_BYTES:
+        raise _refusal(grammar, f"it has {num_bytes} bytes, and at most {MOST_GRAMMAR_BYTES} are accepted; shorten it")
     if grammar.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
 
 from fastgen.config import EngineConfig
-from fastgen.core.constraint import Constraint
+from fastgen.core.constraint import Constraint, NewConstraint
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
 from fastgen.core.step_output import StepOutput, TokenLogprobs
+from fastgen.engine.core import Engine
 from fastgen.engine.messages import TokenOutput
 from fastgen.model.step_input import StepInput
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo_prompt_logprobs
@@ -188,8 +190,10 @@ class Given:
     def __init__(self, *constraints: Constraint) -> None:
         self.left = list(constraints)
 
-    def __call__(self, _grammar: Grammar, /) -> Constraint:
-        return self.left.pop(0)
+    def compile(self, _grammar: Grammar) -> Future[NewConstraint]:
+        compiled, constraint = Future[NewConstraint](), self.left.pop(0)
+        compiled.set_result(lambda: constraint)
+        return compiled
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
         width = len(masks) // len(constraints)
@@ -221,6 +225,70 @@ def test_a_grammar_sees_each_generated_token_once() -> None:
     while engine.has_work:
         tokens += [token for output in engine.step().outputs for token in output.token_ids]
     assert constraint.accepted == tokens
+
+
+@dataclass
+class Compiling(Given):
+    """Grammars that are compiled when the test says so."""
+
+    futures: list[Future[NewConstraint]] = field(default_factory=list)
+
+    def compile(self, _grammar: Grammar) -> Future[NewConstraint]:
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def compiling_engine() -> tuple[Engine, Compiling]:
+    """Return an engine with a request whose grammar is being compiled."""
+    engine = make_engine(SimulatedRunner(16, 4), token_budget=8, max_sequences=4)
+    engine._grammars = grammars = Compiling()
+    engine.add(request("structured", max_tokens=3, grammar=Grammar(kind="json_object"), deadline=50.0))
+    return engine, grammars
+
+
+def finish_reasons(engine: Engine, steps: int = 100) -> dict[str, FinishReason]:
+    """Run steps while there is work, and return the finish reasons by request."""
+    found = {}
+    for _ in range(steps):
+        if not engine.has_work:
+            break
+        found |= {output.request_id: output.finish_reason for output in engine.step().outputs if output.finish_reason}
+    return found
+
+
+def test_a_grammar_that_is_being_compiled_delays_no_other_request() -> None:
+    engine, grammars = compiling_engine()
+    engine.add(request("free", max_tokens=3))
+    assert finish_reasons(engine, 4) == {"free": FinishReason.LENGTH}
+    state = engine.report([]).scheduler
+    assert (state.num_waiting, state.num_running, state.backlog_prompt_tokens) == (1, 0, 10)
+    grammars.futures[0].set_result(Anything)
+    assert finish_reasons(engine) == {"structured": FinishReason.LENGTH}
+    engine.check_integrity()
+
+
+def test_a_request_whose_grammar_cannot_be_compiled_ends_alone() -> None:
+    engine, grammars = compiling_engine()
+    engine.add(request("free", max_tokens=3))
+    grammars.futures[0].set_exception(RequestError("nothing can match it", "grammar"))
+    assert finish_reasons(engine) == {"structured": FinishReason.ABORT, "free": FinishReason.LENGTH}
+    engine.check_integrity()
+
+
+def test_a_request_can_be_cancelled_while_its_grammar_is_being_compiled() -> None:
+    engine, grammars = compiling_engine()
+    assert engine.cancel("structured")
+    assert not engine.has_work
+    grammars.futures[0].set_result(Anything)
+    engine.check_integrity()
+
+
+def test_a_deadline_passes_while_the_grammar_is_being_compiled() -> None:
+    engine, _ = compiling_engine()
+    assert finish_reasons(engine, 1) == {}
+    engine._clock.now = 51.0  # type: ignore[attr-defined]
+    assert finish_reasons(engine) == {"structured": FinishReason.DEADLINE}
+    engine.check_integrity()
 
 
 def test_an_engine_without_grammars_rejects_them() -> None:

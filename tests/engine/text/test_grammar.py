@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastgen.core.request import FinishReason, Grammar, RequestError
-from fastgen.text.grammar import GrammarConstraint, GrammarFactory, check_grammar
+from fastgen.text.grammar import MOST_GRAMMAR_BYTES, GrammarConstraint, GrammarFactory, check_grammar
 from fastgen.text.tokenizer import Tokenizer
 
 VOCABULARY = 49152
@@ -243,3 +243,25 @@ def test_a_set_of_tokens_allows_the_same_tokens_at_every_position(smollm2: Token
     tokens.accept(5)
     assert allowed(tokens) == [0, 5, 49151]  # type: ignore[arg-type]
     assert tokens.end is None
+
+
+def test_a_grammar_is_compiled_once_for_requests_that_come_together(factory: GrammarFactory) -> None:
+    grammar = Grammar(kind="regex", text="(once|only)")
+    first, second = factory.compile(grammar), factory.compile(grammar)
+    assert first is second
+    assert first.result()() is not second.result()()
+
+
+def test_a_grammar_that_failed_is_not_kept(factory: GrammarFactory) -> None:
+    grammar = Grammar(kind="regex", text="(never")
+    first = factory.compile(grammar)
+    assert first.exception() is not None
+    assert factory.compile(grammar) is not first
+
+
+def test_a_grammar_of_too_many_bytes_is_rejected_with_the_limit(smollm2: Tokenizer) -> None:
+    properties = {f"property_{number}": {"type": "string"} for number in range(3000)}
+    text = json.dumps({"type": "object", "properties": properties})
+    with pytest.raises(RequestError, match=rf"it has {len(text)} bytes, and at most {MOST_GRAMMAR_BYTES}") as error:
+        check_grammar(Grammar(kind="json_schema", text=text), smollm2)
+    assert error.value.param == "response_format"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 # Most alternatives that a client may request per token; OpenAI has the same limit.
 MOST_LOGPROBS = 20
+# Most tokens that a request may bias.
+MOST_LOGIT_BIASES = 1024
 _MOST_NAMED = 16  # invalid tokens that an error message lists
 
 
@@ -111,12 +114,22 @@ class SamplingParams:
         )
         _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "from -2 to 2")
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "from -2 to 2")
-        for token, bias in self.logit_bias:
-            _require(-100 <= bias <= 100, "logit_bias", f"{bias} for token {token}", "from -100 to 100")
+        if len(self.logit_bias) > MOST_LOGIT_BIASES:
+            raise RequestError(
+                f"logit_bias has {len(self.logit_bias)} tokens; at most {MOST_LOGIT_BIASES} are accepted", "logit_bias"
+            )
+        wild = [f"{bias} for token {token}" for token, bias in self.logit_bias if not -100 <= bias <= 100]
+        _require(not wild, "logit_bias", _enumeration(wild), "from -100 to 100")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             _require(count is None or 0 <= count <= MOST_LOGPROBS, name, count, f"from 0 to {MOST_LOGPROBS}")
         _require(all(self.bad_words), "bad_words", self.bad_words, "without empty words")
         _require(self.seed is None or 0 <= self.seed < 1 << 63, "seed", self.seed, "from 0 to 2^63 - 1")
+
+
+def _enumeration(items: Sequence[object]) -> str:
+    """Return the items as text, the first of them if they are many."""
+    named = ", ".join(map(str, items[:_MOST_NAMED]))
+    return named if len(items) <= _MOST_NAMED else f"{named} and {len(items) - _MOST_NAMED} more"
 
 
 def _require(holds: bool, param: str, value: object, allowed: str) -> None:
@@ -159,13 +172,6 @@ class Request:
         """Raise RequestError if the model cannot serve this request."""
         if not self.prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
-        for token in self.prompt_token_ids:
-            if not 0 <= token < vocabulary_size:
-                raise RequestError(
-                    f"prompt token {token} is not in the vocabulary: token ids go from 0 to {vocabulary_size - 1}",
-                    "prompt",
-                )
-        self._check_named_tokens(vocabulary_size)
         prompt, generation = len(self.prompt_token_ids), self.sampling.max_tokens
         if prompt >= max_model_length:
             raise RequestError(
@@ -179,6 +185,13 @@ class Request:
                 f"exceeds the limit of {max_model_length} tokens; lower max_tokens to {max_model_length - prompt}",
                 "max_tokens",
             )
+        # Lengths are checked before contents: a prompt of millions of tokens takes long to look at.
+        if not 0 <= min(self.prompt_token_ids) <= max(self.prompt_token_ids) < vocabulary_size:
+            token = next(token for token in self.prompt_token_ids if not 0 <= token < vocabulary_size)
+            raise RequestError(
+                f"prompt token {token} is not in the vocabulary: token ids go from 0 to {vocabulary_size - 1}", "prompt"
+            )
+        self._check_named_tokens(vocabulary_size)
 
     def _check_named_tokens(self, vocabulary_size: int) -> None:
         sampling = self.sampling
@@ -189,11 +202,10 @@ class Request:
             "allowed_token_ids": () if sampling.grammar is None else sampling.grammar.token_ids,
         }
         for param, tokens in named.items():
-            strangers = [str(token) for token in tokens if not 0 <= token < vocabulary_size]
+            strangers = [token for token in tokens if not 0 <= token < vocabulary_size]
             if strangers:
-                more = f" and {len(strangers) - _MOST_NAMED} more" if len(strangers) > _MOST_NAMED else ""
                 raise RequestError(
-                    f"{param} names tokens outside the vocabulary, {', '.join(strangers[:_MOST_NAMED])}{more}: token "
-                    f"ids go from 0 to {vocabulary_size - 1}",
+                    f"{param} names tokens outside the vocabulary, {_enumeration(strangers)}: token ids go from 0 to "
+                    f"{vocabulary_size - 1}",
                     param,
                 )

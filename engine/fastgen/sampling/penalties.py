@@ -6,6 +6,7 @@ All of it works on flat arrays of (row, token) pairs: one gather and one scatter
 from __future__ import annotations
 
 from collections import abc
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -67,16 +68,37 @@ def is_penalised(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
-def add_bias(logits: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> None:
-    """Add each row's logit_bias to `logits` [R, vocabulary], in place."""
-    rows = [row for row, sampling in enumerate(settings) for _ in sampling.logit_bias]
-    if not rows:
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """The logit bias of one sequence, as arrays: made once, not in each step.
+
+    Attributes:
+        tokens: [n].
+        values: [n], to be added to the logits of the tokens.
+    """
+
+    tokens: IntArray
+    values: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, sampling: SamplingParams) -> Bias | None:
+        """Return the bias of a request, or None if it has none."""
+        if not sampling.logit_bias:
+            return None
+        tokens, values = zip(*sampling.logit_bias, strict=True)
+        return cls(np.array(tokens, np.int64), np.array(values, np.float32))
+
+
+def add_bias(logits: torch.Tensor, biases: abc.Sequence[Bias | None]) -> None:
+    """Add each row's logit bias to `logits` [R, vocabulary], in place."""
+    found = [(row, bias) for row, bias in enumerate(biases) if bias is not None]
+    if not found:
         return
-    tokens = [token for sampling in settings for token, _ in sampling.logit_bias]
-    biases = [bias for sampling in settings for _, bias in sampling.logit_bias]
-    device = logits.device
-    indices = (torch.tensor(rows, device=device), torch.tensor(tokens, device=device))
-    logits.index_put_(indices, torch.tensor(biases, dtype=logits.dtype, device=device), accumulate=True)
+    sizes = [len(bias.tokens) for _, bias in found]
+    rows = torch.from_numpy(np.repeat([row for row, _ in found], sizes)).to(logits.device)
+    tokens = torch.from_numpy(np.concatenate([bias.tokens for _, bias in found])).to(logits.device)
+    values = torch.from_numpy(np.concatenate([bias.values for _, bias in found])).to(logits.device, logits.dtype)
+    logits.index_put_((rows, tokens), values, accumulate=True)
 
 
 def penalise(

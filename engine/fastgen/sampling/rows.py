@@ -12,7 +12,7 @@ import torch
 
 from fastgen.core.request import SamplingParams
 from fastgen.core.row_parameters import RowParameters
-from fastgen.sampling.penalties import TokenHistory, is_penalised
+from fastgen.sampling.penalties import Bias, TokenHistory, is_penalised
 
 # Below this temperature sampling is greedy, as in vLLM: the division would overflow or leave one token anyway.
 _GREEDY_BELOW = 1e-5
@@ -31,6 +31,7 @@ class Draw(NamedTuple):
         end_tokens: the model's end-of-sequence tokens.
         mask: [ceil(vocabulary / 32)], the tokens that the grammar allows, or None; see `Constraint.fill_mask`.
         history: counts of `tokens`, if a penalty needs them.
+        bias: `sampling.logit_bias` as arrays.
     """
 
     sampling: SamplingParams
@@ -40,6 +41,7 @@ class Draw(NamedTuple):
     end_tokens: frozenset[int] = frozenset()
     mask: Mask | None = None
     history: TokenHistory | None = None
+    bias: Bias | None = None
 
     @property
     def position(self) -> int:
@@ -63,7 +65,8 @@ class Draw(NamedTuple):
         return (
             self.history is not None
             or self.mask is not None
-            or bool(sampling.logit_bias or sampling.bad_words)
+            or self.bias is not None
+            or bool(sampling.bad_words)
             or self.num_generated_tokens < sampling.min_tokens
         )
 
@@ -86,6 +89,7 @@ class SamplingRows:
             parameters.num_prompt_tokens,
             self._end_tokens,
             history=history,
+            bias=Bias.of(sampling),
         )
 
     def draws(self, rows: abc.Iterable[int], masks: abc.Mapping[int, Mask]) -> list[Draw]:

@@ -75,7 +75,7 @@ def _apply_penalties(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.T
     """Return a float32 copy of `logits` [R, vocabulary] with bias and penalties applied."""
     penalised = logits.to(torch.float32, copy=True)
     settings = [draw.sampling for draw in draws]
-    penalties.add_bias(penalised, settings)
+    penalties.add_bias(penalised, [draw.bias for draw in draws])
     penalties.penalise(penalised, settings, [draw.history for draw in draws])
     return penalised
 

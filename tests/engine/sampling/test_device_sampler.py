@@ -17,7 +17,7 @@ from fastgen.core.request import SamplingParams
 from fastgen.sampling.device_rows import DeviceRows
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
 from fastgen.sampling.logprobs import token_logprobs
-from fastgen.sampling.penalties import TokenHistory, is_penalised
+from fastgen.sampling.penalties import Bias, TokenHistory, is_penalised
 from fastgen.sampling.rows import Draw
 from fastgen.sampling.sampler import sample
 
@@ -50,7 +50,8 @@ class Row:
             history = TokenHistory(self.sampling, self.num_prompt_tokens)
             history.update(self.tokens)
         mask = None if self.allowed is None else allowing(*self.allowed, words=-(-vocabulary // 32))
-        return Draw(self.sampling, self.seed, self.tokens, self.num_prompt_tokens, ENDS, mask, history)
+        bias = Bias.of(self.sampling)
+        return Draw(self.sampling, self.seed, self.tokens, self.num_prompt_tokens, ENDS, mask, history, bias)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from fastgen.core.request import SamplingParams
-from fastgen.sampling.penalties import TokenHistory, add_bias, penalise
+from fastgen.sampling.penalties import Bias, TokenHistory, add_bias, penalise
 
 
 def history(sampling: SamplingParams, tokens: list[int], num_prompt_tokens: int) -> TokenHistory:
@@ -84,5 +84,5 @@ def test_incremental_token_counts_equal_counts_from_scratch() -> None:
 
 def test_biases_are_added_and_accumulate_for_one_token() -> None:
     logits = torch.zeros(3, 5)
-    add_bias(logits, [SamplingParams(logit_bias=((1, 2.5), (4, -100.0), (1, 1.0))), SamplingParams(), SamplingParams()])
+    add_bias(logits, [Bias.of(SamplingParams(logit_bias=((1, 2.5), (4, -100.0), (1, 1.0)))), None, None])
     assert logits.tolist() == [[0, 3.5, 0, 0, -100], [0] * 5, [0] * 5]

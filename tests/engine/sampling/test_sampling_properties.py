@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.sampling.test_logit_masks import allowing
 from fastgen.core.request import SamplingParams
-from fastgen.sampling.penalties import TokenHistory, is_penalised
+from fastgen.sampling.penalties import Bias, TokenHistory, is_penalised
 from fastgen.sampling.rows import Draw
 from fastgen.sampling.sampler import sample
 
@@ -62,7 +62,9 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[Draw]]:
             history.update(tokens)
         allowed = draw(st.one_of(st.none(), st.sets(st.integers(0, vocabulary - 1), min_size=1, max_size=5)))
         mask = None if allowed is None else allowing(*allowed, words=-(-vocabulary // 32))
-        rows.append(Draw(sampling, draw(st.integers(0, 2**63 - 1)), tokens, prompt, ENDS, mask, history))
+        rows.append(
+            Draw(sampling, draw(st.integers(0, 2**63 - 1)), tokens, prompt, ENDS, mask, history, Bias.of(sampling))
+        )
     return logits.clamp(-6e4, 6e4).to(dtype), rows
 
 

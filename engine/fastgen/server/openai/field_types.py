@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema
 
+from fastgen.core.request import MOST_LOGIT_BIASES
+
 _MAX_STOP_STRINGS = 64
 _MAX_STRING_LENGTH = 1024  # characters of a stop string or bad word
 _MAX_LIST_LENGTH = 1024  # tokens or words that every generated token is compared with
@@ -108,6 +110,8 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
         return ()
     if not isinstance(value, dict):
         raise ValueError("must map token ids to numbers")
+    if len(value) > MOST_LOGIT_BIASES:
+        raise ValueError(f"has {len(value)} tokens; at most {MOST_LOGIT_BIASES} are accepted")
     strangers = [token for token in value if not (token.isascii() and token.isdigit() and len(token) < 19)]
     if strangers:
         raise ValueError(f"{named(repr(token[:40]) for token in strangers)}: not a token id; use ids as keys")

@@ -46,6 +46,9 @@ class Grammars(Protocol):
             RequestError: if no grammar can be enforced for this model.
         """
 
+    def prepare(self) -> None:
+        """Do in the background what the first grammar would have to wait for."""
+
     def fill_masks(self, constraints: abc.Sequence[Constraint], masks: memoryview) -> None:
         """Fill the masks of several constraints. Equivalent to `Constraint.fill_mask` for each.
 

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ import zmq.asyncio
 from fastgen import exit_codes
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Request
-from fastgen.engine.in_flight import InFlight
+from fastgen.engine.in_flight import InFlight, Receiver
 from fastgen.engine.launch import Launch
 from fastgen.engine.messages import (
     Add,
@@ -174,30 +174,21 @@ class EngineClient:
             return f"the engine process was killed by {signal.Signals(-code).name}{hint}"
         return f"the engine process ended with exit code {code}"
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenOutput]:
-        """Yield the outputs of one request; the last one has a finish reason.
-
-        Closing the iterator earlier cancels the request. The request must have passed `Request.check`.
+    def start_request(self, request: Request, receiver: Receiver) -> None:
+        """Start a request, which must have passed `Request.check`. Its outputs go to `receiver`.
 
         Raises:
-            EngineDeadError: if the engine has exited or exits meanwhile.
+            EngineDeadError: if the engine has exited.
         """
         if not self.alive:
             raise self.dead()
-        outputs = self.in_flight.open(request.id)
+        self.in_flight.open(request.id, receiver)
         self._send(Add(request))
-        try:
-            while True:
-                output = await outputs.get()
-                if output is None:
-                    raise self.dead()
-                yield output
-                if output.finish_reason is not None:
-                    return
-        finally:
-            # The request was closed when its last output arrived, not when it is read; then there is nothing to cancel.
-            if self.in_flight.close(request.id) and self.alive:
-                self._send(Cancel(request.id))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request, if it has not ended; its receiver gets no more outputs."""
+        if self.in_flight.close(request_id) and self.alive:
+            self._send(Cancel(request_id))
 
     def abort_all(self) -> None:
         """End all requests with finish reason `abort`; their outputs so far remain valid."""

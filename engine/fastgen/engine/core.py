@@ -357,6 +357,11 @@ class Engine:
         """Assert the scheduler's invariants. Takes time proportional to the cached blocks: call it when idle."""
         self._scheduler.check_integrity()
 
+    def prepare_grammars(self) -> None:
+        """Do what the first grammar needs. It may delay a step once: call it when idle."""
+        if self._grammars is not None:
+            self._grammars.prepare()
+
     def report(self, outputs: list[TokenOutput], stats: StepStats | None = None) -> StepReport:
         """Return `outputs` with the current state; without `stats` if no step was run."""
         state = self._scheduler.stats(self._clock())

@@ -5,21 +5,32 @@ The server is the engine's only client, so it knows all requests of the engine.
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from fastgen.engine.messages import StepReport, TokenOutput
 
 # Time constant of the rate of finished requests: long enough for slow generations, short enough to follow the load.
 _RATE_SECONDS = 30.0
 
-OutputQueue = asyncio.Queue[TokenOutput | None]
+log = logging.getLogger("fastgen.engine.client")
+
+
+class Receiver(Protocol):
+    """Receives the outputs of one request when they arrive. It must not block: all requests wait for it."""
+
+    def push(self, output: TokenOutput) -> None:
+        """Handle an output; the last one has a finish reason."""
+
+    def fail(self) -> None:
+        """Handle that there are no more outputs, because the engine has exited."""
 
 
 class InFlight:
-    """Output queues by request id, and an estimate of how many requests are queued.
+    """Receivers by request id, and an estimate of how many requests are queued.
 
     A request is reserved when it is admitted by the server, open from when it is sent to the engine until it ends, then
     removed.
@@ -28,7 +39,7 @@ class InFlight:
     def __init__(self, max_sequences: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_sequences = max_sequences
         self._capacity = max_sequences
-        self._queues: dict[str, OutputQueue] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._reserved: set[str] = set()
         self._finished = Rate(clock)
 
@@ -39,7 +50,7 @@ class InFlight:
         The engine runs up to `max_sequences` requests while none waits. If some wait, memory or the token budget limits
         it to fewer: to as many as ran in its last step.
         """
-        return max(0, len(self._queues) + len(self._reserved) - self._capacity)
+        return max(0, len(self._receivers) + len(self._reserved) - self._capacity)
 
     @property
     def finished_per_second(self) -> float:
@@ -54,23 +65,22 @@ class InFlight:
         """Drop the reservations of requests that will not be sent."""
         self._reserved.difference_update(request_ids)
 
-    def open(self, request_id: str) -> OutputQueue:
-        """Return the output queue of a request that is sent now. None in it means that the engine died."""
-        assert request_id not in self._queues, f"request id {request_id} is in use"
+    def open(self, request_id: str, receiver: Receiver) -> None:
+        """Give the outputs of a request, which is sent now, to `receiver`."""
+        assert request_id not in self._receivers, f"request id {request_id} is in use"
         self._reserved.discard(request_id)
-        outputs = self._queues[request_id] = asyncio.Queue()
-        return outputs
+        self._receivers[request_id] = receiver
 
     def close(self, request_id: str) -> bool:
         """Remove a request. Return False if it had ended already."""
-        if self._queues.pop(request_id, None) is None:
+        if self._receivers.pop(request_id, None) is None:
             return False
         self._finished.add(1)
         return True
 
     def ids(self) -> list[str]:
         """Return the ids of the open requests."""
-        return list(self._queues)
+        return list(self._receivers)
 
     def record(self, report: StepReport) -> None:
         """Deliver the outputs of a report and update the number of running requests."""
@@ -83,19 +93,23 @@ class InFlight:
         self._capacity = stats.num_running + num_finished if is_full else self._max_sequences
 
     def deliver(self, output: TokenOutput) -> None:
-        """Put an output into its request's queue, unless the request was closed."""
-        outputs = self._queues.get(output.request_id)
-        if outputs is None:
+        """Give an output to its request's receiver, unless the request was closed."""
+        receiver = self._receivers.get(output.request_id)
+        if receiver is None:
             return
         if output.finish_reason is not None:
             self.close(output.request_id)
-        outputs.put_nowait(output)
+        try:
+            receiver.push(output)
+        except Exception:  # of this request; the others must get theirs
+            log.exception("request %s: its output could not be handled", output.request_id)
+            receiver.fail()
 
     def end_all(self) -> None:
-        """Put None into all queues, because the engine has exited."""
-        queues, self._queues = self._queues, {}
-        for outputs in queues.values():
-            outputs.put_nowait(None)
+        """Tell all receivers that the engine has exited."""
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.fail()
 
 
 class Rate:

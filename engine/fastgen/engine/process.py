@@ -42,7 +42,7 @@ log = logging.getLogger("fastgen.engine.process")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # A server that leaves this many reports unread has stopped reading. Sending then blocks.
 _SEND_QUEUE = 10_000
-# The scheduler's invariants are checked when there has been no work for this long.
+# What would delay requests is done when there has been no work for this long.
 _IDLE_SECONDS = 1.0
 
 
@@ -93,14 +93,15 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     gc.freeze()
     gc.enable()
     channel.send(Ready(loaded.info))
-    checked = True
+    is_rested = False
     while True:
         cancelled = False
         rejected: list[TokenOutput] = []
-        commands = channel.receive(wait=0.0 if engine.has_work else None if checked else _IDLE_SECONDS)
-        if not commands and not engine.has_work and not checked:
+        commands = channel.receive(wait=0.0 if engine.has_work else None if is_rested else _IDLE_SECONDS)
+        if not commands and not engine.has_work:
             engine.check_integrity()
-            checked = True
+            engine.prepare_grammars()
+            is_rested = True
         for command in commands:
             match command:
                 case Add(request):
@@ -118,7 +119,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         if rejected or (cancelled and not engine.has_work):
             channel.send(engine.report(rejected))
         if engine.has_work:
-            checked = False
+            is_rested = False
             channel.send(engine.step())
 
 

@@ -28,7 +28,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What one engine output adds to a request's output.
+    """What engine outputs have added to a request's output since the last delta was taken.
 
     Attributes:
         text: new text; empty while the detokenizer or a possible stop string holds it back.
@@ -46,6 +46,9 @@ class OutputDelta:
 class RequestOutput:
     """Text, tokens, logprobs and usage of one request, so far or complete.
 
+    `push` adds engine outputs and `take` returns what is new, so a reader that is slower than the engine gets larger
+    deltas, not more of them.
+
     Attributes:
         request: the request.
         token_ids: generated tokens, including the one that ended the generation.
@@ -56,7 +59,7 @@ class RequestOutput:
     """
 
     __slots__ = (
-        *("_num_sent_logprobs", "_output", "_pieces"),
+        *("_num_taken_logprobs", "_num_taken_pieces", "_output", "_pieces"),
         *("cached_tokens", "logprobs", "prompt_logprobs", "queue_seconds", "request", "token_ids"),
     )
 
@@ -69,16 +72,23 @@ class RequestOutput:
         self.queue_seconds: float | None = None
         self._output = OutputText(tokenizer, rules)
         self._pieces: list[str] = []
-        self._num_sent_logprobs = 0
+        self._num_taken_pieces = 0
+        self._num_taken_logprobs = 0
 
-    def push(self, output: TokenOutput) -> OutputDelta:
-        """Add an engine output and return what it adds.
+    @property
+    def has_delta(self) -> bool:
+        """Return whether there is new text, or the output has finished, since the last `take`."""
+        return len(self._pieces) > self._num_taken_pieces or self.finish_reason is not None
+
+    def push(self, output: TokenOutput) -> None:
+        """Add an engine output.
 
         A stop string may finish the output before the engine finishes the request; tokens after it are dropped.
         """
         text = self._output.push(output.token_ids, output.finish_reason)
         kept = self._output.num_tokens - len(self.token_ids)
-        self._pieces.append(text)
+        if text:
+            self._pieces.append(text)
         self.token_ids += output.token_ids[:kept]
         if self.logprobs is not None and output.logprobs:
             self.logprobs += output.logprobs[:kept]
@@ -88,12 +98,17 @@ class RequestOutput:
             self.cached_tokens = output.cached_tokens
         if output.queue_seconds is not None:
             self.queue_seconds = output.queue_seconds
-        if not text and self.finish_reason is None:
+
+    def take(self) -> OutputDelta:
+        """Return what was added since the last call. Logprobs come with text, or at the end."""
+        if not self.has_delta:
             return OutputDelta("")
+        text = "".join(self._pieces[self._num_taken_pieces :])
+        self._num_taken_pieces = len(self._pieces)
         logprobs: Sequence[TokenLogprobs] = ()
         if self.logprobs is not None:
-            logprobs = self.logprobs[self._num_sent_logprobs :]
-            self._num_sent_logprobs = len(self.logprobs)
+            logprobs = self.logprobs[self._num_taken_logprobs :]
+            self._num_taken_logprobs = len(self.logprobs)
         return OutputDelta(text, logprobs, self.finish_reason, self.stop_reason)
 
     def as_delta(self) -> OutputDelta:

@@ -58,6 +58,7 @@ def create_app(service: Service, config: ServerConfig, keys: KeyRing, tracer: Tr
 def _endpoints(service: Service) -> FastAPI:
     app = FastAPI(title="FastGen", version=VERSION)
     app.state.service = service
+    app.state.check_large_body = service.check_large_body
     for router in (completions.router, chat.router, tokenization.router, probes.router):
         app.include_router(router)
     app.openapi = functools.cache(lambda: openapi.document(app))  # type: ignore[method-assign]

@@ -28,6 +28,7 @@ from fastgen.server.http.auth import KeyRing
 from fastgen.server.http.connection import CLOSE, Connection, connection_class
 from fastgen.server.http.tracing import Tracer, is_configured
 from fastgen.server.serving.encoding import PromptSizeLimit
+from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.service import Service
@@ -219,7 +220,7 @@ class Server:
             thinking = reasoning_format(self.server_config.reasoning_parser, tokenizer)
             ready = await engine
             limit = PromptSizeLimit(tokenizer, ready.info.max_model_length)
-            return ServedModel(ready, tokenizer, limit, tool_format, thinking)
+            return ServedModel(ready, tokenizer, limit, GrammarChecker(tokenizer), tool_format, thinking)
         except EngineStartError as error:
             if error.exit_code == exit_codes.BAD_CONFIGURATION:
                 raise ConfigError(str(error)) from None

@@ -43,7 +43,8 @@ _NAMES = {
 class GrammarFactory:
     """Creates the constraints of one engine, and computes their masks: a `fastgen.core.constraint.Grammars`.
 
-    The first grammar builds tables of the whole vocabulary, which takes about a second.
+    The first grammar needs tables of the whole vocabulary. Building them takes half a second, and a third of that holds
+    the interpreter's lock, so `prepare` builds them earlier.
 
     Grammars are compiled in threads. Only the thread that calls `compile` touches the cache.
 
@@ -82,6 +83,11 @@ class GrammarFactory:
             self._kept.popitem(last=False)
         return compiled
 
+    def prepare(self) -> None:
+        """Build the tables in a thread, unless they have been built."""
+        if self._end_tokens:
+            self._threads.submit(self._tables)
+
     def __call__(self, grammar: Grammar) -> GrammarConstraint | TokenSet:
         """Return a constraint in its initial state, after the grammar has been compiled.
 
@@ -93,9 +99,11 @@ class GrammarFactory:
     def _compile(self, grammar: Grammar) -> Callable[[], GrammarConstraint | TokenSet]:
         if grammar.kind == "tokens":
             return partial(TokenSet, grammar.token_ids)
+        return partial(_start, _compile(grammar, self._tables()), self._end_tokens)
+
+    def _tables(self) -> llguidance.LLTokenizer:
         with self._building:
-            tokenizer = self._tokenizer
-        return partial(_start, _compile(grammar, tokenizer), self._end_tokens)
+            return self._tokenizer
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
         """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`."""
@@ -204,6 +212,9 @@ def check_grammar(grammar: Grammar, tokenizer: Tokenizer) -> None:
     """
     if grammar.kind == "tokens":
         return  # the engine checks the ids against the model's vocabulary
+    num_bytes = len(grammar.text.encode(errors="surrogatepass"))
+    if num_bytes > MOST_GRAMMAR_BYTES:
+        raise _refusal(grammar, f"it has {num_bytes} bytes, and at most {MOST_GRAMMAR_BYTES} are accepted; shorten it")
     # All single bytes, and the special tokens, which a Lark grammar can name.
     special = [tokenizer.vocabulary.token_bytes(token) for token in sorted(tokenizer.special_token_ids)]
     tokens = [*(bytes([byte]) for byte in range(256)), b"<|end of match|>", *special]
@@ -226,11 +237,9 @@ def _compile(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llguidance.
 def _serialised(grammar: Grammar) -> str:
     """Serialize the grammar for llguidance."""
     try:
-        num_bytes = len(grammar.text.encode())
+        grammar.text.encode()
     except UnicodeEncodeError:
         raise _refusal(grammar, "it contains a lone surrogate, which is not a character") from None
-    if num_bytes > MOST_GRAMMAR_BYTES:
-        raise _refusal(grammar, f"it has {num_bytes} bytes, and at most {MOST_GRAMMAR_BYTES} are accepted; shorten it")
     if grammar.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":

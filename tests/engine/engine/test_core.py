@@ -195,6 +195,9 @@ class Given:
         compiled.set_result(lambda: constraint)
         return compiled
 
+    def prepare(self) -> None:
+        """Do nothing: there are no tables."""
+
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
         width = len(masks) // len(constraints)
         for row, constraint in enumerate(constraints):

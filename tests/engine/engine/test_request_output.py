@@ -6,7 +6,7 @@ from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.engine.messages import TokenOutput
-from fastgen.engine.request_output import RequestOutput, Usage
+from fastgen.engine.request_output import OutputDelta, RequestOutput, Usage
 from fastgen.text.output import TextRules
 
 TOKENIZER = byte_tokenizer(None)
@@ -26,17 +26,34 @@ def request_output(*, stop: tuple[str, ...] = (), **sampling: object) -> Request
     return RequestOutput(request, TOKENIZER, TextRules(stop=stop))
 
 
+def taken(output: RequestOutput, added: TokenOutput) -> OutputDelta:
+    """Add an engine output and return the delta."""
+    output.push(added)
+    return output.take()
+
+
+def test_outputs_that_were_not_taken_are_merged() -> None:
+    output = request_output(logprobs=0)
+    for letter in "abc":
+        output.push(token_output(tokens(letter)))
+    assert output.has_delta
+    delta = output.take()
+    assert (delta.text, [entry.token_id for entry in delta.logprobs]) == ("abc", tokens("abc"))
+    assert not output.has_delta
+    assert output.take().text == ""
+
+
 def test_logprobs_of_held_back_text_come_with_the_next_text() -> None:
     output = request_output(logprobs=0)
     first, second = tokens("é")
-    held, shown = output.push(token_output([first])), output.push(token_output([second]))
+    held, shown = taken(output, token_output([first])), taken(output, token_output([second]))
     assert (held.text, list(held.logprobs)) == ("", [])
     assert (shown.text, [entry.token_id for entry in shown.logprobs]) == ("é", [first, second])
 
 
 def test_tokens_after_a_stop_string_are_dropped() -> None:
     output = request_output(stop=("b",), logprobs=0)
-    delta = output.push(token_output(tokens("abc")))
+    delta = taken(output, token_output(tokens("abc")))
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("a", FinishReason.STOP, "b")
     assert output.token_ids == tokens("ab")
     assert output.logprobs is not None
@@ -45,14 +62,14 @@ def test_tokens_after_a_stop_string_are_dropped() -> None:
 
 def test_stop_reason_is_the_stop_token_but_not_the_end_of_sequence_token() -> None:
     stopped, ended = request_output(stop_token_ids=(7,)), request_output(stop_token_ids=(7,))
-    assert stopped.push(token_output([*tokens("a"), 7], FinishReason.STOP)).stop_reason == 7
-    assert ended.push(token_output([*tokens("a"), END], FinishReason.STOP)).stop_reason is None
+    assert taken(stopped, token_output([*tokens("a"), 7], FinishReason.STOP)).stop_reason == 7
+    assert taken(ended, token_output([*tokens("a"), END], FinishReason.STOP)).stop_reason is None
 
 
 def test_deltas_add_up_to_the_complete_output() -> None:
     output = request_output(logprobs=0)
-    deltas = [output.push(token_output([token])) for token in tokens("naïve")]
-    deltas.append(output.push(token_output([], FinishReason.LENGTH)))
+    deltas = [taken(output, token_output([token])) for token in tokens("naïve")]
+    deltas.append(taken(output, token_output([], FinishReason.LENGTH)))
     complete = output.as_delta()
     assert "".join(delta.text for delta in deltas) == complete.text == output.text == "naïve"
     assert [entry for delta in deltas for entry in delta.logprobs] == list(complete.logprobs)

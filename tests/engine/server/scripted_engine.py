@@ -4,8 +4,8 @@ A prompt may set the reply instead: the text between REPLY tokens, followed by t
 such texts, the request's seed selects one. Logprobs follow from the token id: `scripted_logprobs`.
 
 The environment injects faults: SCRIPT is `refuse` (reject the configuration), `crash` (while loading), `hold` (load
-until the file in SCRIPT_GATE exists) or empty. SCRIPT_STEP_SECONDS is the duration of a step. SCRIPT_ERROR is the text
-of the error that steps with the token FAULT raise.
+until the file in SCRIPT_GATE exists) or empty. SCRIPT_STEP_SECONDS is the duration of a step, SCRIPT_BLOCKS the number
+of blocks of the KV cache. SCRIPT_ERROR is the text of the error that steps with the token FAULT raise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScriptedRunner:
     architecture: types.SimpleNamespace = field(default_factory=lambda: types.SimpleNamespace(name="scripted"))
     vocab_size: int = 49152
     eos_token_ids: frozenset[int] = frozenset({END})
-    num_blocks: int = 64
+    num_blocks: int = field(default_factory=lambda: int(os.environ.get("SCRIPT_BLOCKS", "64")))
     num_host_blocks: int = 0
     seconds_per_block: float = 0.0
     num_parameters: int = 135_000_000

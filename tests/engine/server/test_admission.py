@@ -75,6 +75,26 @@ def test_a_full_queue_sends_retry_after(small: Serving) -> None:
     wait_until(lambda: is_idle(small), "the disconnected clients' sequences to be freed")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [49152]}),
+        ("/v1/completions", {"prompt": "a", "guided_regex": "("}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}]}),
+    ],
+    ids=["unknown token", "invalid grammar", "long text"],
+)
+def test_a_full_queue_rejects_a_request_before_any_work_is_done_for_it(
+    small: Serving, path: str, body: dict[str, object]
+) -> None:
+    assert small.post(path, body).status_code == 400
+    with ExitStack() as connections:
+        for _ in range(PLACES + QUEUE):
+            assert status_of(connections.enter_context(send(small, ENDLESS))) == 200
+        assert small.post(path, body).status_code == 429
+    wait_until(lambda: is_idle(small), "the disconnected clients' sequences to be freed")
+
+
 def test_all_prompts_of_a_request_are_admitted_or_none(small: Serving) -> None:
     body = {"max_tokens": 2, "prompt": ["a"] * (PLACES + QUEUE)}
     with send(small, {"prompt": "go on", "max_tokens": 400, "ignore_eos": True}) as one:
@@ -97,10 +117,20 @@ def report(*outputs: TokenOutput, running: int, waiting: int) -> StepReport:
     return StepReport(list(outputs), StepStats(), scheduler, (0.0, 0.0, 0.0))
 
 
+class Ignoring:
+    """A receiver that ignores outputs."""
+
+    def push(self, output: TokenOutput) -> None:
+        """Do nothing."""
+
+    def fail(self) -> None:
+        """Do nothing."""
+
+
 def test_requests_sent_since_the_last_report_take_its_free_places_first() -> None:
     in_flight = InFlight(max_sequences=4)
     for name in "abc":
-        in_flight.open(name)
+        in_flight.open(name, Ignoring())
     assert in_flight.num_queued == 0
     in_flight.record(report(running=3, waiting=0))
     in_flight.reserve(["d", "e", "f"])
@@ -112,7 +142,7 @@ def test_requests_sent_since_the_last_report_take_its_free_places_first() -> Non
 def test_an_engine_short_of_memory_has_fewer_running_places() -> None:
     in_flight = InFlight(max_sequences=4)
     for name in "abcd":
-        in_flight.open(name)
+        in_flight.open(name, Ignoring())
     in_flight.record(report(running=2, waiting=2))
     assert in_flight.num_queued == 2
     ended = TokenOutput(request_id="a", token_ids=[1], finish_reason=FinishReason.LENGTH)

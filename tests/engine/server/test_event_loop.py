@@ -50,10 +50,23 @@ async def test_bad_words_are_encoded_off_the_event_loop(smollm2: Tokenizer) -> N
 
 
 def test_probes_respond_while_a_million_prompts_are_rejected(scripted: Serving) -> None:
-    body = {"prompt": [[1]] * 1_000_000}
+    assert statuses_while_probed(scripted, "/v1/completions", {"prompt": [[1]] * 1_000_000}) == [400]
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/completions", "prompt"), ("/detokenize", "tokens")], ids=["prompt", "tokens"]
+)
+def test_a_list_of_millions_of_tokens_is_rejected_by_its_length(scripted: Serving, path: str, field: str) -> None:
+    response = scripted.post(path, {field: [1] * 3_000_000})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == (f"{field}: 3000000 tokens; the model takes at most 512; send fewer")
+
+
+def statuses_while_probed(scripted: Serving, path: str, body: object) -> list[int]:
+    """Return the status of a request during which the server responds to probes."""
     statuses: list[int] = []
-    sender = threading.Thread(target=lambda: statuses.append(scripted.post("/v1/completions", body).status_code))
+    sender = threading.Thread(target=lambda: statuses.append(scripted.post(path, body).status_code))
     sender.start()
     while sender.is_alive():
         assert scripted.get("/health").status_code == 200  # raises after ten seconds
-    assert statuses == [400]
+    return statuses

@@ -33,6 +33,12 @@ def test_tokenize_accepts_texts_longer_than_the_model(scripted: Serving) -> None
     assert scripted.post("/tokenize", {"prompt": "word " * 20_000}).json()["count"] > 20_000
 
 
+def test_tokenize_rejects_texts_that_would_occupy_a_core_for_long(scripted: Serving) -> None:
+    response = scripted.post("/tokenize", {"prompt": "x" * 2_000_000})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("prompt: 2000000 bytes of text cannot fit")
+
+
 @pytest.mark.parametrize(("path", "body", "param"), [
     ("/tokenize", {}, "prompt"),
     ("/tokenize", {"prompt": "a", "messages": CHAT}, "prompt"),

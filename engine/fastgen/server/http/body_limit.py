@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -10,10 +12,16 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fastgen.server.http.request_context import current
+from fastgen.server.http.sse import CLIENT_CLOSED_REQUEST
 
 # JSON schemas and tools nest a few dozen levels; a thousand would exhaust Python's stack in later code.
 MAX_LEVELS = 100
+# Bytes. Parsing this much takes about as long as handing it to a thread.
+_LARGE_BODY = 1 << 18
 
 
 class BodyLimit:
@@ -49,6 +57,8 @@ class JSONRoute(APIRoute):
     """A route whose body must be strict JSON, nested no deeper than `MAX_LEVELS`.
 
     The standard library's parser accepts NaN, lone surrogates and deep nesting, on which later code fails.
+
+    A large body is first given to the application's `state.check_large_body`, which may reject it unparsed.
     """
 
     def get_route_handler(self) -> Any:
@@ -56,19 +66,28 @@ class JSONRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(_JSONRequest(request.scope, request.receive))
+            parsed = _JSONRequest(request.scope, request.receive)
+            try:
+                body = await parsed.body()
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            current().arrival = time.monotonic()
+            if len(body) > _LARGE_BODY:
+                request.app.state.check_large_body(body)
+            return await handler(parsed)
 
         return handle
 
 
 class _JSONRequest(Request):
     async def json(self) -> Any:
-        """Parse the body.
+        """Parse the body; a large one in a thread.
 
         Raises:
             JSONDecodeError: if it is not JSON or nested too deeply. FastAPI turns it into a 400.
         """
-        return parse(await self.body())
+        body = await self.body()
+        return parse(body) if len(body) <= _LARGE_BODY else await asyncio.to_thread(parse, body)
 
 
 def parse(body: bytes) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from contextlib import ExitStack
 from contextvars import ContextVar
@@ -27,8 +28,8 @@ class Outcome:
         response_id: id in the response body.
         usage: tokens of all generations.
         finish_reasons: one per generation; "none" if the client disconnected before its end.
-        arrival: when the request was admitted, in seconds of the monotonic clock.
-        queue_seconds: time from arrival to the first scheduled step; None if never scheduled.
+        arrival: when the last byte of the request had arrived, in seconds of the monotonic clock.
+        queue_seconds: time from arrival to the first scheduled step, with tokenization; None if never scheduled.
         first_token_seconds: time from arrival to the first token; None without a token.
         total_seconds: time from arrival to the end.
     """
@@ -60,10 +61,12 @@ class RequestContext:
         id: the client's X-Request-Id, or a generated one.
         model: the model name in the request, once known.
         outcome: set when its generations have ended.
+        arrival: when the request had arrived, with its body, in seconds of the monotonic clock.
         on_end: callbacks to run when the response has ended, successfully or not.
     """
 
     id: str
+    arrival: float = field(default_factory=time.monotonic)
     model: str | None = None
     outcome: Outcome | None = None
     on_end: ExitStack = field(default_factory=ExitStack)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-_CLIENT_CLOSED_REQUEST = 499
+CLIENT_CLOSED_REQUEST = 499
 
 
 def event(body: object) -> bytes:
@@ -92,7 +92,7 @@ async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T
         await asyncio.wait((working, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         await _cancel(working, disconnect)
 

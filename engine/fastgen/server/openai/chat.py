@@ -23,7 +23,7 @@ from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
-from fastgen.server.serving.service import Service, client_names, validated_grammar
+from fastgen.server.serving.service import Service, client_names
 from fastgen.text.chat import ChatTemplate, ChatTemplateError
 
 router = APIRouter(route_class=JSONRoute)
@@ -36,6 +36,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     model, name = service.lifecycle.model(), service.check_model(body.model)
     body.check()
     service.check_chat_template(body.chat_template)
+    with client_names(body.aliases):
+        places = service.reserve(model, 1, body.num_choices)
     tools = ToolUse.of(body, model)
     prompt = render(body, model, tools)
     reasoning = ReasoningUse.of(body, model, prompt)
@@ -44,10 +46,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
         shown |= reasoning.format.shown_tokens(model.tokenizer)
     options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=body.text_rules(shown))
     with client_names(body.aliases):
-        service.check_num_generations(model, 1, body.num_choices)
-        handler = service.admit(
-            "chatcmpl", model, [await _engine_request(body, model, tools, reasoning, prompt)], options
-        )
+        engine_request = await _engine_request(body, model, tools, reasoning, prompt)
+        handler = service.handler("chatcmpl", places, [engine_request], options)
     token_text = TokenText(model.tokenizer, bool(body.return_tokens_as_token_ids))
     choices = ChoiceOptions(token_text if body.logprobs else None, tools, reasoning, bool(body.return_token_ids))
     if body.stream:
@@ -105,7 +105,7 @@ async def _engine_request(
     structure = body.structure()
     if tools is not None:
         structure = tools.grammar(model, structure)
-    grammar = await validated_grammar(structure, model.tokenizer)
+    grammar = await model.grammars.checked(structure)
     if reasoning is not None:
         grammar = reasoning.grammar(grammar)
     model.prompt_size_limit.check(text, "messages")

@@ -24,7 +24,7 @@ from fastgen.server.openai.responses import (
 from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
-from fastgen.server.serving.service import Service, client_names, validated_grammar
+from fastgen.server.serving.service import Service, client_names
 from fastgen.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=JSONRoute)
@@ -43,8 +43,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         prompt_only=body.prompt_only,
     )
     with client_names(body.aliases):
-        service.check_num_generations(model, len(body.prompt), body.num_candidates)
-        handler = service.admit("cmpl", model, await _engine_requests(body, model), options)
+        places = service.reserve(model, len(body.prompt), body.num_candidates)
+        handler = service.handler("cmpl", places, await _engine_requests(body, model), options)
     writer = _ChoiceWriter(body, model.tokenizer)
     if body.stream:
         return EventStream(_stream(handler, name, body, writer))
@@ -52,7 +52,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 
 async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[EngineRequest]:
-    grammar = await validated_grammar(body.structure(), model.tokenizer)
+    grammar = await model.grammars.checked(body.structure())
     bad_words = await encode_bad_words(body.bad_words, model.tokenizer)
     # best_of compares logprobs, so the engine returns them even if the client did not request them.
     logprobs = body.logprobs if body.num_candidates == body.num_choices else (body.logprobs or 0)

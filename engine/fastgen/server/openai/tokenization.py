@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from fastgen.core.request import RequestError
 from fastgen.server.http.body_limit import JSONRoute
+from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.chat import render
 from fastgen.server.openai.field_types import Boolean, String, TokenIds
 from fastgen.server.openai.messages import Message
@@ -23,6 +24,9 @@ from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.service import Service
 
 router = APIRouter(route_class=JSONRoute)
+
+# Clients count the tokens of texts that are too long for the model. This many characters take a second or so.
+_MOST_CHARACTERS = 1 << 20
 
 
 class TokenizeRequest(ChatRequest):
@@ -62,7 +66,13 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     model = service.lifecycle.model()
     service.check_model(body.model)
     service.check_chat_template(body.chat_template)
+    return await while_connected(request, _tokenize(body, model))
+
+
+async def _tokenize(body: TokenizeRequest, model: ServedModel) -> Response:
     text, add_special_tokens = _text(body, model)
+    if len(text) > _MOST_CHARACTERS:
+        model.prompt_size_limit.check(text, "prompt" if body.messages is None else "messages")
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=add_special_tokens)
     token_strs = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
     return json_response(Tokens(len(tokens), model.engine.info.max_model_length, tokens, token_strs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 from fastgen.core.request import RequestError
@@ -43,10 +44,16 @@ class PromptSizeLimit:
 
 
 async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Return the token ids of each text; encode long texts in a thread."""
+    """Return the token ids of each text. Long texts are encoded in a thread; a cancellation stops it between two."""
     if sum(map(len, texts)) < _INLINE_CHARACTERS:
         return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-    return await asyncio.to_thread(tokenizer.encode_unlocked, texts, add_special_tokens=add_special_tokens)
+    cancelled = threading.Event()
+    try:
+        return await asyncio.to_thread(
+            tokenizer.encode_unlocked, texts, add_special_tokens=add_special_tokens, cancelled=cancelled
+        )
+    finally:
+        cancelled.set()
 
 
 async def encode_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

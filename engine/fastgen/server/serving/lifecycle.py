@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fastgen.engine.client import EngineClient
 from fastgen.server.http.errors import APIError
 from fastgen.server.serving.encoding import PromptSizeLimit
+from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.text.reasoning import ReasoningFormat
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import ToolFormat
@@ -21,11 +22,12 @@ _OTHER_REPLICA_RETRY_SECONDS = 1
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model: its engine, tokenizer, tool-call format and, if it thinks, format of its reasoning."""
+    """A loaded model: its engine, tokenizer, checks of requests, tool-call format and, if it thinks, reasoning format."""
 
     engine: EngineClient
     tokenizer: Tokenizer
     prompt_size_limit: PromptSizeLimit
+    grammars: GrammarChecker
     tool_format: ToolFormat
     reasoning_format: ReasoningFormat | None = None
 

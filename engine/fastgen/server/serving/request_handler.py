@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import msgspec
 
 from fastgen import logs
 from fastgen.core.request import FinishReason, Request
 from fastgen.engine.client import EngineDeadError
+from fastgen.engine.messages import TokenOutput
 from fastgen.engine.request_output import OutputDelta, RequestOutput, Usage
 from fastgen.server.http.errors import APIError, engine_died, out_of_memory
 from fastgen.server.http.request_context import Outcome, current
@@ -44,7 +46,18 @@ class OutputOptions:
 class RequestHandler:
     """Runs the generations of one HTTP request: `num_candidates` for each prompt, in order.
 
+    Outputs of the engine are detokenized when they arrive, and a stop string ends its generation then, however slowly
+    the client reads. What the client has not read yet is merged into one delta per generation.
+
     Use it as a context manager; on exit it logs the request.
+
+    Args:
+        response_id: id in the response.
+        model: the model to use.
+        metrics: the server's metrics.
+        requests: all generations.
+        options: how the generations become choices.
+        arrival: when the HTTP request arrived, in seconds of the monotonic clock.
     """
 
     def __init__(
@@ -62,8 +75,15 @@ class RequestHandler:
         self._metrics = metrics
         self._options = options
         self._arrival = arrival
-        self._first_token_seconds: float | None = None
+        self._prepared_seconds = time.monotonic() - arrival
         self.outputs = [RequestOutput(request, model.tokenizer, options.text) for request in requests]
+        self._generations = [_Generation(self, index, output) for index, output in enumerate(self.outputs)]
+        self._num_unfinished = len(self.outputs)
+        self._first_token_seconds: float | None = None
+        self._changed: dict[int, None] = {}  # indices of generations with a delta to take, oldest first
+        self._woken = asyncio.Event()
+        self._wakes = _Wake.AT_END
+        self._failure: APIError | None = None
 
     def __enter__(self) -> RequestHandler:
         return self
@@ -75,7 +95,10 @@ class RequestHandler:
             usage=usage,
             finish_reasons=tuple(str(output.finish_reason or "none") for output in self.outputs),
             arrival=self._arrival,
-            queue_seconds=min((o.queue_seconds for o in self.outputs if o.queue_seconds is not None), default=None),
+            queue_seconds=min(
+                (self._prepared_seconds + o.queue_seconds for o in self.outputs if o.queue_seconds is not None),
+                default=None,
+            ),
             first_token_seconds=first_token,
             total_seconds=time.monotonic() - self._arrival,
         )
@@ -106,19 +129,14 @@ class RequestHandler:
         Raises:
             APIError: if the engine dies or lacks the memory, or if the deadline passes before the first token.
         """
-        try:
-            if len(self.outputs) == 1:
-                async with aclosing(self._run(self.outputs[0])) as deltas:
-                    async for delta in deltas:
-                        self._check_ends()
-                        yield 0, delta
-            else:
-                async with aclosing(self._run_all()) as indexed_deltas:
-                    async for indexed in indexed_deltas:
-                        self._check_ends()
-                        yield indexed
-        except EngineDeadError as error:
-            raise engine_died(str(error)) from error
+        with self._running(_Wake.AT_CHANGES):
+            while True:
+                while self._changed:
+                    index = next(iter(self._changed))
+                    del self._changed[index]
+                    yield index, self.outputs[index].take()
+                if not await self._wait():
+                    return
 
     async def finish(self) -> list[RequestOutput]:
         """Run to the end and return the chosen outputs, one per choice, in order.
@@ -126,8 +144,8 @@ class RequestHandler:
         Raises:
             APIError: if the engine dies or lacks the memory, or if the deadline passes before the first token.
         """
-        async with aclosing(self.stream()) as deltas:
-            async for _ in deltas:
+        with self._running(_Wake.AT_END):
+            while await self._wait():
                 pass
         wanted, candidates = self._options.num_choices, self._options.num_candidates
         if wanted == candidates:
@@ -137,74 +155,135 @@ class RequestHandler:
             chosen += sorted(self.outputs[start : start + candidates], key=_mean_logprob, reverse=True)[:wanted]
         return chosen
 
-    def _check_ends(self) -> None:
+    @contextmanager
+    def _running(self, wake: _Wake) -> Iterator[None]:
+        """Start the generations; cancel those that are unfinished at the end."""
+        self._wakes = wake
+        try:
+            for generation in self._generations:
+                self._engine.start_request(generation.output.request, generation)
+            yield
+        except EngineDeadError as error:
+            raise engine_died(str(error)) from error
+        finally:
+            for generation in self._generations:
+                generation.close()
+
+    async def _wait(self) -> bool:
+        """Wait until something has happened. Return False if all generations have ended and nothing more will."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._num_unfinished:
+            return False
+        await self._woken.wait()
+        self._woken.clear()
+        return True
+
+    def cancel(self, output: RequestOutput) -> None:
+        """Cancel a generation, if the engine has not ended it."""
+        self._engine.cancel(output.request.id)
+
+    def fail(self) -> None:
+        """End the request with an error, because a generation has no more outputs."""
+        self._failure = engine_died(self._engine.exit_message)
+        self._woken.set()
+
+    def record(self, generation: _Generation, num_new: int) -> None:
+        """Record that a generation has got tokens, or has ended; wake the response if it waits for that."""
+        output = generation.output
+        if num_new:
+            self._count(generation, num_new)
+        if output.finish_reason is not None:
+            self._num_unfinished -= 1
+            generation.close()
+            self._failure = self._failure or self._error()
+        if self._failure is None and output.has_delta and self._wakes is _Wake.AT_CHANGES:
+            self._changed[generation.index] = None
+            self._woken.set()
+        elif not self._num_unfinished or self._failure is not None:
+            self._woken.set()
+
+    def _count(self, generation: _Generation, num_new: int) -> None:
+        now, metrics = time.monotonic(), self._metrics
+        if generation.last_token is None:
+            seconds = now - self._arrival
+            self._first_token_seconds = min(seconds, self._first_token_seconds or seconds)
+            metrics.first_token(seconds, len(generation.output.request.prompt_token_ids))
+        else:
+            metrics.next_token(now - generation.last_token)
+        generation.last_token = now
+        metrics.generated(num_new)
+
+    def count_end(self, output: RequestOutput) -> None:
+        """Record the end of a generation, which the client may have cancelled."""
+        reason, prompt_tokens = output.finish_reason or FinishReason.ABORT, len(output.request.prompt_token_ids)
+        self._metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, len(output.token_ids))
+
+    def _error(self) -> APIError | None:
+        """Return the error of generations that have ended without a result, if that ends the request."""
         if any(output.finish_reason is FinishReason.OUT_OF_MEMORY for output in self.outputs):
-            raise out_of_memory()
+            return out_of_memory()
         if all(output.finish_reason is FinishReason.DEADLINE and not output.token_ids for output in self.outputs):
             seconds = self.outputs[0].request.deadline_seconds
-            raise APIError(
+            return APIError(
                 408,
                 f"timeout: {seconds:g} s passed before the first token; raise it or try again later",
                 code="deadline_exceeded",
                 param="timeout",
             )
+        return None
 
-    async def _run(self, output: RequestOutput) -> AsyncGenerator[OutputDelta]:
-        request, metrics = output.request, self._metrics
-        prompt_tokens = len(request.prompt_token_ids)
-        previous: float | None = None
-        try:
-            async with aclosing(self._engine.generate(request)) as token_outputs:
-                async for token_output in token_outputs:
-                    num_new = len(token_output.token_ids)
-                    if num_new:
-                        now = time.monotonic()
-                        if previous is None:
-                            seconds = now - self._arrival
-                            self._first_token_seconds = min(seconds, self._first_token_seconds or seconds)
-                            metrics.first_token(seconds, prompt_tokens)
-                        else:
-                            metrics.next_token(now - previous)
-                        previous = now
-                        metrics.generated(num_new)
-                        if self._options.prompt_only:
-                            token_output = msgspec.structs.replace(
-                                token_output, token_ids=[], logprobs=None, finish_reason=FinishReason.LENGTH
-                            )
-                    delta = output.push(token_output)
-                    if delta.text or delta.finish_reason is not None:
-                        yield delta
-                    if delta.finish_reason is not None:
-                        break
-        finally:
-            reason = output.finish_reason or FinishReason.ABORT
-            metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, len(output.token_ids))
+    @property
+    def prompt_only(self) -> bool:
+        """Return whether generated tokens are dropped."""
+        return self._options.prompt_only
 
-    async def _run_all(self) -> AsyncGenerator[tuple[int, OutputDelta]]:
-        """Run several generations at once; yield their deltas in the order of arrival."""
-        queue: asyncio.Queue[tuple[int, OutputDelta] | EngineDeadError] = asyncio.Queue()
 
-        async def pump(index: int, output: RequestOutput) -> None:
-            try:
-                async with aclosing(self._run(output)) as deltas:
-                    async for delta in deltas:
-                        queue.put_nowait((index, delta))
-            except EngineDeadError as error:
-                queue.put_nowait(error)
+class _Wake(Enum):
+    """When the response is woken."""
 
-        pumps = [asyncio.create_task(pump(index, output)) for index, output in enumerate(self.outputs)]
-        unfinished = len(pumps)
-        try:
-            while unfinished:
-                indexed = await queue.get()
-                if isinstance(indexed, EngineDeadError):
-                    raise indexed
-                unfinished -= indexed[1].finish_reason is not None
-                yield indexed
-        finally:
-            for task in pumps:
-                task.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+    AT_CHANGES = auto()
+    AT_END = auto()
+
+
+class _Generation:
+    """Receives the outputs of one generation: a `fastgen.engine.in_flight.Receiver`.
+
+    Attributes:
+        index: its place in the request.
+        output: what it has generated.
+        last_token: when its last token arrived; None before the first.
+    """
+
+    __slots__ = ("_handler", "_is_open", "index", "last_token", "output")
+
+    def __init__(self, handler: RequestHandler, index: int, output: RequestOutput) -> None:
+        self._handler = handler
+        self._is_open = True
+        self.index = index
+        self.output = output
+        self.last_token: float | None = None
+
+    def push(self, token_output: TokenOutput) -> None:
+        """Add an output of the engine. A stop string ends the generation; the engine need not know why."""
+        num_new = len(token_output.token_ids)
+        if num_new and self._handler.prompt_only:
+            token_output = msgspec.structs.replace(
+                token_output, token_ids=[], logprobs=None, finish_reason=FinishReason.LENGTH
+            )
+        self.output.push(token_output)
+        self._handler.record(self, num_new)
+
+    def fail(self) -> None:
+        """Handle that the engine has exited."""
+        self._handler.fail()
+
+    def close(self) -> None:
+        """Cancel the generation if it runs, and count its end once."""
+        if self._is_open:
+            self._is_open = False
+            self._handler.cancel(self.output)
+            self._handler.count_end(self.output)
 
 
 def _mean_logprob(output: RequestOutput) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import time
@@ -10,16 +9,17 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from fastgen.core.request import Grammar, Request, RequestError, SamplingParams
+import msgspec
+
+from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import current
 from fastgen.server.serving.admission import admit
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
-from fastgen.text.grammar import check_grammar
-from fastgen.text.tokenizer import Tokenizer
 
 # Each generation takes a stream and a queue place.
 _MAX_GENERATIONS = 1024
@@ -74,12 +74,42 @@ class Service:
                 "chat_template",
             )
 
-    def check_num_generations(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
-        """Reject a request for more generations than can ever be admitted, before doing any work for it.
+    def check_large_body(self, body: bytes) -> None:
+        """Reject a large body with too many tokens or prompts before it is parsed, by its commas and brackets.
 
         Raises:
-            RequestError: names the limit.
+            RequestError: names the field and the limit.
+            APIError: 503 if no model serves requests now.
         """
+        try:
+            found = msgspec.json.decode(body, type=_LargeBody)
+        except msgspec.DecodeError:
+            return  # parsing the body tells what is wrong
+        model = self.lifecycle.model()
+        limit = model.engine.info.max_model_length
+        for param in ("prompt", "tokens"):
+            value = bytes(getattr(found, param))
+            num_items = value.count(b",") + 1
+            if num_items > limit and _TOKEN_IDS.match(value) and found.truncate_prompt_tokens is None:
+                raise RequestError(f"{param}: {num_items} tokens; the model takes at most {limit}; send fewer", param)
+            if _LISTS.match(value):
+                self._check_num_generations(model, value.count(b"[") - 1, 1)
+
+    def reserve(self, model: ServedModel, num_prompts: int, num_candidates: int) -> Places:
+        """Take queue places for all generations of an HTTP request, before any other work is done for it.
+
+        Raises:
+            RequestError: if so many generations can never be admitted; names the limit.
+            APIError: 429 if the queue is full.
+        """
+        self._check_num_generations(model, num_prompts, num_candidates)
+        # Clients may choose the id they see, so it need not be unique.
+        unique = uuid.uuid4().hex
+        ids = [f"{unique}-{prompt}-{candidate}" for prompt in range(num_prompts) for candidate in range(num_candidates)]
+        admit(model.engine.in_flight, ids, self.max_queued_requests)
+        return Places(model, ids)
+
+    def _check_num_generations(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
         places = model.engine.info.max_sequences + self.max_queued_requests
         limit = min(_MAX_GENERATIONS, places)
         if num_prompts * num_candidates > limit:
@@ -96,33 +126,55 @@ class Service:
                 param,
             )
 
-    def admit(
-        self, id_prefix: str, model: ServedModel, requests: Sequence[Request], options: OutputOptions
+    def handler(
+        self, id_prefix: str, places: Places, requests: Sequence[Request], options: OutputOptions
     ) -> RequestHandler:
-        """Admit one HTTP request to the queue and return its handler.
+        """Return the handler of an HTTP request.
 
         Args:
             id_prefix: start of the response id; the id of the HTTP request follows.
-            model: the model to use.
+            places: its places in the queue.
             requests: one per prompt, without ids; each is copied for every candidate.
             options: how the outputs become choices.
 
         Raises:
             RequestError: if the model cannot serve one of them.
-            APIError: 429 if the queue is full.
         """
-        arrival = time.monotonic()
-        # Clients may choose the id they see, so it need not be unique.
-        unique = uuid.uuid4().hex
+        info = places.model.engine.info
         for request in requests:
-            request.check(model.engine.info.max_model_length, model.engine.info.vocabulary_size)
+            request.check(info.max_model_length, info.vocabulary_size)
+        ids = iter(places.ids)
         candidates = [
-            replace(request, id=f"{unique}-{index}-{candidate}", sampling=_for_candidate(request.sampling, candidate))
-            for index, request in enumerate(requests)
+            replace(request, id=next(ids), sampling=_for_candidate(request.sampling, candidate))
+            for request in requests
             for candidate in range(options.num_candidates)
         ]
-        admit(model.engine.in_flight, [request.id for request in candidates], self.max_queued_requests)
-        return RequestHandler(f"{id_prefix}-{current().id}", model, self.metrics, candidates, options, arrival)
+        assert next(ids, None) is None, "a place in the queue is not used"
+        context = current()
+        return RequestHandler(
+            f"{id_prefix}-{context.id}", places.model, self.metrics, candidates, options, context.arrival
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places in the queue for all generations of one HTTP request, each with the id of its engine request."""
+
+    model: ServedModel
+    ids: list[str]
+
+
+class _LargeBody(msgspec.Struct):
+    """What is looked at in a large body before it is parsed."""
+
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    tokens: msgspec.Raw = msgspec.Raw(b"")
+    truncate_prompt_tokens: Any = None
+
+
+# How a list of token ids, and a list of lists, begin.
+_TOKEN_IDS = re.compile(rb"\s*\[\s*-?\d")
+_LISTS = re.compile(rb"\s*\[\s*\[")
 
 
 def _for_candidate(sampling: SamplingParams, candidate: int) -> SamplingParams:
@@ -143,23 +195,3 @@ def client_names(aliases: Mapping[str, str]) -> Iterator[None]:
         if alias is None:
             raise
         raise RequestError(re.sub(rf"\b{error.param}\b", alias, str(error)), alias) from None
-
-
-async def validated_grammar(structure: tuple[Grammar, str] | None, tokenizer: Tokenizer) -> Grammar | None:
-    """Compile the grammar in a thread and return it.
-
-    Args:
-        structure: the grammar and the field that it came from, if any.
-        tokenizer: the model's tokenizer.
-
-    Raises:
-        RequestError: names the field, if the grammar is invalid or too large.
-    """
-    if structure is None:
-        return None
-    grammar, param = structure
-    try:
-        await asyncio.to_thread(check_grammar, grammar, tokenizer)
-    except ValueError as error:
-        raise RequestError(f"{param}: {error}", param) from None
-    return grammar

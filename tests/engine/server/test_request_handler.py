@@ -1,0 +1,177 @@
+"""One HTTP request's generations, with an engine that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine.text.matching import END, byte_tokenizer
+from fastgen.core.request import FinishReason, Request, SamplingParams
+from fastgen.core.stats import SchedulerStats, StepStats
+from fastgen.engine.in_flight import InFlight, Receiver
+from fastgen.engine.messages import StepReport, TokenOutput
+from fastgen.engine.request_output import OutputDelta
+from fastgen.server.http.errors import APIError
+from fastgen.server.serving.metrics import Metrics
+from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
+from fastgen.text.output import TextRules
+
+TOKENIZER = byte_tokenizer(None)
+
+
+class PlayedEngine:
+    """Keeps the receivers of started requests and records cancellations."""
+
+    exit_message = "the engine process was killed"
+
+    def __init__(self) -> None:
+        self.in_flight = InFlight(4)
+        self.cancelled: list[str] = []
+
+    def start_request(self, request: Request, receiver: Receiver) -> None:
+        self.in_flight.open(request.id, receiver)
+
+    def cancel(self, request_id: str) -> None:
+        if self.in_flight.close(request_id):
+            self.cancelled.append(request_id)
+
+    def generate(self, text: str, *, request_id: str = "0", end: FinishReason | None = None) -> None:
+        tokens = TOKENIZER.encode(text, add_special_tokens=False)
+        self.in_flight.deliver(TokenOutput(request_id, tokens + [END] * (end is FinishReason.STOP), end))
+
+
+def handler_of(engine: PlayedEngine, metrics: Metrics | None = None, *, num: int = 1, stop: str = "") -> RequestHandler:
+    requests = [
+        Request(id=str(index), prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=99)) for index in range(num)
+    ]
+    options = OutputOptions(num_choices=num, num_candidates=num, text=TextRules(stop=(stop,) if stop else ()))
+    model = cast(Any, SimpleNamespace(engine=engine, tokenizer=TOKENIZER))
+    return RequestHandler("cmpl-1", model, metrics or Metrics("m"), requests, options, arrival=0.0)
+
+
+def sample(metrics: Metrics, name: str) -> float:
+    value = metrics.registry.get_sample_value(f"fastgen_{name}", {"model_name": "m"})
+    assert value is not None
+    return value
+
+
+async def started(handler: RequestHandler) -> asyncio.Task[tuple[int, OutputDelta]]:
+    """Return the first delta of a stream that has been started; nothing reads it after that."""
+    first = asyncio.ensure_future(anext(handler.stream()))
+    await asyncio.sleep(0)
+    return first
+
+
+async def test_a_stop_string_ends_the_generation_while_the_client_does_not_read() -> None:
+    engine = PlayedEngine()
+    await started(handler := handler_of(engine, stop="END"))
+    engine.generate("one")
+    engine.generate("two E")
+    assert engine.cancelled == []
+    engine.generate("ND three")
+    assert engine.cancelled == ["0"]
+    assert (handler.outputs[0].text, handler.outputs[0].finish_reason) == ("onetwo ", FinishReason.STOP)
+
+
+async def test_what_a_slow_client_has_not_read_is_merged_into_one_delta() -> None:
+    engine = PlayedEngine()
+    stream = handler_of(engine).stream()
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    engine.generate("a")
+    assert (await first)[1].text == "a"
+    for letter in "bcd":
+        engine.generate(letter)
+    engine.generate("e", end=FinishReason.LENGTH)
+    _, rest = await anext(stream)
+    assert (rest.text, rest.finish_reason) == ("bcde", FinishReason.LENGTH)
+    assert [delta async for delta in stream] == []
+
+
+async def test_a_response_that_is_not_streamed_is_woken_only_at_its_end() -> None:
+    engine = PlayedEngine()
+    handler = handler_of(engine, num=2)
+    finishing = asyncio.ensure_future(handler.finish())
+    await asyncio.sleep(0)
+    for _ in range(5):
+        engine.generate("a")
+        assert not handler._woken.is_set()
+    engine.generate("b", end=FinishReason.STOP)
+    assert not handler._woken.is_set(), "the other generation has not ended"
+    engine.generate("c", request_id="1", end=FinishReason.LENGTH)
+    assert handler._woken.is_set()
+    assert [output.text for output in await finishing] == ["aaaaab", "c"]
+
+
+async def test_inter_token_latency_is_measured_when_tokens_arrive_not_when_they_are_read() -> None:
+    engine, metrics = PlayedEngine(), Metrics("m")
+    await started(handler_of(engine, metrics))
+    for _ in range(4):
+        engine.generate("a")
+    assert sample(metrics, "inter_token_latency_seconds_count") == 3
+    assert sample(metrics, "generation_tokens_total") == 4
+
+
+async def test_the_time_to_the_first_token_counts_from_the_arrival_of_the_http_request() -> None:
+    engine, metrics = PlayedEngine(), Metrics("m")
+    await started(handler_of(engine, metrics))  # it arrived at 0 on the monotonic clock
+    engine.generate("a")
+    loop_time = asyncio.get_running_loop().time()  # the monotonic clock, too
+    assert sample(metrics, "time_to_first_token_seconds_sum") == pytest.approx(loop_time, abs=5)
+
+
+async def test_closing_a_stream_cancels_its_generations_once() -> None:
+    engine, metrics = PlayedEngine(), Metrics("m")
+    stream = handler_of(engine, metrics, num=2).stream()
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    engine.generate("a", end=FinishReason.STOP)
+    await first
+    await stream.aclose()
+    assert engine.cancelled == ["1"]
+    assert sample(metrics, "e2e_request_latency_seconds_count") == 2
+
+
+async def test_text_that_arrived_before_the_engine_died_is_sent_before_the_error() -> None:
+    engine = PlayedEngine()
+    stream = handler_of(engine).stream()
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    engine.generate("a")
+    engine.in_flight.end_all()
+    assert (await first)[1].text == "a"
+    with pytest.raises(APIError, match="killed"):
+        await anext(stream)
+
+
+async def test_an_output_that_cannot_be_handled_fails_its_own_request_only() -> None:
+    engine = PlayedEngine()
+    broken, other = handler_of(engine), PlayedReceiver()
+    engine.in_flight.open("other", other)
+    finishing = asyncio.ensure_future(broken.finish())
+    await asyncio.sleep(0)
+    broken.outputs[0]._output._detokenizer = cast(Any, None)
+    state = StepReport(
+        [TokenOutput("0", [5]), TokenOutput("other", [6])], StepStats(), SchedulerStats(), (0.0, 0.0, 0.0)
+    )
+    engine.in_flight.record(state)
+    assert other.tokens == [6]
+    with pytest.raises(APIError):
+        await finishing
+    assert engine.cancelled == ["0"]
+
+
+class PlayedReceiver:
+    """Records the tokens of a request."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def push(self, output: TokenOutput) -> None:
+        self.tokens += output.token_ids
+
+    def fail(self) -> None:
+        raise AssertionError

@@ -56,14 +56,14 @@ def test_a_short_prompt_of_a_lower_priority_waits_for_a_long_one() -> None:
 
 
 def test_no_prompt_overtakes_a_first_one_that_does_not_fit_yet() -> None:
-    s, arrive = scheduler(budget=16, sequences=1), Arrivals()
-    s.add(arrive(prompt=4, generate=3))
+    s, arrive = scheduler(budget=32, blocks=7, block_size=4), Arrivals()
+    s.add(arrive(prompt=8, generate=20))
+    s.add(arrive(prompt=16, generate=4))
     run(s)
-    s.add(arrive(prompt=100))
-    s.add(arrive(prompt=4))
-    run(s)
-    run(s)
-    assert sizes(run(s)) == {"1": 16}
+    assert [preempted.id for preempted in run(s).preempted] == ["1"]
+    s.add(arrive(prompt=1, generate=1))
+    assert s.pool.num_free == 4, "room for the new prompt, not for all 17 tokens of the preempted one"
+    assert sizes(run(s)) == {"0": 1}
 
 
 def test_a_prompt_overtakes_only_if_it_leaves_the_blocks_that_longer_ones_need() -> None:

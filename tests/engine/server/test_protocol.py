@@ -234,14 +234,12 @@ def test_an_invalid_completion_field_is_named(scripted: Serving, field: str, val
 @pytest.mark.parametrize(
     ("biases", "message"),
     [
-        ({"one": 5, "7": 1, "two": 5}, "logit_bias: 'one', 'two': not a token id"),
-        ({"49152": 1, "5": 1, "60000": 1}, "logit_bias names token 49152, 60000, which is not in the vocabulary"),
         ({"1": 101, "2": -101}, "logit_bias is 101.0 for token 1, -101.0 for token 2: it must be from -100 to 100"),
         ({str(token): 1 for token in range(49152)}, "logit_bias: has 49152 tokens; at most 1024 are accepted"),
     ],
-    ids=["no token ids", "unknown tokens", "values out of range", "too many"],
+    ids=["values out of range", "too many"],
 )
-def test_every_invalid_logit_bias_is_named(scripted: Serving, biases: dict[str, float], message: str) -> None:
+def test_biases_beyond_the_limits_are_named(scripted: Serving, biases: dict[str, float], message: str) -> None:
     response = scripted.post("/v1/completions", {"prompt": "a", "logit_bias": biases})
     assert response.status_code == 400
     assert error_of(response)["message"].startswith(message)

@@ -22,7 +22,7 @@ _OTHER_REPLICA_RETRY_SECONDS = 1
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model: its engine, tokenizer, checks of requests, tool-call format and, if it thinks, reasoning format."""
+    """A loaded model: its engine, tokenizer, checks, tool-call format and, if it thinks, format of its reasoning."""
 
     engine: EngineClient
     tokenizer: Tokenizer

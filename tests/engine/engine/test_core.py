@@ -291,6 +291,7 @@ def test_a_deadline_passes_while_the_grammar_is_being_compiled() -> None:
     assert finish_reasons(engine, 1) == {}
     engine._clock.now = 51.0  # type: ignore[attr-defined]
     assert finish_reasons(engine) == {"structured": FinishReason.DEADLINE}
+    assert not engine.has_work
     engine.check_integrity()
 
 

@@ -54,10 +54,15 @@ def test_probes_respond_while_a_million_prompts_are_rejected(scripted: Serving) 
 
 
 @pytest.mark.parametrize(
-    ("path", "field"), [("/v1/completions", "prompt"), ("/detokenize", "tokens")], ids=["prompt", "tokens"]
+    ("path", "field", "nested"),
+    [("/v1/completions", "prompt", False), ("/v1/completions", "prompt", True), ("/detokenize", "tokens", False)],
+    ids=["prompt", "nested prompt", "tokens"],
 )
-def test_a_list_of_millions_of_tokens_is_rejected_by_its_length(scripted: Serving, path: str, field: str) -> None:
-    response = scripted.post(path, {field: [1] * 3_000_000})
+def test_a_list_of_millions_of_tokens_is_rejected_by_its_length(
+    scripted: Serving, path: str, field: str, nested: bool
+) -> None:
+    tokens = [1] * 3_000_000
+    response = scripted.post(path, {field: [tokens] if nested else tokens})
     assert response.status_code == 400
     assert response.json()["error"]["message"] == (f"{field}: 3000000 tokens; the model takes at most 512; send fewer")
 

@@ -168,6 +168,7 @@ class RequestHandler:
         finally:
             for generation in self._generations:
                 generation.close()
+            self._generations.clear()  # they refer to this object
 
     async def _wait(self) -> bool:
         """Wait until something has happened. Return False if all generations have ended and nothing more will."""

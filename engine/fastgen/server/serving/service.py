@@ -89,11 +89,14 @@ class Service:
         limit = model.engine.info.max_model_length
         for param in ("prompt", "tokens"):
             value = bytes(getattr(found, param))
-            num_items = value.count(b",") + 1
-            if num_items > limit and _TOKEN_IDS.match(value) and found.truncate_prompt_tokens is None:
-                raise RequestError(f"{param}: {num_items} tokens; the model takes at most {limit}; send fewer", param)
-            if _LISTS.match(value):
-                self._check_num_generations(model, value.count(b"[") - 1, 1)
+            num_lists = value.count(b"[") - 1 if _LISTS.match(value) else 1
+            if num_lists > 1:
+                self._check_num_generations(model, num_lists, 1)
+            elif not _TOKEN_IDS.match(value):
+                continue
+            num_tokens, most = value.count(b",") + 1, num_lists * limit
+            if num_tokens > most and found.truncate_prompt_tokens is None:
+                raise RequestError(f"{param}: {num_tokens} tokens; the model takes at most {most}; send fewer", param)
 
     def reserve(self, model: ServedModel, num_prompts: int, num_candidates: int) -> Places:
         """Take queue places for all generations of an HTTP request, before any other work is done for it.
@@ -172,9 +175,9 @@ class _LargeBody(msgspec.Struct):
     truncate_prompt_tokens: Any = None
 
 
-# How a list of token ids, and a list of lists, begin.
-_TOKEN_IDS = re.compile(rb"\s*\[\s*-?\d")
+# How a list of lists, and a list of token ids within one or not, begin.
 _LISTS = re.compile(rb"\s*\[\s*\[")
+_TOKEN_IDS = re.compile(rb"\s*\[\s*(\[\s*)?-?\d")
 
 
 def _for_candidate(sampling: SamplingParams, candidate: int) -> SamplingParams:

@@ -19,6 +19,8 @@ APPLIED_ANNOTATION: Final = f"{GROUP}/applied"
 MODEL_ANNOTATION: Final = f"{GROUP}/model"
 # The uid of the claim that a Job fills: a recreated claim of the same name is empty.
 CLAIM_ANNOTATION: Final = f"{GROUP}/claim"
+# On a Job that was ended although another container keeps its pod running: the download is complete.
+DOWNLOADED_ANNOTATION: Final = f"{GROUP}/downloaded"
 FIELD_MANAGER: Final = "fastgen-operator"
 
 # An API object, as decoded JSON.

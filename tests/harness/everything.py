@@ -13,6 +13,9 @@ EVERYTHING: dict[str, Any] = {
         "revision": "v1",
         "servedName": "tiny",
         "secretName": "hub-token",
+        "download": {
+            "resources": {"requests": {"cpu": "0.2", "memory": "512Mi"}, "limits": {"cpu": 1, "memory": "1024Mi"}}
+        },
     },
     "engine": {
         "image": "engine:other",

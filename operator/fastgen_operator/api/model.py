@@ -6,7 +6,16 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from fastgen_operator.api.fields import QUANTITY_PATTERN, ApiModel, ObjectName, ShortText, model_rules, rules
+from fastgen_operator.api.fields import (
+    QUANTITY_PATTERN,
+    ApiModel,
+    ObjectName,
+    Quantity,
+    ShortText,
+    model_rules,
+    rules,
+)
+from fastgen_operator.api.resources import within_limits
 
 _NAME: Final = "[A-Za-z0-9][-A-Za-z0-9._]*"
 # Scheme, pattern of what follows ://, examples, whether it is downloaded.
@@ -30,6 +39,24 @@ def downloaded_only(path: str, source: str) -> tuple[str, str]:
     )
 
 
+class DownloadResources(ApiModel):
+    """Compute resources of the container that downloads the model, in the Job of spec.cache or in each pod. Defaults to
+    requests of 100m CPU and 256Mi memory, and limits of 1 CPU and 1Gi memory. If set, it replaces all of these."""
+
+    model_config = model_rules(within_limits("spec.model.download.resources"))
+    requests: dict[str, Quantity] = Field(default={}, max_length=16)
+    """Resource requests of the container, for example {cpu: 500m, memory: 512Mi}."""
+    limits: dict[str, Quantity] = Field(default={}, max_length=16)
+    """Resource limits of the container, for example {cpu: 2, memory: 2Gi}."""
+
+
+class Download(ApiModel):
+    """How a model is downloaded. Where it is downloaded, and the labels and annotations of the pod, are those of the
+    engine's pods: spec.scheduling and spec.podTemplate."""
+
+    resources: DownloadResources | None = None
+
+
 class Model(ApiModel):
     """The model to serve."""
 
@@ -40,6 +67,7 @@ class Model(ApiModel):
             "spec.model.source",
         ),
         downloaded_only("spec.model.secretName", "source"),
+        downloaded_only("spec.model.download", "source"),
     )
     source: str = Field(
         max_length=1024,
@@ -66,6 +94,7 @@ class Model(ApiModel):
     """Name of a Secret in the same namespace with credentials for the download. Its keys become environment variables:
     HF_TOKEN for hf:// sources; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and optionally AWS_ENDPOINT_URL for s3://
     sources."""
+    download: Download | None = None
 
 
 class Cache(ApiModel):

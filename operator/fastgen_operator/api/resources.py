@@ -7,6 +7,17 @@ from pydantic import Field
 from fastgen_operator.api.fields import ApiModel, Quantity, model_rules
 
 
+def within_limits(path: str) -> tuple[str, str]:
+    """Return the rule that requests do not exceed limits; `path` names the object that has both."""
+    return (
+        # Only these three: a comparison of all entries exceeds the API server's cost limit.
+        "!has(self.requests) || !has(self.limits) || ['cpu', 'memory', 'ephemeral-storage'].all(r, "
+        "!(r in self.requests) || !(r in self.limits) || "
+        "quantity(string(self.requests[r])).compareTo(quantity(string(self.limits[r]))) <= 0)",
+        f"{path}.requests must not exceed {path}.limits: lower the request or raise the limit",
+    )
+
+
 class GPU(ApiModel):
     """GPUs of one replica, requested as an extended resource."""
 
@@ -31,13 +42,7 @@ class Resources(ApiModel):
             )
             for which in ("requests", "limits")
         ),
-        (
-            # Only these three: a comparison of all entries exceeds the API server's cost limit.
-            "!has(self.requests) || !has(self.limits) || ['cpu', 'memory', 'ephemeral-storage'].all(r, "
-            "!(r in self.requests) || !(r in self.limits) || "
-            "quantity(string(self.requests[r])).compareTo(quantity(string(self.limits[r]))) <= 0)",
-            "spec.resources.requests must not exceed spec.resources.limits: lower the request or raise the limit",
-        ),
+        within_limits("spec.resources"),
     )
     gpu: GPU = GPU()
     """GPUs of one replica."""

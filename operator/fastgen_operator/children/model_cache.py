@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final
 
-from fastgen_operator.api import Spec
+from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.api.model import Cache
 from fastgen_operator.children.metadata import child, fetch_labels, without_empty
 from fastgen_operator.children.model_source import fetch_container, model_address, model_volumes
@@ -19,7 +19,7 @@ from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, JOB, MODEL_ANNOTATIO
 from fastgen_operator.pods import ENGINE_CONTAINER
 
 # The download runs where the engines will: a volume can be bound to the node or zone of its first consumer. The
-# affinity includes the co-location with the engines that a ReadWriteOnce volume needs.
+# affinity includes the co-location with the engines that a ReadWriteOnce volume needs. It also resolves names as they do.
 _PLACEMENT: Final = (
     "nodeSelector",
     "tolerations",
@@ -29,6 +29,10 @@ _PLACEMENT: Final = (
     "imagePullSecrets",
     "serviceAccountName",
     "securityContext",
+    "schedulerName",
+    "dnsPolicy",
+    "dnsConfig",
+    "hostAliases",
 )
 _FOR_EVER: Final = 2**31 - 1
 
@@ -65,14 +69,20 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
         "volumes": [{"name": "tmp", "emptyDir": {}}, *model_volumes(name, spec)],
     }
     annotations = {MODEL_ANNOTATION: address, CLAIM_ANNOTATION: claim["metadata"]["uid"]}
-    identity = json.dumps([annotations, pod, fetch_container(spec, image)], sort_keys=True)
+    metadata = _metadata(name, spec)
+    identity = json.dumps([annotations, pod, metadata, fetch_container(spec, image)], sort_keys=True)
     job_name = f"{name}-fetch-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
-    resources = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
-    container = {**fetch_container(spec, image, keep=sorted({address, *in_use})), "resources": resources}
+    container = fetch_container(spec, image, keep=sorted({address, *in_use}))
     fields = {
         "backoffLimit": _FOR_EVER,
         # Prevents two pods from writing the same files if a node is unreachable but still running.
         "podReplacementPolicy": "Failed",
-        "template": {"metadata": {"labels": fetch_labels(name)}, "spec": {**pod, "containers": [container]}},
+        "template": {"metadata": metadata, "spec": {**pod, "containers": [container]}},
     }
     return child(JOB, owner, {"spec": fields}, name=job_name, annotations=annotations)
+
+
+def _metadata(name: str, spec: Spec) -> dict[str, Any]:
+    """Return the metadata of the download pod: that of the engine's pods, except the labels that select it."""
+    given = (spec.pod_template or PodTemplate()).metadata
+    return without_empty({"labels": {**given.labels, **fetch_labels(name)}, "annotations": given.annotations})

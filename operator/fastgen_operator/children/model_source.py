@@ -23,6 +23,12 @@ MODELS_PATH: Final = "/mnt/models"
 VOLUME: Final = "models"
 FETCH_CONTAINER: Final = "fetch"
 DEFAULT_REVISION: Final = "main"
+# Both requests and limits, because a ResourceQuota may require either of every container. The download is one process
+# that is bound by the network, and that keeps no file in memory.
+_RESOURCES: Final = {
+    "requests": {"cpu": "100m", "memory": "256Mi"},
+    "limits": {"cpu": "1", "memory": "1Gi"},
+}
 
 
 def is_downloaded(spec: Spec) -> bool:
@@ -77,6 +83,16 @@ def model_mounts(spec: Spec) -> list[dict[str, Any]]:
     return [{"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True}]
 
 
+def _resources(spec: Spec) -> dict[str, Any]:
+    given = spec.model.download.resources if spec.model.download is not None else None
+    if given is None:
+        return dict(_RESOURCES)
+    quantities = {"requests": given.requests, "limits": given.limits}
+    return without_empty(
+        {kind: {name: str(value) for name, value in values.items()} for kind, values in quantities.items()}
+    )
+
+
 def fetch_container(spec: Spec, image: str, keep: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the container that downloads the model.
 
@@ -98,6 +114,7 @@ def fetch_container(spec: Spec, image: str, keep: Sequence[str] | None = None) -
         ],
         "env": [{"name": "HOME", "value": "/tmp"}],
         **without_empty({"envFrom": [{"secretRef": {"name": secret}}] if secret else []}),
+        **without_empty({"resources": _resources(spec)}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": VOLUME, "mountPath": MODELS_PATH}],

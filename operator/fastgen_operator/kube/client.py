@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
-from fastgen_operator.kinds import APPLIED_ANNOTATION, EVENT, FASTGEN, FIELD_MANAGER, Kind, Object
+from fastgen_operator.kinds import (
+    APPLIED_ANNOTATION,
+    DOWNLOADED_ANNOTATION,
+    EVENT,
+    FASTGEN,
+    FIELD_MANAGER,
+    JOB,
+    Kind,
+    Object,
+)
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.metrics import Metrics
@@ -135,6 +144,15 @@ class KubeClient:
         body = {"metadata": {"uid": obj["metadata"]["uid"], "annotations": annotations}}
         # 409: the name belongs to another object now.
         return self._merge_patch(kind, obj, body, gone=(404, 409))
+
+    def end_job(self, job: Object) -> Object | None:
+        """End a Job whose download is complete, and return it, or None if it is gone. Its pods are deleted."""
+        # A Job can only be ended by a deadline; the annotation tells it from a failed one.
+        body = {
+            "metadata": {"uid": job["metadata"]["uid"], "annotations": {DOWNLOADED_ANNOTATION: "true"}},
+            "spec": {"activeDeadlineSeconds": 1},
+        }
+        return self._merge_patch(JOB, job, body, gone=(404, 409))
 
     def create_event(self, resource: Object, event: dict[str, Any]) -> str:
         """Create a Kubernetes Event about the resource, and return its name."""

@@ -12,8 +12,17 @@ from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.model_cache import build_fetch_job
-from fastgen_operator.children.model_source import VOLUME, is_preloaded, model_address
-from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, DEPLOYMENT, JOB, MODEL_ANNOTATION, Kind, Object
+from fastgen_operator.children.model_source import FETCH_CONTAINER, VOLUME, is_preloaded, model_address
+from fastgen_operator.kinds import (
+    CLAIM,
+    CLAIM_ANNOTATION,
+    DEPLOYMENT,
+    DOWNLOADED_ANNOTATION,
+    JOB,
+    MODEL_ANNOTATION,
+    Kind,
+    Object,
+)
 from fastgen_operator.plan.observed import Observed, is_controlled_by
 
 Children = Sequence[tuple[Kind, Object]]
@@ -101,8 +110,38 @@ def live_claim(observed: Observed) -> Object | None:
 
 def is_complete(job: Object) -> bool:
     """Return whether the download succeeded."""
+    return job_has(job, "Complete") or DOWNLOADED_ANNOTATION in annotations_of(job)
+
+
+def job_has(job: Object, kind: str) -> bool:
+    """Return whether the Job's condition of this type is True."""
     conditions = job.get("status", {}).get("conditions", ())
-    return any(condition["type"] == "Complete" and condition["status"] == "True" for condition in conditions)
+    return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)
+
+
+def kept_open(observed: Observed) -> list[tuple[Object, tuple[str, ...]]]:
+    """Return the Jobs whose download is complete, but whose pod does not end, and the containers that still run in it.
+
+    Containers that end with the others (init containers with restartPolicy Always) are not among them.
+    """
+    found = []
+    for job in jobs(observed):
+        pods = [pod for pod in observed.fetch_pods if is_controlled_by(pod, job)]
+        running = {name for pod in pods if _has_fetched(pod) for name in _running(pod)}
+        if running and not is_complete(job):
+            found.append((job, tuple(sorted(running))))
+    return found
+
+
+def _has_fetched(pod: Object) -> bool:
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    ended = (each.get("state", {}).get("terminated") for each in statuses if each["name"] == FETCH_CONTAINER)
+    return any(state is not None and state.get("exitCode") == 0 for state in ended)
+
+
+def _running(pod: Object) -> list[str]:
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return [each["name"] for each in statuses if "running" in each.get("state", {})]
 
 
 def annotations_of(obj: Object) -> dict[str, str]:

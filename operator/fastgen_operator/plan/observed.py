@@ -25,7 +25,8 @@ class Observed:
         fetch_pods: made for the download Jobs.
         at: time of the observation; None if it is not needed.
         decision: the autoscaler's last decision; None without autoscaling, and before the first one.
-        pod_failures: what keeps pods without containers from starting, from their Events, by pod name.
+        pod_failures: what keeps pods without containers from starting, and Jobs from having pods, from their Events,
+            by the name of the pod or Job.
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         desired_replicas: see `settle_replicas`.
     """

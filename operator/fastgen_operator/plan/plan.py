@@ -15,7 +15,7 @@ from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL
 from fastgen_operator.objects import applied_fingerprint, fingerprint, foreign_managers, template_digest
 from fastgen_operator.plan.drift import first_lost_field
 from fastgen_operator.plan.foreign import ForeignField, foreign_fields
-from fastgen_operator.plan.model_cache import gate_on_model, hold_template, with_template_of
+from fastgen_operator.plan.model_cache import gate_on_model, hold_template, kept_open, with_template_of
 from fastgen_operator.plan.observed import Observed, is_controlled_by
 from fastgen_operator.plan.rollout import deletion_costs, pods_to_replace, pods_with_deletion_cost, unblock_rollout
 
@@ -69,6 +69,14 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class EndJob:
+    """One Job to end, because its download is complete but other containers keep its pod running."""
+
+    job: Object
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Writes in order, the problem that prevents others, and missing information. Empty in the steady state.
 
@@ -80,6 +88,7 @@ class Plan:
 
     deletion_costs: tuple[SetDeletionCost, ...] = ()
     applies: tuple[Apply, ...] = ()
+    ends: tuple[EndJob, ...] = ()
     deletes: tuple[Delete, ...] = ()
     problem: Problem | None = None
     names_to_look_up: tuple[tuple[Kind, str], ...] = ()
@@ -146,11 +155,18 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
     return Plan(
         deletion_costs=costs,
         applies=applies,
+        ends=_finished_downloads(observed),
         deletes=(*_unwanted(wanted, gated.kept_jobs, observed), *_replaced_pods(spec, observed)),
         problem=combine(problems),
         names_to_look_up=unknown,
         loads_to_read=pods_with_deletion_cost(observed) if needs_loads and not observed.in_flight_tokens else (),
     )
+
+
+def _finished_downloads(observed: Observed) -> tuple[EndJob, ...]:
+    """Return the Jobs to end. Until then neither the Job nor its pod ends, and both hold resources and the volume."""
+    why = "ended: the download is complete, but its pod does not end, because of the running container {}"
+    return tuple(EndJob(job, why.format(" and ".join(containers))) for job, containers in kept_open(observed))
 
 
 def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], observed: Observed) -> tuple[Delete, ...]:

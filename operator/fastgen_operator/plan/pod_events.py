@@ -1,7 +1,8 @@
-"""Derive from a pod's Events why its containers are not created: the pod's status does not say. Pure."""
+"""Derive from Events what no status says: why a pod has no containers, and why a Job has no pod. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -10,7 +11,7 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.pods import has_ended, is_terminating, name_of, node_of
 
-# A pod that has been without containers for this long may be stuck.
+# A pod that has been without containers for this long may be stuck, and so may a Job without pods.
 PATIENCE: Final = timedelta(seconds=2)
 
 # A warning from before one of these is over.
@@ -26,6 +27,12 @@ _RELEASE: Final = (
     "node has failed, taint it with node.kubernetes.io/out-of-service=nodeshutdown:NoExecute. For several nodes, use a "
     "ReadWriteMany volume (spec.cache.accessMode, or that of your own claim)"
 )
+
+_REFUSED: Final = "FailedCreate"
+# What the Job controller and the Event recorder put before the API server's words, and the name of the pod in them,
+# which is another one at each attempt.
+_PREFIXES: Final = ("(combined from similar events): ", "Error creating: ")
+_RANDOM: Final = r'pods? "{}-[a-z0-9]{{5}}" is '
 
 
 def lacks_containers(pod: Object, at: datetime) -> bool:
@@ -54,6 +61,32 @@ def failure_in_events(pod: Object, events: Iterable[Object]) -> Failure | None:
         or _failure("FailedMount", _REPEATED, "a volume cannot be mounted", pod, recent)
         or _failure("FailedCreatePodSandBox", _REPEATED, "its network or sandbox cannot be created", pod, recent)
     )
+
+
+def lacks_pods(job: Object, pods: Iterable[Object], at: datetime) -> bool:
+    """Return whether the Job should have one of these pods by now."""
+    spec, uid = job["spec"], job["metadata"]["uid"]
+    if spec.get("suspend") or any(_is_true(condition) for condition in job.get("status", {}).get("conditions", ())):
+        return False
+    owners = (owner["uid"] for pod in pods for owner in pod["metadata"].get("ownerReferences", ()))
+    return uid not in owners and at - datetime.fromisoformat(job["metadata"]["creationTimestamp"]) >= PATIENCE
+
+
+def refusal_in_events(job: Object, events: Iterable[Object]) -> Failure | None:
+    """Return why the API server rejects the Job's pod, in its words; None if the last Event is not about that."""
+    mine = [event for event in events if event["involvedObject"].get("uid") == job["metadata"]["uid"]]
+    last = max(mine, key=_time, default=None)
+    if last is None or last.get("reason") != _REFUSED:
+        return None
+    words, name = str(last.get("message", "")), job["metadata"]["name"]
+    for prefix in _PREFIXES:
+        words = words.removeprefix(prefix)
+    words = re.sub(_RANDOM.format(re.escape(name)), "", words)
+    return Failure(_REFUSED, f"the API server rejects the pod of Job {name}: {words}")
+
+
+def _is_true(condition: dict[str, Any]) -> bool:
+    return bool(condition["status"] == "True")
 
 
 def _failure(reason: str, count: int, words: str, pod: Object, warnings: Sequence[Object]) -> Failure | None:

@@ -73,6 +73,10 @@ class PlanExecutor:
                     raise
                 failures.append(error)
             unprotected |= apply.kind == NETWORK_POLICY and len(problems) + len(failures) > before
+        for end in plan.ends:
+            if (ended := self.client.end_job(end.job)) is not None:
+                self._announce(observed, f"Job {end.job['metadata']['name']} {end.why}")
+                observed = observed.with_child(JOB, ended)
         for delete in plan.deletes:
             try:
                 observed = self._delete(delete, observed)

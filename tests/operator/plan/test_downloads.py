@@ -207,3 +207,45 @@ def test_nothing_is_written_after_the_download_and_everything_is_deleted_with_th
     space.kubectl("delete", "fgd", "chat")
     eventually(lambda: space.items("jobs,pods,deployments") == [], within=30, what="an empty namespace")
     eventually(lambda: space.items("pvc") == [], within=30, what="the end of the volume")
+
+
+def quota(space: Space, **hard: str) -> None:
+    named = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "quota"}}
+    space.apply({**named, "spec": {"hard": {name.replace("_", "."): value for name, value in hard.items()}}})
+
+
+def test_a_quota_that_requires_requests_and_limits_accepts_the_download(space: Space) -> None:
+    quota(space, requests_cpu="2", requests_memory="4Gi", limits_cpu="2", limits_memory="4Gi")
+    space.apply(cached())
+    assert download(space)["spec"]["containers"][0]["name"] == "fetch"
+
+
+def test_a_rejected_download_pod_is_reported_in_the_words_of_the_api_server(space: Space) -> None:
+    quota(space, limits_memory="256Mi")
+    space.apply(cached())
+    condition = space.wait_condition("Ready", "False", "FailedCreate")
+    assert "exceeded quota: quota, requested: limits.memory=1Gi" in condition["message"]
+    assert "reduce spec.model.download.resources, or raise the quota" in condition["message"]
+    assert condition["message"].startswith("the API server rejects the pod of Job chat-fetch-")
+    limits = {"resources": {"limits": {"memory": "200Mi"}}}
+    space.apply(cached(model={"download": limits}))
+    assert download(space)["spec"]["containers"][0]["resources"]["limits"] == limits["resources"]["limits"]
+    space.wait_condition("ModelCached", "Unknown", "Downloading")
+
+
+def test_a_sidecar_that_never_ends_does_not_keep_the_job_open(space: Space) -> None:
+    space.apply(cached())
+    pod = download(space)
+    report(space, pod, terminated(0))
+    sidecar = {"name": "proxy", "image": "p", "imageID": "", "ready": True, "restartCount": 0}
+    statuses = space.get("pod", pod["metadata"]["name"])["status"]["containerStatuses"]
+    sidecar["state"] = {"running": {"startedAt": NOW}}
+    path = f"pod/{pod['metadata']['name']}"
+    space.patch(path, {"status": {"containerStatuses": [*statuses, sidecar]}}, "status")
+    space.wait_condition("ModelCached", "True", "Cached")
+    eventually(lambda: space.items("pods", labels="fastgen.dev/deployment=chat_fetch") == [], within=30, what="no pod")
+    space.make_ready()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    (job,) = space.items("jobs")
+    assert job["metadata"]["annotations"]["fastgen.dev/downloaded"] == "true"
+    assert {"Failed"} == {each["type"] for each in job["status"]["conditions"] if each["type"] != "FailureTarget"}

@@ -14,6 +14,7 @@ from fastgen_operator.children.model_source import model_address, model_path
 from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, make_plan
+from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.table import all_conditions
 from harness.objects import applied, observed, pod, spec_of, stored
@@ -271,6 +272,75 @@ def test_the_download_pod_is_restricted_without_permissions_and_not_selected_for
     assert "affinity" not in shared["spec"]["template"]["spec"]
 
 
+def test_the_download_has_requests_and_limits_and_the_metadata_and_placement_of_the_engine() -> None:
+    patch: Object = {
+        "metadata": {"labels": {"team": "search", "app.kubernetes.io/name": "mine"}, "annotations": {"cost": "42"}},
+        "spec": {
+            "imagePullSecrets": [{"name": "registry"}],
+            "schedulerName": "other",
+            "dnsConfig": {"nameservers": ["10.0.0.1"]},
+        },
+    }
+    owner = cached(podTemplate=patch, scheduling={"priorityClassName": "high"})
+    (job,) = jobs(carried_out(Observed(resource=owner)))
+    template = job["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert container["resources"].keys() == {"requests", "limits"}
+    for quantities in container["resources"].values():
+        assert quantities.keys() == {"cpu", "memory"}, "a quota may require each of them"
+    labels = template["metadata"]["labels"]
+    assert (labels["team"], labels["app.kubernetes.io/name"]) == ("search", "fastgen-fetch")
+    assert labels[OWNER_LABEL] == "chat_fetch"
+    assert template["metadata"]["annotations"] == {"cost": "42"}
+    assert {name: template["spec"][name] for name in patch["spec"]} == patch["spec"]
+    assert template["spec"]["priorityClassName"] == "high"
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_the_resources_of_the_download_replace_the_defaults(preload: bool) -> None:
+    download: Object = {"resources": {"limits": {"memory": "4Gi"}}}
+    owner = cached(model={"download": download}, cache={"preload": preload})
+    if preload:
+        (job,) = jobs(carried_out(Observed(resource=owner)))
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+    else:
+        (container,) = template_of(owner)["spec"]["initContainers"]
+    assert container["resources"] == download["resources"]
+
+
+def test_an_edit_of_the_downloads_resources_or_metadata_replaces_a_job_that_has_not_finished() -> None:
+    first = carried_out(Observed(resource=cached()))
+    for edit in ({"model": {"download": {"resources": {}}}}, {"podTemplate": {"metadata": {"labels": {"a": "b"}}}}):
+        (job,) = jobs(carried_out(replace(first, resource=cached(**edit))))
+        assert job["metadata"]["name"] != jobs(first)[0]["metadata"]["name"]
+
+
+def with_sidecar(seen: Observed, fetch: Object, *, native: bool = False) -> Observed:
+    """Return the observed resource with a pod of its Job, in which a sidecar runs."""
+    (job,) = jobs(seen)
+    found = fetching({"state": fetch})
+    sidecar = {"name": "proxy", "image": "p", "ready": True, "restartCount": 0, "state": {"running": {}}}
+    found["status"].setdefault("initContainerStatuses" if native else "containerStatuses", []).append(sidecar)
+    found["metadata"]["ownerReferences"] = [{"uid": job["metadata"]["uid"], "controller": True}]
+    return replace(seen, fetch_pods=(found,))
+
+
+def test_a_job_is_ended_when_only_a_sidecar_keeps_its_pod_running() -> None:
+    seen = carried_out(Observed(resource=cached()))
+    done = {"terminated": {"exitCode": 0}}
+    (end,) = plan_of(with_sidecar(seen, done)).ends
+    assert "because of the running container proxy" in end.why
+    for other in ({"running": {}}, {"terminated": {"exitCode": 1}}):
+        assert plan_of(with_sidecar(seen, other)).ends == ()
+    assert plan_of(with_sidecar(seen, done, native=True)).ends == (), "the kubelet stops it with the pod"
+    (job,) = jobs(seen)
+    ended = {**job, "metadata": {**job["metadata"]}}
+    ended["metadata"]["annotations"] = {**job["metadata"]["annotations"], "fastgen.dev/downloaded": "true"}
+    seen = with_sidecar(seen, done).with_child(JOB, ended)
+    assert plan_of(seen).ends == ()
+    assert carried_out(seen).deployment is not None, "the download counts as complete"
+
+
 def test_a_download_pod_reaches_only_dns_and_sources_and_accepts_no_connections() -> None:
     seen = carried_out(Observed(resource=cached()))
     fetching = seen.child(NETWORK_POLICY, "chat.fetch")
@@ -355,6 +425,30 @@ def test_model_cached_reports_the_state_of_the_download(
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
     assert (ready.status, ready.reason) == (status, reason), "the cause comes before what follows from it"
+
+
+REFUSED = "the API server rejects the pod of Job fetch: "
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("failed quota: q: must specify limits.cpu for: fetch", "set these in spec.model.download.resources"),
+        ("exceeded quota: q, requested: pods=1, used: pods=9", "or raise the quota"),
+        ("minimum memory usage per Container is 2Gi", "correct spec.model.download.resources"),
+        ('violates PodSecurity "restricted:latest"', "correct spec.podTemplate"),
+        ('admission webhook "costs" denied the request: no label', "in spec.podTemplate.metadata"),
+        ("error looking up service account", ""),
+    ],
+)
+def test_a_rejected_download_pod_is_reported_with_the_remedy(words: str, remedy: str) -> None:
+    seen = carried_out(Observed(resource=cached()))
+    (job,) = jobs(seen)
+    failures = {job["metadata"]["name"]: Failure("FailedCreate", REFUSED + words)}
+    ready, found = condition_of(replace(seen, pod_failures=failures))
+    assert (found.status, found.reason) == ("False", "FailedCreate")
+    assert found.message == f"{REFUSED}{words}: {remedy}".removesuffix(": ") or remedy in found.message
+    assert ready.reason == "FailedCreate"
 
 
 def condition_of(seen: Observed) -> tuple[Any, Any]:

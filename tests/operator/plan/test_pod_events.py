@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers
+from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers, lacks_pods, refusal_in_events
 from harness.objects import container, leaving, pod
 
 CREATED = "2026-01-01T00:00:00Z"
@@ -91,3 +91,48 @@ def test_only_a_volume_on_another_node_gets_the_remedy_of_sharing_it() -> None:
     failure = failure_in_events(made(), [REFUSED])
     assert failure is not None
     assert failure.message.endswith("quota exceeded")
+
+
+def job(*, condition: str = "", **spec: Any) -> Object:
+    conditions = [{"type": condition, "status": "True"}] if condition else []
+    metadata = {"name": "chat-fetch-1", "uid": "uid", "creationTimestamp": CREATED}
+    return {"metadata": metadata, "spec": spec, "status": {"conditions": conditions}}
+
+
+def owned(uid: str) -> Object:
+    return {"metadata": {"ownerReferences": [{"uid": uid}]}}
+
+
+@pytest.mark.parametrize(
+    ("subject", "pods", "lacks"),
+    [
+        (job(), [], True),
+        (job(), [owned("another")], True),
+        (job(), [owned("uid")], False),
+        (job(suspend=True), [], False),
+        (job(condition="Complete"), [], False),
+        (job(condition="Failed"), [], False),
+    ],
+)
+def test_only_jobs_that_should_have_a_pod_are_looked_up(subject: Object, pods: list[Object], lacks: bool) -> None:
+    assert lacks_pods(subject, pods, LATE) is lacks
+    assert not lacks_pods(subject, pods, SOON)
+
+
+def refused(suffix: str, **fields: Any) -> Object:
+    return event("FailedCreate", f'Error creating: pods "chat-fetch-1-{suffix}" is forbidden: exceeded quota', **fields)
+
+
+def test_the_refusal_of_a_jobs_pod_is_the_same_text_at_each_attempt() -> None:
+    later = refused("zzzzz", second=20)
+    later["message"] = f"(combined from similar events): {later['message']}"
+    first, last = (refusal_in_events(job(), events) for events in ([refused("abc12")], [refused("abc12"), later]))
+    assert first is not None
+    assert first == last
+    assert first.message == "the API server rejects the pod of Job chat-fetch-1: forbidden: exceeded quota"
+
+
+def test_a_refusal_is_over_when_a_pod_was_created() -> None:
+    created = event("SuccessfulCreate", second=20, kind="Normal")
+    assert refusal_in_events(job(), [refused("abc12"), created]) is None
+    assert refusal_in_events(job(), []) is None

@@ -11,7 +11,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
 from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.model_cache import complete_job
+from fastgen_operator.plan.model_cache import complete_job, jobs
 from fastgen_operator.plan.observed import Observed, current_pods
 from fastgen_operator.pods import IMAGE_PULL_REASONS, last_line, name_of, unschedulable_message
 from fastgen_operator.status.conditions.condition import Condition
@@ -23,7 +23,8 @@ Unknown: Downloading. False, with the last line of the download's log, until the
 AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the image cannot
 be pulled). False, because the download has not started: VolumeNotBound, VolumeOnOneNode (the node of the replicas,
 which hold the ReadWriteOnce volume, does not accept the pod), Unschedulable, FailedMount, FailedAttachVolume,
-FailedCreatePodSandBox. A failed download is resumed automatically after at most five minutes."""
+FailedCreatePodSandBox, FailedCreate (the API server rejects the pod). A failed download is resumed automatically after
+at most five minutes."""
 
 _REASONS: Final = {
     SOURCE_NOT_FOUND: "SourceNotFound",
@@ -32,6 +33,20 @@ _REASONS: Final = {
 }
 # What the scheduler says about a claim without a volume.
 _UNBOUND: Final = ("unbound immediate PersistentVolumeClaims", "persistentvolumeclaim")
+# What the API server says when it rejects a pod, and the remedy; the first match counts.
+_REFUSALS: Final = (
+    ("must specify", "set these in spec.model.download.resources"),
+    ("exceeded quota", "reduce spec.model.download.resources, or raise the quota"),
+    ("usage per", "correct spec.model.download.resources"),
+    ("violates PodSecurity", "correct spec.podTemplate, or the namespace's label"),
+    ("priority class", "correct spec.scheduling.priorityClassName"),
+    ("serviceaccount", "correct spec.podTemplate.spec.serviceAccountName"),
+    (
+        "admission webhook",
+        "set the labels and annotations that it requires in spec.podTemplate.metadata, and resources in "
+        "spec.model.download.resources",
+    ),
+)
 _REMEDIES: Final = {
     "SourceNotFound": "correct spec.model.source or spec.model.revision",
     "AccessDenied": "provide credentials with read access in the Secret named by spec.model.secretName",
@@ -48,7 +63,7 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
     if is_preloaded(spec):
         if complete_job(spec, observed) is not None:
             return _true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
-        return _of_pods(spec, observed.fetch_pods, observed)
+        return _of_jobs(observed) or _of_pods(spec, observed.fetch_pods, observed)
     if observed.desired_replicas == 0:
         return _true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
     pods = current_pods(observed)
@@ -60,6 +75,16 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
     if rest.status == "Unknown" and spec.autoscaling is not None and having >= max(1, spec.autoscaling.min_replicas):
         return _true("Cached", f"{having} of {len(pods)} pods have {spec.model.source}; {rest.message}")
     return rest
+
+
+def _of_jobs(observed: Observed) -> Condition | None:
+    """Return the condition of a download whose pod the API server rejects; None if it rejects none."""
+    refused = (observed.pod_failures.get(name_of(job)) for job in jobs(observed))
+    failure = next((each for each in refused if each is not None), None)
+    if failure is None:
+        return None
+    remedy = next((remedy for part, remedy in _REFUSALS if part in failure.message), "")
+    return _false(failure.reason, failure.message, remedy)
 
 
 def _of_pods(spec: Spec, pods: Iterable[Object], observed: Observed) -> Condition:

@@ -21,6 +21,8 @@ MODEL_ANNOTATION: Final = f"{GROUP}/model"
 CLAIM_ANNOTATION: Final = f"{GROUP}/claim"
 # On a Job that was ended although another container keeps its pod running: the download is complete.
 DOWNLOADED_ANNOTATION: Final = f"{GROUP}/downloaded"
+# The Kueue queue of a workload.
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 FIELD_MANAGER: Final = "fastgen-operator"
 
 # An API object, as decoded JSON.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastgen_operator.kinds import Object
+from fastgen_operator.kinds import QUEUE_LABEL, Object
 
+_KUEUE: Final = "kueue.x-k8s.io/"
 ENGINE_CONTAINER: Final = "engine"
 IMAGE_PULL_REASONS: Final = (
     *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
@@ -28,7 +29,7 @@ def is_ready(pod: Object) -> bool:
 def is_starting(pod: Object) -> bool:
     """Return whether the pod is in its first start: no container has started, ended or restarted yet."""
     status = pod.get("status", {})
-    if has_ended(pod) or unschedulable_message(pod) is not None:
+    if has_ended(pod) or pending_message(pod) is not None:
         return False
     containers = status.get("containerStatuses", ())
     return not any(
@@ -63,6 +64,24 @@ def unschedulable_message(pod: Object) -> str | None:
     if condition is None or condition["status"] != "False" or condition.get("reason") != "Unschedulable":
         return None
     return str(condition.get("message", ""))
+
+
+def gate_message(pod: Object) -> str | None:
+    """Return what holds the pod back from the scheduler, and the remedy; None if no scheduling gate does."""
+    condition = pod_condition(pod, "PodScheduled")
+    if condition is None or condition["status"] != "False" or condition.get("reason") != "SchedulingGated":
+        return None
+    gates = [str(gate["name"]) for gate in pod.get("spec", {}).get("schedulingGates", ())]
+    queue = pod["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    message = f"held by the scheduling gate {' and '.join(gates) or 'of another controller'}"
+    if any(gate.startswith(_KUEUE) for gate in gates):
+        return f"{message}: Kueue has not admitted it to the queue {queue}: see kubectl describe workloads"
+    return f"{message}: see the controller that added it"
+
+
+def pending_message(pod: Object) -> str | None:
+    """Return why the pod has no node and gets none for now: the scheduler's message, or its gates; else None."""
+    return unschedulable_message(pod) or gate_message(pod)
 
 
 def has_started(pod: Object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import runs_on_one_node
-from fastgen_operator.children.metadata import child, selector
+from fastgen_operator.children.metadata import child, labels, queue_labels, selector
 from fastgen_operator.children.template import build_template
 from fastgen_operator.kinds import DEPLOYMENT, POD_DISRUPTION_BUDGET, Object
 
@@ -16,15 +16,17 @@ def build_deployment(owner: Object, spec: Spec, engine_image: str, replicas: int
         TemplateRefused: spec.podTemplate cannot be applied.
     """
     name = owner["metadata"]["name"]
+    template, queue = build_template(name, spec, engine_image), queue_labels(owner, spec)
+    template["metadata"]["labels"] |= queue
     update = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
     fields = {
         "replicas": replicas,
         "selector": {"matchLabels": selector(name)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": update},
         "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
-        "template": build_template(name, spec, engine_image),
+        "template": template,
     }
-    return child(DEPLOYMENT, owner, {"spec": fields})
+    return child(DEPLOYMENT, owner, {"spec": fields}, labels={**queue, **labels(name)})
 
 
 def build_disruption_budget(owner: Object, spec: Spec, replicas: int) -> Object:

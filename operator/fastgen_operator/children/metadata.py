@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, Kind, Object
+from fastgen_operator.api import PodTemplate, Spec
+from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, QUEUE_LABEL, Kind, Object
 
 HTTP_PORT: Final = 8000
+_QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
 
 
 def selector(name: str) -> dict[str, str]:
@@ -27,6 +29,15 @@ def labels(name: str) -> dict[str, str]:
         "app.kubernetes.io/managed-by": "fastgen-operator",
         **selector(name),
     }
+
+
+def queue_labels(owner: Object, spec: Spec) -> dict[str, str]:
+    """Return the labels from which Kueue takes queue and priority, of spec.podTemplate or else of the resource.
+
+    Kueue reads them on Deployments, on Jobs, and on the pods of other owners.
+    """
+    given = {**owner["metadata"].get("labels", {}), **(spec.pod_template or PodTemplate()).metadata.labels}
+    return {name: given[name] for name in _QUEUE_LABELS if name in given}
 
 
 def child(kind: Kind, owner: Object, fields: dict[str, Any], **overrides: Any) -> Object:

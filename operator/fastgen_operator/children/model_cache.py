@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.api.model import Cache
-from fastgen_operator.children.metadata import child, fetch_labels, without_empty
+from fastgen_operator.children.metadata import child, fetch_labels, labels, queue_labels, without_empty
 from fastgen_operator.children.model_source import fetch_container, model_address, model_volumes
 from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, JOB, MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
 
 # The download runs where the engines will: a volume can be bound to the node or zone of its first consumer. The
-# affinity includes the co-location with the engines that a ReadWriteOnce volume needs. It also resolves names as they do.
+# affinity includes the co-location with the engines that a ReadWriteOnce volume needs. Names are resolved alike, too.
 _PLACEMENT: Final = (
     "nodeSelector",
     "tolerations",
@@ -69,7 +69,7 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
         "volumes": [{"name": "tmp", "emptyDir": {}}, *model_volumes(name, spec)],
     }
     annotations = {MODEL_ANNOTATION: address, CLAIM_ANNOTATION: claim["metadata"]["uid"]}
-    metadata = _metadata(name, spec)
+    metadata, queue = _metadata(owner, spec), queue_labels(owner, spec)
     identity = json.dumps([annotations, pod, metadata, fetch_container(spec, image)], sort_keys=True)
     job_name = f"{name}-fetch-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
     container = fetch_container(spec, image, keep=sorted({address, *in_use}))
@@ -79,10 +79,12 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
         "podReplacementPolicy": "Failed",
         "template": {"metadata": metadata, "spec": {**pod, "containers": [container]}},
     }
-    return child(JOB, owner, {"spec": fields}, name=job_name, annotations=annotations)
+    more = {"labels": {**queue, **labels(name)}, "annotations": annotations}
+    return child(JOB, owner, {"spec": fields}, name=job_name, **more)
 
 
-def _metadata(name: str, spec: Spec) -> dict[str, Any]:
+def _metadata(owner: Object, spec: Spec) -> dict[str, Any]:
     """Return the metadata of the download pod: that of the engine's pods, except the labels that select it."""
     given = (spec.pod_template or PodTemplate()).metadata
-    return without_empty({"labels": {**given.labels, **fetch_labels(name)}, "annotations": given.annotations})
+    names = {**given.labels, **queue_labels(owner, spec), **fetch_labels(owner["metadata"]["name"])}
+    return without_empty({"labels": names, "annotations": given.annotations})

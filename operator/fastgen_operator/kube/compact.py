@@ -16,7 +16,7 @@ from fastgen_operator.objects import TEMPLATE_DIGEST, applied_entry, foreign_ent
 _METADATA: Final = ("managedFields", "selfLink")
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 # Fields kept of a pod's spec and of its containers. The rest is in the Deployment's template.
-_POD_SPEC: Final = ("nodeName", "containers", "initContainers", "terminationGracePeriodSeconds")
+_POD_SPEC: Final = ("nodeName", "containers", "initContainers", "schedulingGates", "terminationGracePeriodSeconds")
 _CONTAINER: Final = ("name", "image", "resources", "ports", "restartPolicy", "startupProbe", "readinessProbe")
 _REPLICA_SET_SPEC: Final = ("replicas",)
 # Field sets consist largely of empty maps.

@@ -17,8 +17,8 @@ from fastgen_operator.pods import (
     last_line,
     name_of,
     node_of,
+    pending_message,
     pod_condition,
-    unschedulable_message,
 )
 
 # From the third restart on, the kubelet's backoff makes a pod appear running and crashed by turns.
@@ -116,7 +116,7 @@ def state_of(pod: Object, known: Mapping[str, Failure] | None = None) -> str:
 
 
 def _state(pod: Object) -> str:
-    words = unschedulable_message(pod)
+    words = pending_message(pod)
     if words is not None:
         return words
     if not is_scheduled(pod):

@@ -15,6 +15,7 @@ from fastgen_operator.pods import (
     is_terminating,
     name_of,
     node_of,
+    pending_message,
     unschedulable_message,
 )
 
@@ -46,7 +47,7 @@ def _max_unavailable(configured: int, observed: Observed) -> int:
         # Until the controller has seen the raised number, keep it.
         return max(configured, _live_max_unavailable(deployment, configured))
     idle = [pod for pod in older_pods(observed) if node_of(pod) and not is_ready(pod) and not has_started(pod)]
-    waiting = [pod for pod in current_pods(observed) if unschedulable_message(pod) is not None]
+    waiting = [pod for pod in current_pods(observed) if pending_message(pod) is not None]
     if not idle or not waiting:
         return configured
     ready = sum(is_ready(pod) for pod in (*current_pods(observed), *older_pods(observed)))

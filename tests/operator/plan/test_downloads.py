@@ -249,3 +249,22 @@ def test_a_sidecar_that_never_ends_does_not_keep_the_job_open(space: Space) -> N
     (job,) = space.items("jobs")
     assert job["metadata"]["annotations"]["fastgen.dev/downloaded"] == "true"
     assert {"Failed"} == {each["type"] for each in job["status"]["conditions"] if each["type"] != "FailureTarget"}
+
+
+def test_gated_pods_and_suspended_jobs_are_reported_as_such(space: Space) -> None:
+    gate = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}
+    owner = cached(podTemplate=gate)
+    owner["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    space.apply(owner)
+    pod = download(space)
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    (job,) = space.items("jobs")
+    space.patch(f"job/{job['metadata']['name']}", {"spec": {"suspend": True}})
+    condition = space.wait_condition("Ready", "False", "JobSuspended")
+    assert "Kueue has not admitted it to the queue gpus" in condition["message"]
+    space.patch(f"job/{job['metadata']['name']}", {"spec": {"suspend": False}})
+    space.wait_condition("ModelCached", "Unknown", "Downloading")
+    succeed(space)
+    condition = space.wait_condition("Ready", "False", "SchedulingGated")
+    assert "held by the scheduling gate kueue.x-k8s.io/admission" in condition["message"]
+    assert space.get("deployment", "chat")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"

@@ -427,6 +427,39 @@ def test_model_cached_reports_the_state_of_the_download(
     assert (ready.status, ready.reason) == (status, reason), "the cause comes before what follows from it"
 
 
+def test_a_suspended_download_and_one_behind_a_gate_are_reported() -> None:
+    seen = carried_out(Observed(resource=cached()))
+    (job,) = jobs(seen)
+    suspended = {**job, "status": {"conditions": [{"type": "Suspended", "status": "True"}]}}
+    _, found = condition_of(seen.with_child(JOB, suspended))
+    assert (found.status, found.reason) == ("False", "JobSuspended")
+    assert f"kubectl patch job {job['metadata']['name']}" in found.message
+    suspended["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    assert "Kueue has not admitted it to the queue gpus" in condition_of(seen.with_child(JOB, suspended))[1].message
+    held = pod(scheduled="blocked")
+    held["status"]["conditions"][-1]["reason"] = "SchedulingGated"
+    held["spec"]["schedulingGates"] = [{"name": "a"}]
+    _, found = condition_of(replace(seen, fetch_pods=(held,)))
+    assert (found.status, found.reason) == ("False", "SchedulingGated")
+
+
+def test_queue_labels_reach_the_deployment_the_job_and_their_pods() -> None:
+    owner = cached()
+    owner["metadata"]["labels"] = {
+        **{"kueue.x-k8s.io/queue-name": "cpus", "kueue.x-k8s.io/priority-class": "high"},
+        **{"kueue.x-k8s.io/pod-group-name": "mine", "team": "search"},
+    }
+    owner["spec"]["podTemplate"] = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}
+    seen = carried_out(Observed(resource=owner))
+    (job,) = jobs(seen)
+    seen = carried_out(finished(seen))
+    assert seen.deployment is not None
+    for obj in (job, seen.deployment):
+        for metadata in (obj["metadata"], obj["spec"]["template"]["metadata"]):
+            queue = {name: value for name, value in metadata["labels"].items() if "kueue" in name or name == "team"}
+            assert queue == {"kueue.x-k8s.io/queue-name": "gpus", "kueue.x-k8s.io/priority-class": "high"}
+
+
 REFUSED = "the API server rejects the pod of Job fetch: "
 
 

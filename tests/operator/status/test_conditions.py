@@ -46,6 +46,15 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
 
 
+def gated(*gates: str) -> Object:
+    """Return a pod behind these scheduling gates, in the queue `gpus`."""
+    found = pod(scheduled="Scheduling is blocked due to non-empty scheduling gates")
+    found["spec"]["schedulingGates"] = [{"name": name} for name in gates]
+    found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    found["status"]["conditions"][-1]["reason"] = "SchedulingGated"
+    return found
+
+
 def growing(*pods: Object) -> Observed:
     """Return a fleet with minReplicas 1 that the autoscaler scales to two replicas."""
     owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 4})
@@ -74,6 +83,39 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "False",
         "InsufficientGPU",
         "2 of 2",
+    ),
+    (
+        "a pod that Kueue holds back",
+        observed(gated("kueue.x-k8s.io/admission"), pod(), pod(scheduled="")),
+        PODS_SCHEDULED,
+        "False",
+        "SchedulingGated",
+        "1 of 3 pods held back; pod chat-new-x: held by the scheduling gate kueue.x-k8s.io/admission: Kueue has not "
+        "admitted it to the queue gpus",
+    ),
+    (
+        "a pod behind other gates",
+        observed(gated("a", "b")),
+        AVAILABLE,
+        "False",
+        "ReplicasNotReady",
+        "0 of 1 replicas ready; pod chat-new-x: held by the scheduling gate a and b: see the controller that added it",
+    ),
+    (
+        "a gate and a missing GPU",
+        observed(gated("kueue.x-k8s.io/admission"), pod(scheduled=NO_GPU), owner=GPU),
+        PODS_SCHEDULED,
+        "False",
+        "InsufficientGPU",
+        "1 of 2",
+    ),
+    (
+        "growth that Kueue holds back",
+        growing(pod(ready=True), gated("kueue.x-k8s.io/admission")),
+        AVAILABLE,
+        "True",
+        "ScalingUp",
+        "Kueue has not admitted it",
     ),
     (
         "an old pod without a node",

@@ -7,7 +7,7 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed, current_pods, is_rollout_observed, older_pods
 from fastgen_operator.plan.pod_failures import state_of
-from fastgen_operator.pods import is_ready, is_starting, unschedulable_message
+from fastgen_operator.pods import is_ready, is_starting, pending_message
 from fastgen_operator.status.conditions.condition import Condition, not_observed
 
 AVAILABLE: Final = "Available"
@@ -33,7 +33,7 @@ def available(spec: Spec, observed: Observed) -> Condition:
     first = f"; {state_of(waiting[0], observed.pod_failures)}" if waiting else ""
     older = sum(is_ready(pod) for pod in older_pods(observed))
     enough = spec.autoscaling is not None and count >= max(1, spec.autoscaling.min_replicas)
-    if enough and not older and all(is_starting(pod) or unschedulable_message(pod) is not None for pod in waiting):
+    if enough and not older and all(is_starting(pod) or pending_message(pod) is not None for pod in waiting):
         return Condition(AVAILABLE, "True", "ScalingUp", message + first)
     serving = f" ({older} of an older revision still {'serves' if older == 1 else 'serve'})" if older else ""
     return Condition(AVAILABLE, "False", "ReplicasNotReady", message + serving + first)

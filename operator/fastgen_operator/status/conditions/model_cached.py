@@ -10,10 +10,10 @@ from fastgen.fetch.errors import ACCESS_DENIED, SOURCE_NOT_FOUND, VOLUME_FULL
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
 from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
-from fastgen_operator.kinds import Object
-from fastgen_operator.plan.model_cache import complete_job, jobs
+from fastgen_operator.kinds import QUEUE_LABEL, Object
+from fastgen_operator.plan.model_cache import complete_job, job_has, jobs
 from fastgen_operator.plan.observed import Observed, current_pods
-from fastgen_operator.pods import IMAGE_PULL_REASONS, last_line, name_of, unschedulable_message
+from fastgen_operator.pods import IMAGE_PULL_REASONS, gate_message, last_line, name_of, unschedulable_message
 from fastgen_operator.status.conditions.condition import Condition
 
 MODEL_CACHED: Final = "ModelCached"
@@ -23,7 +23,8 @@ Unknown: Downloading. False, with the last line of the download's log, until the
 AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the image cannot
 be pulled). False, because the download has not started: VolumeNotBound, VolumeOnOneNode (the node of the replicas,
 which hold the ReadWriteOnce volume, does not accept the pod), Unschedulable, FailedMount, FailedAttachVolume,
-FailedCreatePodSandBox, FailedCreate (the API server rejects the pod). A failed download is resumed automatically after
+FailedCreatePodSandBox, FailedCreate (the API server rejects the pod), SchedulingGated and JobSuspended (both for
+example by Kueue). A failed download is resumed automatically after
 at most five minutes."""
 
 _REASONS: Final = {
@@ -78,13 +79,19 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
 
 
 def _of_jobs(observed: Observed) -> Condition | None:
-    """Return the condition of a download whose pod the API server rejects; None if it rejects none."""
-    refused = (observed.pod_failures.get(name_of(job)) for job in jobs(observed))
-    failure = next((each for each in refused if each is not None), None)
-    if failure is None:
-        return None
-    remedy = next((remedy for part, remedy in _REFUSALS if part in failure.message), "")
-    return _false(failure.reason, failure.message, remedy)
+    """Return the condition of a download that has no pod, because it is suspended or its pod is rejected; else None."""
+    for job in jobs(observed):
+        name = name_of(job)
+        if job_has(job, "Suspended"):
+            queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
+            remedy = f'kubectl patch job {name} --type=merge --patch \'{{"spec": {{"suspend": false}}}}\''
+            if queue is not None:
+                remedy = f"Kueue has not admitted it to the queue {queue}: see kubectl describe workloads"
+            return _false("JobSuspended", f"Job {name} is suspended", remedy)
+        if (failure := observed.pod_failures.get(name)) is not None:
+            remedy = next((remedy for part, remedy in _REFUSALS if part in failure.message), "")
+            return _false(failure.reason, failure.message, remedy)
+    return None
 
 
 def _of_pods(spec: Spec, pods: Iterable[Object], observed: Observed) -> Condition:
@@ -107,6 +114,8 @@ def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
             remedy = "make room on that node, or remove spec.cache and add it again with accessMode ReadWriteMany"
             return _false(VOLUME_ON_ONE_NODE, f"pod {name} cannot be scheduled: {words}; it must run {place}", remedy)
         return _false("Unschedulable", f"pod {name} cannot be scheduled: {words}")
+    if (words := gate_message(pod)) is not None:
+        return _false("SchedulingGated", f"pod {name}: {words}")
     status = _fetch_status(pod)
     waiting = status.get("state", {}).get("waiting", {})
     words = waiting.get("message", "")

@@ -10,14 +10,21 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import Observed, current_pods, older_pods
-from fastgen_operator.pods import is_scheduled, is_terminating, name_of, node_of, unschedulable_message
+from fastgen_operator.pods import (
+    gate_message,
+    is_scheduled,
+    is_terminating,
+    name_of,
+    node_of,
+    unschedulable_message,
+)
 from fastgen_operator.status.conditions.condition import Condition
 
 PODS_SCHEDULED: Final = "PodsScheduled"
 """Whether the pods of the current template are scheduled. Source: the PodScheduled conditions of the pods.
 True: AllScheduled, ScaledToZero. False: VolumeOnOneNode (the node of the ReadWriteOnce volume does not accept the pod),
-InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable (any other cause). Unknown: NoPods (no
-pod exists yet), WaitingForScheduler."""
+InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable (any other cause), SchedulingGated (a
+scheduling gate, for example Kueue's, holds pods back). Unknown: NoPods (no pod exists yet), WaitingForScheduler."""
 
 # A pod that terminates for longer than this after its time is up has lost its node.
 _OVERDUE: Final = timedelta(seconds=60)
@@ -41,6 +48,11 @@ def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
         reason = VOLUME_ON_ONE_NODE if nodes else "InsufficientGPU" if short else "Unschedulable"
         message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {name_of(pod)}: {words}"
         return Condition(PODS_SCHEDULED, "False", reason, message + _hint(spec, observed, nodes, words))
+    held = [(pod, words) for pod in pods if (words := gate_message(pod)) is not None]
+    if held:
+        pod, words = held[0]
+        message = f"{len(held)} of {len(pods)} pods held back; pod {name_of(pod)}: {words}"
+        return Condition(PODS_SCHEDULED, "False", "SchedulingGated", message)
     waiting = [pod for pod in pods if not is_scheduled(pod)]
     if waiting:
         message = f"{len(waiting)} of {len(pods)} pods not yet handled by the scheduler"

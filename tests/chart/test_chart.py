@@ -68,6 +68,8 @@ def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
         "Role",
         "RoleBinding",
         "ServiceAccount",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
     ]
     deployment = helm.one("Deployment")["spec"]
     assert deployment["replicas"] == 1
@@ -104,6 +106,12 @@ def test_several_operators_spread_over_nodes_and_have_a_disruption_budget(helm: 
     assert term["podAffinityTerm"]["labelSelector"] == deployment["selector"]
 
 
+def test_the_admission_policy_applies_everywhere_and_can_be_disabled(helm: Helm) -> None:
+    assert "matchResources" not in helm.one("ValidatingAdmissionPolicyBinding")["spec"]
+    objects = helm.render("--set", "admissionPolicy.enabled=false")
+    assert not [obj for obj in objects if obj["kind"].startswith("ValidatingAdmissionPolicy")]
+
+
 def test_the_operator_has_exactly_the_rights_that_it_uses(helm: Helm) -> None:
     assert rights(helm.one("ClusterRole")) == used_rights()
 
@@ -112,6 +120,9 @@ def test_watched_namespaces_get_a_role_each_and_no_cluster_role(helm: Helm) -> N
     objects = helm.render("--set", "watchNamespaces={one,two}")
     assert not [obj for obj in objects if obj["kind"].startswith("ClusterRole")]
     everywhere = [obj for obj in objects if not obj["metadata"]["name"].endswith("-election")]
+    binding = helm.one("ValidatingAdmissionPolicyBinding", "--set", "watchNamespaces={one,two}")["spec"]
+    (places,) = binding["matchResources"]["namespaceSelector"]["matchExpressions"]
+    assert places["values"] == ["one", "two"]
     roles = [obj for obj in everywhere if obj["kind"] == "Role"]
     bindings = [obj for obj in everywhere if obj["kind"] == "RoleBinding"]
     assert [obj["metadata"]["namespace"] for obj in roles] == ["one", "two"]

@@ -88,3 +88,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   "modelSources" $network.modelSources
   | toJson -}}
 {{- end -}}
+
+{{- /* CEL for the message about Secrets in a field of spec.podTemplate.spec. */ -}}
+{{- define "fastgen.denied" -}}
+{{- printf "'spec.podTemplate.spec.%s: must not name a Secret, because ' + request.userInfo.username + ' may neither create pods nor get the Secrets of the namespace: remove it, or ask a user with either right to apply the resource'" . | quote -}}
+{{- end -}}

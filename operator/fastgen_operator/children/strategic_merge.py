@@ -1,6 +1,6 @@
 """Strategic merge patch for pod specs, as in `kubectl patch --type strategic`. Pure.
 
-Maps are merged; scalars and lists are replaced. Lists in `_MERGE_KEYS` are merged instead: an item is merged with the
+Maps are merged; scalars and lists are replaced. Lists in `MERGE_KEYS` are merged instead: an item is merged with the
 existing item of the same key, or appended. Supported directives:
 
 - null removes a field; `$patch: delete` removes the map or list item that contains it.
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from fastgen_operator.kinds import Object
 
-_MERGE_KEYS: Final = {
+MERGE_KEYS: Final = {
     "containers": "name",
     "initContainers": "name",
     "ephemeralContainers": "name",
@@ -68,7 +68,7 @@ def merge(base: Object, patch: Object, path: str) -> Object:
 
 
 def _merged_value(name: str, base: Any, patch: Any, path: str) -> Any:
-    if name in _MERGE_KEYS:
+    if name in MERGE_KEYS:
         if not isinstance(patch, list):
             raise MergeError(f"{path}: must be a list")
         return _merged_list(name, base or [], patch, path)
@@ -84,7 +84,7 @@ def _merged_value(name: str, base: Any, patch: Any, path: str) -> Any:
 
 
 def _merged_list(name: str, base: list[Any], patch: list[Any], path: str) -> list[Any]:
-    key = _MERGE_KEYS[name]
+    key = MERGE_KEYS[name]
     for index, item in enumerate(patch):
         if item != {"$patch": "replace"} and not (isinstance(item, dict) and key in item):
             raise MergeError(f"{path}[{index}]: each item needs its merge key {key}: add it")

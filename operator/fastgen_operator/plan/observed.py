@@ -11,6 +11,7 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.objects import TEMPLATE_LABEL, template_digest
 from fastgen_operator.plan.pod_failures import Failure
+from fastgen_operator.plan.rewritten import RewrittenField
 from fastgen_operator.pods import has_ended, is_terminating, name_of
 
 
@@ -27,6 +28,7 @@ class Observed:
         decision: the autoscaler's last decision; None without autoscaling, and before the first one.
         pod_failures: what keeps pods without containers from starting, and Jobs from having pods, from their Events,
             by the name of the pod or Job.
+        rewritten: fields of the Deployment that admission changed or added.
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         desired_replicas: see `settle_replicas`.
     """
@@ -39,6 +41,7 @@ class Observed:
     at: datetime | None = None
     decision: Decision | None = None
     pod_failures: Mapping[str, Failure] = field(default_factory=dict)
+    rewritten: tuple[RewrittenField, ...] = ()
     in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
     desired_replicas: int = 1
 

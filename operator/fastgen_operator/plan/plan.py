@@ -17,6 +17,7 @@ from fastgen_operator.plan.drift import first_lost_field
 from fastgen_operator.plan.foreign import ForeignField, foreign_fields
 from fastgen_operator.plan.model_cache import gate_on_model, hold_template, kept_open, with_template_of
 from fastgen_operator.plan.observed import Observed, is_controlled_by
+from fastgen_operator.plan.rewritten import RewrittenField, rewritten_fields
 from fastgen_operator.plan.rollout import deletion_costs, pods_to_replace, pods_with_deletion_cost, unblock_rollout
 
 
@@ -81,6 +82,7 @@ class Plan:
     """Writes in order, the problem that prevents others, and missing information. Empty in the steady state.
 
     Attributes:
+        rewritten: fields of the Deployment that admission changes in every write. Writing again would not help.
         names_to_look_up: children that the plan creates. The cache has only labelled objects, so another object
             may have the name.
         loads_to_read: pods to read the tokens in flight from, if the applies remove some of them.
@@ -91,6 +93,7 @@ class Plan:
     ends: tuple[EndJob, ...] = ()
     deletes: tuple[Delete, ...] = ()
     problem: Problem | None = None
+    rewritten: tuple[RewrittenField, ...] = ()
     names_to_look_up: tuple[tuple[Kind, str], ...] = ()
     loads_to_read: tuple[Object, ...] = ()
 
@@ -158,6 +161,7 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
         ends=_finished_downloads(observed),
         deletes=(*_unwanted(wanted, gated.kept_jobs, observed), *_replaced_pods(spec, observed)),
         problem=combine(problems),
+        rewritten=() if any(apply.kind == DEPLOYMENT for apply in applies) else _rewritten(own, observed),
         names_to_look_up=unknown,
         loads_to_read=pods_with_deletion_cost(observed) if needs_loads and not observed.in_flight_tokens else (),
     )
@@ -167,6 +171,12 @@ def _finished_downloads(observed: Observed) -> tuple[EndJob, ...]:
     """Return the Jobs to end. Until then neither the Job nor its pod ends, and both hold resources and the volume."""
     why = "ended: the download is complete, but its pod does not end, because of the running container {}"
     return tuple(EndJob(job, why.format(" and ".join(containers))) for job, containers in kept_open(observed))
+
+
+def _rewritten(wanted: Sequence[tuple[Kind, Object]], observed: Observed) -> tuple[RewrittenField, ...]:
+    """Return the fields of the Deployment that admission rewrites; `wanted` has what was applied last."""
+    manifest, live = next((manifest for kind, manifest in wanted if kind == DEPLOYMENT), None), observed.deployment
+    return () if manifest is None or live is None else rewritten_fields(manifest, live)
 
 
 def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], observed: Observed) -> tuple[Delete, ...]:

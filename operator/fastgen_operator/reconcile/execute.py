@@ -23,8 +23,7 @@ from fastgen_operator.kinds import (
 )
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.objects import applied_entry, applied_fingerprint, foreign_managers
-from fastgen_operator.plan.drift import first_lost_field
+from fastgen_operator.objects import applied_fingerprint, foreign_managers
 from fastgen_operator.plan.foreign import take_over
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Apply, Delete, Plan, Problem, SetDeletionCost, combine
@@ -128,8 +127,8 @@ class PlanExecutor:
             problems.append(_refused(apply, error, observed))
             return observed if apply.instead is None else self._apply(apply.instead, observed, (), problems)
         self._note(apply, lost, observed, live)
-        if (rewritten := _rewritten(apply, live)) is not None:
-            problems.append(_never_converges(apply, rewritten))
+        if apply.kind != JOB and applied_fingerprint(apply.manifest) != applied_fingerprint(live):
+            problems.append(_never_converges(apply))
         return observed.with_child(apply.kind, live)
 
     def _take_over(self, apply: Apply, observed: Observed) -> None:
@@ -202,21 +201,12 @@ def _name(apply: Apply) -> str:
     return str(apply.manifest["metadata"]["name"])
 
 
-def _rewritten(apply: Apply, live: Object) -> str | None:
-    """Return the field that does not have the applied value right after the apply: only admission can change it."""
-    if apply.kind == JOB or applied_entry(live) is None:
-        # A Job is immutable: it is never applied again.
-        return None
-    if applied_fingerprint(apply.manifest) != applied_fingerprint(live):
-        return _FINGERPRINT
-    return first_lost_field(apply.manifest, live)
-
-
-def _never_converges(apply: Apply, field: str) -> Problem:
+def _never_converges(apply: Apply) -> Problem:
+    """Return the problem of a child that lacks its fingerprint right after the apply: only admission can change it."""
     return Problem(
         "Contended",
-        f"a mutating admission webhook or policy rewrites {field} of {apply.kind.name} {_name(apply)} in every write: "
-        "to find it, run kubectl get mutatingwebhookconfigurations",
+        f"a mutating admission webhook or policy rewrites {_FINGERPRINT} of {apply.kind.name} {_name(apply)} in every "
+        "write: to find it, run kubectl get mutatingwebhookconfigurations",
     )
 
 

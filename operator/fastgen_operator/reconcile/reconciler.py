@@ -104,6 +104,7 @@ class Reconciler:
                 raise
             logger.debug("%s/%s: the namespace is being deleted, and the resource with it", *key)
             return None
+        observed = replace(observed, rewritten=plan.rewritten)
         status = build_status(spec, observed, problem, now)
         self._write_status(observed, status)
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])

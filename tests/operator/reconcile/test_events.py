@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, FIELD_MANAGER, JOB, NETWORK_POLICY, POD, Kind, Object
+from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, NETWORK_POLICY, POD, Kind, Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Apply, Plan, SetDeletionCost
@@ -232,15 +232,15 @@ def test_a_child_that_is_deleted_again_and_again_is_held_and_reported() -> None:
 
 @dataclass
 class Rewriting(Fake):
-    """A client of an API server with a mutating webhook: what it stores is not what was applied."""
+    """A client of an API server with a mutating webhook that replaces the fingerprint."""
 
     def apply(self, kind: Kind, manifest: Object) -> Object:
         self._call("apply", kind.name)
-        entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:metadata": {"f:annotations": {}}}}
-        return {**manifest, "metadata": {**manifest["metadata"], "managedFields": [entry], "resourceVersion": "1"}}
+        annotations = {"fastgen.dev/applied": "that of the webhook"}
+        return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations, "resourceVersion": "1"}}
 
 
-def test_a_field_that_a_webhook_rewrites_is_reported_at_once_and_not_written_for_ever() -> None:
+def test_a_fingerprint_that_a_webhook_rewrites_is_reported_at_once_and_not_written_for_ever() -> None:
     fake = Rewriting()
     work = PlanExecutor(fake, Recorder(fake), lambda: T0)
     wanted = {**manifest(), "spec": {"replicas": 2}}
@@ -250,7 +250,7 @@ def test_a_field_that_a_webhook_rewrites_is_reported_at_once_and_not_written_for
     problem = work.run(plan, seen)[1]
     assert problem is not None
     assert problem.reason == "Contended"
-    assert "rewrites spec of Deployment chat in every write" in problem.message
+    assert "rewrites metadata.annotations[fastgen.dev/applied] of Deployment chat in every write" in problem.message
     for _ in range(FREE_RESTORES + 5):
         work.run(plan, seen)
     assert [name for name, _ in fake.calls].count("annotate") == FREE_RESTORES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from fastgen_operator.api import Spec
@@ -10,9 +11,11 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.status.conditions.condition import Condition
 
 TEMPLATE_UNMODIFIED: Final = "TemplateUnmodified"
-"""Whether only the operator sets fields of the pods' spec in the Deployment. Source: its managedFields. Absent unless
-another manager has added fields. False: ForeignFields (lists the fields with their managers). The operator removes
-fields that decide where the pods run or what the engine does, and keeps the others."""
+"""Whether only the operator sets fields of the pods' spec in the Deployment. Sources: its managedFields, and a
+comparison with what the operator applied. Absent unless there are others. False: ForeignFields (lists the fields that
+other managers added, with the managers; the operator removes those that decide where the pods run or what the engine
+does), RewrittenByWebhook (lists the fields that an admission webhook or policy changes in every write, with both
+values; the operator leaves them)."""
 
 _LISTED: Final = 5
 
@@ -20,13 +23,28 @@ _LISTED: Final = 5
 def template_unmodified(spec: Spec, observed: Observed) -> Condition | None:
     """Compute the condition TemplateUnmodified."""
     del spec
+    name = observed.key[1]
     found = () if observed.deployment is None else foreign_fields(observed.deployment)
-    if not found:
+    messages = []
+    if found:
+        named = _listed([f"{field.name} by {field.manager}" for field in found])
+        messages.append(
+            f"added to Deployment {name}: {named}: set the fields in spec.podTemplate instead, "
+            "and remove them from the Deployment"
+        )
+    if observed.rewritten:
+        messages.append(
+            f"a mutating admission webhook or policy changed Deployment {name}: "
+            f"{_listed([str(field) for field in observed.rewritten])}: to find it, run "
+            "kubectl get mutatingwebhookconfigurations; without it, kubectl delete deployment "
+            f"{name} --cascade=orphan restores the fields"
+        )
+    if not messages:
         return None
-    named = [f"{field.name} by {field.manager}" for field in found[:_LISTED]]
-    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    message = (
-        f"added to Deployment {observed.key[1]}: {', '.join(named)}{more}: set the fields in spec.podTemplate instead, "
-        "and remove them from the Deployment"
-    )
-    return Condition(TEMPLATE_UNMODIFIED, "False", "ForeignFields", message)
+    reason = "ForeignFields" if found else "RewrittenByWebhook"
+    return Condition(TEMPLATE_UNMODIFIED, "False", reason, "; ".join(messages))
+
+
+def _listed(fields: Sequence[str]) -> str:
+    more = f" and {len(fields) - _LISTED} more" if len(fields) > _LISTED else ""
+    return ", ".join(fields[:_LISTED]) + more

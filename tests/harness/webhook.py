@@ -1,0 +1,102 @@
+"""A mutating admission webhook at a real API server: an HTTPS server in this process, and its registration."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+from cluster.pki import Authority
+from harness.space import Space
+from support.namespace import Object
+
+# Changes an object in place.
+Mutation = Callable[[Object], None]
+
+
+@dataclass
+class Webhook:
+    """A webhook that runs `mutate` on each object; `seen` counts the requests."""
+
+    mutate: Mutation
+    seen: list[str] = field(default_factory=list)
+
+    def review(self, request: Object) -> Object:
+        """Return the response to an AdmissionReview's request."""
+        self.seen.append(request["operation"])
+        changed = json.loads(json.dumps(request["object"]))
+        self.mutate(changed)
+        # One operation per field: a JSON patch cannot replace the whole object.
+        patch = [{"op": "add", "path": f"/{name}", "value": value} for name, value in changed.items()]
+        encoded = base64.b64encode(json.dumps(patch).encode()).decode()
+        return {"uid": request["uid"], "allowed": True, "patchType": "JSONPatch", "patch": encoded}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    webhook: Webhook
+
+    def do_POST(self) -> None:
+        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        response = {**review, "response": self.webhook.review(review.pop("request"))}
+        body = json.dumps(response).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_arguments: object) -> None:
+        """Do not log."""
+
+
+@contextmanager
+def mutating(space: Space, folder: Path, mutate: Mutation, *, resource: str = "deployments") -> Iterator[Webhook]:
+    """Let a webhook change the objects of a resource of the group apps in this namespace only.
+
+    Args:
+        folder: where its certificate is written.
+    """
+    Authority.open(folder).issue("webhook", "webhook", hosts=["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "webhook.crt", folder / "webhook.key")
+    webhook = Webhook(mutate)
+    handler = type("Handler", (_Handler,), {"webhook": webhook})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        bundle = base64.b64encode((folder / "ca.crt").read_bytes()).decode()
+        configuration = {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingWebhookConfiguration",
+            "metadata": {"name": space.name},
+            "webhooks": [
+                {
+                    "name": "rewriter.fastgen.test",
+                    "clientConfig": {"url": f"https://127.0.0.1:{server.server_port}/", "caBundle": bundle},
+                    "rules": [
+                        {
+                            **{"apiGroups": ["apps"], "apiVersions": ["v1"], "resources": [resource]},
+                            "operations": ["CREATE", "UPDATE"],
+                        }
+                    ],
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space.name}},
+                    "failurePolicy": "Fail",
+                    "sideEffects": "None",
+                    "admissionReviewVersions": ["v1"],
+                }
+            ],
+        }
+        space.kubectl("create", "--filename", "-", stdin=json.dumps(configuration))
+        try:
+            yield webhook
+        finally:
+            space.kubectl("delete", "mutatingwebhookconfiguration", space.name)
+            server.shutdown()
+            thread.join()

@@ -4,12 +4,13 @@
 # All that is installed is pinned by hash, the installer itself included.
 ARG BASE=python:3.11-slim-bookworm
 
-# The user has a name, since Python's getpass, and kopf with it, fails for one that has none.
+# A cluster can run the images under any user id (OpenShift does). Python's getpass, and kopf and torch with it, fail for
+# an id without a name unless USER has one, and HOME must be writable: /tmp is, in every pod.
 FROM ${BASE} AS runtime
 RUN groupadd --gid 65532 fastgen \
  && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp fastgen \
  && python -m venv --without-pip /opt/venv
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 USER=fastgen HOME=/tmp
 
 # The project without its dependencies, in an environment of the same path: copied over the full one as a thin layer.
 FROM runtime AS project

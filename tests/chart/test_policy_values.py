@@ -9,6 +9,7 @@ import pytest
 
 from cluster.commands import CommandError
 from fastgen_operator.children.network_policy import CLUSTER_DNS, HTTPS_ANYWHERE
+from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
 from fastgen_operator.runtime.settings import Settings, parse_settings
 from harness.chart import SYSTEM, Helm
 
@@ -54,6 +55,26 @@ def test_prometheus_peers_and_pod_monitor_labels_reach_the_operator(helm: Helm) 
     assert chosen.platform.pod_monitor_labels == (("release", "kube-prometheus-stack"),)
 
 
+def test_proxy_and_authorities_reach_the_pods_of_the_operator(helm: Helm) -> None:
+    assert settings(helm).pods == PLAIN_PODS
+    chosen = settings(
+        helm,
+        *("--set", "egress.httpsProxy=http://10.0.0.1:3128", "--set", "egress.caBundle.configMapName=authorities"),
+        *("--set", "egress.caBundle.key=ca.pem", "--set-json", 'egress.noProxy=".svc,10.0.0.0/8"'),
+    )
+    assert chosen.platform.pods == PodSettings(
+        https_proxy="http://10.0.0.1:3128", no_proxy=".svc,10.0.0.0/8", ca_config_map="authorities", ca_key="ca.pem"
+    )
+
+
+def test_the_cluster_can_assign_user_ids(helm: Helm) -> None:
+    off = ("--set", "podSecurity.fixedUser=false")
+    assert settings(helm, *off).pods == PodSettings(fixed_user=False)
+    own = [helm.one("Deployment", *args)["spec"]["template"]["spec"]["securityContext"] for args in ((), off)]
+    assert own[0] == PLAIN_PODS.security_context
+    assert own[1] == PodSettings(fixed_user=False).security_context
+
+
 def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm) -> None:
     assert not {obj["kind"] for obj in helm.render()} & {"PodMonitor", "NetworkPolicy"}
     enabled = ("--set", "operator.podMonitor.enabled=true", "--set", "operator.networkPolicy.enabled=true")
@@ -76,6 +97,9 @@ def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm)
         ("engine.networkPolicy.dns={}", "/engine/networkPolicy/dns"),
         ("engine.podMonitor.enabled=perhaps", "/engine/podMonitor/enabled"),
         ("monitoring.prometheus={monitoring}", "/monitoring/prometheus/0"),
+        ("egress.httpProxy=proxy:3128", "/egress/httpProxy"),
+        ("egress.caBundle.key=", "/egress/caBundle/key"),
+        ("podSecurity.fixedUser=65532", "/podSecurity/fixedUser"),
         ("dashboards.label=x", "additional properties 'label' not allowed"),
     ],
 )
@@ -96,6 +120,8 @@ def test_invalid_values_are_rejected_by_name(helm: Helm, value: str, words: str)
         (("--neighbours", '{"grafana": []}'), "--neighbours: give an object with lists named"),
         (("--neighbours", '{"dns": {}}'), "--neighbours: dns: give a list of objects"),
         (("--pod-monitor-label", "release"), "--pod-monitor-label: release: give KEY=VALUE"),
+        (("--http-proxy", "proxy:3128"), "--http-proxy: proxy:3128: give a URL such as http://proxy.example:3128"),
+        (("--https-proxy", "http://proxy:x"), "--https-proxy: http://proxy:x: give a URL"),
         (("--without", "Deployment"), "--without: invalid choice: 'Deployment'"),
     ],
 )

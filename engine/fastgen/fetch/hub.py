@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-from fastgen.fetch.errors import AccessDenied, FetchError, Interrupted, SourceNotFound
+from fastgen.fetch.errors import AccessDenied, FetchError, Interrupted, SourceNotFound, connection_error
 from fastgen.fetch.remote import Listing, RemoteFile, select_model
 
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
@@ -120,7 +120,7 @@ def _plain_errors(what: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise _from_status(what, error) from None
     except HTTPError as error:
-        raise Interrupted(f"{what}: {str(error).strip() or type(error).__name__}") from None
+        raise connection_error(f"{what}: {str(error).strip() or type(error).__name__}") from None
 
 
 def _from_status(what: str, error: HfHubHTTPError) -> FetchError:

@@ -25,7 +25,7 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
 
-from fastgen.fetch.errors import AccessDenied, FetchError, Interrupted, SourceNotFound
+from fastgen.fetch.errors import AccessDenied, FetchError, Interrupted, SourceNotFound, connection_error
 from fastgen.fetch.remote import Listing, RemoteFile, select_model
 
 # Bytes collected for a chunk are lost with the connection.
@@ -109,7 +109,7 @@ def _plain_errors(what: str) -> Iterator[None]:
     except ClientError as error:
         raise _of_answer(what, error) from None
     except _CUTS as error:
-        raise Interrupted(f"{what}: {error}") from None
+        raise connection_error(f"{what}: {error}") from None
     except PartialCredentialsError as error:
         raise AccessDenied(f"{what}: {error}") from None
     except BotoCoreError as error:

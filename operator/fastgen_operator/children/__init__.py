@@ -21,6 +21,7 @@ from fastgen_operator.children.network_policy import (
     dns_egress,
 )
 from fastgen_operator.children.optional_kinds import build_inference_pool, build_pod_monitor
+from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
 from fastgen_operator.children.service import build_service, build_service_account
 from fastgen_operator.kinds import (
     CLAIM,
@@ -51,6 +52,7 @@ class Platform:
         without: names of DISPENSABLE_KINDS that are disabled.
         neighbours: peers for NetworkPolicies.
         pod_monitor_labels: labels to add to every PodMonitor.
+        pods: settings of all pods.
     """
 
     engine_image: str
@@ -58,6 +60,7 @@ class Platform:
     without: frozenset[str] = frozenset()
     neighbours: Neighbours = UNKNOWN_NEIGHBOURS
     pod_monitor_labels: tuple[tuple[str, str], ...] = ()
+    pods: PodSettings = PLAIN_PODS
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -83,7 +86,7 @@ def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int)
         (SERVICE, build_service(owner)),
         *((NETWORK_POLICY, policy) for policy in _network_policies(owner, spec, platform)),
         (POD_DISRUPTION_BUDGET, build_disruption_budget(owner, spec, replicas)),
-        (DEPLOYMENT, build_deployment(owner, spec, platform.engine_image, replicas)),
+        (DEPLOYMENT, build_deployment(owner, spec, platform.engine_image, replicas, platform.pods)),
         (POD_MONITOR, build_pod_monitor(owner, dict(platform.pod_monitor_labels))),
         (INFERENCE_POOL, build_inference_pool(owner)),
     )
@@ -96,7 +99,14 @@ def _network_policies(owner: Object, spec: Spec, platform: Platform) -> tuple[Ob
     neighbours = platform.neighbours
     prometheus = neighbours.prometheus if platform.makes(POD_MONITOR) else ()
     clients = [peer.model_dump(by_alias=True, exclude_unset=True) for peer in spec.network.allow_from]
-    names, download = [dns_egress(neighbours)], [dns_egress(neighbours), *neighbours.model_sources]
+    names, download = (
+        [dns_egress(neighbours)],
+        [
+            dns_egress(neighbours),
+            *neighbours.model_sources,
+            *platform.pods.egress,
+        ],
+    )
     # A policy applies for a pod's whole life, so a pod that downloads its model keeps access to the source.
     egress = download if downloads_in_pods(spec) else names
     serving = build_network_policy(owner, clients, [*neighbours.operator, *prometheus], egress)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import runs_on_one_node
 from fastgen_operator.children.metadata import child, labels, queue_labels, selector
+from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
 from fastgen_operator.children.template import build_template
 from fastgen_operator.kinds import DEPLOYMENT, POD_DISRUPTION_BUDGET, Object
 
 
-def build_deployment(owner: Object, spec: Spec, engine_image: str, replicas: int) -> Object:
+def build_deployment(
+    owner: Object, spec: Spec, engine_image: str, replicas: int, settings: PodSettings = PLAIN_PODS
+) -> Object:
     """Build the Deployment with `replicas` replicas; `engine_image` is the default image.
 
     Raises:
         TemplateRefused: spec.podTemplate cannot be applied.
     """
     name = owner["metadata"]["name"]
-    template, queue = build_template(name, spec, engine_image), queue_labels(owner, spec)
+    template, queue = build_template(name, spec, engine_image, settings), queue_labels(owner, spec)
     template["metadata"]["labels"] |= queue
     update = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
     fields = {

@@ -15,6 +15,7 @@ from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.api.model import Cache
 from fastgen_operator.children.metadata import child, fetch_labels, labels, queue_labels, without_empty
 from fastgen_operator.children.model_source import fetch_container, model_address, model_volumes
+from fastgen_operator.children.pod_settings import PodSettings
 from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, JOB, MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
 
@@ -47,7 +48,9 @@ def build_claim(owner: Object, cache: Cache) -> Object:
     return child(CLAIM, owner, {"spec": spec})
 
 
-def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object, in_use: Iterable[str]) -> Object:
+def build_fetch_job(
+    owner: Object, spec: Spec, settings: PodSettings, engine_pod: Object, claim: Object, in_use: Iterable[str]
+) -> Object:
     """Build the Job that downloads the spec's model into the claim.
 
     A Job is immutable, so its name contains a hash of everything it depends on except `in_use`: pods that come and go
@@ -66,13 +69,13 @@ def build_fetch_job(owner: Object, spec: Spec, engine_pod: Object, claim: Object
         "enableServiceLinks": False,
         "restartPolicy": "OnFailure",
         **{field: engine_pod[field] for field in _PLACEMENT if field in engine_pod},
-        "volumes": [{"name": "tmp", "emptyDir": {}}, *model_volumes(name, spec)],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, *model_volumes(name, spec), *settings.volumes],
     }
     annotations = {MODEL_ANNOTATION: address, CLAIM_ANNOTATION: claim["metadata"]["uid"]}
     metadata, queue = _metadata(owner, spec), queue_labels(owner, spec)
-    identity = json.dumps([annotations, pod, metadata, fetch_container(spec, image)], sort_keys=True)
+    identity = json.dumps([annotations, pod, metadata, fetch_container(spec, image, settings)], sort_keys=True)
     job_name = f"{name}-fetch-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
-    container = fetch_container(spec, image, keep=sorted({address, *in_use}))
+    container = fetch_container(spec, image, settings, keep=sorted({address, *in_use}))
     fields = {
         "backoffLimit": _FOR_EVER,
         # Prevents two pods from writing the same files if a node is unreachable but still running.

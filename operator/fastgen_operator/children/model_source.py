@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from fastgen_operator.api import DOWNLOADED, Spec
 from fastgen_operator.children.metadata import CONTAINER_SECURITY, without_empty
+from fastgen_operator.children.pod_settings import PodSettings
 
 MODELS_PATH: Final = "/mnt/models"
 VOLUME: Final = "models"
@@ -93,7 +94,7 @@ def _resources(spec: Spec) -> dict[str, Any]:
     )
 
 
-def fetch_container(spec: Spec, image: str, keep: Sequence[str] | None = None) -> dict[str, Any]:
+def fetch_container(spec: Spec, image: str, settings: PodSettings, keep: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the container that downloads the model.
 
     The credentials are in the environment of this container only: the engine does not need them.
@@ -112,10 +113,14 @@ def fetch_container(spec: Spec, image: str, keep: Sequence[str] | None = None) -
             *("fetch", spec.model.source, "--to", f"{MODELS_PATH}/{model_address(spec)}", "--revision", revision),
             *kept,
         ],
-        "env": [{"name": "HOME", "value": "/tmp"}],
+        "env": [{"name": "HOME", "value": "/tmp"}, *settings.environment],
         **without_empty({"envFrom": [{"secretRef": {"name": secret}}] if secret else []}),
         **without_empty({"resources": _resources(spec)}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": VOLUME, "mountPath": MODELS_PATH}],
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": VOLUME, "mountPath": MODELS_PATH},
+            *settings.mounts,
+        ],
     }

@@ -14,10 +14,9 @@ from fastgen_operator.children.model_source import (
     model_path,
     model_volumes,
 )
+from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
 from fastgen_operator.pods import ENGINE_CONTAINER
 
-# Unprivileged user of the engine image.
-USER_ID: Final = 65532
 # Time for EndpointSlices and proxies to stop routing to a terminating pod, which serves new requests until then.
 ENDPOINT_SECONDS: Final = 15
 # Time after the drain deadline to write the last responses and exit.
@@ -28,7 +27,7 @@ API_KEY_FOLDER: Final = "/etc/fastgen"
 API_KEY_FILE: Final = "api-keys"
 
 
-def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
+def build_pod_spec(name: str, spec: Spec, engine_image: str, settings: PodSettings = PLAIN_PODS) -> dict[str, Any]:
     """Build the pod spec for a replica of the resource `name`, following the restricted Pod Security Standard."""
     image = spec.engine.image or engine_image
     return {
@@ -36,27 +35,22 @@ def build_pod_spec(name: str, spec: Spec, engine_image: str) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": ENDPOINT_SECONDS + spec.drain_seconds + SHUTDOWN_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "fsGroup": USER_ID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        **({"initContainers": [fetch_container(spec, image)]} if downloads_in_pods(spec) else {}),
-        "containers": [_container(name, spec, image)],
+        "securityContext": settings.security_context,
+        **({"initContainers": [fetch_container(spec, image, settings)]} if downloads_in_pods(spec) else {}),
+        "containers": [_container(name, spec, image, settings)],
         "volumes": [
             {"name": "tmp", "emptyDir": {}},
             {"name": "cache", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}},
             *model_volumes(name, spec),
             *_api_key_volume(spec),
+            *settings.volumes,
         ],
         **_placement(name, spec.scheduling),
     }
 
 
-def _container(name: str, spec: Spec, image: str) -> dict[str, Any]:
+def _container(name: str, spec: Spec, image: str, settings: PodSettings) -> dict[str, Any]:
     return {
         "name": ENGINE_CONTAINER,
         "image": image,
@@ -66,6 +60,7 @@ def _container(name: str, spec: Spec, image: str) -> dict[str, Any]:
             {"name": "HOME", "value": "/tmp"},
             {"name": "XDG_CACHE_HOME", "value": "/cache"},
             {"name": "NUMBA_CACHE_DIR", "value": "/cache/numba"},
+            *settings.environment,
         ],
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         **without_empty({"resources": _resources(spec)}),
@@ -80,6 +75,7 @@ def _container(name: str, spec: Spec, image: str) -> dict[str, Any]:
             {"name": "shm", "mountPath": "/dev/shm"},
             *model_mounts(spec),
             *_api_key_mount(spec),
+            *settings.mounts,
         ],
     }
 

@@ -10,6 +10,7 @@ from fastgen_operator.children.colocation import ColocationError, colocate, runs
 from fastgen_operator.children.metadata import labels, without_empty
 from fastgen_operator.children.model_source import is_downloaded, model_address
 from fastgen_operator.children.pod import build_pod_spec
+from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
 from fastgen_operator.children.strategic_merge import MergeError, merge
 from fastgen_operator.kinds import MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
@@ -24,14 +25,14 @@ class TemplateRefused(ValueError):
     """spec.podTemplate is invalid or breaks the engine; the message names the field and the remedy."""
 
 
-def build_template(name: str, spec: Spec, engine_image: str) -> Object:
+def build_template(name: str, spec: Spec, engine_image: str, settings: PodSettings = PLAIN_PODS) -> Object:
     """Build the pod template of the resource `name`.
 
     Raises:
         TemplateRefused: spec.podTemplate cannot be merged, or changes a field that the operator relies on; or the
             affinity excludes co-location.
     """
-    built, wanted = build_pod_spec(name, spec, engine_image), spec.pod_template or PodTemplate()
+    built, wanted = build_pod_spec(name, spec, engine_image, settings), spec.pod_template or PodTemplate()
     try:
         merged = merge(built, wanted.spec or {}, _PATH)
     except MergeError as error:

@@ -13,6 +13,7 @@ from typing import Any
 from fastgen_operator.api import Spec
 from fastgen_operator.children.model_cache import build_fetch_job
 from fastgen_operator.children.model_source import FETCH_CONTAINER, VOLUME, is_preloaded, model_address
+from fastgen_operator.children.pod_settings import PodSettings
 from fastgen_operator.kinds import (
     CLAIM,
     CLAIM_ANNOTATION,
@@ -41,7 +42,7 @@ class GatedChildren:
     kept_jobs: frozenset[str] = frozenset()
 
 
-def gate_on_model(wanted: Children, spec: Spec, observed: Observed) -> GatedChildren:
+def gate_on_model(wanted: Children, spec: Spec, observed: Observed, settings: PodSettings) -> GatedChildren:
     """Add a download Job if the model is not in the volume, and hold back the new pod template until it is."""
     if not is_preloaded(spec):
         return GatedChildren(wanted)
@@ -56,7 +57,7 @@ def gate_on_model(wanted: Children, spec: Spec, observed: Observed) -> GatedChil
     if claim is None:
         return GatedChildren(children)
     engine_pod = deployment["spec"]["template"]["spec"]
-    job = build_fetch_job(observed.resource, spec, engine_pod, claim, _in_use(observed))
+    job = build_fetch_job(observed.resource, spec, settings, engine_pod, claim, _in_use(observed))
     if (name := job["metadata"]["name"]) and observed.child(JOB, name) is not None:
         return GatedChildren(children, frozenset({name}))
     return GatedChildren([*children, (JOB, job)])

@@ -125,7 +125,7 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
     settled = unblock_rollout(spec, observed)
     try:
         children = build_children(observed.resource, settled, platform, observed.desired_replicas)
-        gated = gate_on_model(children, spec, observed)
+        gated = gate_on_model(children, spec, observed, platform.pods)
     except TemplateRefused as refusal:
         problems.append(Problem("PodTemplateRefused", f"{refusal}; the pods stay unchanged"))
         scheduling = settled.scheduling.model_copy(update={"affinity": None})

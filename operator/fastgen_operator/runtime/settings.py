@@ -7,9 +7,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from fastgen_operator.children import DISPENSABLE_KINDS, Platform
 from fastgen_operator.children.network_policy import UNKNOWN_NEIGHBOURS, Neighbours
+from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
 from fastgen_operator.runtime.leader_election import DEFAULT_TERMS, Terms
 
 
@@ -28,6 +30,7 @@ class Settings:
         without: names of the kinds of children that are not created.
         neighbours: peers in the cluster's network, for the NetworkPolicies.
         pod_monitor_labels: labels of every PodMonitor, by which Prometheus selects it.
+        pods: settings of all pods that the operator creates.
         scrape_seconds: interval between scrapes of the replicas of autoscaled resources.
         lease_name, lease_namespace: the leader election's Lease; the namespace defaults to the pod's own.
         leader_elect: False for a single operator, which needs no Lease.
@@ -51,6 +54,7 @@ class Settings:
     without: tuple[str, ...] = ()
     neighbours: Neighbours = UNKNOWN_NEIGHBOURS
     pod_monitor_labels: tuple[tuple[str, str], ...] = ()
+    pods: PodSettings = PLAIN_PODS
     scrape_seconds: float = 5.0
     lease_name: str = "fastgen-operator"
     lease_namespace: str | None = None
@@ -76,6 +80,7 @@ class Settings:
             without=frozenset(self.without),
             neighbours=self.neighbours,
             pod_monitor_labels=self.pod_monitor_labels,
+            pods=self.pods,
         )
 
 
@@ -100,6 +105,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
     parser.add_argument("--log-format", choices=("json", "text"))
     parser.add_argument("--verbose", action="store_true", help="log every reconcile, and kopf's messages")
     _add_children(parser)
+    _add_pods(parser)
     _add_times(parser)
     _add_election(parser)
     chosen: dict[str, Any] = {
@@ -110,7 +116,8 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         terms = Terms(chosen.pop("duration"), chosen.pop("renew"), chosen.pop("retry"))
     except ValueError:
         parser.error("--lease-retry-seconds must be below --lease-renew-seconds, and that below --lease-seconds")
-    return Settings(**{**chosen, "terms": terms})
+    pods = PodSettings(**{field.name: chosen.pop(field.name) for field in fields(PodSettings)})
+    return Settings(**{**chosen, "terms": terms, "pods": pods})
 
 
 def _add_children(parser: argparse.ArgumentParser) -> None:
@@ -133,6 +140,22 @@ def _add_children(parser: argparse.ArgumentParser) -> None:
         dest="pod_monitor_labels",
         metavar="KEY=VALUE",
         help="label of every PodMonitor, by which Prometheus selects it; repeatable",
+    )
+
+
+def _add_pods(parser: argparse.ArgumentParser) -> None:
+    for flag in ("--http-proxy", "--https-proxy"):
+        parser.add_argument(flag, type=_proxy, default="", metavar="URL", help="proxy for the engines and downloads")
+    parser.add_argument("--no-proxy", default="", metavar="HOSTS", help="hosts that they reach without a proxy")
+    parser.add_argument(
+        "--ca-config-map", default="", metavar="NAME", help="ConfigMap in their namespace with the authorities to trust"
+    )
+    parser.add_argument("--ca-key", default=PLAIN_PODS.ca_key, metavar="KEY", help="its key with the certificates")
+    parser.add_argument(
+        "--no-fixed-user",
+        action="store_false",
+        dest="fixed_user",
+        help="leave the user and groups of pods to the cluster, for example to OpenShift",
     )
 
 
@@ -177,6 +200,17 @@ def _positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text}: give a number of seconds above 0")
     return number
+
+
+def _proxy(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        valid = not text or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(f"{text}: give a URL such as http://proxy.example:3128")
+    return text
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def effect(spec: Spec) -> Any:
     if spec.cache is not None:
         claim = build_claim(owner, spec.cache)
         claim["metadata"]["uid"] = "uid-of-claim"
-        downloads = gate_on_model(children, spec, Observed(owner, {(CLAIM, "chat"): claim})).children
+        downloads = gate_on_model(children, spec, Observed(owner, {(CLAIM, "chat"): claim}), PLATFORM.pods).children
     return children, downloads, policy_of(spec, 5.0)
 
 

@@ -1,0 +1,118 @@
+"""Settings of all pods: proxy, certificate authorities and user ids reach engines and downloads."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastgen_operator.children import Platform, build_children
+from fastgen_operator.children.model_cache import build_claim, build_fetch_job
+from fastgen_operator.children.pod_security import broken_rules
+from fastgen_operator.children.pod_settings import PodSettings
+from fastgen_operator.kinds import DEPLOYMENT, NETWORK_POLICY, Object
+from harness.objects import spec_of, stored
+
+HUB = {"source": "hf://tests/tiny"}
+PROXIED = PodSettings(
+    http_proxy="http://proxy:3128", https_proxy="http://10.0.0.1:3129", no_proxy=".svc", ca_config_map="authorities"
+)
+ASSIGNED = PodSettings(fixed_user=False)
+
+
+def pods(settings: PodSettings) -> dict[str, Object]:
+    """Return the specs of all pods that the operator creates, by what they are for."""
+    found = {}
+    for name, more in (("init", {}), ("cached", {"cache": {"size": "1Gi"}})):
+        owner = stored(model=HUB, **more)
+        spec, platform = spec_of(owner), Platform("engine:test", pods=settings)
+        children = dict(build_children(owner, spec, platform, 1))
+        found[name] = children[DEPLOYMENT]["spec"]["template"]["spec"]
+        if spec.cache is not None:
+            claim = build_claim(owner, spec.cache)
+            claim["metadata"]["uid"] = "uid"
+            job = build_fetch_job(owner, spec, settings, found[name], claim, ())
+            found["job"] = job["spec"]["template"]["spec"]
+    return found
+
+
+def containers(pod: Object) -> list[Object]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+def test_every_container_has_the_proxies_and_the_authorities() -> None:
+    expected: Object = {
+        **{"HTTP_PROXY": "http://proxy:3128", "HTTPS_PROXY": "http://10.0.0.1:3129", "NO_PROXY": ".svc"},
+        **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE"), "/etc/fastgen-ca/ca.crt"),
+    }
+    for what, pod in pods(PROXIED).items():
+        (volume,) = [each for each in pod["volumes"] if each["name"] == "ca-bundle"]
+        assert volume["configMap"] == {"name": "authorities", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+        for container in containers(pod):
+            variables = {each["name"]: each["value"] for each in container["env"]}
+            assert expected.items() <= variables.items(), (what, container["name"])
+            assert {"name": "ca-bundle", "mountPath": "/etc/fastgen-ca", "readOnly": True} in container["volumeMounts"]
+    for pod in pods(PodSettings(no_proxy=".svc")).values():
+        assert "ca-bundle" not in [each["name"] for each in pod["volumes"]]
+        assert not {"NO_PROXY", "SSL_CERT_FILE"} & {each["name"] for c in containers(pod) for each in c["env"]}
+
+
+def test_downloads_may_connect_to_the_proxies_and_engines_without_downloads_may_not() -> None:
+    by_address = {"ports": [{"port": 3129, "protocol": "TCP"}], "to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}
+    by_name = {"ports": [{"port": 3128, "protocol": "TCP"}]}
+    for more, serving in (({}, True), ({"cache": {"size": "1Gi"}}, False)):
+        owner = stored(model=HUB, **more)
+        children = build_children(owner, spec_of(owner), Platform("engine:test", pods=PROXIED), 1)
+        rules = {
+            child["metadata"]["name"]: child["spec"]["egress"] for kind, child in children if kind == NETWORK_POLICY
+        }
+        assert (by_address in rules["chat"] and by_name in rules["chat"]) is serving
+        if not serving:
+            assert by_address in rules["chat.fetch"]
+            assert by_name in rules["chat.fetch"]
+    ports = [rule["ports"][0]["port"] for rule in PodSettings(http_proxy="http://a", https_proxy="https://b").egress]
+    assert ports == [80, 443]
+
+
+def test_the_cluster_assigns_the_user_if_none_is_fixed() -> None:
+    for settings, users in ((PROXIED, 65532), (ASSIGNED, None)):
+        for pod in pods(settings).values():
+            context = pod["securityContext"]
+            assert [context.get(name) for name in ("runAsUser", "runAsGroup", "fsGroup")] == [users] * 3
+            assert context["runAsNonRoot"] is True
+            assert broken_rules({"spec": pod}) == ()
+
+
+def image_environment() -> dict[str, str]:
+    """Return the variables that the Dockerfile sets for both images."""
+    text = (Path(__file__).parents[3] / "Dockerfile").read_text()
+    (line,) = re.findall(r"^ENV (PATH=.*)$", text, re.MULTILINE)
+    return dict(pair.split("=", 1) for pair in line.split())
+
+
+NAMELESS = """
+import pwd
+def unknown(uid):
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+pwd.getpwuid = unknown
+import getpass, pathlib, kopf
+from kopf._core.engines import peering
+assert peering.detect_own_id(manual=True).startswith("fastgen@")
+import fastgen.commands.main, fastgen_operator.main
+assert pathlib.Path.home() == pathlib.Path("/tmp")
+"""
+
+
+@pytest.mark.parametrize("has_variables", [True, False])
+def test_the_images_run_under_a_user_id_without_a_name(has_variables: bool) -> None:
+    kept = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    environment: dict[str, Any] = {name: os.environ[name] for name in kept if name in os.environ}
+    if has_variables:
+        environment |= {name: value for name, value in image_environment().items() if name in ("USER", "HOME")}
+    done = subprocess.run([sys.executable, "-c", NAMELESS], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode == 0) is has_variables, done.stderr

@@ -263,6 +263,13 @@ class ServerConfig:
         kind="choice",
         choices=("text", "json"),
     )
+    metrics_compat: str = setting_field(
+        "none",
+        "Names under which /metrics also shows the server's metrics: vllm for dashboards and gateways that read "
+        "vLLM's, such as vllm:num_requests_waiting.",
+        kind="choice",
+        choices=("none", "vllm"),
+    )
     otlp_endpoint: str | None = setting_field(
         None,
         "Endpoint to export traces to, as OTLP over HTTP, for example http://collector:4318. Falls back to the "
@@ -276,6 +283,14 @@ class ServerConfig:
         "JSON. auto detects it from the chat template and vocabulary.",
         kind="choice",
         choices=TOOL_PARSERS,
+    )
+    generation_config: str = setting_field(
+        "auto",
+        "Sampling parameters of requests that do not set them. auto reads the model's generation_config.json "
+        "(temperature, top_k, top_p, min_p, repetition_penalty, and max_new_tokens as the default length of a chat's "
+        "answer); none keeps OpenAI's defaults.",
+        kind="choice",
+        choices=("auto", "none"),
     )
     reasoning_parser: str = setting_field(
         "auto",

@@ -28,6 +28,7 @@ from fastgen.server.http.auth import KeyRing
 from fastgen.server.http.connection import CLOSE, Connection, connection_class
 from fastgen.server.http.tracing import Tracer, is_configured
 from fastgen.server.serving.encoding import PromptSizeLimit
+from fastgen.server.serving.generation_defaults import generation_defaults
 from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
@@ -136,8 +137,9 @@ class Server:
     def __post_init__(self) -> None:
         default_name = hub_repository(self.engine_config.model) or default_model_name(self.engine_config.model)
         names = self.server_config.served_model_names or (default_name,)
+        self._defaults = generation_defaults(self.server_config.generation_config, self.source.path)
         self._lifecycle = Lifecycle()
-        self._metrics = Metrics(names[0])
+        self._metrics = Metrics(names[0], self.server_config.metrics_compat)
         self._service = Service(
             names,
             self.engine_config.model,
@@ -220,7 +222,9 @@ class Server:
             thinking = reasoning_format(self.server_config.reasoning_parser, tokenizer)
             ready = await engine
             limit = PromptSizeLimit(tokenizer, ready.info.max_model_length)
-            return ServedModel(ready, tokenizer, limit, GrammarChecker(tokenizer), tool_format, thinking)
+            return ServedModel(
+                ready, tokenizer, limit, GrammarChecker(tokenizer), tool_format, thinking, self._defaults
+            )
         except EngineStartError as error:
             if error.exit_code == exit_codes.BAD_CONFIGURATION:
                 raise ConfigError(str(error)) from None
@@ -251,6 +255,9 @@ class Server:
             info.max_sequences,
             info.max_model_length,
         )
+        if self._defaults:
+            named = ", ".join(f"{name} {value:g}" for name, value in self._defaults.items())
+            log.info("defaults of generation_config.json: %s; --generation-config none ignores them", named)
         address = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.1f s", address, port, time.monotonic() - self.started)
 

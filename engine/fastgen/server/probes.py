@@ -82,4 +82,6 @@ async def model(name: str, request: Request) -> Response:
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    return ModelCard(name, service.created, service.root, service.lifecycle.model().engine.info.max_model_length)
+    model = service.lifecycle.model()
+    length = model.engine.info.max_model_length
+    return ModelCard(name, service.created, service.root, length, dict(model.generation_defaults))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.server.serving import Serving, wait_until
+from fastgen.core.request import FinishReason
+from fastgen.core.stats import SchedulerStats, StepStats
+from fastgen.engine.messages import EngineInfo, StepReport
+from fastgen.server.serving.metrics import Metrics
 
 # The contract with the operator, the dashboards and gateways: type, and labels besides model_name.
 TABLE: dict[str, tuple[str, set[str]]] = {
@@ -157,3 +162,63 @@ def test_gauges_are_zero_when_idle(scripted: Serving) -> None:
     for name in ("num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_ratio"):
         wait_until(lambda name=name: scripted.metric(f"fastgen_{name}") == 0, name)  # type: ignore[misc]
     assert scripted.metric("fastgen_backlog_prompt_tokens") == 0
+
+
+# Names, types and labels as vLLM's V1 engine exposes them.
+VLLM = {
+    "num_requests_running": ("gauge", set()),
+    "num_requests_waiting": ("gauge", set()),
+    "kv_cache_usage_perc": ("gauge", set()),
+    "prefix_cache_queries": ("counter", set()),
+    "prefix_cache_hits": ("counter", set()),
+    "num_preemptions": ("counter", set()),
+    "prompt_tokens": ("counter", set()),
+    "generation_tokens": ("counter", set()),
+    "request_success": ("counter", {"finished_reason"}),
+    "iteration_tokens_total": ("histogram", set()),
+    "time_to_first_token_seconds": ("histogram", set()),
+    "inter_token_latency_seconds": ("histogram", set()),
+    "e2e_request_latency_seconds": ("histogram", set()),
+    "request_queue_time_seconds": ("histogram", set()),
+    "request_prompt_tokens": ("histogram", set()),
+    "request_generation_tokens": ("histogram", set()),
+}
+
+
+def metrics_with_values(compat: str) -> Metrics:
+    metrics = Metrics("m", compat)
+    info = EngineInfo(
+        architecture="llama", device="cpu", dtype="float32", vocabulary_size=9, num_parameters=9, max_model_length=9,
+        token_budget=9, max_sequences=9, block_size=64, num_blocks=10, load_seconds=1.0,
+    )  # fmt: skip
+    metrics.describe(info, "1")
+    stats = StepStats(prefill_tokens=3, decode_tokens=1, preemptions=3, swapped_out=1, queue_seconds=[0.2])
+    state = SchedulerStats(num_running=2, num_waiting=5, kv_blocks_used=4)
+    metrics.record(StepReport([], stats, state, (0.0, 0.0, 0.0)))
+    metrics.first_token(0.3, 7)
+    metrics.finished(FinishReason.STOP, 1.0, 7, 2)
+    return metrics
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
+def test_vllms_names_are_an_option(accept: str) -> None:
+    text = metrics_with_values("vllm").expose(accept, 0)[0].decode()
+    families = {
+        f.name.removeprefix("vllm:"): f for f in text_string_to_metric_families(text) if f.name.startswith("vllm:")
+    }
+    for name, (kind, labels) in VLLM.items():
+        family = families[name]
+        assert (name, family.type) == (name, kind)
+        own = {label for sample in family.samples for label in sample.labels} - {"le"}
+        assert own == {"model_name", "engine", *labels}
+    values = {sample.name: sample.value for family in families.values() for sample in family.samples}
+    assert values["vllm:num_requests_waiting"] == 5
+    assert values["vllm:kv_cache_usage_perc"] == 0.4
+    reasons = {sample.labels["finished_reason"] for sample in families["request_success"].samples}
+    assert reasons == {"stop", "length", "abort", "error"}
+    assert values["vllm:num_preemptions_total"] == 3
+    assert values["vllm:time_to_first_token_seconds_count"] == 1
+    assert "vllm:cache_config_info" in values
+    assert "fastgen_num_requests_waiting" in text
+    plain = metrics_with_values("none").expose(accept, 0)[0].decode()
+    assert "vllm" not in plain

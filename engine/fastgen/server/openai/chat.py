@@ -112,7 +112,8 @@ async def _engine_request(
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=bool(body.add_special_tokens))
     tokens = body.truncated(tokens, model.engine.info.max_model_length)
     sampling = body.sampling(
-        body.token_limit(model.remaining_length(len(tokens))),
+        body.token_limit(model.remaining_length(len(tokens)), model.generation_defaults.get("max_tokens")),
+        model.generation_defaults,
         logprobs=body.num_logprobs,
         grammar=grammar,
         bad_words=await encode_bad_words(body.bad_words, model.tokenizer),

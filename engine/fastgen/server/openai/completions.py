@@ -62,6 +62,7 @@ async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[
     def engine_request(tokens: list[int]) -> EngineRequest:
         sampling = body.sampling(
             body.token_limit(model.remaining_length(len(tokens))),
+            model.generation_defaults,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             grammar=grammar,

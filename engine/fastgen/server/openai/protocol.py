@@ -8,6 +8,7 @@ To add a sampling parameter, add it to `SamplingParams` and, under the same name
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -168,11 +169,14 @@ class GenerationRequest(ExtensionFields):
             shown_tokens=shown_tokens,
         )
 
-    def sampling(self, max_tokens: int, **others: Any) -> SamplingParams:
-        """Return the engine's sampling parameters; null fields get OpenAI's defaults.
+    def sampling(
+        self, max_tokens: int, defaults: Mapping[str, float | int] | None = None, **others: Any
+    ) -> SamplingParams:
+        """Return the engine's sampling parameters; null fields get the model's or else OpenAI's defaults.
 
         Args:
             max_tokens: the token limit, which depends on the endpoint and the prompt.
+            defaults: the model's defaults by parameter.
             others: parameters that depend on the endpoint or the tokenizer.
 
         Raises:
@@ -180,7 +184,7 @@ class GenerationRequest(ExtensionFields):
         """
         values = {name: getattr(self, name) for name in _SAMPLING_FIELDS} | others
         given = {name: value for name, value in values.items() if value is not None}
-        return SamplingParams(max_tokens=max_tokens, **given)
+        return SamplingParams(**{**(defaults or {}), **given, "max_tokens": max_tokens})
 
     def truncated(self, token_ids: list[int], max_model_length: int) -> list[int]:
         """Return the part of a prompt that `truncate_prompt_tokens` keeps: its end, or its start if the client says so.
@@ -324,9 +328,16 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
         """The client's limit on generated tokens, if any."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    def token_limit(self, remaining: int) -> int:
-        """Return the most tokens to generate: by default `remaining`, the model's length after the prompt."""
-        return max(1, remaining) if self.requested_tokens is None else self.requested_tokens
+    def token_limit(self, remaining: int, default: float | None = None) -> int:
+        """Return the most tokens to generate.
+
+        Args:
+            remaining: the model's length after the prompt, which is the usual default.
+            default: the model's own default, if it has one.
+        """
+        if self.requested_tokens is not None:
+            return self.requested_tokens
+        return max(1, remaining if default is None else min(int(default), remaining))
 
     def check(self) -> None:
         """Raise RequestError if fields contradict each other."""

@@ -221,12 +221,16 @@ class ChatChunk(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """A served model name; `root` is the model that was given to the server. `max_model_len` is vLLM's spelling."""
+    """A served model name; `root` is the model that was given to the server.
+
+    `max_model_len` is vLLM's spelling. `default_sampling_params` apply to requests that do not set them.
+    """
 
     id: str
     created: int
     root: str
     max_model_len: int
+    default_sampling_params: dict[str, float]
     parent: None = None
     owned_by: str = "fastgen"
     object: Literal["model"] = "model"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastgen.engine.client import EngineClient
 from fastgen.server.http.errors import APIError
 from fastgen.server.serving.encoding import PromptSizeLimit
+from fastgen.server.serving.generation_defaults import GenerationDefaults
 from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.text.reasoning import ReasoningFormat
 from fastgen.text.tokenizer import Tokenizer
@@ -22,7 +23,10 @@ _OTHER_REPLICA_RETRY_SECONDS = 1
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model: its engine, tokenizer, checks, tool-call format and, if it thinks, format of its reasoning."""
+    """A loaded model: its engine, tokenizer, checks, tool-call format and, if it thinks, reasoning format.
+
+    `generation_defaults` are sampling parameters of requests that do not set them.
+    """
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -30,6 +34,7 @@ class ServedModel:
     grammars: GrammarChecker
     tool_format: ToolFormat
     reasoning_format: ReasoningFormat | None = None
+    generation_defaults: GenerationDefaults = field(default_factory=dict)
 
     def remaining_length(self, prompt_tokens: int) -> int:
         """Return how many tokens may follow a prompt; 0 or less if the prompt is too long, which `check` rejects."""

@@ -14,6 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from fastgen.core.request import FinishReason
 from fastgen.core.step_output import EagerReason
 from fastgen.engine.messages import EngineInfo, StepReport
+from fastgen.server.serving.vllm_metrics import WithVLLMNames
 
 _STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10)
 # Small models decode in a few milliseconds, so the buckets start below that.
@@ -43,10 +44,19 @@ _Metric = TypeVar("_Metric", Counter, Gauge, Histogram, Info)
 
 
 class Metrics:
-    """The server's metrics, in their own registry. `record` takes the engine's step reports."""
+    """The server's metrics, in their own registry. `record` takes the engine's step reports.
 
-    def __init__(self, model_name: str) -> None:
+    Args:
+        model_name: label of all metrics.
+        compat: `vllm` exposes them under vLLM's names too, `none` does not.
+    """
+
+    def __init__(self, model_name: str, compat: str = "none") -> None:
         self.registry = CollectorRegistry()
+        self._exposed = self.registry
+        if compat == "vllm":
+            self._exposed = CollectorRegistry()
+            self._exposed.register(WithVLLMNames(self.registry))
         self._model_name = model_name
         self._capacity_blocks = 0
         self._latest: StepReport | None = None
@@ -211,5 +221,6 @@ class Metrics:
         self._open.set(num_open)
         if self._latest is not None:
             self._set_gauges(self._latest)
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        # In OpenMetrics, the library would replace the colons of vLLM's names.
+        encode, content_type = choose_encoder(accept if self._exposed is self.registry else "")
+        return encode(self._exposed), content_type

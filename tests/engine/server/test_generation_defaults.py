@@ -1,0 +1,73 @@
+"""A model's generation_config.json gives the sampling parameters that requests leave out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.server.scripted_prompts import messages_for
+from engine.server.serving import serving
+from engine.server.test_special_token_markers import write_model
+from fastgen.config import ConfigError
+from fastgen.core.request import SamplingParams
+from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
+from fastgen.server.serving.generation_defaults import generation_defaults
+from fastgen.text.tokenizer import Tokenizer
+
+QWEN3 = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [2], "max_new_tokens": 7}
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Callable[[object], Path]:
+    def write(config: object) -> Path:
+        (tmp_path / "generation_config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write
+
+
+def test_the_files_sampling_parameters_are_read(described: Callable[[object], Path]) -> None:
+    folder = described(QWEN3)
+    read = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_tokens": 7}
+    assert generation_defaults("auto", folder) == read
+    assert generation_defaults("none", folder) == {}
+    assert generation_defaults("auto", described({"top_k": -1, "temperature": None})) == {"top_k": 0}
+    assert generation_defaults("auto", folder / "model.gguf") == {}
+
+
+@pytest.mark.parametrize("config", [{"temperature": -1}, {"top_p": "0.9"}, {"max_new_tokens": 0}, [1]])
+def test_a_value_that_cannot_be_used_is_named_with_its_file(described: Callable[[object], Path], config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"generation_config\.json: (expected|temperature|top_p|max_tokens)"):
+        generation_defaults("auto", described(config))
+
+
+def test_a_requests_own_values_win_over_the_models() -> None:
+    body = CompletionRequest.model_validate({"prompt": "a", "temperature": 0, "top_p": None})
+    sampling = body.sampling(5, {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_tokens": 7})
+    assert sampling == SamplingParams(max_tokens=5, temperature=0, top_p=0.95, top_k=20)
+
+
+def test_max_new_tokens_is_the_default_length_of_a_chats_answer() -> None:
+    def limit(**fields: Any) -> int:
+        return ChatRequest.model_validate({"messages": messages_for("a"), **fields}).token_limit(100, 7)
+
+    assert limit() == 7
+    assert limit(max_tokens=50) == 50
+    assert ChatRequest.model_validate({"messages": messages_for("a")}).token_limit(5, 7) == 5
+
+
+def test_the_server_shows_and_uses_the_defaults(smollm2: Tokenizer, tmp_path: Path) -> None:
+    write_model(tmp_path, smollm2, "<unused>")
+    (tmp_path / "generation_config.json").write_text(json.dumps({**QWEN3, "eos_token_id": 2}))
+    with serving(tmp_path, model=str(tmp_path)) as server:
+        server.wait_status("/ready", 200)
+        defaults = server.get("/v1/models").json()["data"][0]["default_sampling_params"]
+        assert defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_tokens": 7}
+        body = {"messages": messages_for("one two three four five six seven eight nine")}
+        reply = server.post("/v1/chat/completions", body).json()
+        assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (7, "length")
+        assert "temperature 0.6" in server.log

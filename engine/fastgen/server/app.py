@@ -25,6 +25,7 @@ from fastgen.server.http.request_context import RequestContexts
 from fastgen.server.http.tracing import Tracer, Traces
 from fastgen.server.openai import chat, completions, tokenization
 from fastgen.server.openai.other_routes import missing_route
+from fastgen.server.openai.response_api import endpoint as responses
 from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.service import Service
 from fastgen.version import VERSION
@@ -59,13 +60,13 @@ def _endpoints(service: Service) -> FastAPI:
     app = FastAPI(title="FastGen", version=VERSION)
     app.state.service = service
     app.state.check_large_body = service.check_large_body
-    for router in (completions.router, chat.router, tokenization.router, probes.router):
+    for router in (completions.router, chat.router, responses.router, tokenization.router, probes.router):
         app.include_router(router)
     app.openapi = functools.cache(lambda: openapi.document(app))  # type: ignore[method-assign]
 
     async def respond(request: Request, exception: Exception) -> Response:
         error = errors.from_exception(exception)
-        stored = request.method == "GET" and request.url.path == "/v1/chat/completions"
+        stored = request.method == "GET" and request.url.path in ("/v1/chat/completions", "/v1/responses")
         if isinstance(exception, HTTPException) and (error.status == 404 or stored):
             error = missing_route(request.method, request.url.path)
         if error.code not in _NOT_REJECTED:

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from fastgen.server.openai.response_api.objects import Response
 from fastgen.server.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from fastgen.server.openai.tokenization import Text, Tokens
 from fastgen.server.probes import Load, Status, Version
@@ -16,6 +17,7 @@ _REF = "#/components/schemas/{name}"
 _RESPONSES: dict[str, type] = {
     "/v1/completions": Completion,
     "/v1/chat/completions": ChatCompletion,
+    "/v1/responses": Response,
     "/v1/models": ModelList,
     "/v1/models/{name}": ModelCard,
     "/tokenize": Tokens,
@@ -25,7 +27,7 @@ _RESPONSES: dict[str, type] = {
     "/version": Version,
     "/load": Load,
 }
-_STREAMED = frozenset({"/v1/completions", "/v1/chat/completions"})
+_STREAMED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 _ERRORS = {
     "400": "A field has an invalid value; `param` names it.",
     "401": "The API key is missing or invalid.",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.server.serving import Serving, serving
+from engine.server.thinking_model import write_thinking_model
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.text.tokenizer import Tokenizer, TokenizerSource
 from support import demo_weights
@@ -24,6 +25,16 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """Like `scripted`, with steps of 20 ms: time to act on a running request."""
     with serving(tmp_path_factory.mktemp("slow"), environment={"SCRIPT_STEP_SECONDS": "0.02"}) as server:
+        server.wait_status("/ready", 200)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def thinking(smollm2: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server with the scripted engine for a model that thinks between <think> and </think>."""
+    folder = tmp_path_factory.mktemp("thinking")
+    write_thinking_model(folder, smollm2)
+    with serving(folder, "--trust-request-chat-template", model=str(folder)) as server:
         server.wait_status("/ready", 200)
         yield server
 

@@ -25,6 +25,7 @@ CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
+    ("/v1/responses", "POST"),
     ("/tokenize", "POST"),
     ("/detokenize", "POST"),
     ("/v1/models", "GET"),

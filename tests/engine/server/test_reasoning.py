@@ -1,72 +1,21 @@
-"""Chats of models that think before they answer.
-
-The model's tokenizer has the marks of Qwen3 as tokens that are not special, and a chat template written from Qwen3's
-documentation: `enable_thinking=False` ends the prompt with an empty block, and reasoning of earlier turns is left out.
-"""
+"""Chats of models that think before they answer; see `thinking_model`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from engine.server.openai_types import check_chat, complete, events
 from engine.server.scripted_prompts import messages_for
-from engine.server.serving import Serving, serving
-from engine.server.test_special_token_markers import CONFIG
-from fastgen.text.tokenizer import Tokenizer
+from engine.server.serving import Serving
 
-TEMPLATE = """\
-{%- if tools %}{{- '<|im_start|>system\\n<tools>' + tools | tojson + '</tools><tool_call></tool_call><|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- set content = message.content %}
-    {%- set thought = '' %}
-    {%- if message.role == 'assistant' %}
-        {%- if message.reasoning_content is string %}
-            {%- set thought = message.reasoning_content %}
-        {%- elif '</think>' in content %}
-            {%- set thought = content.split('</think>')[0].split('<think>')[-1] %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-    {%- endif %}
-    {{- '<|im_start|>' + message.role + '\\n' }}
-    {%- if thought and loop.last %}{{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}{% endif %}
-    {{- content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}"""
 # As Qwen3-Thinking and DeepSeek-R1: the prompt opens the reasoning.
 OPENING = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
-MARKS = {"<gh_stars>": "<think>", "<jupyter_start>": "</think>"}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Bern"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 PATH = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def thinking(smollm2: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("thinking")
-    described = json.loads(smollm2.backend.to_str())
-    for token in described["added_tokens"]:
-        if token["content"] in MARKS:
-            token.update(content=MARKS[token["content"]], special=False)
-    vocabulary = described["model"]["vocab"]
-    described["model"]["vocab"] = {MARKS.get(token, token): number for token, number in vocabulary.items()}
-    (folder / "tokenizer.json").write_text(json.dumps(described))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    with serving(folder, "--trust-request-chat-template", model=str(folder)) as server:
-        server.wait_status("/ready", 200)
-        yield server
 
 
 def message(server: Serving, reply: str, **fields: Any) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
     charset = "utf-8"
     keep_alive_seconds = 15.0
+    done = DONE  # what follows the last event
 
     def __init__(self, events: AsyncGenerator[bytes]) -> None:
         # Proxies must forward each event at once.
@@ -81,7 +82,7 @@ class EventStream(Response):
         except APIError as error:
             # The status has been sent, so the error becomes the stream's last event.
             await send_body(event(error.body()), more=True)
-        await send_body(DONE, more=False)
+        await send_body(self.done, more=False)
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T | Response:

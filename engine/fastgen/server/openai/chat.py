@@ -33,7 +33,21 @@ router = APIRouter(route_class=JSONRoute)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Generate the next message of a conversation."""
     service: Service = request.app.state.service
-    model, name = service.lifecycle.model(), service.check_model(body.model)
+    name = service.check_model(body.model)
+    handler, choices = await admit_chat(service, body, "chatcmpl")
+    if body.stream:
+        return EventStream(_stream(handler, name, body, choices))
+    return await while_connected(request, _complete(handler, name, body, choices))
+
+
+async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tuple[RequestHandler, ChoiceOptions]:
+    """Admit a conversation; return its handler and how its generations become choices.
+
+    Raises:
+        RequestError: if the model cannot serve it.
+        APIError: if the server cannot serve it now.
+    """
+    model = service.lifecycle.model()
     body.check()
     service.check_chat_template(body.chat_template)
     with client_names(body.aliases):
@@ -47,12 +61,11 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=body.text_rules(shown))
     with client_names(body.aliases):
         engine_request = await _engine_request(body, model, tools, reasoning, prompt)
-        handler = service.handler("chatcmpl", places, [engine_request], options)
+        handler = service.handler(id_prefix, places, [engine_request], options)
     token_text = TokenText(model.tokenizer, bool(body.return_tokens_as_token_ids))
-    choices = ChoiceOptions(token_text if body.logprobs else None, tools, reasoning, bool(body.return_token_ids))
-    if body.stream:
-        return EventStream(_stream(handler, name, body, choices))
-    return await while_connected(request, _complete(handler, name, body, token_text, choices))
+    return handler, ChoiceOptions(
+        token_text, tools, reasoning, has_logprobs=bool(body.logprobs), has_token_ids=bool(body.return_token_ids)
+    )
 
 
 def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
@@ -121,9 +134,7 @@ async def _engine_request(
     return body.engine_request(tokens, sampling)
 
 
-async def _complete(
-    handler: RequestHandler, name: str, body: ChatRequest, token_text: TokenText, options: ChoiceOptions
-) -> Response:
+async def _complete(handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions) -> Response:
     with handler:
         outputs = await handler.finish()
     completion = ChatCompletion(
@@ -131,10 +142,10 @@ async def _complete(
         handler.created,
         name,
         [chat_choice(index, output, options) for index, output in enumerate(outputs)],
-        _usage(handler, options),
+        chat_usage(handler, options),
         msgspec.UNSET
         if body.prompt_logprobs is None
-        else prompt_logprobs(token_text, outputs[0].prompt_logprobs or ()),
+        else prompt_logprobs(options.token_text, outputs[0].prompt_logprobs or ()),
         outputs[0].request.prompt_token_ids if body.return_token_ids else msgspec.UNSET,
     )
     return json_response(completion)
@@ -162,10 +173,10 @@ async def _stream(
                 for choice in chunk_writers[index].write(delta, handler.outputs[index]):
                     yield chunk(choice)
     if body.include_usage:
-        yield event(ChatChunk(handler.id, handler.created, name, [], _usage(handler, options)))
+        yield event(ChatChunk(handler.id, handler.created, name, [], chat_usage(handler, options)))
 
 
-def _usage(handler: RequestHandler, options: ChoiceOptions) -> CompletionUsage:
+def chat_usage(handler: RequestHandler, options: ChoiceOptions) -> CompletionUsage:
     """Return the usage of a finished request, with its reasoning counted."""
     reasoning = options.reasoning
     counted = None if reasoning is None else sum(reasoning.num_tokens(output) for output in handler.outputs)

@@ -33,21 +33,23 @@ class ChoiceOptions:
     """How generations become choices.
 
     Attributes:
-        token_text: how to write tokens in logprobs; None if logprobs are not requested.
+        token_text: how to write tokens in logprobs.
         tools: the tools that the model may call, if any.
         reasoning: how reasoning is separated from content; None if the model has none.
-        token_ids: whether choices carry their token ids.
+        has_logprobs: whether choices carry logprobs.
+        has_token_ids: whether choices carry their token ids.
     """
 
-    token_text: TokenText | None
+    token_text: TokenText
     tools: ToolUse | None
     reasoning: ReasoningUse | None
-    token_ids: bool
+    has_logprobs: bool
+    has_token_ids: bool
 
 
 def chat_choice(index: int, output: RequestOutput, options: ChoiceOptions) -> ChatChoice:
     """Return the complete choice number `index`."""
-    token_text, tools = options.token_text, options.tools
+    tools = options.tools
     thought, text = _split(output.text, options.reasoning)
     reason = finish_reason(output.finish_reason)
     message = AssistantMessage(text if text or not thought else None)
@@ -64,8 +66,8 @@ def chat_choice(index: int, output: RequestOutput, options: ChoiceOptions) -> Ch
             message = AssistantMessage(found.content if found.content or not thought else None)
     if thought and options.reasoning is not None and options.reasoning.include:
         message = msgspec.structs.replace(message, reasoning_content=thought, reasoning=thought)
-    logprobs = None if token_text is None else chat_logprobs(token_text, output.logprobs or ())
-    token_ids = output.token_ids if options.token_ids else UNSET
+    logprobs = chat_logprobs(options.token_text, output.logprobs or ()) if options.has_logprobs else None
+    token_ids = output.token_ids if options.has_token_ids else UNSET
     return ChatChoice(index, message, reason, logprobs, output.stop_reason, token_ids)
 
 
@@ -83,12 +85,12 @@ class ChatChunkWriter:
 
     def __init__(self, index: int, options: ChoiceOptions) -> None:
         self._index = index
-        self._token_text = options.token_text
+        self._token_text = options.token_text if options.has_logprobs else None
         self._tools = options.tools
         self._parser = None if options.tools is None else options.tools.parser()
         self._reasoning = None if options.reasoning is None else options.reasoning.parser()
         self._includes_reasoning = options.reasoning is not None and options.reasoning.include
-        self._has_token_ids = options.token_ids
+        self._has_token_ids = options.has_token_ids
         self._num_sent_tokens = 0
         self._valid_calls: set[int] = set()
         self._pending_logprobs: list[TokenLogprobs] = []

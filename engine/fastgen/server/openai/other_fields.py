@@ -17,7 +17,7 @@ _NOT_STORED = "nothing is stored"
 _NO_BEAMS = "beam search is not built"
 _NO_CUSTOM_CODE = "requests cannot run code"
 
-SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 VERBOSITIES = ("low", "medium", "high")
 
 

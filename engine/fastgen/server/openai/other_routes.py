@@ -11,7 +11,7 @@ _NOT_STORED = "completions are not stored; keep the answer of POST /v1/chat/comp
 _TEXT_ONLY = "only text models are served"
 _OTHER_ROUTES: tuple[tuple[str, str], ...] = (
     (r"/v1/chat/completions(/.+)?", _NOT_STORED),
-    (r"/v1/responses(/.*)?", _GENERATE),
+    (r"/v1/responses(/.*)?", "responses are not stored; keep the answer of POST /v1/responses"),
     (r"/v1/embeddings", f"embeddings are not built; {_GENERATE}"),
     (r"(/v\d)?/(rerank|score|classify)|/pooling", f"rerankers and classifiers are not built; {_GENERATE}"),
     (r"/v1/messages(/count_tokens)?", "Anthropic's API is not built; use /v1/chat/completions, and /tokenize to count"),

@@ -1,0 +1,1 @@
+"""/v1/responses: OpenAI's newer API for the same generations as chat completions. Nothing is stored."""

@@ -1,0 +1,179 @@
+"""/v1/responses, validated by the official client's types."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from engine.server.scripted_prompts import prompt_for
+from engine.server.serving import Serving
+from fastgen.core.request import RequestError
+from fastgen.server.openai.response_api.request import ResponseRequest
+
+PATH = "/v1/responses"
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+THOUGHT = "<think>\nLet me see.\n</think>\n\n"
+CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Bern"}}\n</tool_call>'
+TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}]
+
+
+def created(server: Serving, reply: str, **fields: Any) -> dict[str, Any]:
+    """Return the response; its stream must validate and end in the same output."""
+    body = {"input": prompt_for(reply), **fields}
+    response = server.post(PATH, body)
+    assert response.status_code == 200, response.text
+    complete: dict[str, Any] = response.json()
+    Response.model_validate(complete, strict=True)
+    streamed = streamed_events(server, body)
+    assert without_ids(streamed[-1]["response"]["output"]) == without_ids(complete["output"])
+    assert streamed[-1]["response"]["usage"]["output_tokens"] == complete["usage"]["output_tokens"]
+    return complete
+
+
+def streamed_events(server: Serving, body: dict[str, Any]) -> list[dict[str, Any]]:
+    blocks = server.post(PATH, {**body, "stream": True}).text.strip().split("\n\n")
+    events = []
+    for block in blocks:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert type(EVENTS.validate_python(event)).model_validate(event, strict=True).type == event["type"]
+        events.append(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    return events
+
+
+def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+
+
+def test_a_response_has_text_and_usage(scripted: Serving) -> None:
+    client = scripted.client()
+    response = client.responses.create(
+        model="smollm2", input=prompt_for("one two three"), instructions="Be brief.", metadata={"a": "b"}
+    )
+    assert response.output_text == "one two three"
+    assert (response.status, response.instructions, response.metadata) == ("completed", "Be brief.", {"a": "b"})
+    assert response.usage is not None
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    assert response.id.startswith("resp_")
+    created(scripted, "one two three", temperature=0, top_p=0.5, max_output_tokens=40)
+
+
+def test_the_official_client_follows_a_stream(scripted: Serving) -> None:
+    with scripted.client().responses.stream(model="smollm2", input=prompt_for("one two three")) as stream:
+        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert stream.get_final_response().output_text == "".join(texts) == "one two three"
+    assert len(texts) > 1
+
+
+def test_a_response_that_reaches_its_limit_is_incomplete(scripted: Serving) -> None:
+    response = created(scripted, "one two three", max_output_tokens=2)
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert response["output"][0]["status"] == "incomplete"
+    events = streamed_events(scripted, {"input": prompt_for("one two three"), "max_output_tokens": 2})
+    assert events[-1]["type"] == "response.incomplete"
+
+
+def test_reasoning_and_calls_are_items(thinking: Serving) -> None:
+    response = created(thinking, f"{THOUGHT}It is:\n{CALL}", tools=TOOLS, reasoning={"effort": "high"})
+    reasoning, message, call = response["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
+    assert message["content"][0]["text"] == "It is:"
+    assert (call["name"], json.loads(call["arguments"])) == ("f", {"city": "Bern"})
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    events = streamed_events(thinking, {"input": prompt_for(f"{THOUGHT}{CALL}"), "tools": TOOLS})
+    kinds = {event["type"].removeprefix("response.") for event in events}
+    assert kinds >= {
+        *("created", "in_progress", "completed", "output_item.added", "output_item.done", "content_part.added"),
+        *("content_part.done", "reasoning_text.delta", "reasoning_text.done"),
+        *("function_call_arguments.delta", "function_call_arguments.done"),
+    }
+
+
+def test_a_structure_and_a_named_function_are_enforced(thinking: Serving) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+    response = created(thinking, f'{THOUGHT}{{"a": 1}}', text=text)
+    assert response["output"][1]["content"][0]["text"] == '{"a": 1}'
+    assert response["text"]["format"]["schema"] == schema
+    assert created(thinking, f"{THOUGHT}no", text=text)["status"] == "cancelled"
+    named = {"type": "function", "name": "f"}
+    assert created(thinking, f"{THOUGHT}{CALL}", tools=TOOLS, tool_choice=named)["output"][1]["name"] == "f"
+
+
+def test_a_turn_of_several_items_becomes_one_message() -> None:
+    body = ResponseRequest.model_validate(
+        {
+            "instructions": "Be brief.",
+            "input": [
+                {"role": "developer", "content": "No jokes."},
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+                {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+                {"type": "function_call_output", "call_id": "c", "output": "rain"},
+            ],
+        }
+    )
+    assert [message.for_template() for message in body.chat().messages] == [
+        {"role": "system", "content": "Be brief.\n\nNo jokes."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "Let me",
+            "reasoning_content": "So.",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "content": "rain", "tool_call_id": "c"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("input", [], "input"),
+        ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}], "input"),
+        ("input", [{"type": "item_reference", "id": "a"}], "input"),
+        ("input", [{"type": {}}], "input"),
+        ("max_output_tokens", 0, "max_output_tokens"),
+        ("temperature", 200, "temperature"),
+        ("top_k", "many", "top_k"),
+        ("reasoning", {"effort": "bogus"}, "reasoning.effort"),
+        ("reasoning", {"effort": "low"}, "reasoning.effort"),
+        ("reasoning", {"summary": "detailed"}, "reasoning"),
+        ("text", {"format": {"type": "xml"}}, "text.format"),
+        ("text", {"verbosity": "low"}, "text"),
+        ("tools", [{"type": "web_search"}], "tools"),
+        ("tool_choice", {"type": "web_search"}, "tool_choice"),
+        ("include", ["web_search_call.results"], "include"),
+        ("store", True, "store"),
+        ("background", True, "background"),
+        ("previous_response_id", "resp_1", "previous_response_id"),
+        ("truncation", "auto", "truncation"),
+        ("truncation", "bogus", "truncation"),
+    ],
+)
+def test_what_is_invalid_or_not_built_is_named(scripted: Serving, field: str, value: object, param: str) -> None:
+    response = scripted.post(PATH, {"input": "a", field: value})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+def test_an_error_of_a_chat_field_has_the_name_that_it_has_here() -> None:
+    with pytest.raises(RequestError) as raised:
+        ResponseRequest.model_validate({"input": "a", "text": {"format": {"type": "xml"}}}).chat()
+    assert raised.value.param == "text.format"
+    assert str(raised.value).startswith("text.format: ")
+
+
+def test_responses_are_not_stored(scripted: Serving) -> None:
+    client = scripted.client()
+    response = client.responses.create(model="smollm2", input=prompt_for("one"))
+    with pytest.raises(openai.NotFoundError, match="not stored"):
+        client.responses.retrieve(response.id)

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from engine.server.scripted_prompts import prompt_for
 from engine.server.serving import Serving
 from fastgen.core.request import RequestError
+from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.response_api.request import ResponseRequest
 
 PATH = "/v1/responses"
@@ -177,3 +178,49 @@ def test_responses_are_not_stored(scripted: Serving) -> None:
     response = client.responses.create(model="smollm2", input=prompt_for("one"))
     with pytest.raises(openai.NotFoundError, match="not stored"):
         client.responses.retrieve(response.id)
+
+
+PASSED: dict[str, Any] = {
+    "model": "m",
+    "parallel_tool_calls": False,
+    "stream": True,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 5,
+    "min_p": 0.1,
+    "typical_p": 0.9,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "logit_bias": {"5": 1},
+    "seed": 3,
+    "stop": "x",
+    "ignore_eos": True,
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "structured_outputs": {"regex": "a"},
+    "priority": 2,
+    "timeout": 3,
+    "cache_salt": "me",
+    "chat_template_kwargs": {"a": 1},
+    "thinking_token_budget": 9,
+    "include_reasoning": False,
+}
+
+
+def test_every_field_that_chat_completions_honour_is_passed_on() -> None:
+    unbuilt = {name for name, field in ResponseRequest.model_fields.items() if field.metadata}
+    shared = set(ResponseRequest.model_fields) & set(ChatRequest.model_fields) - {"tools", "tool_choice", "metadata"}
+    assert shared - unbuilt <= set(PASSED)
+    for name, value in PASSED.items():
+        chat = ResponseRequest.model_validate({"input": "a", name: value}).chat()
+        direct = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], name: value})
+        assert getattr(chat, name) == getattr(direct, name) != ChatRequest.model_fields[name].default, name
+
+
+def test_a_stream_whose_generation_fails_ends_with_the_error(scripted: Serving) -> None:
+    body = {"input": prompt_for("one"), "timeout": 1e-6}
+    assert scripted.post(PATH, body).status_code == 408
+    last = streamed_events(scripted, body)[-1]
+    assert last["type"] == "response.failed"
+    assert "timeout" in last["response"]["error"]["message"]

@@ -59,6 +59,29 @@ def test_a_burst_fills_the_running_places_and_the_queue_exactly(small: Serving) 
     assert small.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
+PROMPT = [504] * 7
+
+
+def test_waiting_requests_whose_clients_leave_are_arrived_and_cancelled_tokens(small: Serving) -> None:
+    def counted() -> tuple[float, ...]:
+        kinds = ("arrived", "rejected", "cancelled")
+        return tuple(small.metric(f"fastgen_{kind}_prompt_tokens_total") for kind in kinds)
+
+    wait_until(lambda: is_idle(small), "an idle server")
+    before = counted()
+    with ExitStack() as connections:
+        burst = [connections.enter_context(send(small, {**ENDLESS, "prompt": PROMPT})) for _ in range(10)]
+        statuses = [status_of(connection) for connection in burst]
+        wait_until(lambda: small.metric("fastgen_num_requests_running") == PLACES, "the places to be taken")
+    wait_until(lambda: is_idle(small), "the disconnected clients' sequences to be freed")
+    assert statuses.count(429) == 10 - PLACES - QUEUE
+    arrived, rejected, cancelled = (after - was for after, was in zip(counted(), before, strict=True))
+    assert arrived - rejected == (PLACES + QUEUE) * len(PROMPT)
+    assert rejected > 0  # by the mean length of the admitted prompts
+    # Those that ran had received tokens, or at least been computed.
+    assert QUEUE * len(PROMPT) <= cancelled <= (QUEUE + PLACES) * len(PROMPT)
+
+
 def test_a_full_queue_sends_retry_after(small: Serving) -> None:
     with ExitStack() as connections:
         for _ in range(PLACES + QUEUE):

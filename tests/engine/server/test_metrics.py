@@ -30,6 +30,9 @@ TABLE: dict[str, tuple[str, set[str]]] = {
     "engine_info": ("gauge", {"version", "device", "dtype"}),
     # The parser strips _total from counters.
     "scheduled_tokens": ("counter", {"phase"}),
+    "arrived_prompt_tokens": ("counter", set()),
+    "rejected_prompt_tokens": ("counter", set()),
+    "cancelled_prompt_tokens": ("counter", set()),
     "prompt_tokens": ("counter", set()),
     "generation_tokens": ("counter", set()),
     "prefix_cache_query_tokens": ("counter", set()),
@@ -76,6 +79,9 @@ def test_metric_names_types_and_labels_match_the_contract(scripted: Serving) -> 
 def test_a_request_updates_the_counters(scripted: Serving) -> None:
     def now() -> dict[str, float]:
         return {
+            "arrived": scripted.metric("fastgen_arrived_prompt_tokens_total"),
+            "rejected": scripted.metric("fastgen_rejected_prompt_tokens_total"),
+            "cancelled": scripted.metric("fastgen_cancelled_prompt_tokens_total"),
             "prompt": scripted.metric("fastgen_prompt_tokens_total"),
             "generated": scripted.metric("fastgen_generation_tokens_total"),
             "prefill": scripted.metric("fastgen_scheduled_tokens_total", phase="prefill"),
@@ -95,6 +101,9 @@ def test_a_request_updates_the_counters(scripted: Serving) -> None:
     assert scripted.post("/v1/completions", {"prompt": [504, 504, 504], "max_tokens": 5}).status_code == 200
     after = now()
     assert {name: after[name] - before[name] for name in before} == {
+        "arrived": 3,
+        "rejected": 0,
+        "cancelled": 0,
         "prompt": 3,
         "generated": 5,
         "prefill": 3,
@@ -109,6 +118,13 @@ def test_a_request_updates_the_counters(scripted: Serving) -> None:
         "length": 1,
         "ended": 1,
     }
+
+
+def test_every_generation_of_a_request_counts_as_arrived(scripted: Serving) -> None:
+    before = scripted.metric("fastgen_arrived_prompt_tokens_total")
+    body = {"prompt": [[504, 504, 504], [504]], "n": 2, "max_tokens": 1}
+    assert scripted.post("/v1/completions", body).status_code == 200
+    assert scripted.metric("fastgen_arrived_prompt_tokens_total") - before == 2 * (3 + 1)
 
 
 def test_prefix_cache_hits_and_the_step_model_are_exported(scripted: Serving) -> None:

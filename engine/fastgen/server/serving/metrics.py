@@ -5,7 +5,7 @@ Names, types and labels are a contract with the dashboards, the operator and inf
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -39,6 +39,8 @@ _SCHEDULER_GAUGES = (
     ),
     ("oldest_waiting_seconds", "oldest_waiting_seconds", "Time the oldest waiting request has waited, in seconds."),
 )
+# Without a token, these mean that the client no longer waits.
+_CANCELLED = (FinishReason.ABORT, FinishReason.DEADLINE)
 
 _Metric = TypeVar("_Metric", Counter, Gauge, Histogram, Info)
 
@@ -110,6 +112,20 @@ class Metrics:
         self._step_model = [model.labels(self._model_name, name) for name in ("base", "token", "kv_token")]
 
     def _define_requests(self) -> None:
+        self._num_admitted = self._num_admitted_tokens = 0
+        self._arrived_tokens = self._make(
+            Counter, "arrived_prompt_tokens", "Prompt tokens of requests, whether admitted or rejected."
+        )
+        self._rejected_tokens = self._make(
+            Counter,
+            "rejected_prompt_tokens",
+            "Prompt tokens of requests rejected because the queue was full, each as long as the mean admitted prompt.",
+        )
+        self._cancelled_tokens = self._make(
+            Counter,
+            "cancelled_prompt_tokens",
+            "Prompt tokens of requests that ended before their first token: disconnected, or past their timeout.",
+        )
         self._prompt_tokens = self._make(
             Counter, "prompt_tokens", "Prompt tokens of requests that produced their first token."
         )
@@ -206,6 +222,23 @@ class Metrics:
         self._end_to_end.observe(seconds)
         self._request_prompt.observe(prompt_tokens)
         self._request_generation.observe(generation_tokens)
+        if generation_tokens == 0 and reason in _CANCELLED:
+            self._cancelled_tokens.inc(prompt_tokens)
+
+    def admitted(self, prompt_tokens: Sequence[int]) -> None:
+        """Count the prompt tokens of admitted generations."""
+        self._arrived_tokens.inc(sum(prompt_tokens))
+        self._num_admitted += len(prompt_tokens)
+        self._num_admitted_tokens += sum(prompt_tokens)
+
+    def rejected(self, generations: int) -> None:
+        """Count generations that the full queue rejects, each with the mean prompt tokens of the admitted ones.
+
+        Their prompts are not tokenised: rejecting costs next to nothing.
+        """
+        prompt_tokens = generations * self._num_admitted_tokens / max(1, self._num_admitted)
+        self._arrived_tokens.inc(prompt_tokens)
+        self._rejected_tokens.inc(prompt_tokens)
 
     def count_rejected(self, reason: str) -> None:
         """Count a rejected request by its error code."""

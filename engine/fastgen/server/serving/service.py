@@ -109,7 +109,11 @@ class Service:
         # Clients may choose the id they see, so it need not be unique.
         unique = uuid.uuid4().hex
         ids = [f"{unique}-{prompt}-{candidate}" for prompt in range(num_prompts) for candidate in range(num_candidates)]
-        admit(model.engine.in_flight, ids, self.max_queued_requests)
+        try:
+            admit(model.engine.in_flight, ids, self.max_queued_requests)
+        except APIError:
+            self.metrics.rejected(len(ids))
+            raise
         return Places(model, ids)
 
     def _check_num_generations(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
@@ -153,6 +157,7 @@ class Service:
             for candidate in range(options.num_candidates)
         ]
         assert next(ids, None) is None, "a place in the queue is not used"
+        self.metrics.admitted([len(request.prompt_token_ids) for request in candidates])
         context = current()
         return RequestHandler(
             f"{id_prefix}-{context.id}", places.model, self.metrics, candidates, options, context.arrival

@@ -29,6 +29,7 @@ class _Figures:
     last_reason: str | None = None
     scraped_at: float | None = None
     load: float | None = None
+    stragglers: dict[str, float] = field(default_factory=dict)
 
 
 class Metrics(Collector):
@@ -104,8 +105,18 @@ class Metrics(Collector):
         with self._lock:
             self._of(key).scraped_at = self._clock()
 
-    def set_load(self, key: Key, load: float) -> None:
-        """Set a resource's demand in fully utilized replicas."""
+    def clear_scrape(self, key: Key) -> None:
+        """Remove the age of a resource's last scrape: it has no engines."""
+        with self._lock:
+            self._of(key).scraped_at = None
+
+    def set_stragglers(self, key: Key, stragglers: dict[str, float]) -> None:
+        """Replace a resource's slow replicas: their speed relative to the median, by pod."""
+        with self._lock:
+            self._of(key).stragglers = dict(stragglers)
+
+    def set_load(self, key: Key, load: float | None) -> None:
+        """Set a resource's demand in fully utilized replicas; None if it is not autoscaled."""
         with self._lock:
             self._of(key).load = load
 
@@ -149,6 +160,11 @@ class Metrics(Collector):
             "Smoothed demand, in fully utilized replicas.",
             labels=owner,
         )
+        stragglers = GaugeMetricFamily(
+            "fastgen_operator_straggler_speed_ratio",
+            "Speed of a replica that is much slower than the others, relative to their median. Absent for the others.",
+            labels=[*owner, "pod"],
+        )
         now = self._clock()
         with self._lock:
             for key, figures in self._figures.items():
@@ -166,4 +182,6 @@ class Metrics(Collector):
                     age.add_metric(key, now - figures.scraped_at)
                 if figures.load is not None:
                     load.add_metric(key, figures.load)
-        return desired, ready, conditions, decisions, last, age, load
+                for pod, ratio in figures.stragglers.items():
+                    stragglers.add_metric([*key, pod], ratio)
+        return desired, ready, conditions, decisions, last, age, load, stragglers

@@ -42,6 +42,14 @@ def is_terminating(pod: Object) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
+def is_silent(pod: Object) -> bool:
+    """Return whether the pod's node does not respond: its last report was ready, and the node controller disagrees."""
+    reported, ready = pod_condition(pod, "ContainersReady"), pod_condition(pod, "Ready")
+    if reported is None or reported["status"] != "True" or is_ready(pod):
+        return False
+    return ready is None or ready.get("reason") != "ReadinessGatesNotReady"
+
+
 def has_ended(pod: Object) -> bool:
     """Return whether the pod never runs again: evicted, rejected by its node, or completed."""
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")

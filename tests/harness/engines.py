@@ -83,6 +83,9 @@ class FakeEngine:
         backlog = {"nan": "NaN", "huge": "1e300"}.get(self.fault, str(self.backlog))
         ended = self._computed / PROMPT
         values = {
+            ("arrived_prompt_tokens_total", ""): self._computed + self.backlog,
+            ("rejected_prompt_tokens_total", ""): 0.0,
+            ("cancelled_prompt_tokens_total", ""): 0.0,
             ("scheduled_tokens_total", 'phase="prefill"'): self._computed,
             ("scheduled_tokens_total", 'phase="decode"'): ended * GENERATED,
             ("prefix_cache_hit_tokens_total", ""): 0.0,

@@ -11,6 +11,8 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.recommend import State, recommend
+from fastgen_operator.autoscale.supply import PodView, StartTimes
+from fastgen_operator.autoscale.watchlist import Subject
 
 PROMPT, GENERATED, BUDGET = 500.0, 100.0, 512.0
 STEP = (0.02, 0.0001, 0.0)
@@ -29,14 +31,17 @@ def policy(**changes: float | int) -> Policy:
 
 @dataclass
 class Replica:
-    """One pod; `born` and `ready` are times in seconds."""
+    """One pod; `born` and `ready` are times in seconds, `speed` is relative to the usual one."""
 
     born: float
     ready: float
+    speed: float = 1.0
+    arrived: float = 0.0
     prefill: float = 0.0
     decode: float = 0.0
     ended: float = 0.0
     rejected: float = 0.0
+    cancelled: float = 0.0
     backlog: float = 0.0
 
     def sample(self, time: float, wobble: Callable[[], float]) -> Sample:
@@ -46,13 +51,22 @@ class Replica:
             decode_tokens=self.decode,
             ended_requests=self.ended,
             ended_prompt_tokens=self.ended * PROMPT,
-            ended_generated_tokens=self.ended * GENERATED,
-            rejected_requests=self.rejected,
+            ended_generated_tokens=self.decode,
+            cancelled_tokens=self.cancelled,
+            arrived_tokens=self.arrived,
+            rejected_tokens=self.rejected,
             backlog_tokens=self.backlog,
             kv_used=0.1,
             kv_capacity_tokens=1e6,
             token_budget=BUDGET,
-            step_model=(STEP[0] * wobble(), STEP[1] * wobble(), STEP[2]),
+            step_model=(STEP[0] * wobble() / self.speed, STEP[1] * wobble() / self.speed, STEP[2]),
+        )
+
+    def view(self, name: str, time: float) -> PodView:
+        """Return the pod as the operator sees it at a time."""
+        is_ready = self.ready <= time
+        return PodView(
+            name=name, scheduled_at=self.born, started_at=self.born, ready_since=self.ready if is_ready else None
         )
 
 
@@ -66,6 +80,9 @@ class FluidFleet:
         noise: maximum relative error of load and step model.
         silent: whether a ready pod's scrape fails at a time.
         never_start: whether pods that are added later never become ready.
+        stuck: pods that never become ready.
+        patience: seconds after which a client cancels a request that waits.
+        slow: speeds of the first replicas, by pod, if not the usual one.
     """
 
     policy: Policy
@@ -75,6 +92,10 @@ class FluidFleet:
     seed: int = 0
     silent: Callable[[float, str], bool] = lambda *_: False
     never_start: bool = False
+    stuck: set[str] = field(default_factory=set)
+    patience: float = math.inf
+    slow: dict[str, float] = field(default_factory=dict)
+    starts: StartTimes = field(default_factory=StartTimes)
     replicas: dict[str, Replica] = field(default_factory=dict)
     samples: dict[str, Sample] = field(default_factory=dict)
     state: State = field(default_factory=State)
@@ -105,25 +126,35 @@ class FluidFleet:
     def _work(self, load: float) -> None:
         ready = [replica for replica in self.replicas.values() if replica.ready <= self.time]
         for replica in ready:
-            replica.backlog += load * PROMPT_RATE * self.policy.scrape_seconds / len(ready)
-            done = min(replica.backlog, PROMPT_RATE * self.policy.scrape_seconds)
+            arrived = load * PROMPT_RATE * self.policy.scrape_seconds / len(ready)
+            replica.arrived += arrived
+            replica.backlog += arrived
+            done = min(replica.backlog, replica.speed * PROMPT_RATE * self.policy.scrape_seconds)
             beyond = max(0.0, replica.backlog - done - QUEUE)
-            replica.rejected += beyond / PROMPT
+            replica.rejected += beyond
             replica.backlog -= done + beyond
+            # The oldest requests wait for as long as the replica takes to reach them.
+            left = max(0.0, replica.backlog - self.patience * replica.speed * PROMPT_RATE)
+            replica.backlog -= left
+            replica.cancelled += left
             replica.prefill += done
             replica.decode += done * GENERATED / PROMPT
-            replica.ended += done / PROMPT
+            replica.ended += (done + left) / PROMPT
         self.backlogs.append(sum(replica.backlog for replica in ready))
 
     def observed(self) -> Fleet:
         """Return the fleet as the operator observes it now."""
-        return Fleet(
+        pods = tuple(replica.view(name, self.time) for name, replica in self.replicas.items())
+        self.starts = self.starts.learn(pods, 1800.0)
+        subject = Subject(
+            uid="fluid",
+            policy=self.policy,
+            model_name="fluid",
             replicas=len(self.replicas),
-            ready=frozenset(name for name, replica in self.replicas.items() if replica.ready <= self.time),
-            samples=dict(self.samples),
-            pending_ages=tuple(self.time - r.born for r in self.replicas.values() if r.ready > self.time),
-            start_seconds=self.start,
+            pods=pods,
+            starts=self.starts,
         )
+        return subject.fleet(dict(self.samples), self.time)
 
     def _decide(self, wobble: Callable[[], float]) -> None:
         for name, replica in self.replicas.items():
@@ -141,4 +172,6 @@ class FluidFleet:
 
     def _add(self, born: float, ready: float) -> None:
         self.made += 1
-        self.replicas[f"pod-{self.made}"] = Replica(born, ready)
+        name = f"pod-{self.made}"
+        ready = math.inf if name in self.stuck else ready
+        self.replicas[name] = Replica(born, ready, self.slow.get(name, 1.0))

@@ -28,8 +28,38 @@ class StatusCondition(ApiModel):
     """Last time the status of the condition changed."""
 
 
+class PodSupplyStatus(ApiModel):
+    """One pod that does not serve."""
+
+    name: str = Field(max_length=253)
+    """Name of the pod."""
+    state: str = Field(max_length=64)
+    """State of the pod: Starting, Unschedulable, Failing, Lost or Draining."""
+    message: str = Field(max_length=1024)
+    """Human-readable details about the state."""
+
+
+class SupplyStatus(ApiModel):
+    """Which pods serve, and which do not. The autoscaler counts ready and starting pods as supply, no others."""
+
+    ready: int | None = Field(default=None, ge=0)
+    """Pods that are ready."""
+    starting: int | None = Field(default=None, ge=0)
+    """Pods that start, and do not take much longer than usual."""
+    unschedulable: int | None = Field(default=None, ge=0)
+    """Pods without a node."""
+    failing: int | None = Field(default=None, ge=0)
+    """Pods that crash, or take much longer to become ready than a start usually does."""
+    lost: int | None = Field(default=None, ge=0)
+    """Pods whose node does not respond."""
+    draining: int | None = Field(default=None, ge=0)
+    """Pods that are being deleted."""
+    pods: list[PodSupplyStatus] | None = Field(default=None, max_length=10)
+    """The first ten pods that are not ready, failing ones first."""
+
+
 class Capacity(ApiModel):
-    """Capacity of one replica, as the autoscaler estimates it."""
+    """Capacity of one replica, as estimated from the metrics of all replicas."""
 
     tokens_per_second: int | None = Field(default=None, ge=0)
     """Tokens per second, prompt and generated, that one replica computes within the inter-token latency target."""
@@ -87,8 +117,10 @@ class Status(ApiModel):
     """Label selector of the pods, for the scale subresource."""
     url: str | None = Field(default=None, max_length=1024)
     """URL of the OpenAI-compatible API inside the cluster."""
+    supply: SupplyStatus | None = None
+    """Which pods serve, and which do not."""
     capacity: Capacity | None = None
-    """Capacity of one replica. Set only if spec.autoscaling is set."""
+    """Capacity of one replica. Set once a replica has served enough requests to be measured."""
     autoscaling: AutoscalingStatus | None = None
     """State of the autoscaler. Set only if spec.autoscaling is set."""
     conditions: list[StatusCondition] | None = Field(

@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastgen_operator.autoscale.capacity import Capacity
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """Reason for the current number of replicas: the last change since the autoscaler started."""
 
-    reason: Literal["KVCacheFull", "DemandGrew", "DemandJumped", "BacklogTooLong", "DemandFell", "BoundsChanged"]
+    reason: Literal[
+        "KVCacheFull",
+        "DemandGrew",
+        "DemandJumped",
+        "BacklogTooLong",
+        "ReplicasMissing",
+        "DemandFell",
+        "BoundsChanged",
+    ]
     message: str
 
 
@@ -41,15 +47,13 @@ class Decision:
         change: reason for this number; None if the autoscaler has not changed it yet.
         hold: set if the number is held regardless of the load.
         limit: set if a bound or rate limit overrides the load.
-        capacity: capacity of one replica; None while unknown. Fluctuates, so it is not compared.
-        load: demand in fully utilized replicas, for the metrics.
+        load: demand in fully utilized replicas, for the metrics. Fluctuates, so it is not compared.
     """
 
     replicas: int
     change: Change | None = None
     hold: Hold | None = None
     limit: Limit | None = None
-    capacity: Capacity | None = field(default=None, compare=False)
     load: float = field(default=0.0, compare=False)
 
 

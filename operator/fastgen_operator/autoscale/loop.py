@@ -1,4 +1,4 @@
-"""The autoscaler's loop: scrape all fleets, decide, and queue the resources whose decision changed."""
+"""The autoscaler's loop: scrape all fleets, decide, and queue the resources whose status changes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.recommend import recommend
 from fastgen_operator.autoscale.scrape import Scraper, Target, UnusableError, metrics_url
 from fastgen_operator.autoscale.watchlist import Record, Subject, Watchlist
 from fastgen_operator.kinds import Key
@@ -18,10 +18,13 @@ from fastgen_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+# Fleets of a fixed size are scraped once in so many intervals: nothing but their status depends on it.
+FIXED_PERIODS: Final = 12
+
 
 @dataclass(slots=True)
 class Autoscaler:
-    """Sizes all fleets of a watchlist.
+    """Measures all fleets of a watchlist, and sizes those with autoscaling.
 
     Attributes:
         wake: queues a resource for a reconcile.
@@ -34,50 +37,57 @@ class Autoscaler:
 
     async def run(self) -> None:
         """Scrape and decide periodically until cancelled."""
+        period = self.watchlist.scrape_seconds
+        await asyncio.gather(
+            self._repeat(period, lambda subject: subject.is_autoscaled),
+            # In a loop of its own: fleets that do not answer must not delay decisions.
+            self._repeat(FIXED_PERIODS * period, lambda subject: not subject.is_autoscaled),
+        )
+
+    async def _repeat(self, period: float, chosen: Callable[[Subject], bool]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
-                await self.run_once()
+                await self.run_once(chosen)
             except Exception:
                 # A failure must not stop the autoscaling of all fleets.
                 logger.exception("scraping and sizing the fleets")
-            await asyncio.sleep(max(0.0, began + self.watchlist.scrape_seconds - loop.time()))
+            await asyncio.sleep(max(0.0, began + period - loop.time()))
 
-    async def run_once(self) -> None:
-        """Scrape every fleet once, and decide for each."""
-        subjects = self.watchlist.subjects()
+    async def run_once(self, chosen: Callable[[Subject], bool] = lambda _: True) -> None:
+        """Scrape every chosen fleet once, and decide for each."""
+        subjects = [(key, subject) for key, subject in self.watchlist.subjects() if chosen(subject)]
         targets = {key: _targets(subject) for key, subject in subjects}
         answers = await self.scraper.scrape(target for of_one in targets.values() for target in of_one)
         for key, subject in subjects:
             record = self.watchlist.open_record(key, subject.uid)
             if record is not None:
-                self._store_samples(key, record, [(target, answers[target]) for target in targets[key]])
-                self._decide(key, subject, record)
+                self._update(key, subject, record, {target: answers[target] for target in targets[key]})
             # Yield between fleets: thousands of decisions would block the probes and watches in this loop.
             await asyncio.sleep(0)
 
-    def _store_samples(self, key: Key, record: Record, answers: list[tuple[Target, Sample | UnusableError]]) -> None:
-        usable = {target.pod: answer for target, answer in answers if isinstance(answer, Sample)}
-        pods = {target.pod for target, _ in answers}
-        kept = {pod: sample for pod, sample in record.samples.items() if pod in pods}
-        # Replaced as a whole: a reconcile may read it in another thread.
-        record.samples = {**kept, **usable}
-        if usable:
+    def _update(
+        self, key: Key, subject: Subject, record: Record, answers: dict[Target, Sample | UnusableError]
+    ) -> None:
+        samples: dict[str, Sample | None] = {}
+        for target, answer in answers.items():
+            samples[target.pod] = answer if isinstance(answer, Sample) else None
+            if isinstance(answer, UnusableError):
+                self.metrics.scrape_failures.labels(answer.reason).inc()
+                logger.debug("%s/%s: metrics of pod %s: %s: %s", *key, target.pod, answer.reason, answer)
+        if any(samples.values()):
             self.metrics.mark_scraped(key)
-        failures = [(target, answer) for target, answer in answers if isinstance(answer, UnusableError)]
-        for target, error in failures:
-            self.metrics.scrape_failures.labels(error.reason).inc()
-            logger.debug("%s/%s: metrics of pod %s: %s: %s", *key, target.pod, error.reason, error)
-
-    def _decide(self, key: Key, subject: Subject, record: Record) -> None:
-        fleet = subject.fleet(record.samples, time.time())
+        elif subject.replicas == 0:
+            self.metrics.clear_scrape(key)
         before = record.decision
-        decision, record.state = recommend(subject.policy, record.state, fleet, asyncio.get_running_loop().time())
-        record.decision = decision
-        self.metrics.set_load(key, decision.load)
-        self._count(key, record, before, decision)
-        if decision != before or (before is not None and (before.capacity is None) != (decision.capacity is None)):
+        changed = record.update(subject, samples, asyncio.get_running_loop().time(), time.time())
+        stragglers = {straggler.pod: straggler.share for straggler in record.speeds.stragglers}
+        self.metrics.set_stragglers(key, stragglers)
+        self.metrics.set_load(key, None if record.decision is None else record.decision.load)
+        if record.decision is not None:
+            self._count(key, record, before, record.decision)
+        if changed:
             self.wake(key)
 
     def _count(self, key: Key, record: Record, before: Decision | None, decision: Decision) -> None:
@@ -105,5 +115,5 @@ def _targets(subject: Subject) -> tuple[Target, ...]:
     return tuple(
         Target(pod.name, metrics_url(pod.address), subject.model_name)
         for pod in subject.pods
-        if pod.address and pod.ready_since is not None and not pod.terminating
+        if pod.address and pod.ready_since is not None and pod.gone_by is None
     )

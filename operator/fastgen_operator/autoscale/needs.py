@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fastgen_operator.autoscale.capacity import KV_SHARE
+from fastgen_operator.autoscale.capacity import KV_SHARE, ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Change, counted
-from fastgen_operator.autoscale.demand import Demand, ReplicaLoad
+from fastgen_operator.autoscale.demand import Demand
 from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.rates import ReplicaLoad
 
 # If the fast average requires this many times the ready replicas, scale up without waiting for the slow average.
 JUMP_RATIO: Final = 2.0
-# Assumed time from a pod's creation to ready until one was observed, and bounds for observed times.
+# Assumed time from the assignment of a node to ready until one was observed, and the least assumed after that.
 DEFAULT_START_SECONDS: Final = 60.0
-_START_BOUNDS: Final = (5.0, 900.0)
+_LEAST_START_SECONDS: Final = 5.0
+# Failing and lost pods are replaced up to this share of the ready ones, rounded up: if more fail, the cause is not a
+# node or a GPU, and further pods would fail as well.
+_REPLACED_SHARE: Final = 0.25
 # Weight from which the averages cause a scale-up: a single interval after a restart is noise.
 _WARM: Final = 1 - math.exp(-1.0) - 1e-9
 
@@ -41,29 +46,55 @@ class Need:
 
 
 def required_replicas(
-    fleet: Fleet, demand: Demand, fresh: dict[str, ReplicaLoad], loaded: int, rate: float, policy: Policy
+    fleet: Fleet,
+    demand: Demand,
+    fresh: Mapping[str, ReplicaLoad],
+    loaded: int,
+    speeds: ReplicaSpeeds,
+    policy: Policy,
 ) -> list[Need]:
-    """Return the needs of a fleet. Of those with the same priority, the first explains a scale-up.
+    """Return the needs of a fleet, in replicas of usual speed. With equal priority, the first explains a scale-up.
+
+    What is queued on a straggler says nothing about the fleet: no other replica can take it over. So stragglers are
+    assumed to have the mean queue and KV cache use of the others; their arrivals count.
 
     Args:
         fresh: replicas with a fresh sample, at least one. The others are assumed to have their mean load.
         loaded: number of replicas that receive load, with or without a fresh sample.
-        rate: capacity of one replica in tokens per second; infinite if unknown, which requires that there is no demand.
+        speeds: the capacity of a replica, and the stragglers. An unknown capacity requires that there is no demand.
     """
-    samples = [load.sample for load in fresh.values()]
+    rate = speeds.capacity.tokens_per_second if speeds.capacity else math.inf
+    slow = {straggler.pod for straggler in speeds.stragglers}
+    samples = [load.sample for pod, load in fresh.items() if pod not in slow]
+    samples = samples or [load.sample for load in fresh.values()]
     scale = loaded / len(samples)
+    supply = len(fleet.ready) - speeds.deficit
     return [
         _kv_cache(fleet, sum(sample.kv_used for sample in samples) * scale),
-        _demand(fleet, demand, loaded - len(samples), rate, policy),
+        _demand(fleet, demand, loaded - len(fresh), rate, policy),
         _jump(fleet, demand, rate, policy),
-        _backlog(fleet, demand, sum(sample.backlog_tokens for sample in samples) * scale, rate, policy),
+        _backlog(fleet, demand, sum(sample.backlog_tokens for sample in samples) * scale, rate, supply, policy),
     ]
+
+
+def missing_replicas(fleet: Fleet, speeds: ReplicaSpeeds) -> float:
+    """Return how many replicas the fleet must have beyond its needs, because some of its pods supply less than one."""
+    return speeds.deficit + min(fleet.failing, math.ceil(_REPLACED_SHARE * len(fleet.ready)))
+
+
+def explain_missing(fleet: Fleet, speeds: ReplicaSpeeds) -> Change:
+    """Return the reason for replicas that are added only because others do not serve."""
+    parts = []
+    if fleet.failing:
+        parts.append(f"{counted(fleet.failing)} {'is' if fleet.failing == 1 else 'are'} failing or lost")
+    if speeds.stragglers:
+        parts.append(f"{counted(len(speeds.stragglers))} much slower than the others")
+    return Change("ReplicasMissing", f"of {counted(fleet.replicas)}, {' and '.join(parts)}")
 
 
 def start_seconds(fleet: Fleet) -> float:
     """Return the time in seconds that a new pod needs to become ready."""
-    least, most = _START_BOUNDS
-    return min(most, max(least, fleet.start_seconds or DEFAULT_START_SECONDS))
+    return max(_LEAST_START_SECONDS, fleet.start_seconds or DEFAULT_START_SECONDS)
 
 
 def _kv_cache(fleet: Fleet, used: float) -> Need:
@@ -98,15 +129,15 @@ def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
     return Need(Change("DemandJumped", message), priority=math.inf if jumped else 0.0, up=up)
 
 
-def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, policy: Policy) -> Need:
-    """Serve the demand and drain `backlog` queued prompt tokens in time."""
+def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, supply: float, policy: Policy) -> Need:
+    """Serve the demand and drain `backlog` prompt tokens in time; the ready replicas are worth `supply` usual ones."""
     work = backlog * demand.requests.work_per_prompt_token
     # Time for the ready replicas to process the backlog if nothing more arrived.
-    drain_seconds = work / (rate * len(fleet.ready))
+    drain_seconds = work / (rate * supply)
     # A backlog beyond the target proves an overload, so a higher fast average is not noise.
     late = drain_seconds > policy.first_token_seconds
     arriving = max(demand.slow.value, demand.fast.value) if late else demand.slow.value
-    need = (arriving + _drain_rate(fleet, work, arriving, rate, policy)) / rate
+    need = (arriving + _drain_rate(fleet, work, arriving, rate, supply, policy)) / rate
     floor = demand.slow.value / rate + work / policy.first_token_seconds / rate
     message = (
         f"the backlog of {backlog:,.0f} tokens takes {drain_seconds:.3g} s on {counted(len(fleet.ready))}; "
@@ -115,14 +146,15 @@ def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, policy: 
     return Need(Change("BacklogTooLong", message), priority=need, up=need, down=need, floor=floor)
 
 
-def _drain_rate(fleet: Fleet, work: float, arriving: float, rate: float, policy: Policy) -> float:
+def _drain_rate(fleet: Fleet, work: float, arriving: float, rate: float, supply: float, policy: Policy) -> float:
     """Return the tokens per second needed to drain the backlog that remains when a new pod becomes ready.
 
-    Ready and pending pods work in the meantime: a burst that they finish by then needs no more pods. The remainder
+    Ready and starting pods work in the meantime: a burst that they finish by then needs no more pods. The remainder
     should drain within half the first-token target, but not faster than within another start time: pods for a shorter
     backlog are not worth starting.
     """
     start = start_seconds(fleet)
-    serving = len(fleet.ready) * start + sum(min(age, start) for age in fleet.pending_ages)
+    # A pod that is late is expected to need as long again as it is late.
+    serving = supply * start + sum(max(0.0, start - abs(start - passed)) for passed in fleet.starting)
     left = max(0.0, work + arriving * start - rate * serving)
     return left / max(policy.first_token_seconds / 2, start)

@@ -1,4 +1,4 @@
-"""Scraped metrics and pod counts of a fleet at one moment."""
+"""Scraped metrics and the pods of a fleet at one moment."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ class Sample:
 
     Attributes:
         time: scrape time in seconds on the caller's monotonic clock.
+        arrived_tokens: counter of the prompt tokens of valid requests, admitted or rejected.
+        rejected_tokens: counter of those that were rejected because the queue was full.
+        cancelled_tokens: counter of those whose request ended before its first token: the client left.
         prefill_tokens, decode_tokens: counters of forward tokens (`scheduled_tokens_total`).
         cached_tokens: counter of prompt tokens taken from the prefix cache.
-        ended_requests, ended_prompt_tokens, ended_generated_tokens: counters of finished requests and their tokens.
-        rejected_requests: counter of requests rejected because the queue was full.
+        ended_requests, ended_prompt_tokens, ended_generated_tokens: counters of finished requests and their tokens,
+            cancelled ones included.
         backlog_tokens: prompt tokens not yet computed.
         running, waiting: sequences with and without KV cache.
         kv_used: utilization of the KV cache, 0 to 1.
@@ -29,13 +32,15 @@ class Sample:
     """
 
     time: float
+    arrived_tokens: float = 0.0
+    rejected_tokens: float = 0.0
+    cancelled_tokens: float = 0.0
     prefill_tokens: float = 0.0
     decode_tokens: float = 0.0
     cached_tokens: float = 0.0
     ended_requests: float = 0.0
     ended_prompt_tokens: float = 0.0
     ended_generated_tokens: float = 0.0
-    rejected_requests: float = 0.0
     backlog_tokens: float = 0.0
     running: float = 0.0
     waiting: float = 0.0
@@ -53,22 +58,22 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The pods of one FastGenDeployment at one moment.
+    """The pods of one FastGenDeployment at one moment. Only ready and starting pods are supply.
 
     Attributes:
         replicas: current `spec.replicas` of the Deployment.
-        ready: names of the pods that are ready and not terminating.
+        ready: names of the pods that are ready and not draining.
         samples: newest valid sample of each ready pod that has one.
-        pending_ages: seconds since creation of each pod that is not ready yet, except those without room.
-        without_room: number of pods that do not fit on the only node that they may run on. They are no supply.
-        terminating: number of draining pods. They count neither as supply nor as demand.
-        start_seconds: observed time from a pod's creation to ready; None if unknown.
+        starting: for each starting pod, how many seconds of its start have passed.
+        failing: number of pods that fail or are lost: they take a replica's place and do not serve.
+        without_room: number of pods that do not fit on the only node that they may run on.
+        start_seconds: learned time from the assignment of a node to ready; None if unknown.
     """
 
     replicas: int
     ready: frozenset[str]
     samples: Mapping[str, Sample] = field(default_factory=dict)
-    pending_ages: tuple[float, ...] = ()
+    starting: tuple[float, ...] = ()
+    failing: int = 0
     without_room: int = 0
-    terminating: int = 0
     start_seconds: float | None = None

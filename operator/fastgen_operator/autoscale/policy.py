@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from fastgen_operator.api import Spec
+from fastgen_operator.api.autoscaling import Autoscaling
+
 # Ratio of the scale-down to the scale-up utilization: 70 % at the default of 85 %.
 HYSTERESIS: Final = 0.70 / 0.85
 # Inter-token target of engines that have none in milliseconds.
@@ -49,3 +52,21 @@ class Policy:
     def within_bounds(self, replicas: int) -> int:
         """Return `replicas` clamped to the bounds."""
         return min(self.max_replicas, max(self.min_replicas, replicas))
+
+
+def policy_of(spec: Spec, replicas: int, scrape_seconds: float) -> Policy:
+    """Return the policy of a spec. Without spec.autoscaling its bounds are the present number of `replicas`."""
+    autoscaling = spec.autoscaling or Autoscaling(min_replicas=max(1, replicas), max_replicas=max(1, replicas))
+    target = autoscaling.targets.inter_token_latency_milliseconds or spec.engine.inter_token_target
+    return Policy(
+        min_replicas=autoscaling.min_replicas,
+        max_replicas=autoscaling.max_replicas,
+        first_token_seconds=autoscaling.targets.time_to_first_token_milliseconds / 1000,
+        inter_token_seconds=target / 1000 if isinstance(target, int) else DEFAULT_INTER_TOKEN_SECONDS,
+        utilization=autoscaling.targets.utilization_percent / 100,
+        up_window=autoscaling.scale_up.stabilization_seconds,
+        down_window=autoscaling.scale_down.stabilization_seconds,
+        max_step=autoscaling.scale_down.max_step_percent / 100,
+        max_sequences=spec.engine.max_sequences or 256,
+        scrape_seconds=scrape_seconds,
+    )

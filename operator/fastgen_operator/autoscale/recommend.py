@@ -9,13 +9,14 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fastgen_operator.autoscale.averages import Average, WindowMaximum
-from fastgen_operator.autoscale.capacity import Capacity, fleet_capacity
+from fastgen_operator.autoscale.averages import WindowMaximum
+from fastgen_operator.autoscale.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, counted
-from fastgen_operator.autoscale.demand import Demand, ReplicaLoad
-from fastgen_operator.autoscale.needs import Need, required_replicas
+from fastgen_operator.autoscale.demand import Demand
+from fastgen_operator.autoscale.needs import Need, explain_missing, missing_replicas, required_replicas
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
 from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.rates import ReplicaLoad
 
 # Within this period, scale up to at most twice the size or by four, as the HorizontalPodAutoscaler does.
 UP_SECONDS: Final = 15.0
@@ -23,8 +24,6 @@ UP_FACTOR: Final = 2
 UP_REPLICAS: Final = 4
 # Minimum time between two scale-down steps.
 DOWN_SECONDS: Final = 60.0
-# Time constant for smoothing the capacity: the step-time fit changes a little with every step.
-_CAPACITY_SECONDS: Final = 60.0
 # Tolerance for floating-point errors: 3.0000000001 replicas are three.
 _ROUNDING: Final = 1e-6
 
@@ -38,7 +37,7 @@ class State:
         replicas: last decision; 0 before the first one.
         change: reason for `replicas`.
         demand: measured demand.
-        capacity: smoothed capacity of one replica; `source`: the same with its source.
+        speeds: capacity of each replica, and of the fleet.
         down_needs: required replicas over the scale-down window.
         up_needs: negated required replicas over the scale-up window, so that its maximum is the minimum need.
         unbounded_needs: required replicas before limits over the scale-down window, to report that a bound applies.
@@ -50,8 +49,7 @@ class State:
     replicas: int = 0
     change: Change | None = None
     demand: Demand = field(default_factory=lambda: Demand(replicas={}, first_seen={}))
-    capacity: Average = field(default_factory=lambda: Average(_CAPACITY_SECONDS))
-    source: Capacity | None = None
+    speeds: ReplicaSpeeds = field(default_factory=ReplicaSpeeds)
     down_needs: WindowMaximum = field(default_factory=WindowMaximum)
     up_needs: WindowMaximum = field(default_factory=WindowMaximum)
     unbounded_needs: WindowMaximum = field(default_factory=WindowMaximum)
@@ -60,26 +58,33 @@ class State:
     down_at: float = -math.inf
 
 
+def measure(policy: Policy, state: State, fleet: Fleet, now: float) -> State:
+    """Return the state with the demand and the speeds of the replicas at `now`; decide nothing."""
+    demand = state.demand.observe(fleet, now, policy.scrape_seconds)
+    speeds = state.speeds.observe(demand.replicas, demand.requests.mean, policy, now)
+    return replace(state, demand=demand, speeds=speeds)
+
+
 def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[Decision, State]:
     """Return the decision at `now` and the state for the next one."""
     state = _within_bounds(policy, replace(state, replicas=state.replicas or fleet.replicas))
-    demand = state.demand.observe(fleet, now, policy.scrape_seconds)
+    state = measure(policy, state, fleet, now)
+    demand, speeds = state.demand, state.speeds
     fresh = demand.fresh(fleet, now, policy.scrape_seconds)
-    state = replace(state, demand=demand)
     loaded = len(fleet.ready) - demand.num_new(fleet, now, policy.scrape_seconds)
     hold = _missing_data(fleet, fresh, loaded, policy)
     if hold is not None:
         return _held(state, hold)
     state = replace(state, since=min(state.since, now))
-    state = _learn_capacity(state, fresh, policy, now)
     if not demand.is_known:
         # A single sample gives no rate.
         return _held(state, None)
-    if state.source is None and (demand.slow.value > 0 or any(load.sample.backlog_tokens for load in fresh.values())):
+    if speeds.capacity is None and (
+        demand.slow.value > 0 or any(load.sample.backlog_tokens for load in fresh.values())
+    ):
         return _held(state, Hold("CapacityUnknown", "the engines have not measured their speed yet"))
-    rate = state.source.tokens_per_second if state.source else math.inf
-    needs = required_replicas(fleet, demand, fresh, loaded, rate, policy)
-    return _decide(policy, state, fleet, needs, demand.slow.value / rate, now)
+    needs = required_replicas(fleet, demand, fresh, loaded, speeds, policy)
+    return _decide(policy, state, fleet, needs, now)
 
 
 def _within_bounds(policy: Policy, state: State) -> State:
@@ -106,44 +111,30 @@ def _missing_data(fleet: Fleet, fresh: dict[str, ReplicaLoad], loaded: int, poli
     return None
 
 
-def _learn_capacity(state: State, fresh: dict[str, ReplicaLoad], policy: Policy, now: float) -> State:
-    demand = state.demand
-    found = fleet_capacity(
-        [load.sample for load in fresh.values()],
-        demand.requests.mean,
-        demand.observed_throughput(now),
-        policy.inter_token_seconds,
-        policy.max_sequences,
-    )
-    if found is None:
-        return state
-    average = state.capacity.add(found.tokens_per_second, policy.scrape_seconds)
-    return replace(state, capacity=average, source=replace(found, tokens_per_second=average.value))
-
-
 def _held(state: State, hold: Hold | None) -> tuple[Decision, State]:
-    return Decision(state.replicas, state.change, hold, capacity=state.source), state
+    return Decision(state.replicas, state.change, hold), state
 
 
-def _decide(
-    policy: Policy, state: State, fleet: Fleet, needs: list[Need], load: float, now: float
-) -> tuple[Decision, State]:
-    up = _whole(max(need.up for need in needs))
-    down = max(need.down for need in needs)
+def _decide(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: float) -> tuple[Decision, State]:
+    missing = missing_replicas(fleet, state.speeds)
+    up = _whole(max(need.up for need in needs) + missing)
+    down = max(need.down for need in needs) + missing
     state = replace(
         state,
         down_needs=state.down_needs.add(now, down, policy.down_window),
         up_needs=state.up_needs.add(now, -up, policy.up_window),
         unbounded_needs=state.unbounded_needs.add(now, up, max(policy.down_window, UP_SECONDS)),
     )
-    state, hold, limit = _scale(policy, state, fleet, needs, now)
+    state, hold, limit = _scale(policy, state, fleet, needs, missing, now)
     if limit is None:
         limit = _node_limit(state, fleet) or _bound_limit(policy, state)
-    return Decision(state.replicas, state.change, hold, limit, state.source, load), state
+    capacity = state.speeds.capacity
+    load = 0.0 if capacity is None else state.demand.slow.value / capacity.tokens_per_second
+    return Decision(state.replicas, state.change, hold, limit, load), state
 
 
 def _scale(
-    policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: float
+    policy: Policy, state: State, fleet: Fleet, needs: list[Need], missing: float, now: float
 ) -> tuple[State, Hold | None, Limit | None]:
     current = state.replicas
     up = policy.within_bounds(round(-state.up_needs.value))
@@ -155,11 +146,12 @@ def _scale(
         if allowed < up:
             limit = Limit("RateLimited", f"scaling up is limited to {most} replicas within {UP_SECONDS:g} s")
         if allowed > current:
-            state = replace(state, replicas=allowed, change=max(needs, key=lambda need: need.priority).change)
+            state = replace(state, replicas=allowed, change=_reason(fleet, needs, state))
         return state, None, limit
-    down = policy.within_bounds(_whole(max(state.down_needs.value, *(need.floor for need in needs))))
-    # Pods that are not ready carry no load, so enough ready replicas must remain.
-    if down >= current or down > len(fleet.ready):
+    needed = max(state.down_needs.value, *(need.floor + missing for need in needs))
+    down = policy.within_bounds(_whole(needed))
+    # Pods that do not serve carry no load, so enough ready replicas must remain.
+    if down >= current or policy.within_bounds(_whole(needed - missing)) > len(fleet.ready):
         return state, None, None
     if now - state.since < policy.down_window:
         message = f"fewer replicas would suffice; the scale-down window of {policy.down_window:g} s is not over yet"
@@ -170,6 +162,13 @@ def _scale(
     fewer = max(down, current - step)
     change = Change("DemandFell", f"fewer than {current} replicas were sufficient for {policy.down_window:g} s")
     return replace(state, replicas=fewer, down_at=now, change=change), None, None
+
+
+def _reason(fleet: Fleet, needs: list[Need], state: State) -> Change:
+    """Return why replicas are added: a signal, or only that some of the present ones do not serve."""
+    if max(need.up for need in needs) <= state.replicas:
+        return explain_missing(fleet, state.speeds)
+    return max(needs, key=lambda need: need.priority).change
 
 
 def _up_period(state: State, now: float) -> State:

@@ -27,6 +27,9 @@ _PREFIX: Final = "fastgen_"
 
 # (metric, label value) -> field of Sample.
 _FIELDS: Final[Mapping[tuple[str, str], str]] = {
+    ("arrived_prompt_tokens_total", ""): "arrived_tokens",
+    ("rejected_prompt_tokens_total", ""): "rejected_tokens",
+    ("cancelled_prompt_tokens_total", ""): "cancelled_tokens",
     ("scheduled_tokens_total", "prefill"): "prefill_tokens",
     ("scheduled_tokens_total", "decode"): "decode_tokens",
     ("prefix_cache_hit_tokens_total", ""): "cached_tokens",
@@ -41,9 +44,8 @@ _FIELDS: Final[Mapping[tuple[str, str], str]] = {
     ("kv_cache_tokens", ""): "kv_tokens",
     ("token_budget", ""): "token_budget",
 }
-_REJECTED: Final = ("request_rejected_total", "queue_full")
 _COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
-_NAMES: Final = frozenset(_PREFIX + name for name, _ in (*_FIELDS, _REJECTED, *_COEFFICIENTS))
+_NAMES: Final = frozenset(_PREFIX + name for name, _ in (*_FIELDS, *_COEFFICIENTS))
 
 
 class UnusableError(Exception):
@@ -83,7 +85,7 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
     if fields["kv_used"] > 1 + 1e-6:
         raise UnusableError("BadValue", f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
     base, token, kv_token = (values[key] for key in _COEFFICIENTS)
-    return Sample(time=time, rejected_requests=values.get(_REJECTED, 0.0), step_model=(base, token, kv_token), **fields)
+    return Sample(time=time, step_model=(base, token, kv_token), **fields)
 
 
 def _values(text: str, model_name: str) -> dict[tuple[str, str], float]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.supply import PodSupply
 from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.objects import TEMPLATE_LABEL, template_digest
 from fastgen_operator.plan.pod_failures import Failure
@@ -29,6 +31,8 @@ class Observed:
         pod_failures: what keeps pods without containers from starting, and Jobs from having pods, from their Events,
             by the name of the pod or Job.
         rewritten: fields of the Deployment that admission changed or added.
+        speeds: capacity of the replicas; None before the first scrape.
+        supply: which pods serve, and which do not; empty until it is derived from the pods.
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         desired_replicas: see `settle_replicas`.
     """
@@ -42,6 +46,8 @@ class Observed:
     decision: Decision | None = None
     pod_failures: Mapping[str, Failure] = field(default_factory=dict)
     rewritten: tuple[RewrittenField, ...] = ()
+    speeds: ReplicaSpeeds | None = None
+    supply: tuple[PodSupply, ...] = ()
     in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
     desired_replicas: int = 1
 

@@ -12,13 +12,12 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.pods import (
     ENGINE_CONTAINER,
     IMAGE_PULL_REASONS,
-    is_ready,
     is_scheduled,
+    is_silent,
     last_line,
     name_of,
     node_of,
     pending_message,
-    pod_condition,
 )
 
 # From the third restart on, the kubelet's backoff makes a pod appear running and crashed by turns.
@@ -130,8 +129,7 @@ def _state(pod: Object) -> str:
     for container in containers:
         if container.running is not None and not container.status.get("ready"):
             return _running(container, container.running.get("startedAt", ""))
-    ready = pod_condition(pod, "ContainersReady")
-    if ready is not None and ready["status"] == "True" and not is_ready(pod):
+    if is_silent(pod):
         return f"its node {node_of(pod)} does not respond; it last reported the pod as ready"
     return f"starts on node {node_of(pod)}"
 

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from fastgen_operator.api import Spec
-from fastgen_operator.autoscale.watchlist import Watchlist, subject_of
+from fastgen_operator.autoscale.loop import FIXED_PERIODS
+from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import FASTGEN, Key, Object
 from fastgen_operator.kube.cache import InformerCache
@@ -18,6 +19,7 @@ from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
+from fastgen_operator.plan.supply import subject_of
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.observe import observe
@@ -88,8 +90,8 @@ class Reconciler:
         if isinstance(spec, Problem):
             self._write_status(observed, build_status(None, observed, spec, now))
             return spec
-        observed = self._settle(spec, observed)
         observed = replace(observed, pod_failures=self._pod_events.failures(observed, now))
+        observed = self._settle(spec, observed)
         plan = make_plan(spec, observed, platform)
         if plan.names_to_look_up and not self._is_live(observed):
             # The deletion of its children arrived before its own.
@@ -145,20 +147,19 @@ class Reconciler:
         self._executor.forget(key)
 
     def _settle(self, spec: Spec, observed: Observed) -> Observed:
-        """Add the autoscaler's decision and the desired replicas; register the fleet with the autoscaler."""
+        """Add what the autoscaler knows, and the desired replicas; register the fleet with the autoscaler."""
         uid = observed.resource["metadata"]["uid"]
-        record = None if spec.autoscaling is None else self.watchlist.lookup(observed.key, uid)
+        record = self.watchlist.lookup(observed.key, uid)
         if record is not None:
+            observed = replace(observed, speeds=record.speeds)
+        if record is not None and spec.autoscaling is not None:
+            # The samples of other fleets are too old to order their pods.
             observed = replace(observed, decision=record.decision, in_flight_tokens=record.in_flight_tokens)
         observed = settle_replicas(spec, observed)
-        subject = subject_of(
-            spec, observed.resource, observed.pods, observed.desired_replicas, self.watchlist.scrape_seconds
-        )
-        if subject is None:
-            self.watchlist.forget(observed.key)
-        else:
-            self.watchlist.register(observed.key, subject)
-        return observed
+        period = self.watchlist.scrape_seconds * (1 if spec.autoscaling is not None else FIXED_PERIODS)
+        subject = subject_of(spec, observed, period, self.watchlist.known_starts(observed.key, uid))
+        self.watchlist.register(observed.key, subject)
+        return replace(observed, supply=subject.supply((observed.at or self.now()).timestamp()))
 
     def _is_live(self, observed: Observed) -> bool:
         """Return whether this resource, with the same uid, still exists and is not being deleted."""

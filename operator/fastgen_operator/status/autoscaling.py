@@ -1,17 +1,23 @@
-"""Compute `status.autoscaling` and `status.capacity`. Pure, and stable while nothing changes."""
+"""Compute `status.autoscaling`, `status.capacity` and `status.supply`. Pure, and stable while nothing changes."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections import Counter
+from typing import Any, Final, get_args
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.supply import PodState
 from fastgen_operator.plan.observed import Observed
 
 # Number of scaling steps kept in the status.
 _HISTORY: Final = 5
 # Relative change of the capacity from which it is updated: the step-time fit changes a little with every step.
 _MOVED: Final = 0.2
+# Pods listed in the status, and the length of their messages.
+_LISTED: Final = 10
+_MESSAGE_LIMIT: Final = 256
+_WORST_FIRST: Final = ("Failing", "Lost", "Unschedulable", "Starting", "Draining")
 
 
 def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, Any] | None:
@@ -41,12 +47,10 @@ def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, An
     }
 
 
-def capacity_status(spec: Spec, observed: Observed) -> dict[str, Any] | None:
-    """Compute `status.capacity`, rounded; None if it is unknown, and without autoscaling."""
-    if spec.autoscaling is None:
-        return None
+def capacity_status(observed: Observed) -> dict[str, Any] | None:
+    """Compute `status.capacity`, rounded; None if it is unknown."""
     old: dict[str, Any] | None = observed.resource.get("status", {}).get("capacity")
-    found = None if observed.decision is None else observed.decision.capacity
+    found = None if observed.speeds is None else observed.speeds.capacity
     if found is None:
         return old
     new = {
@@ -58,6 +62,19 @@ def capacity_status(spec: Spec, observed: Observed) -> dict[str, Any] | None:
         return new
     known = old.get("tokensPerSecond", 0)
     return old if abs(found.tokens_per_second - known) <= _MOVED * known else new
+
+
+def supply_status(observed: Observed) -> dict[str, Any]:
+    """Compute `status.supply`: the number of pods in each state, and the pods that do not serve, worst first."""
+    counts = Counter(pod.state for pod in observed.supply)
+    others = [pod for pod in observed.supply if pod.state != "Ready"]
+    others.sort(key=lambda pod: (_WORST_FIRST.index(pod.state), pod.pod))
+    return {
+        **{state.lower(): counts[state] for state in get_args(PodState)},
+        "pods": [
+            {"name": pod.pod, "state": pod.state, "message": pod.message[:_MESSAGE_LIMIT]} for pod in others[:_LISTED]
+        ],
+    }
 
 
 def _why(spec: Spec, observed: Observed, wanted: int) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.pods import is_ready
-from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
+from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.condition import merge
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import all_conditions
@@ -36,7 +36,8 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
     conditions = all_conditions(spec, observed, problem)
     time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     scaling = {
-        "capacity": old.get("capacity") if spec is None else capacity_status(spec, observed),
+        "supply": old.get("supply") if spec is None else supply_status(observed),
+        "capacity": capacity_status(observed),
         "autoscaling": old.get("autoscaling") if spec is None else autoscaling_status(spec, observed, time),
     }
     return {

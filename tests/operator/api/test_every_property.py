@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from cluster.commands import CommandError
 from fastgen_operator.api import Spec
-from fastgen_operator.autoscale.watchlist import policy_of
+from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.template import TemplateRefused
@@ -44,7 +44,7 @@ def effect(spec: Spec) -> Any:
         claim = build_claim(owner, spec.cache)
         claim["metadata"]["uid"] = "uid-of-claim"
         downloads = gate_on_model(children, spec, Observed(owner, {(CLAIM, "chat"): claim}), PLATFORM.pods).children
-    return children, downloads, policy_of(spec, 5.0)
+    return children, downloads, policy_of(spec, 1, 5.0)
 
 
 def all_edits() -> Iterator[Edit]:

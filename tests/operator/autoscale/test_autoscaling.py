@@ -182,8 +182,8 @@ def test_bounds_apply_before_any_metrics_and_a_fixed_number_ends_autoscaling(spa
 
     def is_plain() -> bool:
         now = status(space)
-        types = {condition["type"] for condition in now["conditions"]}
-        return "autoscaling" not in now and not types & {"ScalingActive", "ScalingLimited"}
+        reasons = {condition["type"]: condition["reason"] for condition in now["conditions"]}
+        return "autoscaling" not in now and reasons["ScalingActive"] == reasons["ScalingLimited"] == "ScalingDisabled"
 
     eventually(is_plain, within=20, what="a status without autoscaling")
     # As an external autoscaler does.

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.autoscale.capacity import Capacity
+from fastgen_operator.autoscale.capacity import Capacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.decision import Change, Decision
-from fastgen_operator.autoscale.watchlist import Watchlist, policy_of, subject_of
+from fastgen_operator.autoscale.policy import policy_of
+from fastgen_operator.autoscale.supply import PodSupply, StartTimes
+from fastgen_operator.autoscale.watchlist import Subject, Watchlist
 from fastgen_operator.children.pod import engine_arguments
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed, settle_replicas
-from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status
+from fastgen_operator.plan.supply import subject_of
+from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.table import all_conditions
 from fastgen_operator.status.status import scaling_notice
 from harness.objects import deployment, pod, spec_of, stored
@@ -95,7 +98,7 @@ def test_a_restarted_operator_keeps_the_status() -> None:
     observed = autoscaled(3, before)
     spec = spec_of(observed.resource)
     assert scaling_status(observed, LATER) == before["autoscaling"]
-    assert capacity_status(spec, observed) == before["capacity"]
+    assert capacity_status(observed) == before["capacity"]
     conditions = {condition.type: condition for condition in all_conditions(spec, observed, None)}
     assert conditions["ScalingLimited"].reason == "TooManyReplicas"
     assert conditions["ScalingActive"].status == "Unknown"
@@ -118,10 +121,8 @@ def test_only_a_change_records_an_event() -> None:
 
 def test_capacity_is_rounded_and_updated_only_if_it_changed_notably() -> None:
     def shown(rate: float, old: dict[str, Any] | None) -> Any:
-        observed = decided(
-            autoscaled(2, {"capacity": old} if old else {}), 2, capacity=Capacity(rate, 256, "StepModel")
-        )
-        return capacity_status(spec_of(observed.resource), observed)
+        measured = ReplicaSpeeds(capacity=Capacity(rate, 256, "StepModel"))
+        return capacity_status(replace(autoscaled(2, {"capacity": old} if old else {}), speeds=measured))
 
     first = shown(7192.3, None)
     assert first == {"tokensPerSecond": 7200, "tokenBudget": 256, "source": "StepModel"}
@@ -130,20 +131,74 @@ def test_capacity_is_rounded_and_updated_only_if_it_changed_notably() -> None:
     assert shown(0.4, None)["tokensPerSecond"] == 0
 
 
-def test_a_fixed_number_of_replicas_is_not_autoscaled() -> None:
-    observed = replace(autoscaled(2), resource=stored(replicas=2))
-    spec = spec_of(observed.resource)
-    assert subject_of(spec, observed.resource, observed.pods, 2, 5.0) is None
-    assert autoscaling_status(spec, observed, NOW) is None
-    assert capacity_status(spec, observed) is None
+def fixed(replicas: int, **fields: Any) -> Observed:
+    """Return a resource without autoscaling."""
+    owner = stored(replicas=replicas)
+    return settle_replicas(spec_of(owner), replace(Observed(owner), **fields))
+
+
+def subject(observed: Observed) -> Subject:
+    return subject_of(spec_of(observed.resource), observed, 5.0, StartTimes())
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_a_fixed_number_of_replicas_is_measured_and_not_sized(replicas: int) -> None:
+    capacity = Capacity(7200.0, 256, "StepModel")
+    observed = fixed(replicas, speeds=ReplicaSpeeds(capacity=capacity))
+    assert not subject(observed).is_autoscaled
+    assert autoscaling_status(spec_of(observed.resource), observed, NOW) is None
+    assert capacity_status(observed) == {"tokensPerSecond": 7200, "tokenBudget": 256, "source": "StepModel"}
+
+
+def conditions_of(observed: Observed) -> dict[str, tuple[str, str]]:
+    found = all_conditions(spec_of(observed.resource), observed, None)
+    return {condition.type: (condition.status, condition.reason) for condition in found}
+
+
+def test_the_scaling_conditions_exist_without_autoscaling() -> None:
+    found = conditions_of(fixed(2))
+    assert found["ScalingActive"] == found["ScalingLimited"] == ("False", "ScalingDisabled")
+
+
+def test_a_straggler_is_named_in_a_condition() -> None:
+    capacity = Capacity(7200.0, 256, "StepModel")
+    assert conditions_of(fixed(3))["ReplicasUniform"] == ("Unknown", "NotObserved")
+    even = fixed(3, speeds=ReplicaSpeeds(capacity=capacity))
+    assert conditions_of(even)["ReplicasUniform"] == ("True", "NoStragglers")
+    found = []
+    # The order by speed fluctuates; the message must not.
+    for shares in ((0.3, 0.4), (0.4, 0.3)):
+        slow = tuple(sorted(map(Straggler, ("chat-b", "chat-a"), shares), key=lambda straggler: straggler.share))
+        odd = fixed(3, speeds=ReplicaSpeeds(capacity=capacity, stragglers=slow))
+        assert conditions_of(odd)["ReplicasUniform"] == ("False", "Stragglers")
+        found += [c.message for c in all_conditions(spec_of(odd.resource), odd, None) if c.type == "ReplicasUniform"]
+    assert found[0] == found[1]
+    assert "chat-a, chat-b" in found[0]
+
+
+def test_the_status_says_which_pods_do_not_serve() -> None:
+    supply = (
+        PodSupply("chat-1", "Ready"),
+        PodSupply("chat-2", "Starting", "its engine is not ready"),
+        PodSupply("chat-3", "Unschedulable", "0/3 nodes are available"),
+        PodSupply("chat-4", "Failing", "CrashLoopBackOff: pod chat-4"),
+        PodSupply("chat-5", "Lost", "its node does not respond"),
+        PodSupply("chat-6", "Draining", "is being deleted"),
+    )
+    found = supply_status(fixed(5, supply=supply))
+    states = ("ready", "starting", "unschedulable", "failing", "lost", "draining")
+    assert {state: found[state] for state in states} == dict.fromkeys(states, 1)
+    assert [pod["name"] for pod in found["pods"]] == ["chat-4", "chat-5", "chat-3", "chat-2", "chat-6"]
+    assert found["pods"][0] == {"name": "chat-4", "state": "Failing", "message": "CrashLoopBackOff: pod chat-4"}
+    many = supply_status(fixed(50, supply=tuple(PodSupply(f"chat-{n:02}", "Starting", "waits") for n in range(50))))
+    assert (many["starting"], len(many["pods"])) == (50, 10)
 
 
 @pytest.mark.parametrize(("target", "seconds"), [(20, 0.02), ("auto", 0.05), ("off", 0.05)])
 def test_the_replicas_are_sized_for_the_inter_token_target_of_the_engines(target: int | str, seconds: float) -> None:
     engine = {"device": "cpu", "interTokenTarget": target}
-    autoscaled, fixed = (stored(engine=engine, **more) for more in ({"autoscaling": {"maxReplicas": 2}}, {}))
-    policy = policy_of(spec_of(autoscaled), 5.0)
-    assert policy is not None
+    autoscaled, fixed = stored(engine=engine, autoscaling={"maxReplicas": 2}), stored(engine=engine)
+    policy = policy_of(spec_of(autoscaled), 1, 5.0)
     assert policy.inter_token_seconds == seconds
     arguments = engine_arguments("chat", spec_of(autoscaled))
     assert arguments == engine_arguments("chat", spec_of(fixed)), "the pods do not depend on autoscaling"
@@ -155,61 +210,29 @@ def test_a_target_of_the_autoscaler_sizes_the_replicas_and_changes_no_pod() -> N
     engine = {"device": "cpu", "interTokenTarget": 20}
     targets = {"targets": {"interTokenLatencyMilliseconds": 80}}
     sized, plain = (spec_of(stored(engine=engine, autoscaling={"maxReplicas": 2, **more})) for more in (targets, {}))
-    policy = policy_of(sized, 5.0)
-    assert policy is not None
+    policy = policy_of(sized, 1, 5.0)
     assert policy.inter_token_seconds == 0.08
     assert engine_arguments("chat", sized) == engine_arguments("chat", plain)
 
 
-def seen(name: str, *, ready: bool, created: str = NOW, since: str = "2026-01-01T00:00:40Z", **metadata: Any) -> Object:
-    found = pod("new", ready=ready)
-    conditions = [{**condition, "lastTransitionTime": since} for condition in found["status"]["conditions"]]
-    return {
-        **found,
-        "metadata": {"name": name, "creationTimestamp": created, **metadata},
-        "status": {"conditions": conditions, "podIP": "10.0.0.1", "phase": "Running"},
-    }
-
-
-def test_a_fleet_is_derived_from_the_pods() -> None:
-    pods = (
-        seen("quick", ready=True),
-        seen("slow", ready=True, since="2026-01-01T01:00:00Z"),
-        seen("starts", ready=False),
-        seen("leaves", ready=True, deletionTimestamp=NOW),
-    )
-    ended = seen("ended", ready=False)
-    ended["status"]["phase"] = "Failed"
-    observed = replace(autoscaled(3), pods=(*pods, ended))
-    subject = subject_of(spec_of(observed.resource), observed.resource, observed.pods, 3, 5.0)
-    assert subject is not None
-    start = subject.pods[0].created
-    fleet = subject.fleet({}, start + 100)
-    assert fleet.ready == {"quick", "slow"}
-    assert (fleet.pending_ages, fleet.terminating, fleet.start_seconds) == ((100.0,), 1, 40.0)
-
-
 @pytest.mark.parametrize(("access_mode", "without_room"), [("ReadWriteOnce", 1), ("ReadWriteMany", 0)])
 def test_a_pod_that_does_not_fit_on_the_node_of_the_volume_is_no_supply(access_mode: str, without_room: int) -> None:
-    waits = seen("waits", ready=False)
-    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
-    waits = {**waits, "spec": {}, "status": {"conditions": [no_node]}}
+    waits, serves = pod("new", name="w", scheduled="no GPU"), pod("new", name="s", ready=True)
+    for found in (waits, serves):
+        for condition in found["status"]["conditions"]:
+            condition["lastTransitionTime"] = NOW
     owner = autoscaled(2).resource
     cache = {"size": "1Gi", "accessMode": access_mode}
     owner = {**owner, "spec": {**owner["spec"], "model": {"source": "hf://a/b"}, "cache": cache}}
-    subject = subject_of(spec_of(owner), owner, (seen("serves", ready=True), waits), 2, 5.0)
-    assert subject is not None
-    fleet = subject.fleet({}, subject.pods[0].created + 100)
-    assert (fleet.without_room, len(fleet.pending_ages)) == (without_room, 1 - without_room)
+    fleet = subject(replace(autoscaled(2), resource=owner, pods=(serves, waits))).fleet({}, 0.0)
+    assert (fleet.without_room, len(fleet.ready), fleet.starting) == (without_room, 1, ())
 
 
 def test_a_recreated_resource_starts_without_a_decision() -> None:
     watchlist = Watchlist(5.0)
     observed = autoscaled(2)
-    subject = subject_of(spec_of(observed.resource), observed.resource, (), 2, 5.0)
-    assert subject is not None
     assert watchlist.lookup(observed.key, "uid-of-chat") is None
-    watchlist.register(observed.key, subject)
+    watchlist.register(observed.key, subject(observed))
     record = watchlist.open_record(observed.key, "uid-of-chat")
     assert record is not None
     assert watchlist.lookup(observed.key, "uid-of-chat") is record
@@ -217,3 +240,21 @@ def test_a_recreated_resource_starts_without_a_decision() -> None:
     watchlist.forget(observed.key)
     assert watchlist.subjects() == []
     assert watchlist.open_record(observed.key, "another") is None
+
+
+def test_switching_autoscaling_off_and_on_forgets_the_decision_and_not_the_speeds() -> None:
+    watchlist = Watchlist(5.0)
+    observed = autoscaled(2)
+    watchlist.register(observed.key, subject(observed))
+    record = watchlist.open_record(observed.key, "uid-of-chat")
+    assert record is not None
+    capacity = Capacity(7200.0, 256, "StepModel")
+    record.decision = Decision(5)
+    record.state = replace(record.state, replicas=5, speeds=ReplicaSpeeds(capacity=capacity))
+    watchlist.register(observed.key, subject(observed))
+    assert watchlist.lookup(observed.key, "uid-of-chat") is record
+    watchlist.register(observed.key, subject(fixed(2)))
+    watchlist.register(observed.key, subject(observed))
+    now = watchlist.lookup(observed.key, "uid-of-chat")
+    assert now is not None
+    assert (now.decision, now.state.replicas, now.speeds.capacity) == (None, 0, capacity)

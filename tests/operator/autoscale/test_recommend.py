@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fastgen_operator.autoscale.averages import WindowMaximum
-from fastgen_operator.autoscale.capacity import RequestShape, fleet_capacity, modelled
-from fastgen_operator.autoscale.demand import rates_between
+from fastgen_operator.autoscale.capacity import ReplicaSpeeds, modelled
 from fastgen_operator.autoscale.observation import Fleet, Sample
+from fastgen_operator.autoscale.rates import ReplicaLoad, RequestShape, RequestSums, load_after, rates_between
 from fastgen_operator.autoscale.recommend import State, recommend
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, FluidFleet, policy
 
@@ -106,9 +106,9 @@ def test_pending_pods_are_supply_so_slow_starts_do_not_overshoot(start: float) -
     assert fleet.sizes[-1] >= 4
 
 
-@pytest.mark.parametrize(("load", "most"), [(1.5, 3), (2.0, 4), (3.0, 6)])
+@pytest.mark.parametrize(("load", "most"), [(1.5, 5), (2.0, 6), (3.0, 8)])
 def test_pods_that_never_start_do_not_cause_unbounded_growth(load: float, most: int) -> None:
-    """The backlog grows until the queue is full; the desired replicas stay within twice the load."""
+    """The backlog grows until the queue is full. One of the failing pods is replaced, and no more."""
     fleet = FluidFleet.of(1, policy(), lambda time: 0.5 if time < 300 else load, never_start=True).run(2100)
     assert len(fleet.observed().ready) == 1
     assert fleet.sizes[-1] >= load
@@ -218,16 +218,65 @@ def test_a_new_replica_does_not_inflate_the_load() -> None:
 
 
 def test_a_counter_that_decreased_was_reset() -> None:
-    before = Sample(time=0.0, prefill_tokens=1e6, decode_tokens=1e5, backlog_tokens=5000, token_budget=512)
-    after = Sample(time=10.0, prefill_tokens=2000, decode_tokens=100, backlog_tokens=1000, token_budget=512)
+    before = Sample(time=0.0, arrived_tokens=2e6, prefill_tokens=1e6, decode_tokens=1e5, token_budget=512)
+    after = Sample(time=10.0, arrived_tokens=3000, prefill_tokens=2000, decode_tokens=100, token_budget=512)
     flow = rates_between(before, after)
     assert (flow.computed, flow.decoded, flow.arriving) == (200, 10, 300)
 
 
-def test_the_arrival_rate_is_computed_plus_cached_plus_backlog_growth() -> None:
-    before = Sample(time=0.0, prefill_tokens=1000, cached_tokens=0, backlog_tokens=100)
-    after = Sample(time=10.0, prefill_tokens=3000, cached_tokens=500, backlog_tokens=1100)
-    assert rates_between(before, after).arriving == (2000 + 500 + 1000) / 10
+def test_prompts_that_clients_cancel_are_demand() -> None:
+    """They leave the backlog without being computed: the growth of what is computed and queued would not show them."""
+    before = Sample(time=0.0, arrived_tokens=1000, prefill_tokens=1000)
+    after = Sample(time=10.0, arrived_tokens=9000, prefill_tokens=3000, cancelled_tokens=6000, ended_prompt_tokens=6000)
+    assert rates_between(before, after).arriving == 800
+
+
+def test_cancelled_prompts_do_not_make_the_mean_response_shorter() -> None:
+    served = Sample(
+        time=10.0, arrived_tokens=2000, prefill_tokens=1000, ended_requests=2, ended_prompt_tokens=1000,
+        ended_generated_tokens=200,
+    )  # fmt: skip
+    cancelled = replace(served, ended_requests=20, ended_prompt_tokens=10_000, cancelled_tokens=9000)
+    for after in (served, cancelled):
+        shape = RequestSums().add([rates_between(Sample(time=0.0), after)]).mean
+        assert (shape.prompt, shape.generated) == pytest.approx((500, 100))
+    assert RequestSums().add([rates_between(served, replace(cancelled, time=20.0))]) == RequestSums()
+
+
+@pytest.mark.parametrize("patience", [math.inf, 10.0], ids=["clients wait", "clients leave after 10 s"])
+def test_clients_that_leave_do_not_hide_a_step(patience: float) -> None:
+    def load(time: float) -> float:
+        return 1.0 if time < 600 else 12.0
+
+    fleet = FluidFleet.of(2, policy(), load, patience=patience).run(600)
+    fleet.run(90)
+    assert fleet.sizes[-1] >= 14
+
+
+def speeds(
+    samples: dict[str, Sample],
+    throughput: dict[str, float] | None = None,
+    *,
+    before: ReplicaSpeeds | None = None,
+    begin: float = 0.0,
+    seconds: float = 600.0,
+) -> ReplicaSpeeds:
+    """Return the speeds after `seconds` of these samples; `throughput` are tokens per second under a backlog."""
+    found, rules = before or ReplicaSpeeds(), policy(inter_token_seconds=1.0, max_sequences=1000)
+    time, loads = begin, dict[str, ReplicaLoad]()
+    while time <= begin + seconds:
+        for pod, plain in samples.items():
+            done = (throughput or {}).get(pod)
+            backlog = {} if done is None else {"prefill_tokens": done * time, "backlog_tokens": 1e6}
+            loads[pod] = load_after(loads.get(pod), replace(plain, time=time, **backlog))  # type: ignore[arg-type]
+        found = found.observe(loads, SHAPE, rules, time)
+        time += rules.scrape_seconds
+    return found
+
+
+def told(found: ReplicaSpeeds) -> tuple[object, ...]:
+    assert found.capacity is not None
+    return found.capacity.tokens_per_second, found.capacity.token_budget, found.capacity.source
 
 
 def sample(**values: object) -> Sample:
@@ -259,15 +308,15 @@ def test_capacity_is_bounded_by_sequences_and_by_the_kv_cache() -> None:
 def test_a_step_model_fitted_to_one_step_size_is_ignored() -> None:
     assert modelled(sample(step_model=(0.0, 0.01, 0.0)), SHAPE, 1.0, 100) is None
     assert modelled(sample(step_model=(0.0, 0.01, 1e-6)), SHAPE, 1.0, 100) is not None, "a fit of several sizes"
-    found = fleet_capacity([sample(step_model=(0.0, 0.0, 0.0))], SHAPE, 700.0, 1.0, 100)
-    assert found is not None
-    assert (found.tokens_per_second, found.source) == (700.0, "Throughput")
+    assert told(speeds({"a": sample(step_model=(0.0, 0.0, 0.0))}, {"a": 700.0})) == (
+        pytest.approx(700.0),
+        512,
+        "Throughput",
+    )
 
 
 def test_measured_throughput_caps_the_step_model() -> None:
-    found = fleet_capacity([sample()], SHAPE, RATE / 2, 1.0, 1000)
-    assert found is not None
-    assert (found.tokens_per_second, found.source) == (RATE / 2, "Throughput")
+    assert told(speeds({"a": sample()}, {"a": RATE / 2})) == (pytest.approx(RATE / 2), 512, "Throughput")
 
 
 def test_a_replica_that_processes_none_of_its_backlog_has_an_unknown_capacity() -> None:
@@ -277,20 +326,49 @@ def test_a_replica_that_processes_none_of_its_backlog_has_an_unknown_capacity() 
         stuck = Sample(time=time, backlog_tokens=1e5, token_budget=512)
         made, state = recommend(policy(), state, Fleet(replicas=1, ready=frozenset({"a"}), samples={"a": stuck}), time)
     assert made.hold is not None
-    assert (made.replicas, made.hold.reason, made.capacity) == (1, "CapacityUnknown", None)
+    assert (made.replicas, made.hold.reason, state.speeds.capacity) == (1, "CapacityUnknown", None)
 
 
 def test_a_throughput_of_zero_does_not_cap_the_step_model() -> None:
-    found = fleet_capacity([sample()], SHAPE, 0.0, 1.0, 1000)
-    assert found is not None
-    assert (found.tokens_per_second, found.source) == (pytest.approx(RATE), "StepModel")
+    assert told(speeds({"a": sample()}, {"a": 0.0})) == (pytest.approx(RATE), 512, "StepModel")
 
 
-def test_one_outlier_does_not_change_the_capacity() -> None:
-    odd = sample(step_model=(50.0, 1.0, 0.0))
-    found = fleet_capacity([sample(), odd, sample()], SHAPE, None, 0.2, 1000)
-    assert found is not None
-    assert found.tokens_per_second == pytest.approx(RATE)
+def test_one_slow_replica_is_a_straggler_and_does_not_change_the_capacity() -> None:
+    """Its own requests queue up, so it is the only replica whose throughput is seen under a backlog."""
+    slow = sample(step_model=(0.06, 0.0003, 0.0))
+    for others in (["b"], ["b", "c", "d", "e"]):
+        found = speeds({"a": slow, **dict.fromkeys(others, sample())}, {"a": RATE / 6})
+        assert told(found) == (pytest.approx(RATE), 512, "StepModel")
+        (straggler,) = found.stragglers
+        assert straggler.pod == "a"
+        assert straggler.share == pytest.approx(1 / 6)
+
+
+def test_a_straggler_recovers_above_sixty_percent() -> None:
+    def at(share: float, before: ReplicaSpeeds, time: float) -> ReplicaSpeeds:
+        slow = sample(step_model=(0.02 / share, 0.0001 / share, 0.0))
+        return speeds({"a": slow, "b": sample(), "c": sample()}, before=before, begin=time)
+
+    found = ReplicaSpeeds()
+    for index, (share, straggles) in enumerate([(0.55, False), (0.45, True), (0.55, True), (0.65, False)]):
+        found = at(share, found, 1000.0 * index)
+        assert bool(found.stragglers) is straggles, share
+
+
+def test_the_first_fits_of_a_replica_do_not_make_it_a_straggler() -> None:
+    slow = sample(step_model=(0.2, 0.001, 0.0))
+    assert speeds({"a": slow, "b": sample(), "c": sample()}, seconds=30.0).stragglers == ()
+    assert speeds({"a": slow, "b": sample(), "c": sample()}, seconds=90.0).stragglers != ()
+
+
+def test_five_replicas_one_of_them_three_times_slower_keep_their_size() -> None:
+    even = FluidFleet.of(5, policy(max_replicas=16), constant(3.3)).run(2400)
+    odd = FluidFleet.of(5, policy(max_replicas=16), constant(3.3), slow={"pod-2": 1 / 3}).run(2400)
+    # The slow one is worth a third of a replica.
+    assert max(odd.sizes) <= max(even.sizes) + 1
+    (straggler,) = odd.state.speeds.stragglers
+    assert straggler.pod == "pod-2"
+    assert told(odd.state.speeds) == (pytest.approx(RATE, rel=0.02), 512, "StepModel")
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 50), st.floats(0, 100)), max_size=60), st.floats(1, 500))
@@ -315,7 +393,11 @@ def test_a_backlog_is_explained_in_tokens_seconds_and_replicas() -> None:
     _, state = recommend(rules, State(), fleet, 0.0)
     for time in (5.0, 10.0, 15.0):
         fleet = replace(
-            fleet, samples={name: replace(sample(), time=time, backlog_tokens=60_000.0) for name in samples}
+            fleet,
+            samples={
+                name: replace(sample(), time=time, arrived_tokens=18_000.0 * time, backlog_tokens=90_000.0)
+                for name in samples
+            },
         )
         made, state = recommend(rules, state, fleet, time)
     assert made.replicas > 2

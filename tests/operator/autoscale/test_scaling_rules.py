@@ -7,20 +7,22 @@ that only one rule can explain the decision.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from fastgen_operator.autoscale.averages import Average
+from fastgen_operator.autoscale.capacity import Capacity, ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.demand import Demand, ReplicaLoad, RequestSums, rates_between
+from fastgen_operator.autoscale.demand import Demand
 from fastgen_operator.autoscale.needs import Need, required_replicas
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.rates import ReplicaLoad, RequestSums, rates_between
 from fastgen_operator.autoscale.recommend import State, recommend
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, STEP, policy
 
 SCRAPE = 5.0
+USUAL = ReplicaSpeeds(capacity=Capacity(RATE, int(BUDGET), "StepModel"))
 
 
 @dataclass
@@ -28,9 +30,9 @@ class SteadyFleet:
     """Replicas with constant metrics that ignore the decisions; `watch` advances the time.
 
     Attributes:
-        size: replicas of the Deployment; those beyond `ready` are pending, for `pending_age` seconds.
+        size: replicas of the Deployment; those beyond `ready` are starting, for `passed` seconds, or failing.
         load: prompt tokens per second of each ready replica, relative to its capacity.
-        rejected: requests rejected for each request served.
+        rejected: prompt tokens rejected for each one served.
     """
 
     policy: Policy
@@ -40,7 +42,8 @@ class SteadyFleet:
     rejected: float = 0.0
     kv_used: float = 0.1
     backlog: float = 0.0
-    pending_age: float = 0.0
+    passed: float = 0.0
+    failing: int = 0
     without_room: int = 0
     start: float = 60.0
     step_model: tuple[float, float, float] = STEP
@@ -55,7 +58,7 @@ class SteadyFleet:
         while self.time < end:
             self.time += SCRAPE
             self._prompt += self.load * PROMPT_RATE * SCRAPE
-            self._rejected += self.rejected * self.load * PROMPT_RATE * SCRAPE / PROMPT
+            self._rejected += self.rejected * self.load * PROMPT_RATE * SCRAPE
             decision, self._state = recommend(self.policy, self._state, self._observed(), self.time)
             self.decisions.append(decision)
         return self
@@ -75,12 +78,13 @@ class SteadyFleet:
     def _observed(self) -> Fleet:
         sample = Sample(
             time=self.time,
+            arrived_tokens=self._prompt + self._rejected,
+            rejected_tokens=self._rejected,
             prefill_tokens=self._prompt,
             decode_tokens=self._prompt * GENERATED / PROMPT,
             ended_requests=self._prompt / PROMPT,
             ended_prompt_tokens=self._prompt,
             ended_generated_tokens=self._prompt * GENERATED / PROMPT,
-            rejected_requests=self._rejected,
             backlog_tokens=self.backlog,
             kv_used=self.kv_used,
             kv_capacity_tokens=1e6,
@@ -92,7 +96,8 @@ class SteadyFleet:
             replicas=self.size,
             ready=names,
             samples=dict.fromkeys(names, sample),
-            pending_ages=(self.pending_age,) * (self.size - self.ready - self.without_room),
+            starting=(self.passed,) * (self.size - self.ready - self.failing - self.without_room),
+            failing=self.failing,
             without_room=self.without_room,
             start_seconds=self.start,
         )
@@ -125,7 +130,7 @@ def test_replicas_without_metrics_count_with_the_mean_kv_cache_use() -> None:
     samples = {name: Sample(time=0.0, kv_used=used) for name, used in (("a", 0.4), ("b", 0.8))}
     loads = {name: ReplicaLoad(sample, rates_between(Sample(time=-5.0), sample)) for name, sample in samples.items()}
     fleet = Fleet(replicas=3, ready=frozenset("abc"), samples=samples)
-    needs = required_replicas(fleet, Demand(replicas=loads, first_seen={}), loads, 3, RATE, policy())
+    needs = required_replicas(fleet, Demand(replicas=loads, first_seen={}), loads, 3, USUAL, policy())
     assert of("KVCacheFull", needs).up == pytest.approx(3 * 0.6 / 0.8)
 
 
@@ -197,21 +202,10 @@ def test_a_full_node_limits_nothing_that_the_load_requires() -> None:
     assert fleet.last.limit is None
 
 
-def test_pods_without_room_are_not_counted_on_to_drain_a_backlog() -> None:
-    def need(**pods: Any) -> float:
-        sample = Sample(time=0.0, backlog_tokens=1e6)
-        loads = {"a": ReplicaLoad(sample, rates_between(Sample(time=-5.0), sample))}
-        fleet = Fleet(replicas=2, ready=frozenset("a"), samples={"a": sample}, start_seconds=60.0, **pods)
-        needs = required_replicas(fleet, Demand(replicas=loads, first_seen={}), loads, 1, RATE, policy())
-        return of("BacklogTooLong", needs).up
-
-    assert need(without_room=1) == need() > need(pending_ages=(60.0,))
+# --- starting pods
 
 
-# --- pending pods
-
-
-def queue_need(*, demand: float, backlog: float = 0.0, pending: tuple[float, ...] = ()) -> float:
+def queue_need(*, demand: float, backlog: float = 0.0, starting: tuple[float, ...] = ()) -> float:
     """Queue need of one ready replica; `demand` in replicas, `backlog` in seconds of one, 60 s start time."""
     sample = Sample(time=0.0, backlog_tokens=backlog * PROMPT_RATE, token_budget=BUDGET)
     loads = {"a": ReplicaLoad(sample, rates_between(Sample(time=-5.0), sample))}
@@ -230,36 +224,35 @@ def queue_need(*, demand: float, backlog: float = 0.0, pending: tuple[float, ...
         fast=Average(10.0, demand * RATE, 1.0),
         requests=RequestSums().add([rates_between(Sample(time=-5.0), ended)]),
     )
-    fleet = Fleet(replicas=1, ready=frozenset("a"), samples={"a": sample}, pending_ages=pending, start_seconds=60.0)
-    return of("BacklogTooLong", required_replicas(fleet, known, loads, 1, RATE, policy())).up
+    fleet = Fleet(replicas=1, ready=frozenset("a"), samples={"a": sample}, starting=starting, start_seconds=60.0)
+    return of("BacklogTooLong", required_replicas(fleet, known, loads, 1, USUAL, policy())).up
 
 
 @pytest.mark.parametrize(
-    ("pending", "need"),
+    ("starting", "need"),
     [
         ((), 3.0),
         ((0.0,), 3.0),
         ((30.0,), 2.5),
         ((60.0,), 2.0),
-        ((3600.0,), 2.0),
         ((15.0, 15.0), 2.5),
         ((60.0, 60.0, 60.0), 2.0),
+        # Late by half a start, and by a whole one.
+        ((90.0,), 2.5),
+        ((120.0,), 3.0),
+        ((3600.0,), 3.0),
     ],
 )
-def test_pending_pods_reduce_the_need_by_their_age(pending: tuple[float, ...], need: float) -> None:
+def test_starting_pods_reduce_the_need_by_the_work_that_they_will_do(starting: tuple[float, ...], need: float) -> None:
     # Demand for two replicas arrives at one. When a new pod becomes ready, 60 s of one replica's work remain, less the
-    # work of the pending pods. It should be drained within another 60 s.
-    assert queue_need(demand=2.0, pending=pending) == pytest.approx(need)
-
-
-def test_an_overdue_pending_pod_counts_for_one_start_time_only() -> None:
-    assert queue_need(demand=4.0, pending=(60.0,)) == queue_need(demand=4.0, pending=(3600.0,)) == pytest.approx(6.0)
+    # work of the starting pods. It should be drained within another 60 s.
+    assert queue_need(demand=2.0, starting=starting) == pytest.approx(need)
 
 
 def test_only_the_backlog_that_remains_when_a_new_pod_is_ready_adds_replicas() -> None:
     assert queue_need(demand=0.5, backlog=30.0) == pytest.approx(0.5)
     assert queue_need(demand=0.5, backlog=90.0) == pytest.approx(0.5 + (90 + 30 - 60) / 60)
-    assert queue_need(demand=0.5, backlog=90.0, pending=(60.0,)) == pytest.approx(0.5)
+    assert queue_need(demand=0.5, backlog=90.0, starting=(60.0,)) == pytest.approx(0.5)
 
 
 # --- unready pods

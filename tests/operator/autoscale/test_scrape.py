@@ -52,8 +52,10 @@ def exposed(model: str = "chat") -> str:
         oldest_waiting_seconds=0.5,
     )
     metrics.record(StepReport([], step, scheduler, (0.02, 0.0005, 1e-6)))
+    metrics.arrived(2700)
+    metrics.rejected(900)
     metrics.finished(FinishReason.STOP, 2.0, 500, 40)
-    metrics.count_rejected("queue_full")
+    metrics.finished(FinishReason.ABORT, 2.0, 70, 0)
     metrics.count_rejected("invalid_value")
     body, _ = metrics.expose("text/plain", 1)
     return body.decode()
@@ -65,10 +67,12 @@ def test_every_field_is_read_from_a_real_engines_exposition() -> None:
         prefill_tokens=200,
         decode_tokens=3,
         cached_tokens=32,
-        ended_requests=1,
-        ended_prompt_tokens=500,
+        arrived_tokens=2700,
+        rejected_tokens=900,
+        cancelled_tokens=70,
+        ended_requests=2,
+        ended_prompt_tokens=570,
         ended_generated_tokens=40,
-        rejected_requests=1,
         backlog_tokens=1200,
         running=3,
         waiting=2,

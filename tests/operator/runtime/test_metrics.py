@@ -50,6 +50,20 @@ def test_the_age_of_a_scrape_grows_until_the_next_one() -> None:
     assert series(metrics, "scrape_age_seconds") == [({}, 0)]
 
 
+def test_stragglers_are_exported_while_they_are_slow() -> None:
+    metrics = Metrics()
+    metrics.set_stragglers(KEY, {"chat-a": 0.3, "chat-b": 0.4})
+    metrics.set_stragglers(KEY, {"chat-a": 0.35})
+    assert series(metrics, "straggler_speed_ratio") == [({"pod": "chat-a"}, 0.35)]
+
+
+def test_a_resource_without_engines_has_no_scrape_age() -> None:
+    metrics = Metrics()
+    metrics.mark_scraped(KEY)
+    metrics.clear_scrape(KEY)
+    assert series(metrics, "scrape_age_seconds") == []
+
+
 NAMES = (
     "desired_replicas",
     "ready_replicas",

@@ -528,6 +528,9 @@ def test_an_invalid_spec_is_reported_in_every_condition() -> None:
         ("PodsScheduled", "Unknown", "NotObserved"),
         ("Progressing", "False", "InvalidSpec"),
         ("Available", "Unknown", "NotObserved"),
+        ("ScalingActive", "Unknown", "NotObserved"),
+        ("ScalingLimited", "Unknown", "NotObserved"),
+        ("ReplicasUniform", "Unknown", "NotObserved"),
     ]
 
 
@@ -543,6 +546,9 @@ def test_the_transition_time_changes_with_the_status_only() -> None:
         "PodsScheduled": "T1",
         "Progressing": "T1",  # its reason changed, its status did not
         "Available": "T2",
+        "ScalingActive": "T1",
+        "ScalingLimited": "T1",
+        "ReplicasUniform": "T1",
     }
     assert {c["observedGeneration"] for c in second.values()} == {2}
 

@@ -9,19 +9,21 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.status.conditions.condition import Condition, as_before
 
 SCALING_ACTIVE: Final = "ScalingActive"
-"""Whether the replicas follow the load. Source: the autoscaler's last decision. Absent without spec.autoscaling.
-True: Active. False, the number of replicas is held: NoReadyReplicas (no load can be measured), NoMetrics (no ready
-replica has returned usable metrics since the operator started), MetricsStale (more than half of them have not for three
-scrapes), CapacityUnknown (there is load, but the engines have not measured their speed yet), HoldAfterRestart (fewer
-replicas would suffice, but the operator has not observed a full scale-down window since its start).
+"""Whether the replicas follow the load. Source: the autoscaler's last decision.
+True: Active. False: ScalingDisabled (no spec.autoscaling). False, the number of replicas is held: NoReadyReplicas (no
+load can be measured), NoMetrics (no ready replica has returned usable metrics since the operator started), MetricsStale
+(more than half of them have not for three scrapes), CapacityUnknown (there is load, but the engines have not measured
+their speed yet), HoldAfterRestart (fewer replicas would suffice, but the operator has not observed a full scale-down
+window since its start).
 Unknown: NotObserved (no decision yet). After an operator restart, the previous condition is kept until the first
 decision."""
 
 
-def scaling_active(spec: Spec, observed: Observed) -> Condition | None:
+def scaling_active(spec: Spec, observed: Observed) -> Condition:
     """Compute the condition ScalingActive."""
     if spec.autoscaling is None:
-        return None
+        message = "spec.autoscaling is not set: the number of replicas is spec.replicas"
+        return Condition(SCALING_ACTIVE, "False", "ScalingDisabled", message)
     decision = observed.decision
     if decision is None:
         return as_before(SCALING_ACTIVE, observed, "the autoscaler has not made a decision yet")

@@ -1,0 +1,156 @@
+"""What happened on a replica between two scrapes: token rates, and the mean request. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from fastgen_operator.autoscale.observation import Sample
+
+# The mean request is averaged over about this many finished requests.
+_REQUEST_MEMORY: Final = 200
+# Throughput is taken as the capacity while more than this many full steps are queued: with fewer, the engine shortens
+# steps to keep its latency (docs/decisions/005).
+_BACKLOG_STEPS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of one replica between two scrapes, in tokens per second unless noted.
+
+    Attributes:
+        seconds: length of the interval; 0 for a replica's first sample.
+        admitted: prompt tokens of admitted requests, even if their clients left before they were computed.
+        rejected: prompt tokens of requests that the full queue rejected.
+        computed: prompt tokens computed; `cached`: taken from the prefix cache; `decoded`: tokens generated.
+        ended, ended_prompt, ended_generated: requests that ended with at least one token in the interval, and their
+            tokens (totals, not rates).
+        backlogged: whether a backlog existed throughout the interval.
+    """
+
+    seconds: float
+    admitted: float
+    rejected: float
+    computed: float
+    cached: float
+    decoded: float
+    ended: float
+    ended_prompt: float
+    ended_generated: float
+    backlogged: bool
+
+    @property
+    def arriving(self) -> float:
+        """Arriving prompt tokens per second.
+
+        Rejected clients retry, so rejected demand is capped at the admitted rate.
+        """
+        return self.admitted + min(self.rejected, self.admitted)
+
+
+# Rates of a replica with a single sample.
+_IDLE: Final = Rates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """The newest sample of one replica, and its rates in the interval before it."""
+
+    sample: Sample
+    rates: Rates
+
+
+def load_after(before: ReplicaLoad | None, sample: Sample) -> ReplicaLoad:
+    """Return the load of a replica with that newest sample; `before` is its load until now, if any."""
+    if before is None:
+        return ReplicaLoad(sample, _IDLE)
+    if sample.time <= before.sample.time:
+        return before
+    return ReplicaLoad(sample, rates_between(before.sample, sample))
+
+
+def rates_between(before: Sample, after: Sample) -> Rates:
+    """Return the rates between two samples of one replica. Counters that decreased mean an engine restart."""
+    counters = ("arrived_tokens", "prefill_tokens", "decode_tokens")
+    restarted = any(getattr(after, counter) < getattr(before, counter) for counter in counters)
+    start = Sample(time=before.time) if restarted else before
+    seconds = after.time - before.time
+
+    def growth(counter: str) -> float:
+        return max(0.0, float(getattr(after, counter)) - float(getattr(start, counter)))
+
+    rejected, ended_prompt = growth("rejected_tokens"), growth("ended_prompt_tokens")
+    # Requests that were cancelled before their first token say nothing about the tokens that a request generates.
+    served = 1 - min(1.0, growth("cancelled_tokens") / ended_prompt) if ended_prompt > 0 else 0.0
+    enough = _BACKLOG_STEPS * after.token_budget
+    return Rates(
+        seconds=seconds,
+        admitted=max(0.0, growth("arrived_tokens") - rejected) / seconds,
+        rejected=rejected / seconds,
+        computed=growth("prefill_tokens") / seconds,
+        cached=growth("cached_tokens") / seconds,
+        decoded=growth("decode_tokens") / seconds,
+        ended=growth("ended_requests") * served,
+        ended_prompt=ended_prompt * served,
+        ended_generated=growth("ended_generated_tokens"),
+        backlogged=0 < enough < min(before.backlog_tokens, after.backlog_tokens),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """The mean request: prompt tokens computed, prompt tokens in total, and tokens generated."""
+
+    computed: float
+    prompt: float
+    generated: float
+
+
+# A typical chat request, assumed until requests have finished.
+DEFAULT_SHAPE: Final = RequestShape(computed=512.0, prompt=512.0, generated=128.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSums:
+    """Exponentially weighted sums over finished requests, from which the mean request is derived."""
+
+    ended: float = 0.0
+    prompt: float = 0.0
+    generated: float = 0.0
+    computed: float = 0.0
+    cached: float = 0.0
+
+    def add(self, intervals: Iterable[Rates]) -> RequestSums:
+        """Return the sums with the requests that finished in the given intervals."""
+        intervals = tuple(intervals)
+        ended = sum(rates.ended for rates in intervals)
+        keep = math.exp(-ended / _REQUEST_MEMORY)
+        return RequestSums(
+            self.ended * keep + ended,
+            self.prompt * keep + sum(rates.ended_prompt for rates in intervals),
+            self.generated * keep + sum(rates.ended_generated for rates in intervals),
+            self.computed * keep + sum(rates.computed * rates.seconds for rates in intervals),
+            self.cached * keep + sum(rates.cached * rates.seconds for rates in intervals),
+        )
+
+    @property
+    def mean(self) -> RequestShape:
+        """The mean request; a default until one has finished."""
+        if self.ended <= 0 or self.prompt <= 0:
+            return DEFAULT_SHAPE
+        prompt = self.prompt / self.ended
+        return RequestShape(prompt * self.computed_share, prompt, self.generated / self.ended)
+
+    @property
+    def computed_share(self) -> float:
+        """Share of the prompt tokens that is computed, not taken from the prefix cache."""
+        known = self.computed + self.cached
+        return self.computed / known if known > 0 else 1.0
+
+    @property
+    def work_per_prompt_token(self) -> float:
+        """Forward tokens per prompt token: its computed share, plus the generated tokens per prompt token."""
+        shape = self.mean
+        return self.computed_share + shape.generated / shape.prompt

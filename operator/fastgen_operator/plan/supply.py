@@ -1,0 +1,87 @@
+"""What the autoscaler is told about a fleet: its pods, reduced to what the supply model reads. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.policy import policy_of
+from fastgen_operator.autoscale.supply import PodView, StartTimes
+from fastgen_operator.autoscale.watchlist import Subject
+from fastgen_operator.children.colocation import pods_without_room
+from fastgen_operator.kinds import Object
+from fastgen_operator.objects import TEMPLATE_LABEL
+from fastgen_operator.plan.observed import Observed, current_template
+from fastgen_operator.plan.pod_failures import Failure, failure_of
+from fastgen_operator.pods import ENGINE_CONTAINER, has_ended, is_ready, is_silent, name_of, node_of, pod_condition
+
+
+def subject_of(spec: Spec, observed: Observed, scrape_seconds: float, known: StartTimes) -> Subject:
+    """Return the fleet to measure and, with spec.autoscaling, to size.
+
+    Args:
+        observed: with its desired replicas.
+        scrape_seconds: interval between two scrapes of this fleet.
+        known: the starts observed so far.
+    """
+    present = [pod for pod in observed.pods if not has_ended(pod)]
+    without_room = {name_of(pod) for pod in pods_without_room(spec, present)}
+    views = (view_of(pod, observed.pod_failures) for pod in present)
+    pods = tuple(replace(view, has_room=view.name not in without_room) for view in views)
+    deadline = float(spec.startup_deadline_seconds)
+    return Subject(
+        uid=observed.resource["metadata"]["uid"],
+        policy=policy_of(spec, observed.desired_replicas, scrape_seconds),
+        model_name=spec.model.served_name or observed.resource["metadata"]["name"],
+        replicas=observed.desired_replicas,
+        pods=pods,
+        is_autoscaled=spec.autoscaling is not None,
+        revision=current_template(observed) or "",
+        starts=known.learn(pods, deadline),
+        startup_deadline=deadline,
+    )
+
+
+def view_of(pod: Object, failures: Mapping[str, Failure]) -> PodView:
+    """Return what the supply model reads of a pod; `failures` are those that pods' Events name."""
+    metadata: dict[str, Any] = pod["metadata"]
+    ready, scheduled = pod_condition(pod, "Ready"), pod_condition(pod, "PodScheduled")
+    serves = is_ready(pod)
+    refused = scheduled is not None and scheduled["status"] == "False"
+    failure = failure_of(pod) or failures.get(name_of(pod))
+    status = _engine_status(pod)
+    running = status.get("state", {}).get("running", {})
+    return PodView(
+        name=name_of(pod),
+        address=pod.get("status", {}).get("podIP"),
+        revision=metadata.get("labels", {}).get(TEMPLATE_LABEL, ""),
+        scheduled_at=_time_of(scheduled) if node_of(pod) else None,
+        started_at=_seconds(running.get("startedAt")),
+        restarted=bool(status.get("restartCount")),
+        ready_since=_time_of(ready) if serves else None,
+        unready_since=None if serves else _time_of(ready),
+        # Not only Unschedulable: a pod with scheduling gates waits for a quota.
+        unschedulable=str(scheduled.get("message") or scheduled.get("reason", "")) if refused and scheduled else "",
+        failure="" if serves or failure is None else f"{failure.reason}: {failure.message}",
+        is_silent=is_silent(pod),
+        gone_by=_seconds(metadata.get("deletionTimestamp")),
+    )
+
+
+def _engine_status(pod: Object) -> dict[str, Any]:
+    for status in pod.get("status", {}).get("containerStatuses", ()):
+        if status["name"] == ENGINE_CONTAINER:
+            return dict(status)
+    return {}
+
+
+def _time_of(condition: dict[str, Any] | None) -> float | None:
+    return None if condition is None else _seconds(condition.get("lastTransitionTime"))
+
+
+def _seconds(time: str | None) -> float | None:
+    """Convert an RFC 3339 time to seconds since 1970."""
+    return None if not time else datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,169 @@
+"""Which pods are supply, what is learned about starts, and what the autoscaler does about pods that do not serve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fastgen_operator.autoscale.supply import PodView, StartTime, StartTimes, supply_of
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.pod_failures import Failure
+from fastgen_operator.plan.supply import view_of
+from harness.fluid import FluidFleet, policy
+from harness.objects import container, leaving, pod
+
+DEADLINE = 1800.0
+# Usually 5 s until the container runs, and 60 s until it is ready.
+USUAL = StartTimes().learn(
+    [PodView(name="first", revision="new", scheduled_at=0.0, started_at=5.0, ready_since=65.0)], DEADLINE
+)
+
+
+def state(view: PodView, time: float, starts: StartTimes = USUAL) -> str:
+    return supply_of(view, starts, DEADLINE, time).state
+
+
+def at(second: int) -> str:
+    return f"2026-01-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z"
+
+
+EPOCH = 1767225600.0
+
+
+def seen(*, ready: bool = False, since: int = 0, **status: Any) -> Object:
+    """Return a pod that got its node at second 0, and whose readiness changed last at second `since`."""
+    found = pod("new", ready=ready, **status)
+    for condition in found["status"]["conditions"]:
+        condition["lastTransitionTime"] = at(since if condition["type"] == "Ready" else 0)
+    return found
+
+
+def view(found: Object, failures: dict[str, Failure] | None = None) -> PodView:
+    return view_of(found, failures or {})
+
+
+def running(second: int, **more: Any) -> Object:
+    return container(state={"running": {"startedAt": at(second)}}, **more)
+
+
+def test_each_state_is_read_from_the_pod() -> None:
+    starting = view(seen(**running(5)))
+    crashed = container(restarts=3, state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState={"terminated": {}})
+    silent = seen(**running(5, ready=True))
+    silent["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
+    gated = pod("new", scheduled="")
+    gated["status"]["conditions"].append({"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"})
+    mounting = seen()
+    views = {
+        "Ready": view(seen(ready=True, since=60, **running(5, ready=True))),
+        "Starting": starting,
+        "Unschedulable": view(pod("new", scheduled="0/3 nodes are available")),
+        "Failing": view(seen(**crashed)),
+        "Lost": view(silent),
+        "Draining": view(leaving(seen(ready=True), until=at(90))),
+    }
+    assert {name: state(one, EPOCH + 20) for name, one in views.items()} == {name: name for name in views}
+    assert state(view(gated), EPOCH) == "Unschedulable"
+    assert state(view(mounting), EPOCH) == "Starting"
+    assert state(view(mounting, {"chat-new-x": Failure("FailedMount", "no such Secret")}), EPOCH) == "Failing"
+    assert state(views["Draining"], EPOCH + 90 + 61) == "Lost"
+
+
+def test_a_pod_that_waits_for_its_readiness_gates_is_not_lost() -> None:
+    found = seen(**running(5, ready=True))
+    found["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
+    found["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
+    assert state(view(found), EPOCH + 20) == "Starting"
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        pytest.param({"started_at": 5.0}, 5 + 120, id="running: twice the usual time"),
+        pytest.param({"started_at": 300.0}, 300 + 120, id="restarted in place: from the new start"),
+        pytest.param({"started_at": 5.0, "unready_since": 500.0}, 500 + 120, id="was ready: from then"),
+        pytest.param({}, 300, id="no container yet: an image is pulled"),
+        pytest.param({"started_at": 5.0, "revision": "newer"}, 5 + DEADLINE, id="unknown revision: the deadline"),
+    ],
+)
+def test_a_start_that_takes_much_longer_than_usual_fails(fields: dict[str, Any], seconds: float) -> None:
+    found = PodView(**{"name": "chat-x", "revision": "new", "scheduled_at": 0.0, **fields})
+    assert state(found, seconds) == "Starting"
+    assert state(found, seconds + 1) == "Failing"
+
+
+def test_a_quick_start_may_take_a_minute() -> None:
+    quick = PodView(name="quick", revision="new", scheduled_at=0.0, started_at=0.0, ready_since=4.0)
+    starts = StartTimes().learn([quick], DEADLINE)
+    assert state(replace(quick, name="other", ready_since=None), 59.0, starts) == "Starting"
+    assert state(replace(quick, name="other", ready_since=None), 61.0, starts) == "Failing"
+
+
+# --- start times
+
+
+def ready(name: str, scheduled: float, started: float, since: float, **fields: Any) -> PodView:
+    times = {"scheduled_at": scheduled, "started_at": started, "ready_since": since}
+    return PodView(**{"name": name, "revision": "new", **times, **fields})
+
+
+def test_a_start_is_learned_from_the_containers_start() -> None:
+    """Not from the pod's creation: it may have waited for a node for hours."""
+    found = view(seen(ready=True, since=65, **running(5, ready=True)))
+    assert StartTimes().learn([found], DEADLINE).expected("new") == StartTime(5.0, 60.0)
+
+
+def test_a_restart_in_place_does_not_look_like_a_start_of_hours() -> None:
+    restarted = ready("chat-x", 0.0, 10_800.0, 10_860.0, restarted=True)
+    assert StartTimes().learn([restarted], DEADLINE).expected("new") == StartTime(0.0, 60.0)
+    before = StartTimes().learn([ready("chat-x", 0.0, 10.0, 70.0)], DEADLINE)
+    assert before.learn([restarted], DEADLINE).expected("new") == StartTime(10.0, 60.0)
+
+
+def test_a_pod_that_becomes_ready_again_does_not_change_its_start() -> None:
+    starts = StartTimes().learn([ready("chat-x", 0.0, 5.0, 65.0)], DEADLINE)
+    again = ready("chat-x", 0.0, 5.0, 1000.0)
+    assert starts.learn([again], DEADLINE) is starts
+    # A restarted operator sees only this: later than the kubelet would have waited, so it was ready before.
+    assert StartTimes().learn([ready("chat-x", 0.0, 5.0, 5.0 + DEADLINE + 1)], DEADLINE).starts == ()
+
+
+def test_each_revision_has_its_own_start_time_and_a_new_one_takes_the_latest() -> None:
+    starts = StartTimes().learn(
+        [ready("a", 0.0, 5.0, 65.0), ready("b", 500.0, 500.0, 900.0, revision="large")], DEADLINE
+    )
+    assert starts.expected("new") == StartTime(5.0, 60.0)
+    assert starts.expected("large") == StartTime(0.0, 400.0)
+    assert starts.expected("unknown") is None
+    assert starts.expected_of_next("unknown") == StartTime(0.0, 400.0)
+
+
+def test_many_starts_are_not_kept_for_ever() -> None:
+    starts = StartTimes()
+    for number in range(200):
+        starts = starts.learn([ready(f"p{number}", number, number, number + 60.0, revision=f"r{number // 50}")], 1e4)
+    assert len(starts.starts) <= 4 * 32
+    assert starts.learn([ready("old", 0.0, 0.0, 60.0, revision="r0")], 1e4).expected("r3") == StartTime(0.0, 60.0)
+
+
+# --- what the autoscaler does about it
+
+
+def test_a_pod_that_never_becomes_ready_is_replaced() -> None:
+    stuck = FluidFleet.of(3, policy(max_replicas=16), lambda time: 2.4 if time < 600 else 3.1, stuck={"pod-4"})
+    stuck.run(2400)
+    ready_pods = stuck.observed().ready
+    assert len(ready_pods) == 4, "as many as the load needs"
+    assert stuck.sizes[-1] == 5
+    change = next(decision.change for decision in stuck.decisions if decision.replicas == 5)
+    assert change is not None
+    assert change.reason == "ReplicasMissing"
+
+
+def test_the_growth_for_failing_pods_is_bounded() -> None:
+    fleet = FluidFleet.of(4, policy(max_replicas=50), lambda time: 3.0 if time < 600 else 5.0, never_start=True)
+    fleet.run(6000)
+    # Twelve at most by load and backlog, and a quarter of the ready ones more.
+    assert max(fleet.sizes) <= 12 + 1

@@ -1,4 +1,4 @@
-"""Run the comparison of docs/benchmarks/autoscaling.md, which takes some minutes."""
+"""Run the comparison of docs/benchmarks/autoscaling.md, which takes some hours with ten seeds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.autoscaling.approximate import ApproximateReplica
-from benchmarks.autoscaling.comparison import OURS, compare
+from benchmarks.autoscaling.comparison import compare
+from benchmarks.autoscaling.configurations import OURS
 from benchmarks.autoscaling.device import A100_8B, CPU_135M
 from benchmarks.autoscaling.exact import ExactReplica
-from benchmarks.autoscaling.fleet import least_loaded, random_pod
 from benchmarks.autoscaling.replica import Engine, Targets
 from benchmarks.autoscaling.report import draw, line, lines
+from benchmarks.autoscaling.scenarios import SITUATIONS
 from benchmarks.autoscaling.traces import traces
 
 _DEVICES = {"a100": Engine(A100_8B, Targets(1.0, 0.050)), "cpu": Engine(CPU_135M, Targets(10.0, 0.4))}
@@ -37,42 +38,50 @@ def main() -> None:
         default=[],
         help="prefix of the policies to run, for example FastGen; can be repeated; default: all",
     )
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=10, help="runs of each policy, with different requests")
+    parser.add_argument("--start", type=float, default=60.0, help="mean seconds from a GPU to a ready pod")
     parser.add_argument(
-        "--exact", action="store_true", help="simulate replicas with the real scheduler: thirty times slower"
+        "--situation",
+        choices=[situation.name for situation in SITUATIONS],
+        default=SITUATIONS[0].name,
+        help="; ".join(f"{situation.name}: {situation.what}" for situation in SITUATIONS).replace("%", "%%"),
     )
     parser.add_argument(
-        "--least-loaded",
-        action="store_true",
-        help="route to the less loaded of two random pods instead of a random pod",
+        "--exact", action="store_true", help="simulate replicas with the real scheduler: thirty times slower"
     )
     parser.add_argument("--plots", type=Path, help="folder to write plots to")
     parser.add_argument("--json", type=Path, help="JSON file to write results to")
     parser.add_argument("--quick", action="store_true", help="run one short trace with two policies")
     given = parser.parse_args()
-    seconds, names, policies = given.seconds, given.trace, given.policy
+    seconds, names, policies, seeds = given.seconds, given.trace, given.policy, given.seeds
     if given.quick:
-        seconds, names, policies = 240.0, names or ["step"], policies or [OURS, "KubeAI"]
+        seconds, names, policies, seeds = 240.0, names or ["step"], policies or [OURS, "KubeAI"], 1
+    situation = next(each for each in SITUATIONS if each.name == given.situation)
     begun = time.perf_counter()
     rows = []
     for row in compare(
         _DEVICES[given.device],
         [t for t in traces(given.scale * _SCALES[given.device], seconds) if not names or t.name in names],
         begin=max(1, round(2 * given.scale)),
-        seed=given.seed,
+        seeds=range(1, seeds + 1),
+        start=given.start,
+        situation=situation,
         most=max(4, round(16 * given.scale)),
-        balancer=least_loaded if given.least_loaded else random_pod,
         make=ExactReplica if given.exact else ApproximateReplica,
         only=policies,
     ):
         rows.append(row)
         print(f"{row.trace.name:18} {line(row)}", flush=True)
     print("\n".join(lines(rows)))
-    print(f"\n{len(rows)} runs in {time.perf_counter() - begun:.0f} s")
+    print(f"\n{sum(len(row.runs) for row in rows)} runs in {time.perf_counter() - begun:.0f} s")
     if given.plots is not None:
         draw(rows, given.plots)
     if given.json is not None:
-        table = [{"trace": r.trace.name, "policy": r.configuration.name, **asdict(r.figures)} for r in rows]
+        table = [
+            {"trace": row.trace.name, "policy": row.configuration.name, "seed": seed, **asdict(run)}
+            for row in rows
+            for seed, run in enumerate(row.runs, 1)
+        ]
         given.json.write_text(json.dumps(table, indent=1))
 
 

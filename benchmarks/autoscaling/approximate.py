@@ -2,21 +2,24 @@
 
 The real scheduler iterates over all sequences in every step. Here a step only knows the number of decoding sequences,
 their resident tokens and the next prompt, and steps without prompt tokens are processed in batches. Chunk sizes come
-from the engine's own code. Not modelled: blocks (a full cache admits nothing, and nothing is preempted), the prefix
-cache, and fitting the step model, which is known. `tests/operator/autoscale/test_simulator.py` compares it with the
-real scheduler.
+from the engine's own code, and so does the fit of the step model, to times with a measurement error. Not modelled:
+blocks (a full cache admits nothing, and nothing is preempted) and the prefix cache.
+`tests/operator/autoscale/test_simulator.py` compares it with the real scheduler.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import random
 from collections import deque
 from dataclasses import dataclass
 
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMetrics, RequestLog
 from fastgen.core.chunking import Chunker, FixedTarget, StepLoad
+from fastgen.core.step_model import StepModel
 
+_STEP_ERROR = 0.05  # largest relative error of a measured step
 _LOOK_AHEAD = 64  # steps of backlog that chunking considers, as in fastgen.core.scheduler
 
 
@@ -36,6 +39,9 @@ class ApproximateReplica:
         self._log = log
         self._limit = engine.targets.gap * TOLERANCE
         self._max_queued = engine.max_queued
+        self._patience = engine.patience
+        self._step_model = StepModel()
+        self._errors = random.Random(now)
         self._chunker = Chunker("even", FixedTarget(engine.targets.gap, engine.device))
         self._clock = now
         self._waiting: deque[_Request] = deque()
@@ -51,6 +57,7 @@ class ApproximateReplica:
         self._prefilled = 0
         self._decoded = 0
         self._ended = self._ended_prompt = self._ended_generated = self._rejected = 0
+        self._arrived_tokens = self._rejected_tokens = self._cancelled_tokens = 0
 
     @property
     def in_flight(self) -> int:
@@ -59,9 +66,11 @@ class ApproximateReplica:
 
     def add(self, arrival: Arrival) -> None:
         """Queue or reject a request."""
+        self._arrived_tokens += arrival.prompt
         if len(self._waiting) >= self._max_queued:
             self._log.lost.append(arrival.time)
             self._rejected += 1
+            self._rejected_tokens += arrival.prompt
             return
         self._clock = max(self._clock, arrival.time)
         self._waiting.append(_Request(arrival, arrival.prompt))
@@ -91,6 +100,7 @@ class ApproximateReplica:
     def metrics(self, pod: str, now: float) -> ReplicaMetrics:
         """Return what a scrape returns."""
         device = self._device
+        self._cancel(now)
         return ReplicaMetrics(
             pod=pod,
             time=now,
@@ -102,7 +112,7 @@ class ApproximateReplica:
             max_sequences=device.max_sequences,
             backlog_prompt_tokens=self._pending,
             oldest_waiting_seconds=max(0.0, now - self._waiting[0].arrival.time) if self._waiting else 0.0,
-            step_model=(device.base, device.token, device.kv_token),
+            step_model=self._step_model.coefficients,
             scheduled_prefill_tokens=self._prefilled,
             scheduled_decode_tokens=self._decoded,
             steps=self._steps,
@@ -111,10 +121,16 @@ class ApproximateReplica:
             ended_prompt_tokens=self._ended_prompt,
             ended_generated_tokens=self._ended_generated,
             rejected=self._rejected,
+            arrived_prompt_tokens=self._arrived_tokens,
+            rejected_prompt_tokens=self._rejected_tokens,
+            cancelled_prompt_tokens=self._cancelled_tokens,
         )
 
     def _step(self) -> None:
         """Run one step with all decodes and a share of the pending prompts."""
+        self._cancel(self._clock)
+        if not self._pending and not self._decoding:
+            return
         decodes = len(self._decoding)
         began = self._fill(decodes, self._share(decodes))
         tokens = decodes + sum(size for _, size in began)
@@ -126,6 +142,16 @@ class ApproximateReplica:
         for request, _ in began:
             if not request.left:
                 self._first_token(request)
+
+    def _cancel(self, now: float) -> None:
+        """Drop the waiting requests whose clients gave up."""
+        while self._waiting and now - self._waiting[0].arrival.time > self._patience:
+            arrival = self._waiting.popleft().arrival
+            self._log.lost.append(arrival.time)
+            self._pending -= arrival.prompt
+            self._cancelled_tokens += arrival.prompt
+            self._ended += 1
+            self._ended_prompt += arrival.prompt
 
     def _share(self, decodes: int) -> int:
         """Return the prompt tokens of the next step."""
@@ -179,6 +205,8 @@ class ApproximateReplica:
         self._end_decodes()
 
     def _record(self, steps: int, decodes: int, tokens: int, seconds: float, *, late: int) -> None:
+        error = 1 + _STEP_ERROR * self._errors.uniform(-1, 1)
+        self._step_model.observe(tokens // steps, self._kv_tokens, error * seconds / steps)
         self._steps += steps
         self._step_seconds += seconds
         self._prefilled += tokens - steps * decodes

@@ -1,4 +1,4 @@
-"""The compared policies and their settings: default ones, and ones tuned to the engine and the requests."""
+"""The compared policies: their defaults, a sweep of each one's own parameter, and two baselines."""
 
 from __future__ import annotations
 
@@ -7,17 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.autoscaling.approximate import ApproximateReplica
-from benchmarks.autoscaling.policies.fastgen import Tokens
+from benchmarks.autoscaling.fleet import Balancer, least_loaded, least_loaded_of_all, random_pod
+from benchmarks.autoscaling.policies.clairvoyant import clairvoyant
+from benchmarks.autoscaling.policies.fastgen import Operator
+from benchmarks.autoscaling.policies.fixed import Fixed
 from benchmarks.autoscaling.policies.hpa import Behavior, WaitingRequests
 from benchmarks.autoscaling.policies.knative import Concurrency
 from benchmarks.autoscaling.policies.kubeai import ActiveRequests
 from benchmarks.autoscaling.policies.llmd import Saturation, TokenCapacity
 from benchmarks.autoscaling.replica import Arrival, Engine, RequestLog
-from benchmarks.autoscaling.simulation import Policy
+from benchmarks.autoscaling.simulation import Policy, Scenario
 from benchmarks.autoscaling.traces import Mix
-from fastgen_operator.autoscale.policy import Policy as Rules
+
+OURS, CONSTANT, CLAIRVOYANT = "FastGen", "Constant fleet", "Clairvoyant"
+# Families that no one can run: they know the trace.
+BASELINES = (CONSTANT, CLAIRVOYANT)
 
 _TRIAL, _SAMPLE_SECONDS, _HALVINGS, _SHARE = 300.0, 1.0, 9, 0.99
+# A replica that has this share of the first tokens in time keeps up with its load.
+_KEEPS_UP = 0.5
+# Multiples of the in-flight limit to which policies on requests per replica are set.
+_IN_FLIGHT = (1.4, 1.0, 0.7, 0.5, 0.35)
+_CLAIRVOYANT = (1.0, 0.85, 0.7, 0.55, 0.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,90 +38,153 @@ class PolicyConfiguration:
     Attributes:
         family: the system that the policy belongs to.
         tuned: whether the settings use knowledge of the simulated engine and requests.
-        make: creates a new instance without state.
+        make: creates a new instance without state, for one scenario.
+        balancer: how the system routes requests, if it ships a router; else as the Service does.
     """
 
     family: str
     setting: str
     tuned: bool
-    make: Callable[[], Policy]
+    make: Callable[[Scenario], Policy]
+    balancer: Balancer = random_pod
 
     @property
     def name(self) -> str:
         """Name for tables."""
         return f"{self.family}, {self.setting}"
 
+    @property
+    def is_rival(self) -> bool:
+        """Whether it is another system's policy."""
+        return self.family != OURS and self.family not in BASELINES
 
-def in_flight_at_limit(engine: Engine, mix: Mix, seed: int = 7) -> float:
-    """Return the mean requests in flight of one replica at the highest Poisson load that meets the targets.
 
-    The target is met if 99 % of the first tokens are in time. This is the ideal setting for policies that scale on
-    requests per replica.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one replica can serve of a mix of requests, within the targets.
+
+    Attributes:
+        in_flight: mean requests in flight at the highest Poisson load for which 99 % of the first tokens are in time:
+            the ideal setting for policies that scale on requests per replica.
+        tokens_per_second: forward tokens per second at a load that the replica still keeps up with.
     """
-    low, high, found = 0.0, 256.0, 1.0
+
+    in_flight: float
+    tokens_per_second: float
+
+
+def limits_of(engine: Engine, mix: Mix, seed: int = 7) -> Limits:
+    """Measure the limits by bisection over the request rate."""
+
+    low, high, in_flight, tokens = 0.0, 256.0, 1.0, 1.0
     for _ in range(_HALVINGS):
         rate = (low + high) / 2
-        attained, in_flight = _trial(engine, mix, rate, seed)
-        if attained >= _SHARE:
-            low, found = rate, in_flight
+        trial = _trial(engine, mix, rate, seed)
+        if trial.in_time >= _SHARE:
+            low, in_flight = rate, trial.in_flight
         else:
             high = rate
-    return max(1.0, found)
+        if trial.in_time >= _KEEPS_UP:
+            tokens = max(tokens, trial.tokens_per_second)
+    return Limits(max(1.0, in_flight), tokens)
 
 
-def _trial(engine: Engine, mix: Mix, rate: float, seed: int) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One replica at a Poisson load: share of first tokens in time, mean requests in flight, offered tokens/s."""
+
+    in_time: float
+    in_flight: float
+    tokens_per_second: float
+
+
+def _trial(engine: Engine, mix: Mix, rate: float, seed: int) -> _Trial:
     rng, log = random.Random(seed), RequestLog()
     replica = ApproximateReplica(engine, log, 0.0)
-    now, sample_at, samples = rng.expovariate(rate), 0.0, []
+    now, sample_at, samples, tokens = rng.expovariate(rate), 0.0, list[int](), 0
     while now < _TRIAL and replica.in_flight < 2000:
         while sample_at < now:
             replica.run_until(sample_at)
             samples.append(replica.in_flight)
             sample_at += _SAMPLE_SECONDS
         replica.run_until(now)
-        replica.add(Arrival(now, mix.prompt.draw(rng), mix.generate.draw(rng)))
+        arrival = Arrival(now, mix.prompt.draw(rng), mix.generate.draw(rng))
+        tokens += arrival.prompt + arrival.generate
+        replica.add(arrival)
         now += rng.expovariate(rate)
     replica.drain(now + 10 * _TRIAL)
     met = sum(first - arrival <= engine.targets.first_token for arrival, first, _, _ in log.served)
-    return met / max(1, len(log.served) + len(log.lost)), sum(samples) / max(1, len(samples))
+    in_flight = sum(samples) / max(1, len(samples))
+    return _Trial(met / max(1, len(log.served) + len(log.lost)), in_flight, tokens / max(now, 1e-9))
 
 
-def policy_configurations(engine: Engine, mix: Mix, most: int) -> tuple[PolicyConfiguration, ...]:
-    """Return all policies for one trace; `most` is the maximum number of replicas."""
-    limit = in_flight_at_limit(engine, mix)
+def policy_configurations(engine: Engine, limits: Limits, start: float, most: int) -> tuple[PolicyConfiguration, ...]:
+    """Return all policies for one trace.
 
-    def ours(utilization: float) -> Tokens:
-        return Tokens(
-            Rules(
-                min_replicas=1,
-                max_replicas=most,
-                first_token_seconds=engine.targets.first_token,
-                inter_token_seconds=engine.targets.gap,
-                max_sequences=engine.device.max_sequences,
-                utilization=utilization,
-            )
+    Args:
+        limits: of one replica for the trace's requests.
+        start: mean start time of a pod in seconds.
+        most: maximum number of replicas.
+    """
+
+    def ours(utilization: float) -> Callable[[Scenario], Policy]:
+        targets = {
+            "timeToFirstTokenMilliseconds": round(1000 * engine.targets.first_token),
+            "interTokenLatencyMilliseconds": round(1000 * engine.targets.gap),
+            "utilizationPercent": round(100 * utilization),
+        }
+        spec = {"device": "cuda", "maxSequences": engine.device.max_sequences}
+        return lambda _: Operator({"maxReplicas": most, "targets": targets}, spec)
+
+    def knows(utilization: float) -> Callable[[Scenario], Policy]:
+        # The longest start, one second until the Service knows of the pod, and a drain of about half a minute.
+        return lambda scenario: clairvoyant(
+            scenario.trace.make(scenario.seed),
+            limits.tokens_per_second,
+            utilization,
+            start * 7 / 6 + 1,
+            start + 30,
+            seconds=scenario.trace.seconds,
+            most=most,
         )
+
+    def constant(replicas: int) -> Callable[[Scenario], Policy]:
+        return lambda _: Fixed(replicas)
+
+    def knative(target: float) -> Callable[[Scenario], Policy]:
+        return lambda _: Concurrency(target)
+
+    def kubeai(target: float) -> Callable[[Scenario], Policy]:
+        return lambda _: ActiveRequests(target)
+
+    def waiting(threshold: float) -> Callable[[Scenario], Policy]:
+        return lambda _: WaitingRequests(threshold)
 
     def quick() -> Behavior:
         return Behavior(up=0.0, down=300.0)
 
+    def llmd(up: float, down: float) -> Callable[[Scenario], Policy]:
+        return lambda _: TokenCapacity(15.0, up, down, quick())
+
+    make, by_load = PolicyConfiguration, least_loaded_of_all
+    in_flight = [share * limits.in_flight for share in _IN_FLIGHT]
     return (
-        PolicyConfiguration("FastGen", "default (85 %)", False, lambda: ours(0.85)),
-        PolicyConfiguration("FastGen", "utilization 70 %", False, lambda: ours(0.70)),
-        PolicyConfiguration("FastGen", "utilization 60 %", False, lambda: ours(0.60)),
-        PolicyConfiguration("FastGen", "utilization 50 %", False, lambda: ours(0.50)),
-        PolicyConfiguration("HPA on waiting", "5, default", False, lambda: WaitingRequests(5.0)),
-        PolicyConfiguration("HPA on waiting", "1", True, lambda: WaitingRequests(1.0)),
-        PolicyConfiguration("Knative", "70 in flight, default", False, lambda: Concurrency(70.0)),
-        PolicyConfiguration("Knative", f"{0.7 * limit:.1f} in flight", True, lambda: Concurrency(0.7 * limit)),
-        PolicyConfiguration("Knative", f"{0.35 * limit:.1f} in flight", True, lambda: Concurrency(0.35 * limit)),
-        PolicyConfiguration("KubeAI", "100 in flight, default", False, lambda: ActiveRequests(100.0)),
-        PolicyConfiguration("KubeAI", f"{limit:.1f} in flight", True, lambda: ActiveRequests(limit)),
-        PolicyConfiguration("KubeAI", f"{0.7 * limit:.1f} in flight", True, lambda: ActiveRequests(0.7 * limit)),
-        PolicyConfiguration("llm-d V1", "as documented", False, Saturation),
-        PolicyConfiguration("llm-d V1", "15 s, up at once", True, lambda: Saturation(15.0, quick())),
-        PolicyConfiguration("llm-d V2", "as documented", False, TokenCapacity),
-        PolicyConfiguration(
-            "llm-d V2", "15 s, up at once, 60 / 50 %", True, lambda: TokenCapacity(15.0, 0.60, 0.50, quick())
+        make(OURS, "default (85 %)", False, ours(0.85)),
+        *(make(OURS, f"utilization {100 * share:.0f} %", False, ours(share)) for share in (0.7, 0.6, 0.5)),
+        make(OURS, "default, least loaded of two", False, ours(0.85), least_loaded),
+        make("HPA on waiting", "5, default", False, waiting(5.0)),
+        *(make("HPA on waiting", f"{threshold:g}", True, waiting(threshold)) for threshold in (2.0, 1.0)),
+        make("Knative", "70 in flight, default", False, knative(70.0), least_loaded),
+        *(make("Knative", f"{target:.1f} in flight", True, knative(target), least_loaded) for target in in_flight),
+        make("KubeAI", "100 in flight, default", False, kubeai(100.0), by_load),
+        *(make("KubeAI", f"{target:.1f} in flight", True, kubeai(target), by_load) for target in in_flight),
+        make("llm-d V1", "as documented", False, lambda _: Saturation(), by_load),
+        make("llm-d V1", "15 s, up at once", True, lambda _: Saturation(15.0, quick()), by_load),
+        make("llm-d V2", "as documented", False, lambda _: TokenCapacity(), by_load),
+        *(
+            make("llm-d V2", f"15 s, up at once, {up} / {up - 10} %", True, llmd(up / 100, up / 100 - 0.1), by_load)
+            for up in (85, 70, 60, 50)
         ),
+        *(make(CONSTANT, f"{replicas}", True, constant(replicas)) for replicas in range(1, most + 1)),
+        *(make(CLAIRVOYANT, f"{100 * share:.0f} %", True, knows(share)) for share in _CLAIRVOYANT),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,10 @@ class Device:
     def seconds(self, tokens: int, kv_tokens: int) -> float:
         """Return the duration of a step."""
         return self.base + self.token * tokens + self.kv_token * kv_tokens
+
+    def slowed(self, factor: float) -> Device:
+        """Return a device whose steps take `factor` times as long."""
+        return replace(self, base=factor * self.base, token=factor * self.token, kv_token=factor * self.kv_token)
 
     def tokens_within(self, seconds: float, kv_tokens: int) -> int:
         """Return the maximum forward tokens of a step of at most `seconds`."""

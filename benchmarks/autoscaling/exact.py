@@ -74,6 +74,8 @@ class ExactReplica:
         self._step_seconds = 0.0
         self._prefilled = self._decoded = 0
         self._ended = self._ended_prompt = self._ended_generated = self._rejected = 0
+        self._arrived_tokens = self._rejected_tokens = 0
+        assert engine.patience == float("inf"), "clients that give up are only simulated approximately"
 
     @property
     def in_flight(self) -> int:
@@ -82,9 +84,11 @@ class ExactReplica:
 
     def add(self, arrival: Arrival) -> None:
         """Queue or reject a request."""
+        self._arrived_tokens += arrival.prompt
         if self._stats.num_waiting >= self._max_queued:
             self._log.lost.append(arrival.time)
             self._rejected += 1
+            self._rejected_tokens += arrival.prompt
             return
         self._runner.now = max(self._runner.now, arrival.time)
         self._num_added += 1
@@ -132,6 +136,9 @@ class ExactReplica:
             ended_prompt_tokens=self._ended_prompt,
             ended_generated_tokens=self._ended_generated,
             rejected=self._rejected,
+            arrived_prompt_tokens=self._arrived_tokens,
+            rejected_prompt_tokens=self._rejected_tokens,
+            cancelled_prompt_tokens=0,
         )
 
     def _step(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from benchmarks.autoscaling.replica import Arrival, Engine, MakeReplica, Replica, RequestLog
@@ -17,6 +17,8 @@ class Cluster:
     Attributes:
         gpus: number of GPUs; each pod needs one, and is pending without it.
         start: draws a pod's time from scheduling to ready: image, weights, warm-up.
+        stuck: numbers of the pods, by creation, that never become ready.
+        slow: step times of pods relative to the device's, by number.
         propagation: delay until the Service learns that a pod is ready or terminating.
         pre_stop, drain: time for which a terminating pod accepts requests, and then to finish them.
         scrape_loss: share of scrapes that fail.
@@ -25,6 +27,8 @@ class Cluster:
 
     gpus: int = 1_000_000
     start: Callable[[random.Random], float] = lambda rng: rng.uniform(50.0, 70.0)
+    stuck: frozenset[int] = frozenset()
+    slow: Mapping[int, float] = field(default_factory=dict)
     propagation: float = 1.0
     pre_stop: float = 15.0
     drain: float = 60.0
@@ -48,12 +52,14 @@ class State(Enum):
 
 @dataclass(eq=False, slots=True)
 class Pod:
-    """A simulated pod."""
+    """A simulated pod. Times in seconds; `deleted` is when its deletion was requested."""
 
     name: str
     created: float
     state: State = State.PENDING
     scheduled: float = 0.0
+    ready: float = 0.0
+    deleted: float = 0.0
     replica: Replica | None = None
 
 
@@ -70,6 +76,12 @@ def least_loaded(rng: random.Random, pods: list[Pod]) -> Pod:
     """Choose the less loaded of two random pods (Mitzenmacher, 2001), as a gateway that counts connections does."""
     one, other = random_pod(rng, pods), random_pod(rng, pods)
     return one if _load(one) <= _load(other) else other
+
+
+def least_loaded_of_all(rng: random.Random, pods: list[Pod]) -> Pod:
+    """Choose the pod with the fewest requests in flight, as KubeAI's proxy and an endpoint picker do."""
+    least = min(_load(pod) for pod in pods)
+    return random_pod(rng, [pod for pod in pods if _load(pod) == least])
 
 
 def _load(pod: Pod) -> int:
@@ -108,6 +120,7 @@ class Fleet:
         self.scale(0.0, replicas)
         for pod in self.pods:
             if pod.state is State.STARTING:
+                pod.created = pod.scheduled = -self.cluster.start(self.rng)
                 self._ready(pod, 0.0)
                 self._join(pod, 0.0)
 
@@ -159,13 +172,16 @@ class Fleet:
             self.schedule(now + self.cluster.start(self.rng), lambda time, pod=pod: self._started(pod, time))  # type: ignore[misc]
 
     def _started(self, pod: Pod, now: float) -> None:
-        if pod.state is State.STARTING:
+        if pod.state is State.STARTING and int(pod.name) not in self.cluster.stuck:
             self.starts.append(now - pod.created)
             self._ready(pod, now)
             self.schedule(now + self.cluster.propagation, lambda time: self._join(pod, time))
 
     def _ready(self, pod: Pod, now: float) -> None:
-        pod.state, pod.replica = State.READY, self.make(self.engine, self.log, now)
+        engine = self.engine
+        if (factor := self.cluster.slow.get(int(pod.name))) is not None:
+            engine = replace(engine, device=engine.device.slowed(factor))
+        pod.state, pod.ready, pod.replica = State.READY, now, self.make(engine, self.log, now)
 
     def _join(self, pod: Pod, _: float) -> None:
         if pod.state is State.READY and pod not in self.endpoints:
@@ -175,7 +191,7 @@ class Fleet:
         if pod.state is not State.READY:
             self._gone(pod, now)
             return
-        pod.state = State.DRAINING
+        pod.state, pod.deleted = State.DRAINING, now
         self.schedule(now + self.cluster.propagation, lambda _: self._leave(pod))
         self.schedule(now + self.cluster.pre_stop, lambda time: self._stop(pod, time))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -55,6 +56,9 @@ class ReplicaMetrics:
     ended_prompt_tokens: int
     ended_generated_tokens: int
     rejected: int
+    arrived_prompt_tokens: int
+    rejected_prompt_tokens: int
+    cancelled_prompt_tokens: int
 
     @property
     def in_flight(self) -> int:
@@ -68,7 +72,7 @@ class RequestLog:
 
     Attributes:
         served: (arrival, first token, end, whether all gaps were in time) of completed requests.
-        lost: arrivals of rejected or aborted requests.
+        lost: arrivals of rejected, cancelled or aborted requests.
         gaps, late_gaps: number of gaps between tokens, and of those beyond the target.
     """
 
@@ -105,11 +109,13 @@ class Engine:
     Attributes:
         targets: latency targets; the engine sizes its steps for the gap (`--inter-token-target`).
         max_queued: maximum number of queued requests; more are rejected (`--max-queued-requests`).
+        patience: seconds after which a client gives up a request that has no token yet.
     """
 
     device: Device
     targets: Targets
     max_queued: int = 1024
+    patience: float = math.inf
 
 
 MakeReplica = Callable[[Engine, RequestLog, float], Replica]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.autoscaling.comparison import OURS, Row, better_rows
+from benchmarks.autoscaling.comparison import Row, Verdict, verdicts
+from benchmarks.autoscaling.configurations import BASELINES, CLAIRVOYANT, CONSTANT, OURS
 from benchmarks.autoscaling.traces import WARM_UP
 
 _COLORS = {
@@ -15,45 +16,61 @@ _COLORS = {
     "KubeAI": "#2ca02c",
     "llm-d V1": "#9467bd",
     "llm-d V2": "#ff7f0e",
+    CONSTANT: "#000000",
+    CLAIRVOYANT: "#17becf",
 }
 HEAD = (
-    "| policy | in time | first token p50 / p99 | lost | GPU-hours | changes an hour | worst backlog, tokens |\n"
+    "| policy | in time, % | GPU-hours | first token p50 / p99 | lost | changes an hour | worst backlog, tokens |\n"
     "|---|---|---|---|---|---|---|"
 )
 
 
 def line(row: Row) -> str:
-    """Return one run as a row of a Markdown table."""
-    got = row.figures
+    """Return one policy as a row of a Markdown table: means over the seeds, and the worst backlog of all."""
+    runs = row.runs
+
+    def average(values: Iterable[float]) -> float:
+        return sum(values) / len(runs)
+
     return (
-        f"| {row.configuration.name}{' (tuned)' if row.configuration.tuned else ''} | {100 * got.attainment:.1f} % "
-        f"| {got.first_p50:.2f} / {got.first_p99:.2f} s | {100 * got.lost:.1f} % | {got.gpu_hours:.2f} "
-        f"| {got.changes_per_hour:.1f} | {got.worst_backlog:,} |"
+        f"| {row.configuration.name}{' (tuned)' if row.configuration.is_rival and row.configuration.tuned else ''} "
+        f"| {row.attainment.show(100, 1)} | {row.gpu_hours.show(1, 2)} "
+        f"| {average(run.first_p50 for run in runs):.2f} / {average(run.first_p99 for run in runs):.2f} s "
+        f"| {100 * average(run.lost for run in runs):.1f} % | {average(run.changes_per_hour for run in runs):.1f} "
+        f"| {max(run.worst_backlog for run in runs):,} |"
     )
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the tables of all traces."""
-    for trace, ahead in better_rows(rows):
+    """Yield a table and a verdict for each trace."""
+    judged = {verdict.trace: verdict for verdict in verdicts(rows)}
+    for trace in dict.fromkeys(row.trace for row in rows):
         yield f"\n### {trace.name}\n\n{trace.what[0].upper()}{trace.what[1:]}.\n\n{HEAD}"
         yield from (line(row) for row in rows if row.trace is trace)
-        ours = [row.figures.gpu_hours for row in rows if row.trace is trace and row.configuration.family == OURS]
-        if not ours:
-            continue
-        within = [row for row in ahead if row.figures.gpu_hours <= max(ours)]
-        costlier = [row for row in ahead if row.figures.gpu_hours > max(ours)]
-        yield (
-            f"\nAhead of FastGen: {_named(within)}." if within else "\nNo policy is ahead of FastGen at the same cost."
+        if trace in judged:
+            yield f"\n{_told(judged[trace])}"
+
+
+def _told(verdict: Verdict) -> str:
+    ours = verdict.ours
+    parts = [f"FastGen's default: {_point(ours)}."]
+    if verdict.rival is not None:
+        ahead = verdict.rival.attainment.mean - ours.attainment.mean
+        parts.append(
+            f"The best other policy at no more GPU-hours is {verdict.rival.configuration.name}, "
+            f"{_point(verdict.rival)}: {abs(100 * ahead):.1f} points {'ahead' if ahead > 0 else 'behind'}."
         )
-        if costlier:
-            yield f"\nBetter than any FastGen setting, at higher cost: {_named(costlier)}."
+    if verdict.constant is not None:
+        parts.append(f"A constant fleet of that cost, chosen with hindsight, has {100 * verdict.constant:.1f} %.")
+    if verdict.clairvoyant is not None:
+        parts.append(f"The clairvoyant policy of that cost has {100 * verdict.clairvoyant:.1f} %.")
+    if verdict.way is not None:
+        parts.append(f"FastGen goes {100 * verdict.way:.0f} % of the way between the two.")
+    return " ".join(parts)
 
 
-def _named(rows: Sequence[Row]) -> str:
-    return "; ".join(
-        f"{row.configuration.name} ({100 * row.figures.attainment:.1f} % at {row.figures.gpu_hours:.2f})"
-        for row in rows
-    )
+def _point(row: Row) -> str:
+    return f"{row.attainment.show(100, 1)} % at {row.gpu_hours.show(1, 2)}"
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
@@ -70,11 +87,11 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
     for axis, trace in zip(axes, traces, strict=False):
         for family, color in _COLORS.items():
             points = sorted(
-                (row.figures.gpu_hours, 100 * row.figures.attainment)
+                (row.gpu_hours.mean, 100 * row.attainment.mean)
                 for row in rows
                 if row.trace is trace and row.configuration.family == family
             )
-            style = "o-" if family == OURS else "o"
+            style = "o-" if family == OURS else "--" if family in BASELINES else "o"
             axis.plot([x for x, _ in points], [y for _, y in points], style, color=color, markersize=5, label=family)
         axis.set_title(trace.name, fontsize=10)
         axis.grid(alpha=0.3)
@@ -91,9 +108,9 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
     figure, grid = pyplot.subplots(len(shown), 1, figsize=(11, 3 * len(shown)), squeeze=False)
     for (axis,), trace in zip(grid, shown, strict=True):
         for family, color in _COLORS.items():
-            found = [row for row in rows if row.trace is trace and row.configuration.family == family]
+            found = [row for row in rows if row.trace is trace and row.configuration.family == family != CONSTANT]
             if found:
-                best = max(found, key=lambda row: row.figures.attainment)
+                best = max(found, key=lambda row: row.attainment.mean)
                 samples = [sample for sample in best.samples if sample.time >= WARM_UP]
                 times = [(sample.time - WARM_UP) / 60 for sample in samples]
                 axis.step(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean, stdev
 
 from benchmarks.autoscaling.simulation import Run
 from benchmarks.autoscaling.traces import WARM_UP
@@ -31,6 +33,35 @@ class Figures:
     gpu_hours: float
     changes_per_hour: float
     worst_backlog: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and half the width of its 95 % confidence interval; infinite for a single value."""
+
+    mean: float
+    half: float
+
+    def show(self, factor: float, digits: int) -> str:
+        """Return the interval for a table, in units of 1 / factor."""
+        tail = "" if math.isinf(self.half) else f" ± {factor * self.half:.{digits}f}"
+        return f"{factor * self.mean:.{digits}f}{tail}"
+
+
+# Quantile 0.975 of Student's t by degrees of freedom; 1.96 beyond.
+_STUDENT = (
+    *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13),
+    *(2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04),
+)
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean of independent runs with its 95 % confidence interval."""
+    if len(values) < 2:
+        return Interval(mean(values), math.inf)
+    degrees = len(values) - 1
+    quantile = _STUDENT[degrees - 1] if degrees <= len(_STUDENT) else 1.96
+    return Interval(mean(values), quantile * stdev(values) / math.sqrt(len(values)))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

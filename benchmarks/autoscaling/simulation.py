@@ -27,6 +27,7 @@ class View:
         pending_ages: seconds since the creation of each pod that is not ready yet.
         start_seconds: median time from creation to ready of the newest pods; None if unknown.
         desired_replicas: current replicas of the Deployment.
+        pods: all pods. A policy may read only what Kubernetes shows of them: `benchmarks.autoscaling.manifests`.
     """
 
     now: float
@@ -36,6 +37,7 @@ class View:
     start_seconds: float | None
     terminating: int
     desired_replicas: int
+    pods: tuple[Pod, ...] = ()
 
     @property
     def alive(self) -> int:
@@ -157,6 +159,7 @@ def _view(fleet: Fleet, rng: random.Random, now: float) -> View:
         median(list(fleet.starts)[-8:]) if fleet.starts else None,
         len(fleet.of(State.DRAINING)),
         fleet.desired_replicas,
+        tuple(fleet.pods),
     )
 
 

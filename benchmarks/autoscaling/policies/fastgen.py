@@ -1,61 +1,64 @@
-"""This project's operator: its own autoscaling code, fed with simulated scrapes."""
+"""This project's operator: its own code from the pods and the scraped text to the decision."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import Any
 
-from benchmarks.autoscaling.replica import ReplicaMetrics
+from benchmarks.autoscaling.manifests import EPOCH, MODEL, exposition, pod_manifest
 from benchmarks.autoscaling.simulation import View
-from fastgen_operator.autoscale.observation import Fleet, Sample
-from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.recommend import State, recommend
+from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.scrape import parse_sample
+from fastgen_operator.autoscale.supply import StartTimes
+from fastgen_operator.autoscale.watchlist import Record
+from fastgen_operator.kinds import DEPLOYMENT
+from fastgen_operator.plan.observed import Observed, settle_replicas
+from fastgen_operator.plan.supply import subject_of
 
 
-@dataclass(slots=True)
-class Tokens:
-    """The operator's policy with the user's targets and bounds."""
+class Operator:
+    """The operator with one FastGenDeployment: observe the pods, scrape, decide.
 
-    rules: Policy
-    _state: State = field(default_factory=State)
-    _samples: dict[str, Sample] = field(default_factory=dict)
+    Args:
+        autoscaling: `spec.autoscaling`.
+        engine: `spec.engine`.
+        period: scrape interval in seconds.
+    """
+
+    def __init__(self, autoscaling: Mapping[str, Any], engine: Mapping[str, Any], period: float = 5.0) -> None:
+        spec = {"model": {"source": "hf://example/model", "servedName": MODEL}, "engine": dict(engine)}
+        metadata = {"name": MODEL, "namespace": "benchmark", "uid": MODEL, "generation": 1}
+        self._resource = {"metadata": metadata, "spec": {**spec, "autoscaling": dict(autoscaling)}}
+        self._spec = Spec.model_validate(self._resource["spec"])
+        self._starts = StartTimes()
+        self._record = Record(MODEL)
+        self.period = period
 
     @property
-    def period(self) -> float:
-        """Scrape interval in seconds."""
-        return self.rules.scrape_seconds
+    def starts(self) -> StartTimes:
+        """The observed starts of pods."""
+        return self._starts
+
+    @property
+    def record(self) -> Record:
+        """What the operator has learned."""
+        return self._record
 
     def observe(self, view: View) -> int:
-        """Make a decision from one scrape."""
-        self._samples = {pod: sample for pod, sample in self._samples.items() if pod in view.ready}
-        self._samples |= {metrics.pod: sample_of(metrics) for metrics in view.replicas}
-        fleet = Fleet(
-            replicas=view.desired_replicas,
-            ready=view.ready,
-            samples=self._samples,
-            pending_ages=view.pending_ages,
-            terminating=view.terminating,
-            start_seconds=view.start_seconds,
+        """Make a decision from the pods and one round of scrapes."""
+        deployment = {"metadata": {"name": MODEL, "generation": 1}, "spec": {"replicas": view.desired_replicas}}
+        observed = Observed(
+            resource=self._resource,
+            children={(DEPLOYMENT, MODEL): deployment},
+            pods=tuple(pod_manifest(pod) for pod in view.pods),
+            decision=self._record.decision,
         )
-        decision, self._state = recommend(self.rules, self._state, fleet, view.now)
-        return decision.replicas
-
-
-def sample_of(metrics: ReplicaMetrics) -> Sample:
-    """Return the operator's sample for a scrape."""
-    return Sample(
-        time=metrics.time,
-        prefill_tokens=metrics.scheduled_prefill_tokens,
-        decode_tokens=metrics.scheduled_decode_tokens,
-        ended_requests=metrics.ended,
-        ended_prompt_tokens=metrics.ended_prompt_tokens,
-        ended_generated_tokens=metrics.ended_generated_tokens,
-        rejected_requests=metrics.rejected,
-        backlog_tokens=metrics.backlog_prompt_tokens,
-        running=metrics.running,
-        waiting=metrics.waiting,
-        kv_used=min(1.0, metrics.kv_tokens / metrics.kv_capacity_tokens),
-        kv_capacity_tokens=metrics.kv_capacity_tokens,
-        kv_tokens=metrics.kv_tokens,
-        token_budget=metrics.token_budget,
-        step_model=metrics.step_model,
-    )
+        subject = subject_of(self._spec, settle_replicas(self._spec, observed), self.period, self._starts)
+        self._starts = subject.starts
+        answers: dict[str, Sample | None] = dict.fromkeys(view.ready)
+        for metrics in view.replicas:
+            answers[metrics.pod] = parse_sample(exposition(metrics), MODEL, view.now)
+        self._record.update(subject, answers, view.now, EPOCH.timestamp() + view.now)
+        assert self._record.decision is not None
+        return self._record.decision.replicas

@@ -7,17 +7,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.autoscaling.approximate import ApproximateReplica
 from benchmarks.autoscaling.device import A100_8B, CPU_135M, Device
 from benchmarks.autoscaling.exact import ExactReplica
 from benchmarks.autoscaling.fleet import Cluster, random_pod
+from benchmarks.autoscaling.policies.clairvoyant import clairvoyant
+from benchmarks.autoscaling.policies.fastgen import Operator
 from benchmarks.autoscaling.policies.fixed import Fixed
 from benchmarks.autoscaling.policies.hpa import Behavior, WaitingRequests
 from benchmarks.autoscaling.policies.knative import Concurrency
 from benchmarks.autoscaling.replica import Arrival, Engine, MakeReplica, ReplicaMetrics, RequestLog, Targets
-from benchmarks.autoscaling.results import figures
+from benchmarks.autoscaling.results import figures, interval
 from benchmarks.autoscaling.simulation import Policy, Run, Scenario, View, simulate
 from benchmarks.autoscaling.traces import AZURE_CODE, AZURE_CONVERSATION, BURST_GPT, Lengths, Mix, Trace, traces
 from hypothesis import given, settings
@@ -61,10 +64,16 @@ def run(
     gpus: int = 5,
     seconds: float = 180.0,
     make: MakeReplica = ApproximateReplica,
+    engine: Engine = GPU,
+    **cluster: Any,
 ) -> Run:
     trace = short(poisson(AZURE_CONVERSATION, rate, seconds, seed), seconds)
-    cluster = Cluster(gpus=gpus, start=lambda rng: rng.uniform(10.0, 20.0))
-    return simulate(Scenario(trace=trace, engine=GPU, cluster=cluster, begin=2, most=8, seed=seed), policy, make)
+    where = Cluster(gpus=gpus, start=lambda rng: rng.uniform(10.0, 20.0), **cluster)
+    return simulate(Scenario(trace=trace, engine=engine, cluster=where, begin=2, most=8, seed=seed), policy, make)
+
+
+def operator() -> Operator:
+    return Operator({"maxReplicas": 8}, {"device": "cuda", "maxSequences": 256})
 
 
 @settings(max_examples=15, deadline=None)
@@ -82,6 +91,58 @@ def test_the_same_seed_gives_the_same_run(make: MakeReplica) -> None:
     assert one.log == other.log
     assert one.samples == other.samples
     assert run(Restless(4), rate=1.0, seed=2).log != one.log
+
+
+def test_every_request_ends_once_if_clients_give_up() -> None:
+    result = run(Fixed(1), rate=12.0, engine=Engine(A100_8B, GPU.targets, patience=5.0))
+    arrivals = sorted(arrival.time for arrival in result.scenario.trace.arrivals(1))
+    assert sorted([row[0] for row in result.log.served] + result.log.lost) == arrivals
+    assert len(result.log.lost) > 100
+    assert max(first - arrival for arrival, first, _, _ in result.log.served) < 10
+
+
+def test_the_operator_in_the_simulator_knows_only_what_pods_and_metrics_show() -> None:
+    subject = operator()
+    run(subject, rate=9.0, seconds=240.0, gpus=8)
+    (learned,) = {starts.load for starts in [subject.starts.expected("")] if starts is not None}
+    assert 10 <= learned <= 20
+    assert learned == int(learned), "Kubernetes' times have whole seconds"
+    exact = (A100_8B.base, A100_8B.token, A100_8B.kv_token)
+    for sample in subject.record.samples.values():
+        assert sample.step_model != exact, "the engine fits its step times"
+        assert sample.step_model == pytest.approx(exact, rel=0.5)
+
+
+def test_the_operator_replaces_a_pod_that_never_becomes_ready() -> None:
+    plain = run(operator(), rate=12.0, seconds=300.0, gpus=8)
+    stuck = run(operator(), rate=12.0, seconds=300.0, gpus=8, stuck=frozenset({3}))
+    assert plain.samples[-1].ready == stuck.samples[-1].ready == plain.samples[-1].desired_replicas
+    assert stuck.samples[-1].desired_replicas == plain.samples[-1].desired_replicas + 1
+
+
+def test_the_operator_names_a_straggler_and_keeps_the_size_of_the_fleet() -> None:
+    subject = operator()
+    result = run(subject, rate=9.0, seconds=400.0, gpus=8, slow={2: 3.0})
+    (straggler,) = subject.record.speeds.stragglers
+    assert straggler.pod == "2"
+    assert max(sample.desired_replicas for sample in result.samples) <= 5
+
+
+def test_the_clairvoyant_policy_orders_replicas_one_start_ahead_and_bridges_short_lulls() -> None:
+    busy = [*range(100, 200), *range(230, 300), *range(600, 700)]
+    plan = clairvoyant(
+        [Arrival(float(second), 90, 10) for second in busy], 50.0, 1.0, 60.0, 90.0, seconds=800.0, most=8
+    )
+    wanted = [plan.plan[int(second / plan.period)] for second in (30, 45, 150, 215, 299, 400, 545, 650, 750)]
+    assert wanted == [1, 2, 2, 2, 2, 1, 2, 2, 1]
+
+
+def test_an_interval_covers_the_mean_with_students_quantile() -> None:
+    found = interval([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.half == pytest.approx(4.30 / 3**0.5)
+    assert found.show(100, 0) == "200 ± 248"
+    assert interval([1.0]).show(1, 1) == "1.0"
 
 
 def test_the_fleet_holds_at_most_the_clusters_gpus() -> None:
@@ -246,4 +307,4 @@ def test_the_quick_comparison_prints_a_table() -> None:
     ]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=True)
     assert "| HPA on waiting, 5, default |" in done.stdout
-    assert "2 runs in" in done.stdout
+    assert "3 runs in" in done.stdout

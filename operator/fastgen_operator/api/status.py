@@ -95,7 +95,10 @@ class AutoscalingStatus(ApiModel):
     reason: str | None = Field(default=None, max_length=1024)
     """Machine-readable reason for the current number of replicas, as one CamelCase word."""
     message: str | None = Field(default=None, max_length=1024)
-    """Human-readable details about the current number of replicas."""
+    """How the current number of replicas follows from the demand, the capacity and the target. Updated when the number
+    changes, and when the demand has changed by about a third."""
+    demand_tokens_per_second: int | None = Field(default=None, ge=0)
+    """Arriving tokens per second, prompt and expected generated ones, that the message is about."""
     history: list[ScalingStep] | None = Field(default=None, max_length=5)
     """Most recent changes of the number of replicas, newest first."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,39 @@ class Limit:
     message: str
 
 
+# Change of the demand from which the status tells it again: relative, and in replicas, for idle fleets.
+_MOVED: Final = 0.3
+_MOVED_REPLICAS: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """The arithmetic of a decision by demand.
+
+    Attributes:
+        demand: arriving forward tokens per second.
+        capacity: forward tokens per second that a replica computes within the latency targets.
+        utilization: target share of the capacity.
+        missing: replicas beyond the demand, for pods that do not serve.
+    """
+
+    demand: float
+    capacity: float
+    utilization: float
+    missing: float
+
+    @property
+    def required(self) -> float:
+        """Replicas that the demand requires, as a fraction, without the missing ones."""
+        return self.demand / (self.capacity * self.utilization)
+
+    def differs(self, told: float | None) -> bool:
+        """Return whether the demand is notably different from the one told last, or none was told."""
+        if told is None:
+            return True
+        return abs(self.demand - told) > max(_MOVED * told, _MOVED_REPLICAS * self.capacity)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One decision. Equal decisions need no reconcile.
@@ -48,6 +81,7 @@ class Decision:
         hold: set if the number is held regardless of the load.
         limit: set if a bound or rate limit overrides the load.
         load: demand in fully utilized replicas, for the metrics. Fluctuates, so it is not compared.
+        sizing: the arithmetic; None if no demand or capacity is known. Not compared either.
     """
 
     replicas: int
@@ -55,6 +89,7 @@ class Decision:
     hold: Hold | None = None
     limit: Limit | None = None
     load: float = field(default=0.0, compare=False)
+    sizing: Sizing | None = field(default=None, compare=False)
 
 
 def counted(replicas: int) -> str:

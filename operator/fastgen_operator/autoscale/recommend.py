@@ -11,7 +11,7 @@ from typing import Final
 
 from fastgen_operator.autoscale.averages import WindowMaximum
 from fastgen_operator.autoscale.capacity import ReplicaSpeeds
-from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, counted
+from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, Sizing, counted
 from fastgen_operator.autoscale.demand import Demand
 from fastgen_operator.autoscale.needs import Need, explain_missing, missing_replicas, required_replicas
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
@@ -129,8 +129,11 @@ def _decide(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: 
     if limit is None:
         limit = _node_limit(state, fleet) or _bound_limit(policy, state)
     capacity = state.speeds.capacity
-    load = 0.0 if capacity is None else state.demand.slow.value / capacity.tokens_per_second
-    return Decision(state.replicas, state.change, hold, limit, load), state
+    if capacity is None:
+        return Decision(state.replicas, state.change, hold, limit), state
+    arriving = state.demand.slow.value
+    sizing = Sizing(arriving, capacity.tokens_per_second, policy.utilization, missing)
+    return Decision(state.replicas, state.change, hold, limit, arriving / sizing.capacity, sizing), state
 
 
 def _scale(

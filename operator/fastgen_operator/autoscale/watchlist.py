@@ -71,6 +71,7 @@ class Record:
         state: demand, speeds and previous decisions.
         decision: the last one; None without autoscaling, and before the first one.
         states: the state of each pod at the last round.
+        told: the demand that the status shows, about.
         shown: the reason counted last.
     """
 
@@ -79,6 +80,7 @@ class Record:
     state: State = field(default_factory=State)
     decision: Decision | None = None
     states: tuple[tuple[str, PodState], ...] = ()
+    told: float | None = None
     shown: str = ""
 
     @property
@@ -112,13 +114,16 @@ class Record:
             self.decision, self.state = recommend(subject.policy, self.state, fleet, now)
         else:
             self.decision, self.state = None, measure(subject.policy, self.state, fleet, now)
+        sizing = None if self.decision is None else self.decision.sizing
+        if sizing is not None and sizing.differs(self.told):
+            self.told = sizing.demand
         self.states = tuple((pod.pod, pod.state) for pod in subject.supply(time))
         return self._shown() != before
 
     def _shown(self) -> tuple[object, ...]:
         """Return what the status shows, without values that fluctuate."""
         speeds = self.speeds
-        return self.decision, speeds.capacity is None, speeds.stragglers, self.states
+        return self.decision, self.told, speeds.capacity is None, speeds.stragglers, self.states
 
 
 class Watchlist:

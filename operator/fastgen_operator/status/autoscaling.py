@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, Final, get_args
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.decision import Sizing, counted
 from fastgen_operator.autoscale.supply import PodState
 from fastgen_operator.plan.observed import Observed
 
@@ -21,30 +22,53 @@ _WORST_FIRST: Final = ("Failing", "Lost", "Unschedulable", "Starting", "Draining
 
 
 def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, Any] | None:
-    """Compute `status.autoscaling`: the desired replicas and the last changes; None without autoscaling.
+    """Compute `status.autoscaling`: the desired replicas, why, and the last changes; None without autoscaling.
 
-    A change is detected by comparison with the current status, so an operator restart loses no history. `now` is an
-    RFC 3339 time.
+    The message is about now. It is kept while the replicas are the same and the demand is about the same. Changes are
+    detected by comparison with the current status, so an operator restart loses no history and writes nothing. `now`
+    is an RFC 3339 time.
     """
     if spec.autoscaling is None:
         return None
     old: dict[str, Any] = observed.resource.get("status", {}).get("autoscaling", {})
     wanted = observed.desired_replicas
     before = old.get("desiredReplicas")
-    if before == wanted:
-        return old
-    if before is None:
-        return {**old, "desiredReplicas": wanted}
-    reason, message = _why(spec, observed, wanted)
+    if before == wanted or before is None:
+        return {**old, "desiredReplicas": wanted, **_told(observed, old)}
+    reason, cause = _why(spec, observed, wanted)
+    sizing = None if observed.decision is None else observed.decision.sizing
+    message = cause if sizing is None else f"{cause}; {_arithmetic(sizing)}"
     step = {"time": now, "fromReplicas": before, "toReplicas": wanted, "reason": reason, "message": message}
     return {
         "desiredReplicas": wanted,
         "lastScaleTime": now,
         "reason": reason,
-        # In the past tense: it stays until the next change.
-        "message": f"scaled from {before} to {wanted} replicas: {message}",
+        "message": f"{counted(wanted)}: {message}",
+        **({} if sizing is None else {"demandTokensPerSecond": _rounded(sizing.demand)}),
         "history": [step, *old.get("history", ())][:_HISTORY],
     }
+
+
+def _told(observed: Observed, old: dict[str, Any]) -> dict[str, Any]:
+    """Return the message and the demand of an unchanged number of replicas, if they have to be told again."""
+    decision, wanted = observed.decision, observed.desired_replicas
+    if decision is None or decision.sizing is None or not decision.sizing.differs(old.get("demandTokensPerSecond")):
+        return {}
+    sizing = decision.sizing
+    more = wanted > math.ceil(sizing.required + sizing.missing)
+    kept = "; more are kept for the backlog, the KV cache, the scale-down window or minReplicas" if more else ""
+    message = f"{counted(wanted)}: {_arithmetic(sizing)}{kept}"
+    return {"message": message, "demandTokensPerSecond": _rounded(sizing.demand)}
+
+
+def _arithmetic(sizing: Sizing) -> str:
+    """Say in one sentence how the number of replicas follows from the demand."""
+    demand, capacity = _rounded(sizing.demand), _rounded(sizing.capacity)
+    missing = f", and {sizing.missing:.1f} for those that do not serve" if sizing.missing else ""
+    return (
+        f"{demand:,} tokens/s arrive, and a replica computes {capacity:,} within its latency targets, of which "
+        f"{100 * sizing.utilization:.0f} % are to be used: {sizing.required:.1f} replicas{missing}"
+    )
 
 
 def capacity_status(observed: Observed) -> dict[str, Any] | None:

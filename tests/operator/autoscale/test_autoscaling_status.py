@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.autoscale.capacity import Capacity, ReplicaSpeeds, Straggler
-from fastgen_operator.autoscale.decision import Change, Decision
+from fastgen_operator.autoscale.decision import Change, Decision, Sizing
 from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.autoscale.supply import PodSupply, StartTimes
 from fastgen_operator.autoscale.watchlist import Subject, Watchlist
@@ -73,6 +73,37 @@ def test_a_change_is_recorded_once_with_its_reason() -> None:
         decided(autoscaled(3, {"autoscaling": second}), 3, Change("DemandJumped", "other words")), LATER
     )
     assert again == second, "an unchanged decision must not change the status"
+
+
+def sized(demand: float, replicas: int, before: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    sizing = Sizing(demand, 8000.0, 0.85, missing=0.0)
+    return scaling_status(decided(autoscaled(2, {"autoscaling": before}), replicas, sizing=sizing, **fields), LATER)
+
+
+def test_the_message_has_inputs_target_and_arithmetic_and_the_event_the_same_words() -> None:
+    before = {"desiredReplicas": 2}
+    after = sized(17_120.0, 3, before)
+    words = (
+        "the demand uses 90 % of 2 replicas; target 85 %; 17,000 tokens/s arrive, and a replica computes 8,000 within "
+        "its latency targets, of which 85 % are to be used: 2.5 replicas"
+    )
+    assert after["message"] == f"3 replicas: {words}"
+    notice = scaling_notice({"status": {"autoscaling": before}}, {"autoscaling": after})
+    assert notice is not None
+    assert notice.message == f"from 2 to 3 replicas: {words}"
+
+
+def test_the_message_is_about_now_and_stays_while_the_demand_is_about_the_same() -> None:
+    first = sized(17_120.0, 3, {"desiredReplicas": 2})
+    for demand in (15_000.0, 21_000.0):
+        assert sized(demand, 3, first) == first
+    later = sized(8000.0, 3, first)
+    assert later["message"].startswith("3 replicas: 8,000 tokens/s arrive, ")
+    kept = "more are kept for the backlog, the KV cache, the scale-down window or minReplicas"
+    assert later["message"].endswith(f"1.2 replicas; {kept}")
+    assert (later["history"], later["lastScaleTime"]) == (first["history"], LATER), "it is no change"
+    idle = sized(0.0, 1, {"desiredReplicas": 1, "demandTokensPerSecond": 0})
+    assert sized(1500.0, 1, idle) == idle, "noise of an idle fleet"
 
 
 def test_the_history_keeps_five_changes_newest_first() -> None:

@@ -371,6 +371,14 @@ def test_five_replicas_one_of_them_three_times_slower_keep_their_size() -> None:
     assert told(odd.state.speeds) == (pytest.approx(RATE, rel=0.02), 512, "StepModel")
 
 
+def test_the_queue_of_a_straggler_does_not_keep_the_fleet_large() -> None:
+    """It never drains, and no other replica can take it over."""
+    fleet = FluidFleet.of(6, policy(max_replicas=16), constant(2.2), slow={"pod-6": 1 / 3}).run(1800)
+    assert fleet.backlogs[-1] > 10 * PROMPT_RATE
+    # 2.2 / 0.70 for the load, and two thirds for the straggler.
+    assert fleet.sizes[-1] == 4
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 50), st.floats(0, 100)), max_size=60), st.floats(1, 500))
 def test_a_window_maximum_covers_its_window_with_few_entries(steps: list[tuple[float, float]], window: float) -> None:
     peaks, now, seen = WindowMaximum(), 0.0, []

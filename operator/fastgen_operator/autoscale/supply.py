@@ -35,6 +35,7 @@ class PodView:
         revision: the pod template's hash.
         scheduled_at: when it got a node; None without one.
         started_at: start of the engine's running container; None if it does not run.
+        ended_at: end of its last container; None if the engine runs, or never ran.
         restarted: whether that container was started before.
         ready_since: when it became ready; None if it is not.
         unready_since: when it became not ready; None if it is ready or was never ready or unready.
@@ -50,6 +51,7 @@ class PodView:
     revision: str = ""
     scheduled_at: float | None = None
     started_at: float | None = None
+    ended_at: float | None = None
     restarted: bool = False
     ready_since: float | None = None
     unready_since: float | None = None
@@ -166,7 +168,7 @@ def supply_of(pod: PodView, starts: StartTimes, longest: float, time: float) -> 
         return PodSupply(pod.name, "Starting", "waits for the scheduler")
     usual = starts.expected(pod.revision)
     if pod.started_at is None:
-        passed = waited = max(0.0, time - pod.scheduled_at)
+        passed = waited = max(0.0, time - max(pod.scheduled_at, pod.ended_at or 0.0))
         allowed = longest if usual is None else max(_LEAST_SETUP_SECONDS, _PATIENCE * usual.seconds)
         doing = "its container has not started"
     else:

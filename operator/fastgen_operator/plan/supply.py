@@ -54,12 +54,14 @@ def view_of(pod: Object, failures: Mapping[str, Failure]) -> PodView:
     failure = failure_of(pod) or failures.get(name_of(pod))
     status = _engine_status(pod)
     running = status.get("state", {}).get("running", {})
+    ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated") or {}
     return PodView(
         name=name_of(pod),
         address=pod.get("status", {}).get("podIP"),
         revision=metadata.get("labels", {}).get(TEMPLATE_LABEL, ""),
         scheduled_at=_time_of(scheduled) if node_of(pod) else None,
         started_at=_seconds(running.get("startedAt")),
+        ended_at=None if running else _seconds(ended.get("finishedAt")),
         restarted=bool(status.get("restartCount")),
         ready_since=_time_of(ready) if serves else None,
         unready_since=None if serves else _time_of(ready),

@@ -206,6 +206,21 @@ def test_turning_autoscaling_off_and_on_changes_nothing_but_the_replicas(space: 
     assert len(space.items("replicasets")) == 1, "no pod is replaced"
 
 
+def test_a_fleet_without_autoscaling_is_measured(space: Space, operator: OperatorProcess, engines: Engines) -> None:
+    space.apply(resource(engine=ENGINE, replicas=1))
+    assert space.wait_condition("ScalingActive", "False")["reason"] == "ScalingDisabled"
+    assert space.wait_condition("ScalingLimited", "False")["reason"] == "ScalingDisabled"
+    (engine,) = engines(space, 1)
+    engine.prompt_rate = 0.3 * PROMPT_RATE
+    capacity = eventually(lambda: status(space).get("capacity"), within=60, what="the capacity")
+    assert capacity is not None
+    assert capacity["source"] == "StepModel"
+    space.wait_condition("ReplicasUniform", "True", "NoStragglers")
+    age = ("fastgen_operator_scrape_age_seconds", f"chat/{space.name}")
+    assert age in operator.metrics()
+    eventually(lambda: status(space).get("supply", {}).get("ready") == 1, within=20, what="the supply")
+
+
 def test_a_replica_that_waits_for_a_node_does_not_make_the_others_unready(space: Space) -> None:
     space.apply(autoscaled(minReplicas=2))
     space.make_ready(count=2)
@@ -218,5 +233,11 @@ def test_a_replica_that_waits_for_a_node_does_not_make_the_others_unready(space:
     # Now the third replica is more than what must serve.
     space.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 2}}})
     condition = space.wait_condition("Ready", "True", "ScalingUp")
+
+    def waiting() -> list[str]:
+        listed = status(space)["supply"]["pods"]
+        return [pod["name"] for pod in listed if pod["state"] == "Unschedulable"]
+
+    eventually(lambda: waiting() == [waits["metadata"]["name"]], within=20, what="the pod in the supply")
     assert condition["message"] == f"2 of 3 replicas ready; pod {waits['metadata']['name']}: {NO_GPU}"
     assert space.condition("PodsScheduled")["status"] == "False"

@@ -85,6 +85,7 @@ def test_a_pod_that_waits_for_its_readiness_gates_is_not_lost() -> None:
         pytest.param({"started_at": 300.0}, 300 + 120, id="restarted in place: from the new start"),
         pytest.param({"started_at": 5.0, "unready_since": 500.0}, 500 + 120, id="was ready: from then"),
         pytest.param({}, 300, id="no container yet: an image is pulled"),
+        pytest.param({"ended_at": 9000.0}, 9000 + 300, id="its container just ended, and is restarted"),
         pytest.param({"started_at": 5.0, "revision": "newer"}, 5 + DEADLINE, id="unknown revision: the deadline"),
     ],
 )
@@ -92,6 +93,15 @@ def test_a_start_that_takes_much_longer_than_usual_fails(fields: dict[str, Any],
     found = PodView(**{"name": "chat-x", "revision": "new", "scheduled_at": 0.0, **fields})
     assert state(found, seconds) == "Starting"
     assert state(found, seconds + 1) == "Failing"
+
+
+def test_an_engine_that_just_ended_is_not_failing_yet() -> None:
+    ended = {"exitCode": 1, "finishedAt": at(9000), "startedAt": at(5)}
+    for status in (
+        container(state={"terminated": ended}),
+        container(restarts=1, state={"waiting": {}}, lastState={"terminated": ended}),
+    ):
+        assert state(view(seen(**status)), EPOCH + 9010) == "Starting"
 
 
 def test_a_quick_start_may_take_a_minute() -> None:

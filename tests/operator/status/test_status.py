@@ -45,6 +45,9 @@ def test_every_condition_is_set_from_the_first_reconcile(space: Space) -> None:
         "PodsScheduled",
         "Progressing",
         "Available",
+        "ScalingActive",
+        "ScalingLimited",
+        "ReplicasUniform",
     ]
     assert all(condition["reason"] and condition["message"] for condition in conditions)
 

@@ -149,19 +149,32 @@ class ReplicaSpeeds:
     stragglers: tuple[Straggler, ...] = ()
 
     def observe(
-        self, loads: Mapping[str, ReplicaLoad], shape: RequestShape, policy: Policy, now: float
+        self,
+        loads: Mapping[str, ReplicaLoad],
+        revisions: Mapping[str, str],
+        shape: RequestShape,
+        policy: Policy,
+        now: float,
     ) -> ReplicaSpeeds:
-        """Return the estimates updated with the newest sample of each ready replica; others are dropped."""
+        """Return the estimates updated with the newest sample of each ready replica; others are dropped.
+
+        Args:
+            revisions: hash of each pod's template. Only replicas of the same one are compared: another model or image
+                has another speed.
+        """
         replicas = {pod: self.replicas.get(pod, _Speed()).observe(load, shape, policy) for pod, load in loads.items()}
         found = {pod: speed.capacity(now) for pod, speed in replicas.items()}
         known = {pod: capacity for pod, capacity in found.items() if capacity is not None}
         if not known:
             # What was learned of replicas that are gone still holds for the next ones.
             return ReplicaSpeeds(replicas, self.capacity)
-        stragglers = _stragglers(
-            {pod: capacity.tokens_per_second for pod, capacity in known.items() if replicas[pod].is_judged},
-            frozenset(straggler.pod for straggler in self.stragglers),
-        )
+        judged = {pod: known[pod].tokens_per_second for pod in known if replicas[pod].is_judged}
+        before = frozenset(straggler.pod for straggler in self.stragglers)
+        slow_ones: list[Straggler] = []
+        for revision in {revisions.get(pod, "") for pod in judged}:
+            alike = {pod: speed for pod, speed in judged.items() if revisions.get(pod, "") == revision}
+            slow_ones += _stragglers(alike, before)
+        stragglers = tuple(sorted(slow_ones, key=lambda straggler: (straggler.share, straggler.pod)))
         slow = {straggler.pod for straggler in stragglers}
         return ReplicaSpeeds(replicas, _median(c for pod, c in known.items() if pod not in slow), stragglers)
 
@@ -171,18 +184,17 @@ class ReplicaSpeeds:
         return sum(1 - straggler.share for straggler in self.stragglers)
 
 
-def _stragglers(speeds: Mapping[str, float], before: frozenset[str]) -> tuple[Straggler, ...]:
+def _stragglers(speeds: Mapping[str, float], before: frozenset[str]) -> list[Straggler]:
     """Return the replicas far below the median. Of two, the faster one is the measure: no GPU is fast by accident."""
     if len(speeds) < 2:
-        return ()
+        return []
     middle = median_high(speeds.values())
     shares = {pod: speed / middle for pod, speed in speeds.items()}
-    slow = [
+    return [
         Straggler(pod, share)
         for pod, share in shares.items()
         if share < (_RECOVERS_ABOVE if pod in before else _STRAGGLES_BELOW)
     ]
-    return tuple(sorted(slow, key=lambda straggler: (straggler.share, straggler.pod)))
 
 
 def _median(found: Iterable[Capacity]) -> Capacity:

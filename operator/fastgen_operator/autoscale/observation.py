@@ -64,6 +64,7 @@ class Fleet:
         replicas: current `spec.replicas` of the Deployment.
         ready: names of the pods that are ready and not draining.
         samples: newest valid sample of each ready pod that has one.
+        revisions: hash of the pod template of each ready pod.
         starting: for each starting pod, how many seconds of its start have passed.
         failing: number of pods that fail or are lost: they take a replica's place and do not serve.
         without_room: number of pods that do not fit on the only node that they may run on.
@@ -73,6 +74,7 @@ class Fleet:
     replicas: int
     ready: frozenset[str]
     samples: Mapping[str, Sample] = field(default_factory=dict)
+    revisions: Mapping[str, str] = field(default_factory=dict)
     starting: tuple[float, ...] = ()
     failing: int = 0
     without_room: int = 0

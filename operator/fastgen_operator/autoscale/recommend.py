@@ -61,7 +61,7 @@ class State:
 def measure(policy: Policy, state: State, fleet: Fleet, now: float) -> State:
     """Return the state with the demand and the speeds of the replicas at `now`; decide nothing."""
     demand = state.demand.observe(fleet, now, policy.scrape_seconds)
-    speeds = state.speeds.observe(demand.replicas, demand.requests.mean, policy, now)
+    speeds = state.speeds.observe(demand.replicas, fleet.revisions, demand.requests.mean, policy, now)
     return replace(state, demand=demand, speeds=speeds)
 
 

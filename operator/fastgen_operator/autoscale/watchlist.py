@@ -51,6 +51,7 @@ class Subject:
             replicas=self.replicas,
             ready=frozenset(pod.pod for pod in supply if pod.state == "Ready"),
             samples=samples,
+            revisions={pod.name: pod.revision for pod in self.pods if pod.ready_since is not None},
             starting=tuple(pod.passed for pod in supply if pod.state == "Starting"),
             # Pods that are being deleted are replaced by the ReplicaSet controller.
             failing=sum(

@@ -257,6 +257,7 @@ def speeds(
     samples: dict[str, Sample],
     throughput: dict[str, float] | None = None,
     *,
+    revisions: dict[str, str] | None = None,
     before: ReplicaSpeeds | None = None,
     begin: float = 0.0,
     seconds: float = 600.0,
@@ -269,7 +270,7 @@ def speeds(
             done = (throughput or {}).get(pod)
             backlog = {} if done is None else {"prefill_tokens": done * time, "backlog_tokens": 1e6}
             loads[pod] = load_after(loads.get(pod), replace(plain, time=time, **backlog))  # type: ignore[arg-type]
-        found = found.observe(loads, SHAPE, rules, time)
+        found = found.observe(loads, revisions or {}, SHAPE, rules, time)
         time += rules.scrape_seconds
     return found
 
@@ -353,6 +354,13 @@ def test_a_straggler_recovers_above_sixty_percent() -> None:
     for index, (share, straggles) in enumerate([(0.55, False), (0.45, True), (0.55, True), (0.65, False)]):
         found = at(share, found, 1000.0 * index)
         assert bool(found.stragglers) is straggles, share
+
+
+def test_replicas_of_another_revision_are_no_stragglers() -> None:
+    slow = sample(step_model=(0.06, 0.0003, 0.0))
+    fleet = {"a": slow, "b": sample(), "c": sample()}
+    assert speeds(fleet, revisions={"a": "large", "b": "small", "c": "small"}).stragglers == ()
+    assert speeds(fleet, revisions={"a": "small", "b": "small", "c": "small"}).stragglers != ()
 
 
 def test_the_first_fits_of_a_replica_do_not_make_it_a_straggler() -> None:

@@ -31,6 +31,8 @@ class InformerCache:
 
     def put(self, kind: Kind, obj: Object) -> None:
         """Store an object, unless a newer version of it or its deletion is known."""
+        if self._known(kind, obj) is not None:
+            return
         trimmed = compact(kind, obj)
         with self._lock:
             self._store(kind).put(trimmed)
@@ -49,7 +51,7 @@ class InformerCache:
         Returns:
             The FastGenDeployments for which the cache was wrong: they have to be reconciled.
         """
-        trimmed = [compact(kind, obj) for obj in objects]
+        trimmed = [self._known(kind, obj) or compact(kind, obj) for obj in objects]
         with self._lock:
             changed = self._store(kind).replace(namespace, trimmed, int(version))
         return {key for obj in changed if (key := owner_of(kind, obj)) is not None}
@@ -74,8 +76,20 @@ class InformerCache:
         with self._lock:
             return sum(len(store.objects) for store in self._stores.values())
 
+    def _known(self, kind: Kind, obj: Object) -> Object | None:
+        """Return the cached object if it is of the same version.
+
+        Most events of a watch show the operator's own writes, and most of a list is known.
+        """
+        with self._lock:
+            cached = self._store(kind).objects.get(_key(obj))
+        return cached if cached is not None and _version(cached) == _version(obj) else None
+
     def _store(self, kind: Kind) -> _Store:
-        return self._stores.setdefault(kind, _Store(kind))
+        store = self._stores.get(kind)
+        if store is None:
+            store = self._stores[kind] = _Store(kind)
+        return store
 
 
 class _Store:

@@ -41,6 +41,9 @@ def compact(kind: Kind, obj: Object) -> Object:
             for part in ("containers", "initContainers")
             if part in spec
         }
+    elif kind == DEPLOYMENT and spec:
+        # Beside the template: it is compared several times in each reconcile.
+        kept["spec"] = {**spec, TEMPLATE_DIGEST: template_digest(obj)}
     elif kind == REPLICA_SET and spec:
         # The template is only compared with the Deployment's.
         kept["spec"] = _only(spec, _REPLICA_SET_SPEC) | {TEMPLATE_DIGEST: template_digest(obj)}

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
+from fastgen_operator.kube import cache as cache_module
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.compact import compact
@@ -192,4 +193,25 @@ def test_a_pod_is_kept_without_its_template_and_a_replica_set_too() -> None:
     assert kept["spec"] == {"replicas": 2, TEMPLATE_DIGEST: template_digest(replica_set)}
     assert template_digest(kept) == template_digest(replica_set)
     template = {**pod("a", 1), "spec": {"template": {"spec": {"volumes": []}}}}
-    assert compact(DEPLOYMENT, template)["spec"] == template["spec"], "drift is looked for in the whole child"
+    kept = compact(DEPLOYMENT, template)["spec"]
+    assert kept.pop(TEMPLATE_DIGEST) == template_digest(template)
+    assert kept == template["spec"], "drift is looked for in the whole child"
+
+
+def test_an_object_of_a_known_version_is_not_reduced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = InformerCache()
+    cache.put(POD, pod("a", 3))
+    cached = cache.get(POD, "space", "a")
+    reduced: list[str] = []
+
+    def counted(kind: Kind, obj: Object) -> Object:
+        reduced.append(obj["metadata"]["name"])
+        return compact(kind, obj)
+
+    monkeypatch.setattr(cache_module, "compact", counted)
+    cache.put(POD, pod("a", 3))
+    assert cache.replace(POD, None, [pod("a", 3), pod("b", 4)], "5") == {KEY}
+    assert reduced == ["b"]
+    assert cache.get(POD, "space", "a") is cached
+    cache.put(POD, pod("a", 6))
+    assert reduced == ["b", "a"]

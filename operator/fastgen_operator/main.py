@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,6 +39,7 @@ from fastgen_operator.runtime.discovery import Discovery
 from fastgen_operator.runtime.health_server import HealthServer
 from fastgen_operator.runtime.informers import build_registry, kinds_read, kopf_settings
 from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, SoleLeadership
+from fastgen_operator.runtime.liveness import Progress
 from fastgen_operator.runtime.logs import configure_logging
 from fastgen_operator.runtime.settings import Settings, parse_settings
 
@@ -62,18 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit_usage(f"no credentials for a cluster: {reason}: set KUBECONFIG, or run the operator in a pod")
     leadership = _leadership(settings, api_client, metrics)
     cache = InformerCache()
-    server = ApiServer(api_client, metrics, settings.request_seconds)
+    progress = Progress(time.monotonic)
+    server = ApiServer(api_client, metrics, settings.request_seconds, progress.step)
     client = KubeClient(server, cache, metrics, leadership.holds)
     discovery = Discovery(client, settings.platform)
     # Optional kinds are listed, not watched: kopf retries a watch of an unknown kind forever.
     kinds = kinds_read(settings.platform)
-    watches = Watches(time.monotonic, (FASTGEN, *kinds))
+    watches = Watches(time.monotonic, (FASTGEN, *kinds), settings.scopes, settings.relist_seconds)
     relister = Relister(client, cache, watches, lambda: kinds_read(discovery.platform()), settings.scopes)
     watchlist = Watchlist(settings.scrape_seconds)
-    reconciler = Reconciler(
-        cache, client, metrics, discovery.platform, watchlist, lambda: datetime.now(UTC), read_loads
-    )
-    controller = Controller(settings, cache, relister, reconciler, discovery, metrics, leadership, watches)
+    reconciler = Reconciler(cache, client, metrics, discovery.platform, watchlist, _now, read_loads)
+    controller = Controller(settings, cache, relister, reconciler, discovery, metrics, leadership, watches, progress)
     autoscaler = Autoscaler(watchlist, Scraper(settings.scrape_seconds), metrics, controller.queue.add)
     try:
         metrics_server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
@@ -114,6 +115,10 @@ def _leadership(settings: Settings, client: ApiClient, metrics: Metrics) -> Lead
     return Leadership(lease, identity, settings.terms, _boot_seconds, metrics.leader.set)
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 def _boot_seconds() -> float:
     # Unlike monotonic(), this clock counts while the machine is suspended, as a Lease does.
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -127,6 +132,8 @@ async def _run(
     registry: kopf.OperatorRegistry,
     kopf_options: kopf.OperatorSettings,
 ) -> None:
+    # A thread for each worker and for the resync, and some to resolve names. Python's default depends on the machine.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(settings.workers + 4))
     stopped, watches_open = asyncio.Event(), asyncio.Event()
     _stop_on_signals(stopped)
     # kopf cancels every task that was started after it, so these start before it.

@@ -176,6 +176,15 @@ def test_the_operators_pod_is_restricted(helm: Helm) -> None:
     assert container["resources"]["requests"]
 
 
+def test_a_probe_that_kills_the_operator_asks_for_progress_and_not_for_a_full_list(helm: Helm) -> None:
+    container = helm.one("Deployment")["spec"]["template"]["spec"]["containers"][0]
+    paths = {name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
+    assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    # A process that is short of CPU answers late. The default of one second would count as a failure.
+    assert all(container[name]["timeoutSeconds"] >= 5 for name in paths)
+    assert container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"] >= 120
+
+
 def test_the_crd_is_the_generated_one_kept_at_uninstall_and_optional(helm: Helm) -> None:
     crd = helm.one("CustomResourceDefinition")
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}

@@ -35,14 +35,14 @@ class Relister:
         """
         changed: set[Key] = set()
         for kind in (FASTGEN, *self.kinds()):
-            versions: dict[str, int] = {}
             for namespace in self.scopes:
+                versions: dict[str, int] = {}
                 try:
                     version, objects = self.client.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)
                     changed |= self.cache.replace(kind, namespace, _record_versions(versions, objects), version)
                 except KubeError as error:
                     raise KubeError(error.status, f"listing {kind.plural}: {error}", error.retry_after) from error
-            self.watches.listed(kind, versions)
+                self.watches.listed(kind, namespace, versions)
         return changed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from kubernetes.client import ApiClient, ApiException, Configuration
@@ -78,11 +79,15 @@ class ApiServer:
 
     Args:
         timeout: seconds without data after which a request fails, so that a dead connection does not block a worker.
+        ended: called after each request in its thread, whether or not it succeeded.
     """
 
-    def __init__(self, client: ApiClient, metrics: Metrics, timeout: float) -> None:
+    def __init__(
+        self, client: ApiClient, metrics: Metrics, timeout: float, ended: Callable[[], None] = lambda: None
+    ) -> None:
         self._client = client
         self._metrics = metrics
+        self._ended = ended
         self._timeout = (min(_CONNECT_SECONDS, timeout), timeout)
 
     def request(
@@ -99,15 +104,18 @@ class ApiServer:
             KubeError: no response, a status other than 2xx, or a body that is not JSON.
         """
         headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if content_type else {})
-        request = self._client.param_serialize(
-            method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
+        verb, url, signed, _, _ = self._client.param_serialize(
+            method, path, query_params=query or [], header_params=headers, auth_settings=["BearerToken"]
         )
         try:
-            response = self._client.call_api(*request, _request_timeout=self._timeout)
+            # The body is plain JSON: the client would walk through it to convert its own models.
+            response = self._client.call_api(verb, url, signed, body, _request_timeout=self._timeout)
             data: bytes = response.read()  # type: ignore[no-untyped-call]
         except (HTTPError, ApiException) as error:
             self._metrics.api_requests.labels(method, "none").inc()
             raise KubeError(0, f"reaching the API server: {error}") from error
+        finally:
+            self._ended()
         self._metrics.api_requests.labels(method, str(response.status)).inc()
         if not 200 <= response.status < 300:
             message, causes = _error_of(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fastgen_operator.kinds import Kind, Object
 
@@ -17,44 +17,60 @@ class Watches:
     Args:
         clock: monotonic seconds.
         kinds: the watched kinds; lists of other kinds are ignored.
+        scopes: the watched namespaces, each with watches of its own; (None,) for all.
+        patience: seconds from now within which each watch delivers its first event: kopf lists everything first.
     """
 
-    def __init__(self, clock: Callable[[], float], kinds: Iterable[Kind]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        kinds: Iterable[Kind],
+        scopes: Sequence[str | None] = (None,),
+        patience: float = 0.0,
+    ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._watches = {kind: _Watch() for kind in kinds}
+        self._watches = {(kind, scope): _Watch(clock() + patience) for kind in kinds for scope in scopes}
 
     def delivered(self, kind: Kind, obj: Object, event: str | None) -> None:
         """Record an event of a watch; its type is None in kopf's initial list."""
-        uid, version = uid_of(obj), version_of(obj)
+        uid, version, now = uid_of(obj), version_of(obj), self._clock()
         with self._lock:
-            watch = self._watches[kind]
+            watch = self._watches.get((kind, obj["metadata"].get("namespace"))) or self._watches[kind, None]
+            watch.delivered_at = now
             if event == "DELETED":
                 watch.forget(uid)
             else:
                 watch.see(uid, version)
 
-    def listed(self, kind: Kind, versions: Mapping[str, int]) -> None:
-        """Record a list: the version of every object of that kind, by uid."""
+    def listed(self, kind: Kind, scope: str | None, versions: Mapping[str, int]) -> None:
+        """Record a list: the version of every object of that kind and namespace (None for all), by uid."""
         now = self._clock()
         with self._lock:
-            if kind in self._watches:
-                self._watches[kind].compare(versions, now)
+            if (kind, scope) in self._watches:
+                self._watches[kind, scope].compare(versions, now)
 
     def behind(self) -> float:
-        """Return the seconds since a list showed the oldest change that no watch has delivered; 0 if there is none."""
+        """Return the longest time in which a watch delivered nothing, although a list shows that it should; 0 if none.
+
+        A watch that lags behind but delivers events makes progress.
+        """
         with self._lock:
-            missing = [since for watch in self._watches.values() for _, since in watch.missing.values()]
-        return self._clock() - min(missing) if missing else 0.0
+            silent = [watch.silent_since() for watch in self._watches.values() if watch.missing]
+        return max(0.0, self._clock() - min(silent)) if silent else 0.0
 
 
 class _Watch:
     """The watch of one kind: versions delivered, and versions missing with the time of the list that showed them."""
 
-    def __init__(self) -> None:
+    def __init__(self, delivered_at: float) -> None:
         self.missing: dict[str, tuple[int, float]] = {}
+        self.delivered_at = delivered_at
         self._seen: dict[str, int] = {}
         self._absent: set[str] = set()
+
+    def silent_since(self) -> float:
+        return max(self.delivered_at, min(since for _, since in self.missing.values()))
 
     def see(self, uid: str, version: int) -> None:
         self._seen[uid] = max(version, self._seen.get(uid, 0))

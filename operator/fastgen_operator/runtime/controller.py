@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 
 from fastgen_operator.kinds import Key
 from fastgen_operator.kube.cache import InformerCache
@@ -16,20 +17,24 @@ from fastgen_operator.metrics import Metrics
 from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.discovery import Discovery
 from fastgen_operator.runtime.leader_election import Leadership, SoleLeadership
-from fastgen_operator.runtime.liveness import Heartbeat, Sign, Stalled
+from fastgen_operator.runtime.liveness import Heartbeat, Progress, Sign, Stalled
 from fastgen_operator.runtime.settings import Settings
 from fastgen_operator.runtime.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
-# Missed resyncs after which the liveness probe fails.
-_MISSES = 3
+# Resync intervals without a step of the resync after which the liveness probe fails.
+_ROUNDS = 3
 
 
 class Controller:
     """Reconciles queued resources, and all resources periodically, while this operator leads.
 
     A standby does everything else: its queue is filled and its watches are open when it takes over.
+
+    Args:
+        progress: steps of the threads that reconcile and list.
+        clock: monotonic seconds.
 
     Attributes:
         listed: set after the first complete list: the CRD exists, and reconciles may start.
@@ -47,7 +52,10 @@ class Controller:
         metrics: Metrics,
         leadership: Leadership | SoleLeadership,
         watches: Watches,
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._settings = settings
         self._cache, self._relister = cache, relister
         self._reconciler = reconciler
@@ -58,24 +66,25 @@ class Controller:
             first=settings.retry_seconds,
             limit=settings.retry_limit_seconds,
             jitter=random.random,
-            clock=time.monotonic,
+            clock=clock,
         )
         self.listed = asyncio.Event()
         self._watches = watches
-        self._resynced_at = time.monotonic()
+        self._progress = progress
+        self._resync_step_at = self._clock()
         self._led_since: float | None = None
-        self._started: dict[Key, float] = {}
+        self._running: set[Key] = set()
         self._workers: list[asyncio.Task[None]] = []
         self._busy: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._not_before = 0.0
-        resyncs = max(_MISSES * settings.resync_seconds, settings.stall_seconds)
+        resyncs = max(_ROUNDS * settings.resync_seconds, settings.stall_seconds)
         self.heartbeat = Heartbeat(
-            time.monotonic,
+            clock,
             (
-                Sign("resyncSeconds", lambda: time.monotonic() - self._resynced_at, resyncs),
-                Sign("queueSeconds", self._queue_age, resyncs),
-                Sign("visitSeconds", self._reconcile_age, settings.stall_seconds),
+                Sign("resyncSeconds", self._resync_age, resyncs),
+                Sign("queueSeconds", self._queue_age, settings.stall_seconds),
+                Sign("reconcileSeconds", lambda: progress.stuck("reconcile"), settings.stall_seconds),
                 Sign("watchSeconds", self._watches.behind, resyncs),
             ),
             loop_limit=settings.stall_seconds,
@@ -106,7 +115,7 @@ class Controller:
         if not busy:
             return True
         _, pending = await asyncio.wait(busy, timeout=within)
-        for key in self._started:
+        for key in self._running:
             logger.warning("%s/%s: the reconcile did not end within %g s", *key, within)
         return not pending
 
@@ -115,7 +124,7 @@ class Controller:
         await self.listed.wait()
         await self._leadership.wait()
         if self._led_since is None:
-            self._led_since = time.monotonic()
+            self._led_since = self._clock()
         task = asyncio.current_task()
         assert task is not None
         while not self._is_closing:
@@ -132,10 +141,10 @@ class Controller:
     async def _reconcile(self, key: Key) -> KubeError | None:
         """Reconcile a resource; return an error to retry, or None."""
         logger.debug("%s/%s: reconcile", *key)
-        self._started[key] = time.monotonic()
+        self._running.add(key)
         try:
             with self._metrics.reconcile_seconds.time():
-                problem = await asyncio.to_thread(self._reconciler.reconcile, key)
+                problem = await asyncio.to_thread(self._progress.run, "reconcile", self._reconciler.reconcile, key)
         except KubeError as error:
             self._metrics.errors.inc()
             logger.warning("%s/%s: reconciling: %s", *key, error)
@@ -147,30 +156,29 @@ class Controller:
             logger.exception("%s/%s: reconciling", *key)
             return KubeError(0, str(error))
         finally:
-            del self._started[key]
+            self._running.discard(key)
         return None if problem is None else KubeError(0, problem.message)
 
     async def _resync(self) -> None:
         interval, retry = self._settings.resync_seconds, self._settings.retry_seconds
         pause = retry
-        next_list = time.monotonic()
+        next_list = self._clock()
         while True:
             try:
                 await self._wait_for_backoff()
+                self._resync_step_at = self._clock()
                 # Before any reconcile: the platform decides which children are written.
-                changed = await asyncio.to_thread(self._discovery.refresh)
-                if changed or time.monotonic() >= next_list:
+                changed = await asyncio.to_thread(self._progress.run, "list", self._discovery.refresh)
+                if changed or self._clock() >= next_list:
                     await self._relist()
-                    next_list = time.monotonic() + self._settings.relist_seconds
+                    next_list = self._clock() + self._settings.relist_seconds
                 for key in self._cache.resources():
                     self.queue.add(key)
-                self._resynced_at = time.monotonic()
                 self.listed.set()
                 pause = retry
                 # Jitter keeps loops with the same interval from staying in phase.
                 await asyncio.sleep(interval * random.uniform(0.9, 1.1))
             except KubeError as error:
-                # If this persists, missed resyncs fail the liveness probe.
                 logger.warning("%s", error)
                 self._back_off(error)
                 await asyncio.sleep(pause)
@@ -178,7 +186,7 @@ class Controller:
 
     async def _relist(self) -> None:
         """Correct the cache, and queue the resources for which it was wrong, deleted ones included."""
-        for key in await asyncio.to_thread(self._relister.relist):
+        for key in await asyncio.to_thread(self._progress.run, "list", self._relister.relist):
             self.queue.add(key)
 
     async def _beat(self) -> None:
@@ -188,17 +196,22 @@ class Controller:
 
     def _back_off(self, error: KubeError) -> None:
         """Delay all reconciles by Retry-After, not only that of the resource that received it."""
-        self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
+        self._not_before = max(self._not_before, self._clock() + error.retry_after)
 
     async def _wait_for_backoff(self) -> None:
-        while (pause := self._not_before - time.monotonic()) > 0:
+        while (pause := self._not_before - self._clock()) > 0:
             await asyncio.sleep(pause)
 
-    def _queue_age(self) -> float:
-        """Return the longest wait for a worker, seconds; 0 on a standby."""
-        if self._led_since is None:
-            return 0.0
-        return min(self.queue.oldest_wait(), time.monotonic() - self._led_since)
+    def _resync_age(self) -> float:
+        """Return the time since the last step of the resync, seconds. A failed list is a step: it is retried."""
+        return self._clock() - max(self._resync_step_at, self._progress.last("list"))
 
-    def _reconcile_age(self) -> float:
-        return time.monotonic() - min(self._started.values()) if self._started else 0.0
+    def _queue_age(self) -> float:
+        """Return the seconds in which resources waited and no worker made a step; 0 on a standby, or if none waits.
+
+        While the workers are busy, resources wait without a limit.
+        """
+        if self._led_since is None or not (wait := self.queue.oldest_wait()):
+            return 0.0
+        since = max(self._led_since, self._not_before, self._progress.last("reconcile"))
+        return max(0.0, min(wait, self._clock() - since))

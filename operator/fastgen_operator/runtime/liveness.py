@@ -1,9 +1,72 @@
-"""Progress of the operator's loops, for the liveness probe."""
+"""Progress of the operator's loops and threads, for the liveness probe.
+
+Progress is a step, not a result: a busy operator, or one whose API server is slow or fails, makes steps. A restart
+would only make it slower.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, ParamSpec, TypeVar
+
+# What a thread does.
+Work = Literal["reconcile", "list"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+class Progress:
+    """The last step of the work in each thread; safe to use from several threads.
+
+    A step is the start of the work, its end, or the end of a request to the API server, whatever the response. Each
+    request has a timeout, so work without a step for longer is stuck.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._threads: dict[int, tuple[Work, float]] = {}
+        self._last: dict[Work, float] = {"reconcile": clock(), "list": clock()}
+
+    def run(
+        self, work: Work, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result:
+        """Call the function in this thread as work of that kind."""
+        self._step(work)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._step(work)
+            with self._lock:
+                del self._threads[threading.get_ident()]
+
+    def step(self) -> None:
+        """Record a step of the work in this thread, if there is any."""
+        current = self._threads.get(threading.get_ident())
+        if current is not None:
+            self._step(current[0])
+
+    def last(self, work: Work) -> float:
+        """Return the time of the last step of any thread with that work."""
+        return self._last[work]
+
+    def stuck(self, work: Work) -> float:
+        """Return the longest time without a step of a thread with that work, seconds; 0 if there is none."""
+        with self._lock:
+            steps = [at for kind, at in self._threads.values() if kind == work]
+        return self._clock() - min(steps) if steps else 0.0
+
+    def _step(self, work: Work) -> None:
+        now = self._clock()
+        with self._lock:
+            self._threads[threading.get_ident()] = work, now
+            self._last[work] = now
 
 
 class Stalled(Exception):

@@ -37,7 +37,7 @@ class Settings:
         terms: times of the leader election.
         request_seconds: timeout of a request to the API server.
         silence_seconds: a watch without an event for this long is reopened; a bookmark comes every minute.
-        stall_seconds: the liveness probe fails after this long without progress.
+        stall_seconds: the liveness probe fails after this long without progress; longer than a request may take.
         stop_seconds: how long running reconciles may take to end after SIGTERM.
     """
 
@@ -116,6 +116,8 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         terms = Terms(chosen.pop("duration"), chosen.pop("renew"), chosen.pop("retry"))
     except ValueError:
         parser.error("--lease-retry-seconds must be below --lease-renew-seconds, and that below --lease-seconds")
+    if chosen["stall_seconds"] <= chosen["request_seconds"]:
+        parser.error("--stall-seconds must be above --request-seconds: the operator waits that long for a response")
     pods = PodSettings(**{field.name: chosen.pop(field.name) for field in fields(PodSettings)})
     return Settings(**{**chosen, "terms": terms, "pods": pods})
 

@@ -12,7 +12,7 @@ import pytest
 from cluster.controlplane import ControlPlane
 from harness.chart import operator_kubeconfig
 from harness.process import OperatorProcess
-from harness.proxy import Answer, Cut, Fault, Gone, Hang, Mute, Proxy, Request
+from harness.proxy import Answer, Cut, Fault, Gone, Hang, Mute, Proxy, Request, Slow
 from harness.space import Space, resource
 from support.waiting import eventually
 
@@ -32,12 +32,15 @@ def start(proxy: Proxy, space: Space, tmp_path: Path) -> Iterator[Start]:
     """Start an operator behind the proxy, in the test's namespace. It relists only after minutes."""
     started: list[OperatorProcess] = []
 
-    def start(*arguments: str) -> OperatorProcess:
+    def start(*arguments: str, wait: bool = True) -> OperatorProcess:
         defaults = ("--namespace", space.name, "--request-seconds", "1.5", "--relist-seconds", "300")
         kubeconfig = proxy.kubeconfig(tmp_path / "kubeconfig")
         operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", (*defaults, *arguments))
         started.append(operator)
-        operator.start()
+        if wait:
+            operator.start()
+        else:
+            operator.launch()
         return operator
 
     yield start
@@ -223,6 +226,33 @@ def test_silent_watches_fail_the_probe_while_lists_keep_reconciles_going(
         return str(answer.json()["error"]) if answer.status_code == 500 else ""
 
     assert eventually(complaint, within=20, what="a failing probe").startswith("watchSeconds is ")
+
+
+def test_an_operator_that_is_slow_because_of_the_api_server_passes_the_liveness_probe(
+    proxy: Proxy, space: Space, start: Start
+) -> None:
+    """The resources that wait for its only worker wait longer than the probe allows for one step."""
+    stall = 8.0
+    proxy.rule = lambda request: None if request.is_watch else Slow(0.2)
+    names = [f"chat{number}" for number in range(5)]
+    for name in names:
+        space.apply(resource(name, replicas=0))
+    operator = start("--workers", "1", "--stall-seconds", str(stall), wait=False)
+    eventually(lambda: operator.probe("healthz"), within=30, what="a health server", every=0.05)
+    began = time.monotonic()
+    assert not operator.is_ready(), "the lists take seconds"
+    complaints: list[str] = []
+
+    def all_ready() -> bool:
+        answer = operator.probe("healthz")
+        if answer.status_code != 200:
+            complaints.append(answer.text)
+        return all(space.condition("Ready", name).get("status") == "True" for name in names)
+
+    eventually(all_ready, within=60, what="all resources to be ready", every=0.1)
+    assert complaints == []
+    assert time.monotonic() - began > 1.3 * stall
+    assert operator.is_ready()
 
 
 def test_a_reconcile_that_keeps_failing_is_reported_within_seconds_and_stops_nothing_else(

@@ -1,11 +1,11 @@
-"""A stalled operator fails its liveness probe, whichever part stalls; a standby does not."""
+"""A stuck operator fails its liveness probe, whichever part is stuck; a busy one and a standby do not."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from fastgen_operator.metrics import Metrics
 from fastgen_operator.runtime.controller import Controller
 from fastgen_operator.runtime.health_server import HealthServer
 from fastgen_operator.runtime.leader_election import SoleLeadership
-from fastgen_operator.runtime.liveness import Heartbeat, Sign, Stalled
+from fastgen_operator.runtime.liveness import Heartbeat, Progress, Sign, Stalled
 from fastgen_operator.runtime.settings import Settings
 from harness.objects import stored
 from support.waiting import eventually
@@ -59,9 +59,16 @@ class Stuck:
     gate: threading.Event = field(default_factory=threading.Event)
     resources: int = 1
     fault: KubeError | None = None
+    list_gate: threading.Event = field(default_factory=threading.Event)
+    lists: int = 0
+
+    def __post_init__(self) -> None:
+        self.list_gate.set()
 
     def list(self, kind: Any, namespace: str | None, selector: str) -> tuple[str, Iterator[Object]]:
         assert (kind, namespace, selector) == (FASTGEN, None, "")
+        self.lists += 1
+        self.list_gate.wait(20)
         if self.fault is not None:
             raise self.fault
         return "1", iter([resource_of(number) for number in range(self.resources)])
@@ -85,7 +92,153 @@ def controller_of(stuck: Any, leadership: Any = None) -> Controller:
     watches = Watches(time.monotonic, (FASTGEN,))
     relister = Relister(stuck, cache, watches, lambda: (), (None,))
     watches.delivered(FASTGEN, resource_of(0), None)
-    return Controller(SETTINGS, cache, relister, stuck, stuck, Metrics(), leadership or SoleLeadership(), watches)
+    leadership, progress = leadership or SoleLeadership(), Progress(time.monotonic)
+    return Controller(SETTINGS, cache, relister, stuck, stuck, Metrics(), leadership, watches, progress)
+
+
+class Timed:
+    """A controller with a clock of its own whose workers run, and whose reconciles the test defines.
+
+    Its resync does not run unless a test starts it; `check` counts as its step. Lists fail after a minute.
+    """
+
+    def __init__(self, reconcile: Callable[[Timed], None]) -> None:
+        self.clock = Clock()
+        self.progress = Progress(self.clock)
+        self._reconcile = reconcile
+        self.reconciles = self.lists = 0
+        cluster: Any = self
+        watches, leadership = Watches(self.clock, ()), SoleLeadership()
+        self.controller = Controller(
+            *(
+                Settings(engine_image="e", workers=1, retry_seconds=0.001),
+                InformerCache(),
+                cluster,
+                cluster,
+                cluster,
+                Metrics(),
+            ),
+            *(leadership, watches, self.progress, self.clock),
+        )
+
+    def reconcile(self, _: Key) -> None:
+        try:
+            self._reconcile(self)
+        finally:
+            self.reconciles += 1
+
+    def refresh(self) -> bool:
+        return True
+
+    def relist(self) -> set[Key]:
+        self.lists += 1
+        self.clock.now += 60
+        raise KubeError(0, "no route")
+
+    async def work(self, resources: int) -> None:
+        """Reconcile that many resources, which are queued at once."""
+        for number in range(resources):
+            self.controller.queue.add(("space", f"chat{number}"))
+        self.controller.listed.set()
+        worker = asyncio.create_task(self.controller._work())
+        async with asyncio.timeout(20):
+            while self.reconciles < resources or self.controller._busy:
+                await asyncio.sleep(0.001)
+        await stop([worker])
+
+    def check(self) -> dict[str, float]:
+        """Return the ages as of now; raise Stalled."""
+        listing = threading.Thread(target=self.progress.run, args=("list", lambda: None))
+        listing.start()
+        listing.join(10)
+        self.controller.heartbeat.beat()
+        return self.controller.heartbeat.check()
+
+
+async def test_a_queue_that_waits_for_an_hour_is_healthy_while_the_worker_makes_steps() -> None:
+    """Each request to the API server takes a minute: slow, but not stuck."""
+    waits: list[float] = []
+
+    def slow(timed: Timed) -> None:
+        for _ in range(3):
+            timed.clock.now += 60
+            timed.progress.step()
+            timed.clock.now += 20
+            waits.append(timed.controller.queue.oldest_wait())
+            ages = timed.check()
+            assert ages["reconcileSeconds"] == 20
+
+    timed = Timed(slow)
+    await timed.work(20)
+    assert len(waits) == 60, "no check failed"
+    assert max(waits) > 3600
+
+
+async def test_a_worker_without_a_step_fails_the_probe_although_nothing_waits() -> None:
+    complaints: list[str] = []
+
+    def hang(timed: Timed) -> None:
+        timed.clock.now += 90
+        timed.check()
+        timed.clock.now += 1
+        with pytest.raises(Stalled) as stalled:
+            timed.check()
+        complaints.append(str(stalled.value))
+
+    await Timed(hang).work(1)
+    assert complaints == ["reconcileSeconds is 91.0, above 90"]
+
+
+async def test_a_worker_that_takes_nothing_fails_the_probe_although_lists_continue() -> None:
+    timed = Timed(lambda _: None)
+    await timed.work(1)
+    timed.clock.now += 10_000
+    assert timed.check()["queueSeconds"] == 0.0, "idle"
+    timed.controller.queue.add(("space", "chat"))
+    timed.clock.now += 90
+    assert timed.check()["queueSeconds"] == 90.0
+    timed.clock.now += 1
+    with pytest.raises(Stalled, match=r"queueSeconds is 91\.0, above 90"):
+        timed.check()
+
+
+async def test_a_pause_that_the_api_server_asked_for_is_not_a_stall() -> None:
+    def refused(_: Timed) -> None:
+        raise KubeError(429, "too many requests", 60)
+
+    timed = Timed(refused)
+    await timed.work(1)
+    timed.controller.queue.add(("space", "other"))
+    timed.clock.now += 140
+    assert timed.check()["queueSeconds"] == 80.0, "counted from the end of the pause"
+    timed.clock.now += 11
+    with pytest.raises(Stalled, match="queueSeconds"):
+        timed.check()
+
+
+def test_progress_is_recorded_by_thread_and_kind_of_work() -> None:
+    clock = Clock()
+    progress = Progress(clock)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        entered.set()
+        assert leave.wait(10)
+
+    thread = threading.Thread(target=lambda: progress.run("reconcile", hang))
+    thread.start()
+    assert entered.wait(10)
+    clock.now = 50
+    progress.step()
+    progress.run("list", progress.step)
+    assert (progress.stuck("reconcile"), progress.stuck("list")) == (50, 0)
+    assert (progress.last("reconcile"), progress.last("list")) == (0, 50)
+    clock.now = 60
+    progress.run("reconcile", progress.step)
+    assert (progress.stuck("reconcile"), progress.last("reconcile")) == (60, 60), "another thread makes steps"
+    leave.set()
+    thread.join(10)
+    assert progress.stuck("reconcile") == 0
 
 
 async def complaint(controller: Controller) -> str:
@@ -133,7 +286,7 @@ async def test_deadlocked_workers_fail_the_probe_although_lists_continue(stuck: 
     try:
         await asyncio.wait_for(controller.listed.wait(), 5)
         controller.heartbeat.check()
-        assert (await complaint(controller)).startswith("visitSeconds is ")
+        assert (await complaint(controller)).startswith("reconcileSeconds is ")
     finally:
         stuck.gate.set()
         await stop(tasks)
@@ -146,21 +299,37 @@ async def test_a_standby_is_healthy_and_ready_although_its_queue_is_full(stuck: 
         await asyncio.wait_for(controller.listed.wait(), 5)
         await asyncio.sleep(3 * SETTINGS.stall_seconds)
         assert controller.queue.oldest_wait() > SETTINGS.stall_seconds
+        controller.heartbeat.beat()
         ages = controller.heartbeat.check()
-        assert ages["queueSeconds"] == ages["visitSeconds"] == 0.0
+        assert ages["queueSeconds"] == ages["reconcileSeconds"] == 0.0
         assert controller.check_ready() == {"leads": 0.0}
     finally:
         await stop(tasks)
 
 
-async def test_failing_lists_fail_the_liveness_and_the_readiness_probe() -> None:
-    controller = controller_of(Stuck(fault=KubeError(0, "no route")))
+async def test_failing_lists_fail_the_readiness_probe_only() -> None:
+    """A restart does not bring back the API server. Each list takes a minute until it fails."""
+    timed = Timed(lambda _: None)
+    resync = asyncio.create_task(timed.controller._resync())
+    try:
+        await asyncio.to_thread(eventually, lambda: timed.lists > 6, within=30, what="seven lists", every=0.01)
+        timed.controller.heartbeat.beat()
+        assert timed.controller.heartbeat.check()["resyncSeconds"] <= 60
+        with pytest.raises(Stalled, match="could not be listed"):
+            timed.controller.check_ready()
+    finally:
+        await stop([resync])
+
+
+async def test_a_list_that_hangs_fails_the_liveness_probe(stuck: Stuck) -> None:
+    """A request of the official client has a timeout; this one does not."""
+    stuck.list_gate.clear()
+    controller = controller_of(stuck)
     tasks = controller.start()
     try:
-        with pytest.raises(Stalled, match="could not be listed"):
-            controller.check_ready()
         assert (await complaint(controller)).startswith("resyncSeconds is ")
     finally:
+        stuck.list_gate.set()
         await stop(tasks)
 
 
@@ -202,7 +371,8 @@ def test_the_probe_server_responds_while_the_event_loop_hangs() -> None:
 
     asyncio.run(run())
     assert heard[0].status_code == 200
-    assert set(heard[0].json()) == {"loopSeconds", "resyncSeconds", "queueSeconds", "visitSeconds", "watchSeconds"}
+    signs = {"loopSeconds", "resyncSeconds", "queueSeconds", "reconcileSeconds", "watchSeconds"}
+    assert set(heard[0].json()) == signs
     assert heard[-2].json()["error"].startswith("loopSeconds is ")
     assert heard[-1].status_code == 404
 
@@ -219,14 +389,16 @@ def test_a_change_that_only_a_list_shows_ages_until_the_watch_delivers_it() -> N
     clock = Clock()
     watches = Watches(clock, (FASTGEN, DEPLOYMENT))
     watches.delivered(FASTGEN, obj(5), None)
-    watches.listed(FASTGEN, versions(obj(5)))
+    watches.listed(FASTGEN, None, versions(obj(5)))
     assert watches.behind() == 0
-    watches.listed(FASTGEN, versions(obj(7)))
+    watches.listed(FASTGEN, None, versions(obj(7)))
     clock.now = 30
-    watches.listed(FASTGEN, versions(obj(9)))
+    watches.listed(FASTGEN, None, versions(obj(9)))
     assert watches.behind() == 30, "a newer change does not make the older one any younger"
+    clock.now = 40
     watches.delivered(FASTGEN, obj(8), "MODIFIED")
-    assert watches.behind() == 30
+    clock.now = 70
+    assert watches.behind() == 30, "since the last event"
     watches.delivered(FASTGEN, obj(9), "MODIFIED")
     assert watches.behind() == 0
 
@@ -236,29 +408,63 @@ def test_a_watch_of_a_constantly_changing_resource_is_not_behind() -> None:
     watches = Watches(clock, (FASTGEN, DEPLOYMENT))
     for step in range(1, 50):
         clock.now = step * 30
-        watches.listed(FASTGEN, versions(obj(step)))
+        watches.listed(FASTGEN, None, versions(obj(step)))
         watches.delivered(FASTGEN, obj(step), "MODIFIED")
         assert watches.behind() == 0
+
+
+def test_the_first_event_of_a_watch_may_take_longer() -> None:
+    clock = Clock()
+    watches = Watches(clock, (FASTGEN,), patience=300)
+    watches.listed(FASTGEN, None, versions(obj(1), obj(2, "other")))
+    clock.now = 300
+    assert watches.behind() == 0
+    clock.now = 310
+    assert watches.behind() == 10
+    watches.delivered(FASTGEN, obj(1), None)
+    clock.now = 330
+    assert watches.behind() == 20
 
 
 def test_a_watch_of_a_quiet_cluster_or_of_deleted_objects_is_not_behind() -> None:
     clock = Clock()
     watches = Watches(clock, (FASTGEN, DEPLOYMENT))
     watches.delivered(FASTGEN, obj(1), None)
-    watches.listed(FASTGEN, versions(obj(1), obj(2, "new")))
+    watches.listed(FASTGEN, None, versions(obj(1), obj(2, "new")))
     watches.delivered(DEPLOYMENT, obj(1, "other"), None)
-    watches.listed(FASTGEN, versions(obj(1)))
-    watches.listed(POD, versions(obj(7, "of a kind that is not watched")))
+    watches.listed(FASTGEN, None, versions(obj(1)))
+    watches.listed(POD, None, versions(obj(7, "of a kind that is not watched")))
     clock.now = 1e6
     assert watches.behind() == 0
     watches.delivered(FASTGEN, obj(3), "DELETED")
-    watches.listed(FASTGEN, {})
+    watches.listed(FASTGEN, None, {})
     assert watches.behind() == 0
+
+
+def test_a_watch_that_lags_but_delivers_is_not_stuck_and_other_namespaces_do_not_hide_one_that_is() -> None:
+    clock = Clock()
+    watches = Watches(clock, (FASTGEN,), ("a", "b"))
+
+    def of(namespace: str, version: int) -> Object:
+        found = obj(version, f"{namespace}{version}")
+        return {**found, "metadata": {**found["metadata"], "namespace": namespace}}
+
+    for namespace in ("a", "b"):
+        watches.listed(FASTGEN, namespace, versions(*(of(namespace, version) for version in range(1, 9))))
+    for step in range(1, 8):
+        clock.now = 60 * step
+        watches.delivered(FASTGEN, of("a", step), None)
+        assert watches.behind() == clock.now, "nothing came from the watch of b"
+    for step in range(1, 9):
+        watches.delivered(FASTGEN, of("b", step), None)
+    assert watches.behind() == 0, "the watch of a has one to come, and has just delivered"
+    clock.now += 100
+    assert watches.behind() == 100
 
 
 def test_an_object_created_during_a_list_is_not_behind() -> None:
     watches = Watches(Clock(), (FASTGEN,))
     watches.delivered(FASTGEN, obj(8, "new"), "ADDED")
-    watches.listed(FASTGEN, {})
-    watches.listed(FASTGEN, versions(obj(8, "new")))
+    watches.listed(FASTGEN, None, {})
+    watches.listed(FASTGEN, None, versions(obj(8, "new")))
     assert watches.behind() == 0

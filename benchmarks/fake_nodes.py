@@ -31,10 +31,10 @@ def ensure_kwok() -> Path:
 
 
 @contextmanager
-def fake_nodes(plane: ControlPlane, count: int) -> Iterator[None]:
-    """Create `count` fake nodes whose pods report that they run."""
+def fake_nodes(plane: ControlPlane, count: int, addresses: str = "10.128.0.0/9") -> Iterator[None]:
+    """Create `count` fake nodes whose pods report that they run, at addresses of that range."""
     processes = Processes(plane.folder / "kwok")
-    arguments = ["--manage-all-nodes=true", "--node-lease-duration-seconds=200", "--cidr=10.128.0.0/9"]
+    arguments = ["--manage-all-nodes=true", "--node-lease-duration-seconds=200", f"--cidr={addresses}"]
     # An argument must contain the folder of the processes, so the kubeconfig is copied there.
     kubeconfig = plane.folder / "kwok" / "kubeconfig"
     kubeconfig.parent.mkdir(exist_ok=True)

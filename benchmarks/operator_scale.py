@@ -1,11 +1,16 @@
 """Convergence time and steady-state cost of the operator with a thousand FastGenDeployments.
 
 API server, etcd, controller-manager and scheduler are real. Nodes and pods are kwok's, which only report that they run.
-The operator runs with the chart's RBAC and default settings. The API server counts its requests.
+The operator runs with the chart's RBAC, arguments and probes. A prober sends the probes as the kubelet does, and
+reports each time when it would have killed the operator. The API server counts the operator's requests.
 
-    python benchmarks/operator_scale.py [--deployments 1000] [--replicas 5] [--steady-seconds 120] [--json FILE]
+A fifth of the resources have autoscaling. The operator scrapes their pods at the pods' addresses; the engines there are
+simulated (simulated_engines.py), under a constant load that needs the replicas that exist.
 
-Needs Go if kwok or the Kubernetes programs must be built first, and about 4 GiB of memory for the default size.
+    python benchmarks/operator_scale.py [--deployments 1000] [--replicas 5] [--steady-seconds 330] [--json FILE]
+
+The steady state is measured for longer than the interval between two lists of all objects (300 s). Needs root, for the
+network of the simulated engines, Go if kwok or the Kubernetes programs must be built first, and about 4 GiB of memory.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +30,13 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("engine", "operator", "tests")]
 
 import httpx  # noqa: E402
-from fake_nodes import PODS_PER_NODE, create, fake_nodes  # noqa: E402
+from fake_nodes import PODS_PER_NODE, create, ensure_kwok, fake_nodes  # noqa: E402
+from prober import Prober  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
+from simulated_engines import MODEL  # noqa: E402
 
 from cluster.commands import print_to_stderr as say  # noqa: E402
+from cluster.commands import run  # noqa: E402
 from cluster.controlplane import ControlPlane, free_ports  # noqa: E402
 from cluster.programs import ensure_programs  # noqa: E402
 from cluster.waiting import wait_for  # noqa: E402
@@ -34,6 +44,10 @@ from harness.chart import SYSTEM, install, operator_kubeconfig  # noqa: E402
 from harness.space import resource  # noqa: E402
 
 NAMESPACES = 10
+# One of so many resources has autoscaling.
+AUTOSCALED = 5
+# Of the range for benchmarks (RFC 2544).
+POD_ADDRESSES = "198.18.0.0/16"
 READY, WRITES = "fastgen_operator_ready_replicas", "fastgen_operator_writes_total"
 TICKS = os.sysconf("SC_CLK_TCK")
 # Counts the operator's requests. The priority level is that of all service accounts.
@@ -63,7 +77,9 @@ class Figures:
     """Results in seconds and MiB; CPU in percent of one core."""
 
     deployments: int
+    autoscaled: int
     pods: int
+    ready_seconds: float = 0.0
     converged_seconds: float = 0.0
     converged_cpu_seconds: float = 0.0
     converged_requests: int = 0
@@ -77,30 +93,43 @@ class Figures:
     edit_seconds: float = 0.0
     memory_mib: float = 0.0
     peak_memory_mib: float = 0.0
+    oldest_scrape_seconds: float = 0.0
+    probes: int = 0
+    probes_failed: int = 0
+    slowest_probe_seconds: float = 0.0
+    kills: tuple[str, ...] = ()
 
 
 class Operator:
-    """The operator's process and its resource usage."""
+    """The operator's process and its resource usage.
 
-    def __init__(self, plane: ControlPlane, log: Path) -> None:
+    Args:
+        container: the operator's container in the rendered chart.
+    """
+
+    def __init__(self, plane: ControlPlane, container: dict[str, Any], log: Path) -> None:
         self.plane, self.log = plane, log
         self.metrics_port, self.health_port = free_ports(2)
+        self.prober = Prober(container, f"http://127.0.0.1:{self.health_port}")
+        self._arguments = container["args"]
         self._kubeconfig = operator_kubeconfig(plane)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process with default settings."""
+        """Start the process with the chart's arguments, and probe it."""
         command = [
-            *(sys.executable, "-m", "fastgen_operator.main", "--engine-image", "engine:test"),
-            *("--bind-address", "127.0.0.1", "--metrics-port", str(self.metrics_port), "--lease-namespace", SYSTEM),
+            *(sys.executable, "-m", "fastgen_operator.main", *self._arguments),
+            *("--bind-address", "127.0.0.1", "--metrics-port", str(self.metrics_port)),
             *("--health-port", str(self.health_port)),
         ]
         environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig), "PYTHONPATH": os.pathsep.join(sys.path[:3])}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self.prober.start()
 
     def stop(self) -> None:
         """Stop the process if it runs."""
+        self.prober.stop()
         if self._process is not None:
             self._process.terminate()
             self._process.wait(60)
@@ -118,14 +147,21 @@ class Operator:
 
     def total(self, name: str) -> float:
         """Return the sum of a metric's samples; 0 if the endpoint does not respond."""
+        return sum(self._samples(name))
+
+    def greatest(self, name: str) -> float:
+        """Return the greatest of a metric's samples."""
+        return max(self._samples(name))
+
+    def _samples(self, name: str) -> list[float]:
         try:
             text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20).text
         except httpx.TransportError:
             if self._process is not None and self._process.poll() is not None:
                 raise RuntimeError(f"the operator has exited: {self.log.read_text()[-3000:]}") from None
-            return 0.0
+            return []
         families = text_string_to_metric_families(text)
-        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+        return [sample.value for family in families for sample in family.samples if sample.name == name]
 
     def requests(self) -> int:
         """Return the number of the operator's requests so far."""
@@ -140,11 +176,42 @@ class Operator:
         return self._process.pid
 
 
+def table(figures: Figures) -> str:
+    """Return the results as the table of docs/benchmarks/operator-scale.md."""
+    size = f"{figures.deployments:,} resources, {figures.pods:,} pods, {figures.autoscaled:,} with autoscaling"
+    rows = {
+        "": size,
+        "operator start until it is ready (all objects listed)": f"{figures.ready_seconds:.1f} s",
+        "operator start until all pods are ready": f"{figures.converged_seconds:.0f} s",
+        "CPU time of the operator until then": f"{figures.converged_cpu_seconds:.0f} s",
+        "requests until then, watches included": f"{figures.converged_requests:,}",
+        "peak memory until then": f"{figures.peak_memory_mib:.0f} MiB",
+        "after a restart: time to reconcile all resources": f"{figures.restart_seconds:.0f} s",
+        "CPU time for it": f"{figures.restart_cpu_seconds:.0f} s",
+        "**writes after the restart**": f"**{figures.restart_writes}**",
+        "**writes in the steady state**": f"**{figures.steady_writes}** in {figures.steady_seconds:.0f} s",
+        "requests in the steady state": f"{figures.steady_requests_per_minute:.0f} per minute",
+        "CPU in the steady state": f"{figures.steady_cpu_percent:.1f} % of a core",
+        "oldest scrape of an autoscaled resource": f"{figures.oldest_scrape_seconds:.1f} s",
+        "memory in the steady state, after the restart": f"{figures.memory_mib:.0f} MiB",
+        "kubectl edit until the Deployment has it (median of five)": f"{figures.edit_seconds:.1f} s",
+        "probes sent, failed (startup and readiness included)": f"{figures.probes}, {figures.probes_failed}",
+        "slowest probe": f"{figures.slowest_probe_seconds:.2f} s",
+        "**times the kubelet would have killed the operator**": f"**{len(figures.kills)}**",
+    }
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join([lines[0], "|---|---|", *lines[1:]])
+
+
 def deployments(count: int, replicas: int) -> list[dict[str, Any]]:
     """Return FastGenDeployments, spread over the namespaces."""
     found = []
     for number in range(count):
-        obj = resource(f"chat-{number}", replicas=replicas, resources={"limits": {"cpu": 1, "memory": "2Gi"}})
+        size: dict[str, Any] = {"replicas": replicas}
+        if number % AUTOSCALED == 0:
+            size = {"autoscaling": {"minReplicas": replicas, "maxReplicas": 2 * replicas}}
+        obj = resource(f"chat-{number}", **size, resources={"limits": {"cpu": 1, "memory": "2Gi"}})
+        obj["spec"]["model"]["servedName"] = MODEL
         obj["metadata"]["namespace"] = f"team-{number % NAMESPACES}"
         found.append(obj)
     return found
@@ -168,6 +235,7 @@ def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: f
 
     wait_for("all pods ready", all_ready, seconds=1800, every=3)
     figures.converged_seconds = time.monotonic() - started
+    figures.ready_seconds = operator.prober.ready_seconds
     wait_until_quiet(operator)
     figures.converged_cpu_seconds, figures.converged_requests = operator.cpu_seconds(), operator.requests()
     figures.peak_memory_mib = operator.memory_mib("VmHWM")
@@ -189,7 +257,40 @@ def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: f
     figures.steady_requests_per_minute = 60 * (operator.requests() - requests) / elapsed
     figures.steady_writes = int(operator.total(WRITES) - writes)
     figures.memory_mib = operator.memory_mib("VmRSS")
+    figures.oldest_scrape_seconds = operator.greatest("fastgen_operator_scrape_age_seconds")
     figures.edit_seconds = edit(plane)
+
+
+@contextmanager
+def engines() -> Iterator[None]:
+    """Run the simulated engines at all addresses of pods, in a network namespace of their own. Needs root."""
+    name = f"fastgen-{os.getpid()}"
+    here, there, port = "198.19.0.1", "198.19.0.2", f"fgen{os.getpid() % 10**7}"
+    inside = ("ip", "netns", "exec", name)
+    program = [sys.executable, str(Path(__file__).with_name("simulated_engines.py"))]
+    try:
+        for command in (
+            ("ip", "netns", "add", name),
+            ("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name),
+            ("ip", "address", "add", f"{here}/30", "dev", port),
+            ("ip", "link", "set", port, "up"),
+            (*inside, "ip", "address", "add", f"{there}/30", "dev", "eth0"),
+            (*inside, "ip", "link", "set", "eth0", "up"),
+            (*inside, "ip", "link", "set", "lo", "up"),
+            (*inside, "ip", "route", "add", "local", POD_ADDRESSES, "dev", "lo"),
+            ("ip", "route", "add", POD_ADDRESSES, "via", there),
+        ):
+            run(list(command))
+        process = subprocess.Popen([*inside, *program])
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+    finally:
+        # With the device, its routes and addresses go.
+        subprocess.run(["ip", "link", "delete", port], check=False)
+        subprocess.run(["ip", "netns", "delete", name], check=False)
 
 
 def wait_until_quiet(operator: Operator) -> None:
@@ -226,30 +327,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deployments", type=int, default=1000)
     parser.add_argument("--replicas", type=int, default=5)
-    parser.add_argument("--steady-seconds", type=float, default=120)
+    parser.add_argument("--steady-seconds", type=float, default=330)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
-    figures = Figures(options.deployments, options.deployments * options.replicas)
+    autoscaled = -(-options.deployments // AUTOSCALED)
+    figures = Figures(options.deployments, autoscaled, options.deployments * options.replicas)
     log = Path(f"/tmp/operator-scale-{os.getpid()}.log")
-    with ControlPlane(ensure_programs(), scheduler=True) as plane:
+    ensure_kwok()
+    with ControlPlane(ensure_programs(), scheduler=True) as plane, engines():
         plane.kubectl("create", "namespace", SYSTEM)
-        install(plane)
+        deployment = install(plane)
         plane.kubectl("apply", "--filename", "-", stdin=json.dumps(FLOW_SCHEMA))
         for number in range(NAMESPACES):
             plane.kubectl("create", "namespace", f"team-{number}")
         plane.kubectl("wait", "--for=condition=Established", "crd/fastgendeployments.fastgen.dev", "--timeout=30s")
-        operator = Operator(plane, log)
-        with fake_nodes(plane, -(-figures.pods * 2 // PODS_PER_NODE)):
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        operator = Operator(plane, container, log)
+        with fake_nodes(plane, -(-figures.pods * 2 // PODS_PER_NODE), POD_ADDRESSES):
             say(f"creating {figures.deployments} FastGenDeployments")
             create(plane, deployments(options.deployments, options.replicas))
             try:
                 measure(plane, operator, figures, options.steady_seconds)
             finally:
                 operator.stop()
+    prober = operator.prober
+    figures.probes, figures.probes_failed, figures.kills = prober.sent, prober.failed, tuple(prober.kills)
+    figures.slowest_probe_seconds = prober.slowest_seconds
     text = json.dumps(asdict(figures), indent=2)
     print(text)
+    print(table(figures))
     if options.json:
         options.json.write_text(text + "\n")
+    if figures.kills:
+        raise SystemExit("the kubelet would have killed the operator: see kills")
 
 
 if __name__ == "__main__":

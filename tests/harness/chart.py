@@ -16,12 +16,17 @@ SYSTEM = "fastgen-system"
 SERVICE_ACCOUNT = "fastgen-operator"
 
 
-def install(plane: ControlPlane, *args: str) -> None:
-    """Apply the rendered chart without the operator's Deployment: the tests run the operator themselves."""
-    rendered = Helm(plane.programs / "helm").render(*args)
+def install(plane: ControlPlane, *args: str, release: str = "fastgen") -> Object:
+    """Apply the rendered chart without the operator's Deployment: the tests run the operator themselves.
+
+    Returns:
+        The Deployment.
+    """
+    rendered = Helm(plane.programs / "helm").render(*args, release=release)
     applied = [obj for obj in rendered if obj["kind"] != "Deployment"]
-    assert len(applied) == len(rendered) - 1
+    (deployment,) = [obj for obj in rendered if obj["kind"] == "Deployment"]
     plane.kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(applied))
+    return deployment
 
 
 def operator_kubeconfig(plane: ControlPlane, name: str = SERVICE_ACCOUNT) -> Path:
@@ -40,9 +45,9 @@ class Helm:
         """Run helm and return its stdout. Raises CommandError with its stderr."""
         return run([self.program, *args])
 
-    def render(self, *args: str) -> list[Object]:
+    def render(self, *args: str, release: str = "fastgen") -> list[Object]:
         """Return the rendered objects of the chart; `args` set values."""
-        text = self.run("template", "fastgen", str(CHART), "--namespace", SYSTEM, *args)
+        text = self.run("template", release, str(CHART), "--namespace", SYSTEM, *args)
         return [document for document in yaml.safe_load_all(text) if document]
 
     def one(self, kind: str, *args: str) -> Object:

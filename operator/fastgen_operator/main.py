@@ -73,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     watches = Watches(time.monotonic, (FASTGEN, *kinds), settings.scopes, settings.relist_seconds)
     relister = Relister(client, cache, watches, lambda: kinds_read(discovery.platform()), settings.scopes)
     watchlist = Watchlist(settings.scrape_seconds)
-    reconciler = Reconciler(cache, client, metrics, discovery.platform, watchlist, _now, read_loads)
+    reconciler = Reconciler(
+        cache, client, metrics, discovery.platform, watchlist, _now, read_loads, settings.operator_class
+    )
     controller = Controller(settings, cache, relister, reconciler, discovery, metrics, leadership, watches, progress)
     autoscaler = Autoscaler(watchlist, Scraper(settings.scrape_seconds), metrics, controller.queue.add)
     try:
@@ -111,7 +113,7 @@ def _leadership(settings: Settings, client: ApiClient, metrics: Metrics) -> Lead
     # Two attempts fit into the renewal deadline.
     server = ApiServer(client, metrics, settings.terms.renew / 2)
     identity = f"{socket.gethostname()}_{uuid4().hex[:8]}"
-    lease = Lease(server, namespace, settings.lease_name)
+    lease = Lease(server, namespace, settings.lease)
     return Leadership(lease, identity, settings.terms, _boot_seconds, metrics.leader.set)
 
 

@@ -13,7 +13,7 @@ from fastgen_operator.api.crd import custom_resource_definition
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, OPTIONAL_KINDS, POD
 from fastgen_operator.runtime.informers import kinds_read
-from fastgen_operator.runtime.settings import parse_settings
+from fastgen_operator.runtime.settings import Settings, parse_settings
 from harness.chart import CHART, SYSTEM, Helm
 from support.namespace import Object
 
@@ -77,21 +77,34 @@ def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
     assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
+def settings_of(deployment: Object) -> Settings:
+    """Return the settings that the operator parses from its rendered command line."""
+    return parse_settings(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+
+
 @pytest.mark.parametrize("release", ["fastgen", "prod"])
 def test_leader_election_has_rights_on_one_lease_in_the_releases_namespace_only(helm: Helm, release: str) -> None:
     text = helm.run("template", release, str(CHART), "--namespace", SYSTEM, "--set", "watchNamespaces={one}")
     objects = [obj for obj in yaml.safe_load_all(text) if obj]
     (role,) = [obj for obj in objects if obj["kind"] == "Role" and obj["metadata"]["name"].endswith("-election")]
     (deployment,) = [obj for obj in objects if obj["kind"] == "Deployment"]
-    settings = parse_settings(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+    settings = settings_of(deployment)
     assert settings.leader_elect
     assert role["metadata"]["namespace"] == settings.lease_namespace == SYSTEM
     # Reads and writes of the Lease in lease.py.
     assert rights(role) == {(LEASE.group, LEASE.plural, verb) for verb in ("get", "create", "update")}
     named = {verb: rule.get("resourceNames") for rule in role["rules"] for verb in rule["verbs"]}
-    assert named == {"create": None, "get": [settings.lease_name], "update": [settings.lease_name]}
+    assert named == {"create": None, "get": [settings.lease], "update": [settings.lease]}
     others = [obj for obj in objects if obj["kind"] == "Role" and obj is not role]
     assert not [right for other in others for right in rights(other) if right[1] == LEASE.plural]
+
+
+def test_a_release_with_a_class_handles_only_that_class_and_elects_separately(helm: Helm) -> None:
+    plain, blue = (settings_of(helm.one("Deployment", *args)) for args in ((), ("--set", "operatorClass=blue")))
+    assert (plain.operator_class, blue.operator_class) == (None, "blue")
+    assert plain.lease != blue.lease
+    (role,) = [obj for obj in helm.render("--set", "operatorClass=blue") if obj["kind"] == "Role"]
+    assert {name for rule in role["rules"] for name in rule.get("resourceNames", ())} == {blue.lease}
 
 
 def test_several_operators_spread_over_nodes_and_have_a_disruption_budget(helm: Helm) -> None:
@@ -225,6 +238,7 @@ def test_every_value_of_the_operators_pod_is_rendered(helm: Helm) -> None:
         ("operator.logFormat=xml", "/operator/logFormat"),
         ("operator.resyncSeconds=0", "/operator/resyncSeconds"),
         ("watchNamespaces={Not_A_Name}", "/watchNamespaces/0"),
+        ("operatorClass=Blue", "/operatorClass"),
         ("crd.install=maybe", "/crd/install"),
     ],
 )

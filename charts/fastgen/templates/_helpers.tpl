@@ -6,6 +6,11 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Operators of different classes do not wait for each other, also during an upgrade that changes the class. */ -}}
+{{- define "fastgen.lease" -}}
+{{- include "fastgen.name" . }}{{ with .Values.operatorClass }}-{{ . }}{{ end -}}
+{{- end -}}
+
 {{- define "fastgen.selector" -}}
 app.kubernetes.io/name: fastgen-operator
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -26,6 +26,11 @@ ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 # Name of a Secret, a claim or a class.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
+# A class is part of a Lease's name.
+CLASS_LIMIT = 63
+CLASS_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+OperatorClass = Annotated[str, Field(min_length=1, max_length=CLASS_LIMIT, pattern=CLASS_PATTERN)]
+
 
 class ApiModel(BaseModel):
     """Base of the API models: snake_case in Python, camelCase in YAML, immutable.

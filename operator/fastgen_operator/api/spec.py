@@ -12,6 +12,7 @@ from fastgen_operator.api.fields import (
     ApiModel,
     FreeForm,
     ObjectName,
+    OperatorClass,
     model_rules,
     rules,
     setting_field,
@@ -89,6 +90,9 @@ class Spec(ApiModel):
             "ReadWriteMany",
         ),
     )
+    operator_class: OperatorClass | None = None
+    """Class of the operator that handles this resource: the one with the same --operator-class. If unset, the operator
+    without a class handles it. All other operators ignore it. A change hands the resource over; its pods stay."""
     model: Model
     engine: Engine
     resources: Resources = Resources()

@@ -9,13 +9,10 @@ from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.plan.observed import Observed
 
 
-def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind]) -> Observed | None:
-    """Read the resource and its children of those kinds; None if the resource is gone or being deleted.
-
-    A resource that is being deleted needs nothing: the garbage collector follows the owner references.
-    """
+def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind], operator_class: str | None) -> Observed | None:
+    """Read the resource and its children of those kinds; None if this operator has nothing to do for it."""
     resource = cache.get(FASTGEN, *key)
-    if resource is None or resource["metadata"].get("deletionTimestamp"):
+    if resource is None or not needs_reconciles(resource, operator_class):
         return None
     pods = cache.owned(POD, key)
     return Observed(
@@ -25,6 +22,14 @@ def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind]) -> Observed |
         pods=tuple(pod for pod in pods if not _is_download(pod)),
         fetch_pods=tuple(pod for pod in pods if _is_download(pod)),
     )
+
+
+def needs_reconciles(resource: Object, operator_class: str | None) -> bool:
+    """Return whether the resource is of this operator's class, and is not being deleted.
+
+    A resource that is being deleted needs nothing: the garbage collector follows the owner references.
+    """
+    return resource["spec"].get("operatorClass") == operator_class and not resource["metadata"].get("deletionTimestamp")
 
 
 def _is_download(pod: Object) -> bool:

@@ -22,7 +22,7 @@ from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
 from fastgen_operator.plan.supply import subject_of
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
-from fastgen_operator.reconcile.observe import observe
+from fastgen_operator.reconcile.observe import needs_reconciles, observe
 from fastgen_operator.reconcile.pod_events import PodEvents
 from fastgen_operator.status.status import build_status, scaling_notice, transition_notice
 
@@ -42,6 +42,7 @@ class Reconciler:
         platform: returns what the cluster offers now.
         now: returns the time, with a time zone, for transition times and Events.
         read_loads: returns the tokens in flight, by pod name, of the pods that serve a model and answer in time.
+        operator_class: the class of the resources to reconcile; None for those without a class.
     """
 
     cache: InformerCache
@@ -51,6 +52,7 @@ class Reconciler:
     watchlist: Watchlist
     now: Callable[[], datetime]
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
+    operator_class: str | None = None
     _failing_since: dict[Key, datetime] = field(default_factory=dict)
     _pod_events: PodEvents = field(init=False)
     _recorder: Recorder = field(init=False)
@@ -81,7 +83,7 @@ class Reconciler:
 
     def _reconcile(self, key: Key) -> Problem | None:
         platform, now = self.platform(), self.now()
-        observed = observe(self.cache, key, platform.kinds)
+        observed = observe(self.cache, key, platform.kinds, self.operator_class)
         if observed is None:
             self._forget(key)
             return None
@@ -94,7 +96,7 @@ class Reconciler:
         observed = self._settle(spec, observed)
         plan = make_plan(spec, observed, platform)
         if plan.names_to_look_up and not self._is_live(observed):
-            # The deletion of its children arrived before its own.
+            # The deletion of its children arrived before its own, or another operator has just taken it over.
             return None
         if (complete := self._fetch(plan, spec, observed)) is not observed:
             observed = complete
@@ -117,7 +119,7 @@ class Reconciler:
         now = self.now()
         if now - self._failing_since.setdefault(key, now) < _FAILURE_GRACE:
             return
-        observed = observe(self.cache, key, self.platform().kinds)
+        observed = observe(self.cache, key, self.platform().kinds, self.operator_class)
         if observed is None:
             return
         observed = replace(observed, at=now)
@@ -138,7 +140,7 @@ class Reconciler:
             logger.debug("%s/%s: reporting a failure: %s", *key, also)
 
     def _forget(self, key: Key) -> None:
-        """Drop the state of a deleted resource."""
+        """Drop the state of a resource that is deleted, or that another operator handles now."""
         self._failing_since.pop(key, None)
         self._pod_events.forget(key)
         self.watchlist.forget(key)
@@ -162,9 +164,9 @@ class Reconciler:
         return replace(observed, supply=subject.supply((observed.at or self.now()).timestamp()))
 
     def _is_live(self, observed: Observed) -> bool:
-        """Return whether this resource, with the same uid, still exists and is not being deleted."""
+        """Return whether this resource, with the same uid, still exists and is still this operator's."""
         live = self.client.get(FASTGEN, *observed.key)
-        if live is None or live["metadata"].get("deletionTimestamp"):
+        if live is None or not needs_reconciles(live, self.operator_class):
             return False
         return bool(live["metadata"]["uid"] == observed.resource["metadata"]["uid"])
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+from fastgen_operator.api.fields import CLASS_LIMIT, CLASS_PATTERN
 from fastgen_operator.children import DISPENSABLE_KINDS, Platform
 from fastgen_operator.children.network_policy import UNKNOWN_NEIGHBOURS, Neighbours
 from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
 from fastgen_operator.runtime.leader_election import DEFAULT_TERMS, Terms
+
+_LEASE: Final = "fastgen-operator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,7 @@ class Settings:
     Attributes:
         engine_image: engine image of resources that do not set one.
         namespaces: the watched namespaces; empty for all.
+        operator_class: the class of the resources to reconcile; None for those without a class.
         bind_address, metrics_port, health_port: address and ports of /metrics, and of /healthz and /readyz.
         resync_seconds: interval between reconciles of all resources from the cache.
         relist_seconds: interval between full lists, which find changes that a watch missed.
@@ -43,6 +48,7 @@ class Settings:
 
     engine_image: str
     namespaces: tuple[str, ...] = ()
+    operator_class: str | None = None
     bind_address: str = "0.0.0.0"
     metrics_port: int = 8080
     health_port: int = 8081
@@ -56,7 +62,7 @@ class Settings:
     pod_monitor_labels: tuple[tuple[str, str], ...] = ()
     pods: PodSettings = PLAIN_PODS
     scrape_seconds: float = 5.0
-    lease_name: str = "fastgen-operator"
+    lease_name: str | None = None
     lease_namespace: str | None = None
     leader_elect: bool = True
     terms: Terms = DEFAULT_TERMS
@@ -71,6 +77,11 @@ class Settings:
     def scopes(self) -> tuple[str | None, ...]:
         """The namespaces to list; (None,) for all."""
         return self.namespaces or (None,)
+
+    @property
+    def lease(self) -> str:
+        """The name of the Lease. The default contains the class: operators of different classes elect separately."""
+        return self.lease_name or "-".join(filter(None, (_LEASE, self.operator_class)))
 
     @property
     def platform(self) -> Platform:
@@ -94,6 +105,12 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
     parser.set_defaults(**{name: list(value) if value == () else value for name, value in defaults.items()})
     parser.add_argument(
         "--namespace", action="append", dest="namespaces", help="namespace to watch; repeatable; default: all"
+    )
+    parser.add_argument(
+        "--operator-class",
+        type=_class_name,
+        metavar="CLASS",
+        help="handle the FastGenDeployments with this spec.operatorClass; default: those without a class",
     )
     parser.add_argument("--engine-image", required=True, help="engine image of resources that do not set one")
     parser.add_argument("--bind-address", help="address of the metrics and health servers")
@@ -183,7 +200,7 @@ def _add_election(parser: argparse.ArgumentParser) -> None:
         dest="leader_elect",
         help="run without leader election, as the only operator",
     )
-    parser.add_argument("--lease-name", help="name of the leader election's Lease")
+    parser.add_argument("--lease-name", help=f"name of the Lease; default: {_LEASE}, or {_LEASE}-CLASS with a class")
     parser.add_argument("--lease-namespace", help="namespace of the Lease; default: the pod's own")
     for flag, name, kind, text in (
         ("--lease-seconds", "duration", int, "validity of the Lease after its last renewal"),
@@ -212,6 +229,12 @@ def _proxy(text: str) -> str:
         valid = False
     if not valid:
         raise argparse.ArgumentTypeError(f"{text}: give a URL such as http://proxy.example:3128")
+    return text
+
+
+def _class_name(text: str) -> str:
+    if len(text) > CLASS_LIMIT or not re.fullmatch(CLASS_PATTERN, text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give at most {CLASS_LIMIT} lower-case letters, digits and dashes")
     return text
 
 

@@ -143,6 +143,7 @@ INVALID: dict[str, tuple[Object, str]] = {
         "spec.network.allowFrom: each item must set either ipBlock, or podSelector",
     ),
     "an invalid CIDR": (resource(network={"allowFrom": [{"ipBlock": {"cidr": "everybody"}}]}), "ipBlock.cidr"),
+    "an operator class in capitals": (resource(operatorClass="Blue"), "spec.operatorClass"),
     "an empty API key secret name": (resource(apiKeySecretName=""), "spec.apiKeySecretName"),
     "a token budget below maxSequences": (
         engine(tokenBudget=16, maxSequences=32),

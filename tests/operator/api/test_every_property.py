@@ -28,11 +28,13 @@ from harness.space import Space, resource
 from support.waiting import eventually
 
 PLATFORM = Platform("engine:test")
-BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED}
+# With a class, the operator of the other tests ignores it.
+CLASSED = {**EVERYTHING, "operatorClass": "blue"}
+BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED, "classed": CLASSED}
 
 
 def effect(spec: Spec) -> Any:
-    """Return everything the operator derives from a spec: children, download, scaling policy; or its refusal."""
+    """Return everything derived from a spec: operator, children, download, scaling policy; or the refusal."""
     owner = stored()
     replicas = settle_replicas(spec, Observed(owner)).desired_replicas
     try:
@@ -44,13 +46,19 @@ def effect(spec: Spec) -> Any:
         claim = build_claim(owner, spec.cache)
         claim["metadata"]["uid"] = "uid-of-claim"
         downloads = gate_on_model(children, spec, Observed(owner, {(CLAIM, "chat"): claim}), PLATFORM.pods).children
-    return children, downloads, policy_of(spec, 1, 5.0)
+    return spec.operator_class, children, downloads, policy_of(spec, 1, 5.0)
 
 
 def all_edits() -> Iterator[Edit]:
     """Yield edits of the fixed-size and the autoscaled spec; shared fields are edited in the fixed one only."""
     yield from edits_of(EVERYTHING)
     yield from (edit for edit in edits_of(AUTOSCALED) if edit.path[0] == "autoscaling")
+    yield from (edit for edit in edits_of(CLASSED) if edit.path[0] == "operatorClass")
+
+
+def base_of(edit: Edit) -> str:
+    """Return the name of the spec that is edited."""
+    return {"autoscaling": "autoscaled", "operatorClass": "classed"}.get(str(edit.path[0]), "fixed")
 
 
 def test_every_field_is_edited() -> None:
@@ -64,7 +72,7 @@ def test_every_field_is_edited() -> None:
 
 def test_every_valid_edit_has_an_effect() -> None:
     for edit in all_edits():
-        before = Spec.model_validate(BASES["autoscaled" if edit.path[0] == "autoscaling" else "fixed"])
+        before = Spec.model_validate(BASES[base_of(edit)])
         try:
             after = Spec.model_validate(edit.spec)
         except ValidationError:
@@ -86,7 +94,7 @@ def test_the_api_server_rejects_an_edit_by_the_fields_name_or_the_operator_acts_
             rejected += 1
             assert edit.field in answer, f"{edit}: {answer}"
             continue
-        before = stored_base["autoscaled" if edit.path[0] == "autoscaling" else "fixed"]
+        before = stored_base[base_of(edit)]
         assert not isinstance(before, str), before
         same = Spec.model_validate(before) == Spec.model_validate(answer)
         assert same or effect(Spec.model_validate(before)) != effect(Spec.model_validate(answer)), str(edit)
@@ -149,7 +157,8 @@ PLAIN_SAMPLE: Object = {"replicas": 3, "drainSeconds": 31, "startupDeadlineSecon
 def test_edits_reach_the_children_and_undoing_them_restores_the_children(
     space: Space, operator: OperatorProcess
 ) -> None:
-    assert SAMPLE.keys() == spec_schema()["properties"].keys(), "a part of the spec is not tried"
+    # operatorClass: see runtime/test_operator_class.py.
+    assert SAMPLE.keys() | {"operatorClass"} == spec_schema()["properties"].keys(), "a part of the spec is not tried"
     names = {part: part.lower() for part in SAMPLE}
     bases = {part: AUTOSCALED if part == "autoscaling" else EVERYTHING for part in SAMPLE}
     _apply_all(space, {names[part]: bases[part] for part in SAMPLE})

@@ -131,6 +131,14 @@ def test_settings_are_parsed_from_the_command_line_with_the_documented_defaults(
     assert Settings(engine_image="e").scopes == (None,)
 
 
+def test_the_default_lease_of_each_class_has_a_name_of_its_own() -> None:
+    plain, blue = (parse_settings(["--engine-image", "e", *more]) for more in ([], ["--operator-class", "blue"]))
+    assert (plain.operator_class, blue.operator_class) == (None, "blue")
+    assert (plain.lease, blue.lease) == ("fastgen-operator", "fastgen-operator-blue")
+    named = ["--engine-image", "e", "--operator-class", "blue", "--lease-name", "mine"]
+    assert parse_settings(named).lease == "mine"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -138,6 +146,8 @@ def test_settings_are_parsed_from_the_command_line_with_the_documented_defaults(
         (["--engine-image", "e", "--resync-seconds", "0"], "give a number of seconds above 0"),
         (["--engine-image", "e", "--retry-seconds", "nan"], "give a number of seconds above 0"),
         (["--engine-image", "e", "--workers", "0"], "--workers"),
+        (["--engine-image", "e", "--operator-class", "Blue"], "--operator-class"),
+        (["--engine-image", "e", "--operator-class", ""], "--operator-class"),
         (["--engine-image", "e", "--lease-seconds", "9"], "must be below --lease-renew-seconds, and that below"),
     ],
 )

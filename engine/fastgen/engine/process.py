@@ -63,7 +63,7 @@ class Channel:
 
     def receive(self, *, wait: float | None) -> list[Command]:
         """Return all pending commands. Wait for the first one for at most `wait` seconds; without limit if None."""
-        commands = []
+        commands: list[Command] = []
         timeout = None if wait is None else round(wait * 1000)
         while self._socket.poll(0 if commands else timeout, zmq.POLLIN):
             commands.append(self._decoder.decode(self._socket.recv()))

@@ -12,10 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
+from typing import ClassVar
 
 import llguidance
 
-from fastgen.core.constraint import Constraint
+from fastgen.core.constraint import Constraint, NewConstraint
 from fastgen.core.request import FinishReason, Grammar, RequestError
 from fastgen.text.tokenizer import Tokenizer
 
@@ -69,9 +70,9 @@ class GrammarFactory:
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(_COMPILING_THREADS, "grammar")
         self._building = threading.Lock()
-        self._kept: OrderedDict[Grammar, Future[Callable[[], GrammarConstraint | TokenSet]]] = OrderedDict()
+        self._kept: OrderedDict[Grammar, Future[NewConstraint]] = OrderedDict()
 
-    def compile(self, grammar: Grammar) -> Future[Callable[[], GrammarConstraint | TokenSet]]:
+    def compile(self, grammar: Grammar) -> Future[NewConstraint]:
         """Return the compiled grammar, or the one that is being compiled; see `Grammars.compile`."""
         if not self._end_tokens and grammar.kind != "tokens":
             raise _refusal(grammar, "the model has no end-of-sequence token, so no match can end")
@@ -88,7 +89,7 @@ class GrammarFactory:
         if self._end_tokens:
             self._threads.submit(self._tables)
 
-    def __call__(self, grammar: Grammar) -> GrammarConstraint | TokenSet:
+    def __call__(self, grammar: Grammar) -> Constraint:
         """Return a constraint in its initial state, after the grammar has been compiled.
 
         Raises:
@@ -96,7 +97,7 @@ class GrammarFactory:
         """
         return self.compile(grammar).result()()
 
-    def _compile(self, grammar: Grammar) -> Callable[[], GrammarConstraint | TokenSet]:
+    def _compile(self, grammar: Grammar) -> NewConstraint:
         if grammar.kind == "tokens":
             return partial(TokenSet, grammar.token_ids)
         return partial(_start, _compile(grammar, self._tables()), self._end_tokens)
@@ -186,7 +187,7 @@ class TokenSet:
     """Allows the same tokens at every position: a `fastgen.core.constraint.Constraint` that never ends a generation."""
 
     __slots__ = ("_allowed",)
-    end = None
+    end: ClassVar[FinishReason | None] = None
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         bits = 0

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import fields
+
+import numpy as np
+
 from fastgen.core.request import SamplingParams
 from fastgen.core.scheduler import Chunk, Scheduler, StepPlan
 from fastgen.model.step_input import StepInput, StepInputBuilder
@@ -89,6 +94,18 @@ def test_a_decode_sends_neither_its_token_nor_blocks_that_the_runner_has() -> No
         )
         assert step.slot_mapping.tolist() == [block * 4 + position % 4]
     assert step.num_decodes == 1
+
+
+def test_a_step_can_be_sent_to_other_processes() -> None:
+    s, builder, arrive = scheduler(block_size=4), StepInputBuilder(4), Arrivals()
+    s.add(arrive(prompt=9, generate=20))
+    for plan in (s.schedule(), s.schedule()):
+        assert plan is not None
+        step = builder.build(plan)
+        copy = pickle.loads(pickle.dumps(step))
+        for field in fields(StepInput):
+            ours, sent = getattr(step, field.name), getattr(copy, field.name)
+            assert np.array_equal(ours, sent) if isinstance(ours, np.ndarray) else ours == sent
 
 
 def test_a_block_that_the_prefix_cache_replaced_is_sent_although_later_steps_are_in_flight() -> None:

@@ -52,6 +52,7 @@ def test_end_tokens_are_banned_before_min_tokens_unless_eos_is_ignored() -> None
     ends = frozenset({3})
     assert choose(logits, Draw(sampling, 0, [0, 0], 1, ends)) == [1]
     assert choose(logits, Draw(sampling, 0, [0, 0, 0], 1, ends)) == [3]
+    assert [logit_masks.banned_ends(sampling, count, ends) for count in (1, 2)] == [{2, 3}, set()]
     ignoring = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(2,), ignore_eos=True)
     assert choose(logits, Draw(ignoring, 0, [0, 0], 1, ends)) == [3]
 

@@ -390,10 +390,12 @@ _CHUNKS = {
     (2, 64): Configuration(128, 64, 8, 3),
     (2, 128): Configuration(128, 64, 8, 3),
     (2, 256): Configuration(64, 32, 8, 2),
-    (4, 64): Configuration(32, 32, 8, 2),
+    (4, 64): Configuration(32, 16, 8, 2),
     (4, 128): Configuration(16, 32, 8, 2),
     (4, 256): Configuration(32, 16, 8, 2),
 }
+# Most keys of a tile and stages of decodes that spill no registers, by major compute capability and head size.
+_MOST_OF_DECODES = {(8, 256): (32, 2), (12, 128): (32, 3), (12, 256): (32, 2)}
 _SPLIT_TILES = 2
 
 
@@ -418,9 +420,12 @@ def choose(
     key = (element_bytes, max(64, triton.next_power_of_2(head_dim)))
     if key not in _CHUNKS or group > _CHUNKS[key].block_m:
         raise ValueError(f"no attention kernel for heads of {head_dim} with {group} query heads to a KV head")
+    major = capability // 10
     if group <= 16 and num_rows <= max(num_sequences, 64):
-        return _DECODES[key]
-    if capability // 10 in (9, 10):
+        block_n, num_stages = _MOST_OF_DECODES.get((major, key[1]), (64, 3))
+        chosen = _DECODES[key]
+        return replace(chosen, block_n=min(chosen.block_n, block_n), num_stages=min(chosen.num_stages, num_stages))
+    if major in (9, 10):
         return _CHUNKS[key]
     # Other devices multiply from registers; the pointers of a third stage would spill.
     return replace(_CHUNKS[key], num_stages=2)
@@ -535,7 +540,8 @@ _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32
 def _variants() -> Iterator[Variant]:
     """Yield each configuration with each head size in bfloat16, and with representative ones in the other types.
 
-    `global` is attention to all keys without sinks or a soft cap, `all` is with a window and both.
+    `global` is attention to all keys without sinks or a soft cap, `all` is with a window and both. Names end with the
+    sizes of the tile and the number of stages.
     """
     every, some = (64, 80, 96, 112, 128, 160, 192, 256), (64, 128, 256)
     types = (
@@ -554,7 +560,8 @@ def _variants() -> Iterator[Variant]:
                 chosen = choose(num_rows, 16, group, head_dim, element_bytes, target)
                 targets_of[chosen] = (*targets_of.get(chosen, ()), target)
             for (chosen, its_targets), options in itertools.product(targets_of.items(), ("global", "all")):
-                name = f"{kind}-{activation}-{cache}-{head_dim}-{options}-stages{chosen.num_stages}"
+                sizes = f"{chosen.block_m}x{chosen.block_n}x{chosen.num_stages}"
+                name = f"{kind}-{activation}-{cache}-{head_dim}-{options}-{sizes}"
                 yield _variant(name, activation, cache, head_dim, group, options, chosen, its_targets)
 
 

@@ -2,12 +2,14 @@
 
 `python -m fastgen.kernels.triton.compilation` compiles every variant of every kernel for every target and prints a
 Markdown table of registers, spills and shared memory. It exits with 1 if a variant does not compile, spills registers
-or needs more shared memory than the target has. Triton caches the results.
+or needs more shared memory than the target has. `--page docs/benchmarks/gpu-compilation.md` compiles only what the
+table of that page lacks, and writes it there row by row: it can be interrupted, and repeated after a change.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import pkgutil
 import re
@@ -16,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +32,13 @@ from fastgen.kernels.triton.variant import Variant
 # specifications per compute capability).
 SHARED_MEMORY_LIMITS = {80: 163, 90: 227, 100: 227, 120: 99}
 _ALIGNED = ":16"
+_HEADER = """\
+| kernel | variant | configuration | target | registers | spilled bytes | shared memory, KiB | limit, KiB |
+|---|---|---|---|---:|---:|---:|---:|"""
+_ROW = re.compile(r"\| (\w+) \| (\S*) \| (\w+) \| sm_(\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| \d+ \|$", re.MULTILINE)
+
+# What identifies a row: kernel, variant, configuration and target.
+Key = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,7 @@ class Compiled:
 
     Attributes:
         kernel, variant: names.
+        configuration: digest of the types, constants and launch options, by which a changed variant is recognised.
         target: compute capability.
         registers: of a thread.
         spilled_bytes: local memory of a thread, where registers are spilled to.
@@ -46,6 +57,7 @@ class Compiled:
 
     kernel: str
     variant: str
+    configuration: str
     target: int
     registers: int = 0
     spilled_bytes: int = 0
@@ -56,6 +68,11 @@ class Compiled:
     def is_good(self) -> bool:
         """Whether it compiles, spills nothing and fits."""
         return not self.error and not self.spilled_bytes and self.shared_kib <= SHARED_MEMORY_LIMITS[self.target]
+
+    @property
+    def key(self) -> Key:
+        """What identifies its row."""
+        return self.kernel, self.variant, self.configuration, self.target
 
 
 def variants(kernel: str | None = None) -> Iterator[Variant]:
@@ -72,6 +89,20 @@ def variants(kernel: str | None = None) -> Iterator[Variant]:
 def full_name(variant: Variant) -> str:
     """Return `MODULE.KERNEL/VARIANT`."""
     return f"{variant.kernel.__module__.rpartition('.')[2]}.{_name(variant)}/{variant.name}"
+
+
+def targets(variant: Variant) -> tuple[int, ...]:
+    """Return the compute capabilities that may choose a variant."""
+    return tuple(SHARED_MEMORY_LIMITS) if variant.targets is None else variant.targets
+
+
+def key(variant: Variant, target: int) -> Key:
+    """Return what identifies the row of a variant and a compute capability."""
+    described = [
+        sorted((name, str(value)) for name, value in part.items()) for part in (variant.signature, variant.constants)
+    ]
+    digest = hashlib.sha256(repr((described, variant.num_warps, variant.num_stages)).encode()).hexdigest()
+    return _name(variant), variant.name, digest[:6], target
 
 
 def compile_variant(variant: Variant, target: int) -> Compiled:
@@ -92,23 +123,35 @@ def compile_variant(variant: Variant, target: int) -> Compiled:
         binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     except Exception as error:  # Triton's errors have no common type.
         message = str(error).strip() or type(error).__name__
-        return Compiled(_name(variant), variant.name, target, error=message.splitlines()[-1])
+        return Compiled(*key(variant, target), error=message.splitlines()[-1])
     registers, spilled = _resources(binary.asm["cubin"])
-    return Compiled(_name(variant), variant.name, target, registers, spilled, binary.metadata.shared / 1024)
+    return Compiled(*key(variant, target), registers, spilled, binary.metadata.shared / 1024)
 
 
 def table(results: Sequence[Compiled]) -> str:
     """Return a Markdown table of the results."""
-    lines = [
-        "| kernel | variant | target | registers | spilled bytes | shared memory, KiB | limit, KiB |",
-        "|---|---|---|---:|---:|---:|---:|",
-    ]
+    lines = [_HEADER]
     for r in results:
         numbers = f"{r.registers} | {r.spilled_bytes} | {r.shared_kib:.1f}" if r.error is None else f"{r.error} | |"
         mark = "" if r.is_good else " **over**"
         limit = SHARED_MEMORY_LIMITS[r.target]
-        lines.append(f"| {r.kernel} | {r.variant} | sm_{r.target} | {numbers} | {limit}{mark} |")
+        lines.append(f"| {r.kernel} | {r.variant} | {r.configuration} | sm_{r.target} | {numbers} | {limit}{mark} |")
     return "\n".join(lines)
+
+
+def read_table(page: str) -> dict[Key, Compiled]:
+    """Return the rows of the table in a page; those of variants that failed are left out."""
+    found = (
+        Compiled(kernel, variant, configuration, int(target), int(registers), int(spilled), float(shared))
+        for kernel, variant, configuration, target, registers, spilled, shared in _ROW.findall(page)
+    )
+    return {result.key: result for result in found}
+
+
+def write_table(page: str, results: Sequence[Compiled]) -> str:
+    """Return the page with another table, which is what it ends with."""
+    before, _, _ = page.partition(_HEADER)
+    return f"{before}{table(results)}\n\n{_summary(results)}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,24 +159,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fastgen.kernels.triton.compilation", description=__doc__)
     parser.add_argument("--kernel", help="only variants whose MODULE.KERNEL/VARIANT contains this")
     parser.add_argument("--target", type=int, action="append", choices=SHARED_MEMORY_LIMITS, help="only these targets")
+    parser.add_argument("--page", type=Path, help="Markdown page whose table to complete, instead of printing one")
     parsed = parser.parse_args(arguments)
-    chosen = [
-        (variant, target)
-        for variant in variants(parsed.kernel)
-        for target in parsed.target or SHARED_MEMORY_LIMITS
-        if variant.targets is None or target in variant.targets
-    ]
-    if not chosen:
+    every = {key(variant, target): (variant, target) for variant in variants() for target in targets(variant)}
+    wanted = {
+        key(variant, target) for variant in variants(parsed.kernel) for target in parsed.target or targets(variant)
+    }
+    done = {} if parsed.page is None else read_table(parsed.page.read_text())
+    chosen = [one for one in every if one in wanted and one not in done]
+    if not wanted & every.keys():
         parser.error("no kernel has this name and target")
-    results = []
-    for number, (variant, target) in enumerate(chosen, 1):
-        results.append(compile_variant(variant, target))
+    for number, one in enumerate(chosen, 1):
+        done[one] = compile_variant(*every[one])
         print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
-    bad = sum(not result.is_good for result in results)
+        _save(parsed.page, [done[k] for k in every if k in done])
+    _save(parsed.page, [done[k] for k in every if k in done])  # without rows of variants that are gone
+    results = [done[one] for one in every if one in wanted]
     print(file=sys.stderr)
-    print(table(results))
-    print(f"\n{len(results)} compiled, {bad} failed; torch {torch.__version__}, triton {triton.__version__}.")
-    return 1 if bad else 0
+    print(_summary(results) if parsed.page is not None else f"{table(results)}\n\n{_summary(results)}")
+    return 0 if all(result.is_good for result in results) else 1
+
+
+def _save(page: Path | None, results: Sequence[Compiled]) -> None:
+    if page is not None:
+        page.write_text(write_table(page.read_text(), results))
+
+
+def _summary(results: Sequence[Compiled]) -> str:
+    bad = sum(not result.is_good for result in results)
+    return f"{len(results)} compiled, {bad} failed; torch {torch.__version__}, triton {triton.__version__}."
 
 
 def _name(variant: Variant) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+PAGE = Path(__file__).parents[4] / "docs/benchmarks/gpu-compilation.md"
 
 
 def test_representative_variants_fit_a_chip() -> None:
@@ -19,6 +24,8 @@ def test_representative_variants_fit_a_chip() -> None:
     rows = [line for line in done.stdout.splitlines() if line.startswith("| gated_activation")]
     assert len(rows) == 2
     assert all(" | sm_90 | " in row and row.endswith("| 227 |") for row in rows)
+    page = PAGE.read_text()
+    assert all(row in page for row in rows), "the page differs from what is compiled"
 
 
 def test_an_unknown_kernel_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,16 +38,16 @@ def test_an_unknown_kernel_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_spills_shared_memory_and_errors_fail_a_variant() -> None:
     module = importlib.import_module("fastgen.kernels.triton.compilation")
-    good = module.Compiled("kernel", "variant", 120, registers=255, shared_kib=99.0)
+    good = module.Compiled("kernel", "variant", "abc123", 120, registers=255, shared_kib=99.0)
     bad = [
-        module.Compiled("kernel", "variant", 120, spilled_bytes=8),
-        module.Compiled("kernel", "variant", 120, shared_kib=99.1),
-        module.Compiled("kernel", "variant", 90, error="no such type"),
+        module.Compiled("kernel", "variant", "abc123", 120, spilled_bytes=8),
+        module.Compiled("kernel", "variant", "abc123", 120, shared_kib=99.1),
+        module.Compiled("kernel", "variant", "abc123", 90, error="no such type"),
     ]
     assert good.is_good
     assert not any(one.is_good for one in bad)
     lines = module.table([good, *bad]).splitlines()
-    assert lines[2] == "| kernel | variant | sm_120 | 255 | 0 | 99.0 | 99 |"
+    assert lines[2] == "| kernel | variant | abc123 | sm_120 | 255 | 0 | 99.0 | 99 |"
     assert all(line.endswith("**over** |") for line in lines[3:])
     assert len({line.count("|") for line in lines}) == 1
 
@@ -63,3 +70,72 @@ def test_a_variant_that_does_not_compile_is_reported(missing: str) -> None:
     result = module.compile_variant(replace(variant, **{missing: {}}), 90)
     assert not result.is_good
     assert result.error
+
+
+def keys(module: ModuleType, name: str | None = None) -> list[object]:
+    return [module.key(variant, target) for variant in module.variants(name) for target in module.targets(variant)]
+
+
+def test_the_rows_of_the_page_are_good_and_of_todays_configurations() -> None:
+    """`python -m fastgen.kernels.triton.compilation --page docs/benchmarks/gpu-compilation.md` completes it."""
+    module = importlib.import_module("fastgen.kernels.triton.compilation")
+    page = PAGE.read_text()
+    rows = module.read_table(page)
+    assert [key for key in keys(module) if key in rows] == list(rows), "a row of a variant that has changed"
+    assert all(row.is_good for row in rows.values())
+    assert page.count("\n| ") == len(rows) + 1, "a row is not understood, or twice there"
+
+
+def test_the_table_of_a_page_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("fastgen.kernels.triton.compilation")
+    compiled: list[object] = []
+
+    def compile_variant(variant: object, target: int) -> object:
+        compiled.append(module.key(variant, target))
+        return module.Compiled(*module.key(variant, target), registers=9, shared_kib=1.0)
+
+    monkeypatch.setattr(module, "compile_variant", compile_variant)
+    wanted = keys(module, "gated_activation")
+    gone = module.Compiled("gated_activation", "gone", "abc123", 90)
+    there = [module.Compiled(*wanted[1], registers=7, shared_kib=2.5), gone]
+    page = tmp_path / "page.md"
+    page.write_text(module.write_table("# Title\n\n", there))
+    for expected in (wanted[:1] + wanted[2:], []):
+        compiled.clear()
+        assert module.main(["--kernel", "gated_activation", "--page", str(page)]) == 0
+        assert compiled == expected
+        rows = module.read_table(page.read_text())
+        assert list(rows) == wanted
+        assert (rows[wanted[1]].registers, rows[wanted[2]].registers) == (7, 9)
+    assert page.read_text().startswith("# Title\n\n| kernel |")
+
+
+def test_a_changed_configuration_is_another_row() -> None:
+    module = importlib.import_module("fastgen.kernels.triton.compilation")
+    variant = next(iter(module.variants("gated_activation")))
+    changed = [
+        replace(variant, num_warps=variant.num_warps + 1),
+        replace(variant, num_stages=variant.num_stages + 1),
+        replace(variant, constants={**variant.constants, "BLOCK": 7}),
+        replace(variant, signature={**variant.signature, "out": "*i8"}),
+    ]
+    assert len({module.key(one, 90) for one in [variant, *changed]}) == 5
+
+
+def test_every_configuration_that_attention_may_choose_is_compiled() -> None:
+    module = importlib.import_module("fastgen.kernels.triton.compilation")
+    attention = importlib.import_module("fastgen.kernels.triton.attention")
+    element_bytes = {"*bf16:16": 2, "*fp16:16": 2, "*fp32:16": 4, "*fp8e4nv:16": 1, "*u8:16": 1}
+    compiled, chosen = set(), set()
+    for variant in module.variants("attention."):
+        of = variant.constants
+        sizes = of["PADDED_DIM"], of["BLOCK_M"], of["BLOCK_N"], variant.num_warps, variant.num_stages
+        size = element_bytes[variant.signature["key_cache"]]
+        compiled |= {(target, size, *sizes) for target in module.targets(variant)}
+    for target, size, head_dim, group, num_rows, num_sequences in itertools.product(
+        module.SHARED_MEMORY_LIMITS, (1, 2, 4), (16, 64, 80, 128, 160, 256), (1, 4, 7, 16), (1, 64, 65, 8192), (1, 256)
+    ):
+        c = attention.choose(num_rows, num_sequences, group, head_dim, size, target)
+        padded = max(64, 1 << (head_dim - 1).bit_length())
+        chosen.add((target, size, padded, c.block_m, c.block_n, c.num_warps, c.num_stages))
+    assert chosen == compiled

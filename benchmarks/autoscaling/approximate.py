@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import deque
 from dataclasses import dataclass
 
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMetrics, RequestLog
@@ -26,6 +25,7 @@ _LOOK_AHEAD = 64  # steps of backlog that chunking considers, as in fastgen.core
 @dataclass(slots=True)
 class _Request:
     arrival: Arrival
+    ordinal: int  # in order of arrival
     left: int  # prompt tokens not yet computed
     first: float = 0.0
     late_before: int = 0
@@ -44,8 +44,9 @@ class ApproximateReplica:
         self._errors = random.Random(now)
         self._chunker = Chunker("even", FixedTarget(engine.targets.gap, engine.device))
         self._clock = now
-        self._waiting: deque[_Request] = deque()
-        self._partial: deque[_Request] = deque()
+        self._waiting: dict[int, _Request] = {}  # by ordinal, in order of arrival
+        self._shortest: list[tuple[int, int]] = []  # heap of prompt tokens and ordinal, also of some that wait no more
+        self._partial: dict[int, _Request] = {}  # by ordinal
         # A decoding sequence gets a token in every step, so its last step is known when decoding starts.
         self._decoding: list[tuple[int, int, _Request]] = []
         self._ordinal = 0
@@ -73,7 +74,9 @@ class ApproximateReplica:
             self._rejected_tokens += arrival.prompt
             return
         self._clock = max(self._clock, arrival.time)
-        self._waiting.append(_Request(arrival, arrival.prompt))
+        self._ordinal += 1
+        self._waiting[self._ordinal] = _Request(arrival, self._ordinal, arrival.prompt)
+        heapq.heappush(self._shortest, (arrival.prompt, self._ordinal))
         self._pending += arrival.prompt
 
     def run_until(self, now: float) -> None:
@@ -93,7 +96,8 @@ class ApproximateReplica:
                 self._step()
             else:
                 self._decode(deadline)
-        cut = [*self._waiting, *self._partial, *(request for _, _, request in self._decoding)]
+        waiting, partial = self._waiting.values(), self._partial.values()
+        cut = [*waiting, *partial, *(request for _, _, request in self._decoding)]
         self._log.lost += [request.arrival.time for request in cut]
         return min(self._clock, deadline)
 
@@ -111,7 +115,7 @@ class ApproximateReplica:
             token_budget=device.token_budget,
             max_sequences=device.max_sequences,
             backlog_prompt_tokens=self._pending,
-            oldest_waiting_seconds=max(0.0, now - self._waiting[0].arrival.time) if self._waiting else 0.0,
+            oldest_waiting_seconds=max(0.0, now - self._oldest_waiting().arrival.time) if self._waiting else 0.0,
             step_model=self._step_model.coefficients,
             scheduled_prefill_tokens=self._prefilled,
             scheduled_decode_tokens=self._decoded,
@@ -133,20 +137,23 @@ class ApproximateReplica:
             return
         decodes = len(self._decoding)
         began = self._fill(decodes, self._share(decodes))
-        tokens = decodes + sum(size for _, size in began)
+        tokens = decodes + sum(began.values())
         self._kv_tokens += tokens
         seconds = self._device.seconds(tokens, self._kv_tokens)
         self._clock += seconds
         self._record(1, decodes, tokens, seconds, late=int(seconds > self._limit))
         self._end_decodes()
-        for request, _ in began:
-            if not request.left:
-                self._first_token(request)
+        for ordinal in began:
+            if not self._partial[ordinal].left:
+                self._first_token(self._partial.pop(ordinal))
+
+    def _oldest_waiting(self) -> _Request:
+        return next(iter(self._waiting.values()))
 
     def _cancel(self, now: float) -> None:
         """Drop the waiting requests whose clients gave up."""
-        while self._waiting and now - self._waiting[0].arrival.time > self._patience:
-            arrival = self._waiting.popleft().arrival
+        while self._waiting and now - self._oldest_waiting().arrival.time > self._patience:
+            arrival = self._waiting.pop(self._oldest_waiting().ordinal).arrival
             self._log.lost.append(arrival.time)
             self._pending -= arrival.prompt
             self._cancelled_tokens += arrival.prompt
@@ -161,34 +168,51 @@ class ApproximateReplica:
         free = self._device.max_sequences - decodes - len(self._partial)
         backlog = self._pending
         if free < len(self._waiting):
-            backlog = sum(r.left for r in self._partial) + (self._waiting[0].left * free if free > 0 else 0)
+            backlog = sum(r.left for r in self._partial.values())
+            backlog += self._oldest_waiting().left * free if free > 0 else 0
         backlog = min(backlog, room * _LOOK_AHEAD)
         if not backlog:
             return 0
         share = self._chunker.prompt_tokens(room, StepLoad(decodes, self._kv_tokens, backlog))
         return min(room, share, max(0, self._device.kv_tokens - self._kv_tokens - decodes))
 
-    def _fill(self, decodes: int, share: int) -> list[tuple[_Request, int]]:
-        """Compute `share` tokens of the oldest prompts."""
-        filled: list[tuple[_Request, int]] = []
+    def _fill(self, decodes: int, share: int) -> dict[int, int]:
+        """Compute `share` prompt tokens: half of them of the oldest prompt, the rest of the shortest ones.
+
+        Returns:
+            Number of tokens by the request's ordinal.
+        """
+        filled: dict[int, int] = {}
         places = self._device.max_sequences - decodes - len(self._partial)
-        while share > 0:
-            if self._partial:
-                request = self._partial[0]
-            elif self._waiting and places > 0:
-                request = self._waiting.popleft()
-                self._partial.append(request)
+
+        def compute(request: _Request, most: int) -> None:
+            nonlocal places, share
+            if request.ordinal in self._waiting:
+                self._partial[request.ordinal] = self._waiting.pop(request.ordinal)
                 places -= 1
-            else:
-                break
-            size = min(share, request.left)
+            size = min(most, request.left)
             request.left -= size
             share -= size
             self._pending -= size
-            filled.append((request, size))
-            if not request.left:
-                self._partial.popleft()
+            filled[request.ordinal] = filled.get(request.ordinal, 0) + size
+
+        unfinished = [*self._partial.values()]
+        if self._waiting and places > 0:
+            unfinished.append(self._oldest_waiting())
+        if share > 0 and unfinished:
+            compute(min(unfinished, key=lambda request: request.ordinal), -(-share // 2))
+        while share > 0 and (shortest := self._shortest_prompt(places)) is not None:
+            compute(shortest, share)
         return filled
+
+    def _shortest_prompt(self, places: int) -> _Request | None:
+        """Return the prompt with the fewest tokens left; a waiting one only if there is a place for it."""
+        while self._shortest and self._shortest[0][1] not in self._waiting:
+            heapq.heappop(self._shortest)
+        prompts = [request for request in self._partial.values() if request.left]
+        if places > 0 and self._shortest:
+            prompts.append(self._waiting[self._shortest[0][1]])
+        return min(prompts, key=lambda request: request.left, default=None)
 
     def _decode(self, now: float) -> None:
         """Run decode-only steps, each a little longer than the one before, that start before `now`."""
@@ -220,9 +244,8 @@ class ApproximateReplica:
         if request.arrival.generate == 1:
             self._end(request)
             return
-        self._ordinal += 1
         ends = self._steps + request.arrival.generate - 1
-        heapq.heappush(self._decoding, (ends, self._ordinal, request))
+        heapq.heappush(self._decoding, (ends, request.ordinal, request))
 
     def _end_decodes(self) -> None:
         while self._decoding and self._decoding[0][0] <= self._steps:

@@ -52,8 +52,8 @@ def exposed(model: str = "chat") -> str:
         oldest_waiting_seconds=0.5,
     )
     metrics.record(StepReport([], step, scheduler, (0.02, 0.0005, 1e-6)))
-    metrics.arrived(2700)
-    metrics.rejected(900)
+    metrics.admitted([1000, 800])
+    metrics.rejected(1)
     metrics.finished(FinishReason.STOP, 2.0, 500, 40)
     metrics.finished(FinishReason.ABORT, 2.0, 70, 0)
     metrics.count_rejected("invalid_value")

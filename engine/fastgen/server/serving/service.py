@@ -83,7 +83,7 @@ class Service:
         """
         try:
             found = msgspec.json.decode(body, type=_LargeBody)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return  # parsing the body tells what is wrong
         model = self.lifecycle.model()
         limit = model.engine.info.max_model_length

@@ -63,7 +63,12 @@ def test_arrays_of_a_step_are_uploaded_from_pinned_memory(monkeypatch: pytest.Mo
 
 def test_an_upload_to_a_gpu_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     transfers._pinned(np.zeros(3), torch.device("cuda"))
     assert len(pinned) == 1
     transfers._pinned(np.zeros(3), torch.device("cpu"))

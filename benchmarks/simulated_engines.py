@@ -56,6 +56,7 @@ class Exposition:
     def _render(self, seconds: float) -> bytes:
         prompts = seconds * self._rate
         requests = prompts / PROMPT
+        self._set("arrived_prompt_tokens_total", prompts)
         self._set("scheduled_tokens_total", prompts, 'phase="prefill"')
         self._set("scheduled_tokens_total", requests * GENERATED, 'phase="decode"')
         self._set("request_prompt_tokens_count", requests)

@@ -55,9 +55,13 @@ async def load(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Return metrics in Prometheus text format, or in OpenMetrics if the scraper accepts it."""
+    """Return metrics in Prometheus text format, or in OpenMetrics if the scraper accepts it.
+
+    With `name[]` parameters, only the samples of these names, as other exporters of the Prometheus client do.
+    """
     service: Service = request.app.state.service
-    body, content_type = service.metrics.expose(request.headers.get("accept", ""), service.lifecycle.num_open)
+    accept, names = request.headers.get("accept", ""), request.query_params.getlist("name[]")
+    body, content_type = service.metrics.expose(accept, service.lifecycle.num_open, names)
     return Response(body, headers={"Content-Type": content_type})
 
 

@@ -38,11 +38,12 @@ class Autoscaler:
     async def run(self) -> None:
         """Scrape and decide periodically until cancelled."""
         period = self.watchlist.scrape_seconds
-        await asyncio.gather(
-            self._repeat(period, lambda subject: subject.is_autoscaled),
-            # In a loop of its own: fleets that do not answer must not delay decisions.
-            self._repeat(FIXED_PERIODS * period, lambda subject: not subject.is_autoscaled),
-        )
+        async with self.scraper:
+            await asyncio.gather(
+                self._repeat(period, lambda subject: subject.is_autoscaled),
+                # In a loop of its own: fleets that do not answer must not delay decisions.
+                self._repeat(FIXED_PERIODS * period, lambda subject: not subject.is_autoscaled),
+            )
 
     async def _repeat(self, period: float, chosen: Callable[[Subject], bool]) -> None:
         loop = asyncio.get_running_loop()

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -46,6 +46,8 @@ _FIELDS: Final[Mapping[tuple[str, str], str]] = {
 }
 _COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
 _NAMES: Final = frozenset(_PREFIX + name for name, _ in (*_FIELDS, *_COEFFICIENTS))
+# Asks for these samples alone. What does not know the parameter returns all.
+_QUERY: Final = "&".join(f"name[]={name}" for name in sorted(_NAMES))
 
 
 class UnusableError(Exception):
@@ -112,7 +114,9 @@ def _values(text: str, model_name: str) -> dict[tuple[str, str], float]:
 
 
 class Scraper:
-    """Scrapes many replicas concurrently.
+    """Scrapes many replicas concurrently; an asynchronous context manager, which closes its connections.
+
+    Connections are kept for the next scrape. One that the engine has closed meanwhile is replaced.
 
     Args:
         period: scrape interval in seconds. It caps `deadline`, so that a hanging replica does not make others stale.
@@ -122,6 +126,23 @@ class Scraper:
 
     def __init__(self, period: float, *, concurrency: int = 100, deadline: float = 2.0) -> None:
         self._concurrency, self._deadline = concurrency, min(deadline, period)
+        self._keep_seconds = 3 * period
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keep_seconds)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=self._deadline),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            headers={"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
 
     async def scrape(self, targets: Iterable[Target]) -> dict[Target, Sample | UnusableError]:
         """Scrape all targets. Takes at most ceil(targets / concurrency) times the deadline."""
@@ -129,30 +150,22 @@ class Scraper:
         waiting = iter(tuple(targets))
         found: dict[Target, Sample | UnusableError] = {}
 
-        async def work(session: aiohttp.ClientSession) -> None:
+        async def work() -> None:
             # All workers share one iterator, so their number limits the concurrency.
             for target in waiting:
                 try:
-                    text = await self._fetch(session, target.url)
+                    text = await self._fetch(target.url)
                     found[target] = parse_sample(text, target.model_name, loop.time())
                 except UnusableError as error:
                     found[target] = error
 
-        # Connections are not reused: the address can belong to another pod at the next scrape.
-        connector = aiohttp.TCPConnector(limit=self._concurrency, force_close=True)
-        async with aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=self._deadline),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-        ) as session:
-            await asyncio.gather(*(work(session) for _ in range(self._concurrency)))
+        await asyncio.gather(*(work() for _ in range(self._concurrency)))
         return found
 
-    async def _fetch(self, session: aiohttp.ClientSession, url: str) -> str:
-        headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
+    async def _fetch(self, url: str) -> str:
+        assert self._session is not None, "use `async with`"
         try:
-            async with session.get(url, headers=headers, allow_redirects=False) as response:
+            async with self._session.get(f"{url}?{_QUERY}", allow_redirects=False) as response:
                 if response.status != 200:
                     raise UnusableError("BadStatus", f"HTTP {response.status}")
                 body = await _read(response)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape import Scraper, Target, metrics_url
+from fastgen_operator.autoscale.scrape import Scraper, Target, UnusableError, metrics_url
 from fastgen_operator.kinds import Object
 from fastgen_operator.pods import name_of
 
@@ -28,9 +28,14 @@ def read_loads(pods: Sequence[Object], model_name: str) -> dict[str, float]:
     if not targets:
         return {}
     loads = {}
-    for target, answer in asyncio.run(Scraper(_SECONDS).scrape(targets)).items():
+    for target, answer in asyncio.run(_scrape(targets)).items():
         if isinstance(answer, Sample):
             loads[target.pod] = answer.in_flight_tokens
         else:
             logger.debug("pod %s: reading its load: %s: %s", target.pod, answer.reason, answer)
     return loads
+
+
+async def _scrape(targets: Sequence[Target]) -> dict[Target, Sample | UnusableError]:
+    async with Scraper(_SECONDS) as scraper:
+        return await scraper.scrape(targets)

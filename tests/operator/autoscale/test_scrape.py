@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -175,7 +176,8 @@ HOSTILE = [
 async def test_a_misbehaving_engine_costs_at_most_its_deadline(handler: Handler, reason: str) -> None:
     async with serving(handler) as bad, serving(answering("200 OK", exposed().encode())) as good:
         began = time.monotonic()
-        found = await Scraper(0.5).scrape([Target("bad", bad, "chat"), Target("good", good, "chat")])
+        async with Scraper(0.5) as scraper:
+            found = await scraper.scrape([Target("bad", bad, "chat"), Target("good", good, "chat")])
         assert time.monotonic() - began < 3
     answers = {target.pod: answer for target, answer in found.items()}
     assert isinstance(answers["good"], Sample), "one bad engine spoils the others' answers"
@@ -186,7 +188,8 @@ async def test_a_misbehaving_engine_costs_at_most_its_deadline(handler: Handler,
 async def test_a_closed_port_is_unreachable() -> None:
     async with serving(hang) as address:
         pass
-    (answer,) = (await Scraper(0.5).scrape([Target("gone", address, "chat")])).values()
+    async with Scraper(0.5) as scraper:
+        (answer,) = (await scraper.scrape([Target("gone", address, "chat")])).values()
     assert isinstance(answer, UnusableError)
     assert answer.reason == "Unreachable"
 
@@ -204,7 +207,50 @@ async def test_concurrent_scrapes_are_limited() -> None:
 
     async with serving(count) as address:
         targets = [Target(f"pod-{n}", address, "chat") for n in range(20)]
-        found = await Scraper(5.0, concurrency=4).scrape(targets)
+        async with Scraper(5.0, concurrency=4) as scraper:
+            found = await scraper.scrape(targets)
     assert len(found) == 20
     assert all(isinstance(answer, Sample) for answer in found.values())
     assert most <= 4
+
+
+class Keeping:
+    """An engine that answers several requests on a connection, and closes it after `requests`."""
+
+    def __init__(self, requests: int) -> None:
+        self.requests, self.connections = requests, 0
+        self.paths: set[bytes] = set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        body = exposed().encode()
+        with suppress(asyncio.IncompleteReadError):
+            for _ in range(self.requests):
+                self.paths.add((await reader.readuntil(b"\r\n\r\n")).split(b" ")[1])
+                writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+                await writer.drain()
+        writer.close()
+
+
+@pytest.mark.parametrize(("requests", "connections"), [(100, 1), (2, 3)], ids=["kept", "closed by the engine"])
+async def test_connections_are_kept_between_scrapes_and_replaced_when_closed(requests: int, connections: int) -> None:
+    engine = Keeping(requests)
+    async with serving(engine) as address, Scraper(5.0) as scraper:
+        for _ in range(6):
+            (answer,) = (await scraper.scrape([Target("pod", address, "chat")])).values()
+            assert isinstance(answer, Sample), answer
+    assert engine.connections == connections
+
+
+async def test_only_the_samples_that_are_read_are_asked_for() -> None:
+    engine = Keeping(1)
+    async with serving(engine) as address, Scraper(5.0) as scraper:
+        await scraper.scrape([Target("pod", address, "chat")])
+    (path,) = engine.paths
+    names = parse_qs(urlsplit(path.decode()).query)["name[]"]
+    metrics = Metrics("chat")
+    metrics.record(StepReport([], StepStats(), SchedulerStats(), (0.02, 0.0005, 1e-6)))
+    body, _ = metrics.expose("text/plain", 1, names)
+    assert parse_sample(body.decode(), "chat", 0.0).step_model == (0.02, 0.0005, 1e-6)
+    lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
+    assert len(lines) == len(names) + 3, "two phases of scheduled tokens, three coefficients"

@@ -244,16 +244,17 @@ class Metrics:
         """Count a rejected request by its error code."""
         self._rejected.labels(self._model_name, reason).inc()
 
-    def expose(self, accept: str, num_open: int) -> tuple[bytes, str]:
+    def expose(self, accept: str, num_open: int, names: Sequence[str] = ()) -> tuple[bytes, str]:
         """Return the metrics and their content type, in the format that the Accept header prefers.
 
         Args:
             accept: the scraper's Accept header.
             num_open: number of open HTTP POST requests.
+            names: names of samples, without labels; if given, only these are returned.
         """
         self._open.set(num_open)
         if self._latest is not None:
             self._set_gauges(self._latest)
         # In OpenMetrics, the library would replace the colons of vLLM's names.
         encode, content_type = choose_encoder(accept if self._exposed is self.registry else "")
-        return encode(self._exposed), content_type
+        return encode(self._exposed.restricted_registry(names) if names else self._exposed), content_type

@@ -24,7 +24,8 @@ from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.observe import needs_reconciles, observe
 from fastgen_operator.reconcile.pod_events import PodEvents
-from fastgen_operator.status.status import build_status, scaling_notice, transition_notice
+from fastgen_operator.reconcile.settled import Settled, inputs_of
+from fastgen_operator.status.status import build_status, scaling_notice, shows_ready, transition_notice
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Reconciler:
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
     operator_class: str | None = None
     _failing_since: dict[Key, datetime] = field(default_factory=dict)
+    _settled: Settled = field(default_factory=Settled)
     _pod_events: PodEvents = field(init=False)
     _recorder: Recorder = field(init=False)
     _executor: PlanExecutor = field(init=False)
@@ -87,6 +89,10 @@ class Reconciler:
         if observed is None:
             self._forget(key)
             return None
+        inputs = inputs_of(observed, platform, self.watchlist.lookup(key, observed.resource["metadata"]["uid"]))
+        if self._settled.is_settled(key, inputs, now):
+            return None
+        self._settled.forget(key)
         observed = replace(observed, at=now)
         spec = parse_spec(observed.resource)
         if isinstance(spec, Problem):
@@ -110,8 +116,11 @@ class Reconciler:
             return None
         observed = replace(observed, rewritten=plan.rewritten)
         status = build_status(spec, observed, problem, now)
-        self._write_status(observed, status)
+        is_written = self._write_status(observed, status)
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
+        is_served = all(pod.state == "Ready" for pod in observed.supply)
+        if plan == Plan() and not is_written and is_served and shows_ready(status):
+            self._settled.remember(key, inputs, now)
         return problem
 
     def _report_failure(self, key: Key, error: Exception) -> None:
@@ -142,6 +151,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         """Drop the state of a resource that is deleted, or that another operator handles now."""
         self._failing_since.pop(key, None)
+        self._settled.forget(key)
         self._pod_events.forget(key)
         self.watchlist.forget(key)
         self.metrics.forget(key)
@@ -181,21 +191,26 @@ class Reconciler:
             observed = replace(observed, in_flight_tokens=loads)
         return observed
 
-    def _write_status(self, observed: Observed, status: dict[str, Any]) -> None:
-        """Export the conditions as metrics; write a changed status, and Events for its transitions."""
+    def _write_status(self, observed: Observed, status: dict[str, Any]) -> bool:
+        """Export the conditions as metrics; write a changed status, and Events for its transitions.
+
+        Returns:
+            Whether it has changed.
+        """
         shown = [(condition["type"], condition["status"], condition["reason"]) for condition in status["conditions"]]
         self.metrics.set_conditions(observed.key, shown)
         if status == observed.resource.get("status"):
-            return
+            return False
         notices = (scaling_notice(observed.resource, status), transition_notice(observed.resource, status))
         if self.client.patch_status(observed.resource, status) is None:
             logger.debug("%s/%s: deleted during its reconcile", *observed.key)
-            return
+            return True
         for notice in notices:
             if notice is None:
                 continue
             logger.info("%s/%s: %s: %s", *observed.key, notice.reason, notice.message)
             self._recorder.record(observed.resource, notice, self.now())
+        return True
 
 
 def _failure_problem(resource: Object, error: Exception) -> Problem:

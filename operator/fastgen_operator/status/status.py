@@ -54,6 +54,12 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
     }
 
 
+def shows_ready(status: dict[str, Any]) -> bool:
+    """Return whether the condition Ready is True."""
+    ready = _ready(status)
+    return ready is not None and ready["status"] == "True"
+
+
 def transition_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
     """Return the Event for a change of Ready's status or reason, if any. Unknown is transient and gets none."""
     before, after = _ready(resource.get("status", {})), _ready(status)

@@ -1,0 +1,218 @@
+"""A Ready resource of which nothing has changed is not planned again; any change, and time, end that."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from fastgen_operator.autoscale.capacity import Capacity, ReplicaSpeeds, Straggler
+from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.watchlist import Record, Watchlist
+from fastgen_operator.children import Platform
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, SERVICE, Kind, Object
+from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.metrics import Metrics
+from fastgen_operator.plan.plan import Plan, make_plan
+from fastgen_operator.reconcile import reconciler as reconciler_module
+from fastgen_operator.reconcile.reconciler import Reconciler
+from fastgen_operator.reconcile.settled import TRUST
+from harness.objects import applied, replica_set, stored
+from harness.space import running
+
+KEY = ("space", "chat")
+
+
+@dataclass
+class World:
+    """A cache, a client that writes into it, and a reconciler."""
+
+    cache: InformerCache = field(default_factory=InformerCache)
+    watchlist: Watchlist = field(default_factory=lambda: Watchlist(5.0))
+    platform: Platform = field(default_factory=lambda: Platform("engine:test"))
+    now: datetime = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    writes: int = 0
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        client: Any = self
+        self.reconciler = Reconciler(
+            *(self.cache, client, Metrics(), lambda: self.platform, self.watchlist, lambda: self.now),
+            lambda *_: {},
+        )
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        return self.cache.get(kind, namespace, name)
+
+    def apply(self, kind: Kind, manifest: Object) -> Object:
+        self.writes += 1
+        metadata = {"uid": f"uid-of-{kind.name.lower()}", "generation": 7, "creationTimestamp": "2026-01-01T00:00:00Z"}
+        return self.put(kind, applied(manifest, **metadata))
+
+    def patch_status(self, resource: Object, status: Object) -> Object:
+        self.writes += 1
+        return self.put(FASTGEN, {**resource, "status": status})
+
+    def create_event(self, *_: object) -> str:
+        return "event"
+
+    def count_event(self, *_: object) -> None:
+        pass
+
+    def put(self, kind: Kind, obj: Object) -> Object:
+        self.version += 1
+        stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
+        self.cache.put(kind, stored)
+        return stored
+
+    def edit(self, kind: Kind, name: str, **metadata: Any) -> None:
+        """Store a new version of an object."""
+        live = self.cache.get(kind, "space", name)
+        assert live is not None
+        self.put(kind, {**copy.deepcopy(live), "metadata": {**live["metadata"], **metadata}})
+
+    def remove(self, kind: Kind, name: str) -> None:
+        live = self.cache.get(kind, "space", name)
+        assert live is not None
+        self.version += 1
+        self.cache.remove(kind, {**live, "metadata": {**live["metadata"], "resourceVersion": str(self.version)}})
+
+    def settle(self) -> None:
+        """Reconcile until nothing is written."""
+        written = -1
+        while self.writes > written:
+            written = self.writes
+            self.reconciler.reconcile(KEY)
+
+
+def serving(**spec: Any) -> World:
+    """Return the world of a resource that serves with one pod, reconciled until nothing is written."""
+    world = World()
+    world.put(FASTGEN, stored(**spec))
+    world.reconciler.reconcile(KEY)
+    live = world.cache.get(DEPLOYMENT, *KEY)
+    assert live is not None
+    conditions = [{"type": "Available", "status": "True"}]
+    counts = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}
+    world.put(DEPLOYMENT, {**live, "status": {"observedGeneration": 7, **counts, "conditions": conditions}})
+    owned = replica_set("new", live["spec"]["template"])
+    labels = {**owned["spec"]["template"]["metadata"]["labels"], OWNER_LABEL: "chat"}
+    place = {"namespace": "space", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels}
+    world.put(REPLICA_SET, {**owned, "metadata": {**owned["metadata"], **place}})
+    pod = {**live["spec"]["template"], "metadata": {**place, "name": "chat-new-x"}, "status": running(ready=True)}
+    world.put(POD, {**pod, "spec": {**pod["spec"], "nodeName": "n"}})
+    world.settle()
+    return world
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """All plans that were made."""
+    made: list[Plan] = []
+
+    def counted(*args: Any) -> Plan:
+        made.append(make_plan(*args))
+        return made[-1]
+
+    monkeypatch.setattr(reconciler_module, "make_plan", counted)
+    return made
+
+
+def test_a_ready_resource_without_a_change_is_not_planned_again(plans: list[Plan]) -> None:
+    world = serving()
+    plans.clear()
+    for _ in range(3):
+        world.now += timedelta(seconds=30)
+        world.reconciler.reconcile(KEY)
+    assert plans == []
+
+
+def record_of(world: World) -> Record:
+    record = world.watchlist.open_record(KEY, "uid-of-chat")
+    assert record is not None
+    return record
+
+
+def decide(world: World, decision: Decision) -> None:
+    record_of(world).decision = decision
+
+
+def measure(world: World, tokens: float | None, *stragglers: Straggler) -> None:
+    record = record_of(world)
+    capacity = None if tokens is None else Capacity(tokens, 512, "StepModel")
+    speeds = ReplicaSpeeds(capacity=capacity, stragglers=stragglers)
+    record.state = replace(record.state, speeds=speeds)
+
+
+CHANGES: dict[str, Callable[[World], object]] = {
+    "the resource": lambda world: world.edit(FASTGEN, "chat", labels={"a": "b"}),
+    "a child": lambda world: world.edit(SERVICE, "chat", annotations={}),
+    "a pod": lambda world: world.edit(POD, "chat-new-x", annotations={"a": "b"}),
+    "a ReplicaSet": lambda world: world.edit(REPLICA_SET, "chat-new", annotations={"a": "b"}),
+    "a deleted child": lambda world: world.remove(SERVICE, "chat"),
+    "a deleted pod": lambda world: world.remove(POD, "chat-new-x"),
+    "the platform": lambda world: setattr(world, "platform", replace(world.platform)),
+    "the autoscaler's decision": lambda world: decide(world, Decision(2)),
+    "another demand": lambda world: setattr(record_of(world), "told", 100.0),
+    "the state of a pod": lambda world: setattr(record_of(world), "states", (("chat-new-x", "Lost"),)),
+    "a capacity that was unknown": lambda world: measure(world, 100.0),
+    "a straggler": lambda world: measure(world, None, Straggler("chat-new-x", 0.3)),
+    "time": lambda world: setattr(world, "now", world.now + TRUST),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_any_change_is_planned(change: str, plans: list[Plan]) -> None:
+    world = serving(autoscaling={"maxReplicas": 3})
+    decide(world, Decision(1))
+    world.settle()
+    plans.clear()
+    world.reconciler.reconcile(KEY)
+    assert plans == []
+    CHANGES[change](world)
+    world.reconciler.reconcile(KEY)
+    assert len(plans) >= 1
+
+
+def test_another_estimate_of_the_capacity_alone_is_not_planned(plans: list[Plan]) -> None:
+    world = serving(autoscaling={"maxReplicas": 3})
+    decide(world, Decision(1, load=0.5))
+    measure(world, 100.0)
+    world.settle()
+    plans.clear()
+    decide(world, Decision(1, load=0.6))
+    measure(world, 101.0)
+    world.reconciler.reconcile(KEY)
+    assert plans == []
+
+
+def test_a_resource_that_is_not_ready_is_planned_every_time(plans: list[Plan]) -> None:
+    """Its status may depend on the time: a crash counts for ten minutes."""
+    world = serving()
+    world.remove(POD, "chat-new-x")
+    world.settle()
+    plans.clear()
+    for _ in range(3):
+        world.reconciler.reconcile(KEY)
+    assert len(plans) == 3
+
+
+def test_a_ready_resource_with_a_pod_that_is_not_ready_is_planned_every_time(plans: list[Plan]) -> None:
+    """A pod that is starting becomes overdue without an event."""
+    world = serving(autoscaling={"maxReplicas": 3})
+    decide(world, Decision(1))
+    pod = world.cache.get(POD, "space", "chat-new-x")
+    assert pod is not None
+    world.put(POD, {**pod, "metadata": {**pod["metadata"], "name": "chat-new-y"}, "status": running(ready=False)})
+    world.settle()
+    live = world.cache.get(FASTGEN, *KEY)
+    assert live is not None
+    assert {"Ready": "True"}.items() <= {each["type"]: each["status"] for each in live["status"]["conditions"]}.items()
+    plans.clear()
+    for _ in range(3):
+        world.reconciler.reconcile(KEY)
+    assert len(plans) == 3

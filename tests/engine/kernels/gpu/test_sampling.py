@@ -182,6 +182,21 @@ def test_each_ban_ends_where_it_should(interpreted: Interpreted) -> None:
     assert batch.by_device() == batch.by_cpu() == [token for *_, token in expected]
 
 
+def test_an_end_is_banned_until_min_tokens_are_generated(interpreted: Interpreted) -> None:
+    """The bans of a slot are made at its admission; each step decides which of them hold."""
+    rows = DeviceRows(40, 1, CPU, ENDS)
+    rows.admit(0, SamplingParams(temperature=0, max_tokens=9, min_tokens=2), 0, [1])
+    rows.flush()
+    slots = torch.zeros(1, dtype=torch.int32)
+    for process in (logits.process_logits, interpreted("logits").process_logits):
+        for position, expected in ((1, -torch.inf), (2, -torch.inf), (3, 0.0)):
+            positions = torch.tensor([position], dtype=torch.int32)
+            scores, *_ = process(
+                torch.zeros(1, 40), slots, positions, rows.columns, rows.lists, rows.counts, None, None
+            )
+            assert scores[0, 3] == expected
+
+
 def test_a_step_takes_five_launches_whose_grids_depend_on_the_shape_alone(
     interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

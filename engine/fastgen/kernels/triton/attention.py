@@ -373,14 +373,14 @@ class Configuration:
 
 # By bytes of an element of the cache and by the head size rounded up to a power of two.
 _DECODES = {
-    (1, 64): Configuration(16, 64, 4, 3),
+    (1, 64): Configuration(16, 64, 4, 2),
     (1, 128): Configuration(16, 64, 4, 3),
     (1, 256): Configuration(16, 32, 4, 3),
     (2, 64): Configuration(16, 64, 4, 3),
     (2, 128): Configuration(16, 64, 4, 3),
     (2, 256): Configuration(16, 32, 4, 3),
     (4, 64): Configuration(16, 32, 4, 2),
-    (4, 128): Configuration(16, 16, 4, 2),
+    (4, 128): Configuration(16, 16, 8, 2),
     (4, 256): Configuration(16, 16, 4, 2),
 }
 _CHUNKS = {

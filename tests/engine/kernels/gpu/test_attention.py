@@ -279,7 +279,7 @@ def test_a_workspace_serves_launch_after_launch(interpreted: Import, monkeypatch
 def test_partial_sums_are_visible_to_the_program_that_adds_them() -> None:
     """Every thread's stores, a barrier, the counter, a barrier, loads past the L1 cache: in the code for sm_90."""
     kernels = importlib.import_module("fastgen.kernels.triton.attention")
-    variant = next(v for v in kernels.VARIANTS if v.name == "decodes-bf16-bf16-64-global-stages3")
+    variant = next(v for v in kernels.VARIANTS if v.name == "decodes-bf16-bf16-64-global-16x64x3")
     accesses = re.findall(r"\b(?:st\.global|ld\.global|atom|bar\.sync)[.\w]*", ptx(variant, 90))
     counter = accesses.index("atom.global.gpu.acq_rel.add.u32")
     assert "st.global" in accesses[counter - 2]

@@ -13,6 +13,7 @@ import asyncio
 import sys
 import time
 from pathlib import Path
+from urllib.parse import parse_qs
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("engine", "operator", "tests")]
 
@@ -36,7 +37,8 @@ class Exposition:
             line.rsplit(" ", 1) if not line.startswith("#") else (line, "")
             for line in generate_latest(Metrics(model).registry).decode().splitlines()
         )
-        self._rendered_at, self._text = float("-inf"), b""
+        self._rendered_at = float("-inf")
+        self._texts: dict[bytes, bytes] = {}  # by the query of the request
         self._owner = f'model_name="{model}"'
         self._set("kv_cache_usage_ratio", 0.1)
         self._set("kv_cache_capacity_tokens", 1e6)
@@ -46,14 +48,21 @@ class Exposition:
         for name, value in zip(("base", "token", "kv_token"), STEP, strict=True):
             self._set("step_model", value, f'coefficient="{name}"')
 
-    def text(self) -> bytes:
-        """Return the metrics as of the last quarter of a second: a thousand engines share this program's processor."""
+    def text(self, query: bytes) -> bytes:
+        """Return the metrics as of the last quarter of a second: a thousand engines share this program's processor.
+
+        Args:
+            query: of the request's path. Its `name[]` parameters choose the samples.
+        """
         now = time.monotonic()
         if now - self._rendered_at >= 0.25:
-            self._text, self._rendered_at = self._render(now - self._began), now
-        return self._text
+            self._texts.clear()
+            self._rendered_at = now
+        if query not in self._texts:
+            self._texts[query] = self._render(now - self._began, parse_qs(query.decode()).get("name[]", []))
+        return self._texts[query]
 
-    def _render(self, seconds: float) -> bytes:
+    def _render(self, seconds: float, names: list[str]) -> bytes:
         prompts = seconds * self._rate
         requests = prompts / PROMPT
         self._set("arrived_prompt_tokens_total", prompts)
@@ -62,7 +71,9 @@ class Exposition:
         self._set("request_prompt_tokens_count", requests)
         self._set("request_prompt_tokens_sum", prompts)
         self._set("request_generation_tokens_sum", requests * GENERATED)
-        return "\n".join(f"{name} {value}".rstrip() for name, value in self._lines.items()).encode() + b"\n"
+        lines = (f"{name} {value}".rstrip() for name, value in self._lines.items())
+        chosen = [line for line in lines if not names or line.partition("{")[0] in names]
+        return "\n".join(chosen).encode() + b"\n"
 
     def _set(self, name: str, value: float, label: str = "") -> None:
         labels = sorted(filter(None, (self._owner, label)))
@@ -87,7 +98,7 @@ class Server(asyncio.Protocol):
         """Answer each complete request."""
         *requests, self._received = (self._received + data).split(b"\r\n\r\n")
         for request in requests:
-            body = self._exposition.text()
+            body = self._exposition.text(request.split(b" ")[1].partition(b"?")[2])
             head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n\r\n"
             self._transport.write(head.encode() + body)
             if b"\r\nconnection: close" in request.lower():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, Self
 
 import aiohttp
@@ -96,21 +96,35 @@ def _values(text: str, model_name: str) -> dict[tuple[str, str], float]:
     if not lines:
         raise UnusableError("NotMetrics", "the response contains no engine metrics")
     values: dict[tuple[str, str], float] = {}
-    try:
-        samples = [
-            sample for family in text_string_to_metric_families("\n".join(lines) + "\n") for sample in family.samples
-        ]
-    except (ValueError, KeyError, IndexError) as error:
-        raise UnusableError("NotMetrics", f"the response is not in the Prometheus text format: {error}") from None
-    for sample in samples:
-        labels = dict(sample.labels)
-        name = labels.pop("model_name", "")
-        if name != model_name:
-            raise UnusableError("OtherModel", f"the replica serves model {name!r}, not {model_name!r}")
-        if not 0 <= sample.value < _LARGEST or math.isnan(sample.value):
-            raise UnusableError("BadValue", f"{sample.name} is {sample.value}")
-        values[sample.name.removeprefix(_PREFIX), "".join(labels.values())] = sample.value
+    for line in lines:
+        head, _, text_of_value = line.rpartition(" ")
+        try:
+            name, model, label = _parse_head(head)
+            value = float(text_of_value)
+        except (ValueError, KeyError, IndexError) as error:
+            raise UnusableError("NotMetrics", f"the response is not in the Prometheus text format: {error}") from None
+        if model != model_name:
+            raise UnusableError("OtherModel", f"the replica serves model {model!r}, not {model_name!r}")
+        if not 0 <= value < _LARGEST:
+            raise UnusableError("BadValue", f"{name} is {value}")
+        values[name.removeprefix(_PREFIX), label] = value
     return values
+
+
+@lru_cache(maxsize=10_000)
+def _parse_head(head: str) -> tuple[str, str, str]:
+    """Return name, model name and other label of a line without its value.
+
+    Kept, because the replicas of a model send the same heads in each response, and parsing is slow.
+
+    Raises:
+        ValueError, KeyError, IndexError: it is not in the Prometheus text format.
+    """
+    ((sample,),) = (family.samples for family in text_string_to_metric_families(f"{head} 0\n"))
+    if sample.value != 0 or sample.timestamp is not None:
+        raise ValueError(f"{head} is followed by a timestamp")
+    labels = dict(sample.labels)
+    return sample.name, labels.pop("model_name", ""), "".join(labels.values())
 
 
 class Scraper:

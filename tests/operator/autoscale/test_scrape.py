@@ -103,6 +103,8 @@ LIES = [
     ("more than all of the cache", altered(USAGE + "0.25", USAGE + "7"), "BadValue"),
     ("no backlog", altered("fastgen_backlog_prompt_tokens{", "fastgen_backlog{"), "Incomplete"),
     ("half a line", altered(BACKLOG + "1200.0", BACKLOG), "NotMetrics"),
+    ("a timestamp", altered(BACKLOG + "1200.0", BACKLOG + "1200.0 1767225600000"), "NotMetrics"),
+    ("half a label", altered(BACKLOG, 'backlog_prompt_tokens{model_name="chat '), "NotMetrics"),
     ("a web page", "<html><body>welcome</body></html>", "NotMetrics"),
     ("nothing", "", "NotMetrics"),
     ("another program", 'python_info{version="3"} 1.0\n', "NotMetrics"),

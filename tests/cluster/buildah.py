@@ -53,7 +53,7 @@ class Buildah:
     def remove(self, names: Iterable[str]) -> None:
         """Remove images, and the layers that no other image uses."""
         for name in names:
-            self.run("rmi", name)
+            self.run("rmi", "--force", name)  # an interrupted build may have left a container of it
 
     def build(self, context: Path, target: str, name: str, arguments: Mapping[str, str]) -> None:
         """Build a target of the context's Dockerfile. Nothing is pulled: the base image must be in the store."""

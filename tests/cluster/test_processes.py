@@ -63,7 +63,7 @@ def test_a_reused_process_id_is_not_touched(processes: Processes) -> None:
 
 
 def test_a_program_that_exited_is_reported_with_the_end_of_its_log(processes: Processes) -> None:
-    start(processes, "raise SystemExit('no port is free')")
+    processes.start("it", [sys.executable, "-c", "raise SystemExit('no port is free')", str(processes.folder)])
     wait_for("the program to exit", lambda: processes.pid("it") is None, seconds=10)
     with pytest.raises(RuntimeError, match="no port is free"):
         processes.check()

@@ -21,7 +21,7 @@ from support.tiny_models import VOCABULARY, saved
 from support.workloads import Arrival, Workload, play, random_workload
 
 BLOCK_SIZE = 16
-WORKLOADS = 20
+WORKLOADS = 40
 
 
 @dataclass

@@ -38,7 +38,7 @@ def test_kubectl_get_shows_the_printer_columns_and_categories(space: Space, oper
     assert header.split() == ["NAME", "MODEL", "READY", "REASON", "REPLICAS", "DESIRED", "AGE"]
     assert row.split()[:-1] == ["chat", "file:///models/tiny.gguf", "True", "AllReplicasReady", "1", "1"]
     header, row = space.kubectl("get", "fgd", "--output=wide").splitlines()
-    assert header.split()[6:] == ["TOKENS/S", "URL", "AGE"]
+    assert header.split()[6:] == ["TOKENS/S", "URL", "CLASS", "AGE"]
     assert f"http://chat.{space.name}.svc:8000/v1" in row.split()
     for category in ("all", "fastgen"):
         assert "fastgendeployment.fastgen.dev/chat" in space.kubectl("get", category, "--output=name"), category

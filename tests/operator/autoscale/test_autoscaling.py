@@ -230,6 +230,11 @@ def test_a_replica_that_waits_for_a_node_does_not_make_the_others_unready(space:
     waits = next(pod for pod in pods if not pod.get("status", {}).get("containerStatuses"))
     space.set_unschedulable(waits, NO_GPU)
     space.wait_condition("Ready", "False", "Unschedulable")
+    # The autoscaler's loop has seen the three, and keeps them without metrics.
+    space.wait_condition("ScalingActive", "False", "NoMetrics")
+    eventually(
+        lambda: status(space)["autoscaling"]["message"].startswith("3 replicas"), within=20, what="a decision for three"
+    )
     # Now the third replica is more than what must serve.
     space.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 2}}})
     condition = space.wait_condition("Ready", "True", "ScalingUp")

@@ -137,7 +137,7 @@ def test_a_deleted_child_is_created_again(space: Space) -> None:
     space.wait_pods(1)
     for kind in ("service", "deployment"):
         before = space.get(kind, "chat")["metadata"]["uid"]
-        space.kubectl("delete", kind, "chat")
+        space.kubectl("delete", kind, "chat", "--wait=false")
 
         def is_new(kind: str = kind, before: str = before) -> bool:
             return bool(space.get(kind, "chat")["metadata"]["uid"] != before)
@@ -154,7 +154,7 @@ def test_an_object_of_another_owner_is_not_changed_and_is_named(space: Space) ->
     assert space.get("service", "chat")["metadata"]["resourceVersion"] == before
     with pytest.raises(KubeError, match="not found"):
         space.get("deployment", "chat")
-    space.kubectl("delete", "service", "chat")
+    space.kubectl("delete", "service", "chat", "--wait=false")
     space.wait_pods(1)
 
 

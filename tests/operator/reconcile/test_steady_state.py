@@ -91,7 +91,7 @@ def test_edits_made_while_the_operator_was_down_are_applied(space: Space, operat
     space.wait_pods(1)
     operator.stop()
     space.patch("fgd/chat", {"spec": {"replicas": 3}})
-    space.kubectl("delete", "service", "chat")
+    space.kubectl("delete", "service", "chat", "--wait=false")
     operator.start()
     space.wait_pods(3)
     assert space.get("service", "chat")["spec"]["ports"][0]["port"] == 8000

@@ -92,7 +92,7 @@ def test_what_a_webhook_rewrites_is_named_with_both_values_and_not_written_again
         space.patch("fgd/chat", {"spec": {"replicas": 2}})
         space.finish_rollout(count=2)
     (pod, other) = space.pods()
-    space.kubectl("delete", "deployment", "chat", "--cascade=orphan")
+    space.kubectl("delete", "deployment", "chat", "--cascade=orphan", "--wait=false")  # the operator creates it again
 
     def restored() -> bool:
         names = {condition["type"] for condition in space.get("fgd", "chat")["status"]["conditions"]}

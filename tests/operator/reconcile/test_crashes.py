@@ -12,6 +12,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -165,18 +166,31 @@ class Life:
         self.proxy.before_response = self.proxy.after_response = lambda *_: None
         self.end()
 
-    def lead(self) -> dict[str, Any]:
-        """Create, edit, scale and delete; return the objects before the deletion."""
+    def lead(self, expected: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Create, edit, scale and delete; return the objects before the deletion.
+
+        They get some time to become the expected ones: the Deployment's controller writes its counts one by one.
+        """
         self.admin.create(FASTGEN, self.namespace, resource())
         self.settled(generation=1, replicas=1)
         self.edit(512)
         self.settled(generation=2, replicas=1)
         self.admin.patch(FASTGEN, self.namespace, "chat", {"spec": {"replicas": 2}})
         self.settled(generation=3, replicas=2)
+        with suppress(TimeoutError):
+            eventually(
+                lambda: self.objects() == expected if expected else self.rests(), within=20, what="the end state"
+            )
         end = self.objects()
         self.admin.delete(FASTGEN, self.namespace, "chat")
         eventually(lambda: not self.left(), within=60, what=f"an empty {self.namespace}")
         return end
+
+    def rests(self) -> bool:
+        """Return whether nothing changes for a second."""
+        before = self.objects()
+        time.sleep(1)
+        return self.objects() == before
 
     def objects(self) -> dict[str, Any]:
         """Return all masked objects that the operator or the Deployment controller created in the namespace."""
@@ -285,7 +299,7 @@ def test_an_operator_killed_at_any_write_is_replaced_by_one_that_converges_to_th
         with lives.life(f"killed-{number}") as life:
             life.plan(dict(kills))
             life.start()
-            end = life.lead()
+            end = life.lead(reference)
             assert end == reference, f"killed at {kills}: {life.killed}"
             assert max(life.created().values()) == 1, f"killed at {kills}: {life.created()}"
             return [(moment, kind_of(request)) for moment, request in life.killed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from fastgen_operator.kinds import QUEUE_LABEL, Object
@@ -72,6 +73,11 @@ def unschedulable_message(pod: Object) -> str | None:
     if condition is None or condition["status"] != "False" or condition.get("reason") != "Unschedulable":
         return None
     return str(condition.get("message", ""))
+
+
+def unschedulable_pods(pods: Iterable[Object]) -> tuple[Object, ...]:
+    """Return the pods for which the scheduler found no node, without those that are being deleted."""
+    return tuple(pod for pod in pods if unschedulable_message(pod) is not None and not is_terminating(pod))
 
 
 def gate_message(pod: Object) -> str | None:

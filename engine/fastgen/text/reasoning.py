@@ -40,7 +40,7 @@ class ReasoningFormat:
     closing: str = "</think>"
 
     def start_after(self, prompt: str) -> Start:
-        """Return where a generation starts that continues `prompt`."""
+        """Return whether a generation after `prompt` starts before, inside or after the reasoning."""
         tail = prompt.rstrip()
         if tail.endswith(self.opening):
             return Start.INSIDE

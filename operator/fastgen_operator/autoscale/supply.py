@@ -15,8 +15,8 @@ PodState = Literal["Ready", "Starting", "Unschedulable", "Failing", "Lost", "Dra
 no node fits. Failing: crashes, or takes too long to become ready. Lost: its node does not respond. Draining: is being
 deleted."""
 
-# A start may take this many times the learned time, and at least so many seconds: of a container, and before it runs,
-# as pulling an image takes minutes on a new node.
+# A start may take this many times the learned time. The two minimums, in seconds, are for the container, and for the
+# time before it runs: pulling an image takes minutes on a new node.
 _PATIENCE: Final = 2.0
 _LEAST_LOAD_SECONDS: Final = 60.0
 _LEAST_SETUP_SECONDS: Final = 300.0

@@ -13,7 +13,7 @@ from typing import Any, Final
 from fastgen_operator.api import Spec
 from fastgen_operator.children.model_source import is_downloaded
 from fastgen_operator.kinds import FETCH_SUFFIX, OWNER_LABEL, Object
-from fastgen_operator.pods import has_ended, is_terminating, node_of, unschedulable_message
+from fastgen_operator.pods import has_ended, is_terminating, node_of, unschedulable_pods
 
 VOLUME_ON_ONE_NODE: Final = "VolumeOnOneNode"
 """Reason of conditions: a pod waits, because the node that has the volume does not accept it."""
@@ -62,7 +62,7 @@ def pods_without_room(spec: Spec, pods: Iterable[Object]) -> tuple[Object, ...]:
     pods = tuple(pods)
     if not volume_nodes(spec, pods) or any(is_terminating(pod) and node_of(pod) for pod in pods):
         return ()
-    return tuple(pod for pod in pods if unschedulable_message(pod) is not None and not is_terminating(pod))
+    return unschedulable_pods(pods)
 
 
 def _as_map(value: Any, path: str) -> dict[str, Any]:

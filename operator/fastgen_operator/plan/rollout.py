@@ -16,7 +16,7 @@ from fastgen_operator.pods import (
     name_of,
     node_of,
     pending_message,
-    unschedulable_message,
+    unschedulable_pods,
 )
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
@@ -72,7 +72,7 @@ def pods_to_replace(spec: Spec, observed: Observed) -> tuple[Object, ...]:
     waited = any((each["reason"], each["status"]) == (VOLUME_ON_ONE_NODE, "False") for each in conditions)
     if not waited or not runs_on_one_node(spec) or volume_nodes(spec, pods):
         return ()
-    return tuple(pod for pod in pods if unschedulable_message(pod) is not None and not is_terminating(pod))
+    return unschedulable_pods(pods)
 
 
 def pods_with_deletion_cost(observed: Observed) -> tuple[Object, ...]:

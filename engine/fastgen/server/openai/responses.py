@@ -32,7 +32,7 @@ class PromptTokensDetails(Struct, frozen=True):
 
 
 class CompletionTokensDetails(Struct, frozen=True):
-    """Generated tokens that were reasoning."""
+    """Number of generated tokens that belong to the reasoning."""
 
     reasoning_tokens: int
 

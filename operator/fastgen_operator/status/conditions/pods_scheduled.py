@@ -26,7 +26,7 @@ True: AllScheduled, ScaledToZero. False: VolumeOnOneNode (the node of the ReadWr
 InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable (any other cause), SchedulingGated (a
 scheduling gate, for example Kueue's, holds pods back). Unknown: NoPods (no pod exists yet), WaitingForScheduler."""
 
-# A pod that terminates for longer than this after its time is up has lost its node.
+# A pod that still exists this long after the end of its grace period has probably lost its node.
 _OVERDUE: Final = timedelta(seconds=60)
 # What the scheduler says if the volume exists in another zone or on another node.
 _OTHER_ZONE: Final = "volume node affinity conflict"

@@ -68,7 +68,7 @@ class InputTokensDetails(Struct, frozen=True):
 
 
 class OutputTokensDetails(Struct, frozen=True):
-    """Generated tokens that were reasoning."""
+    """Number of generated tokens that belong to the reasoning."""
 
     reasoning_tokens: int
 

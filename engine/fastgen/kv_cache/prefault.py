@@ -34,6 +34,8 @@ class Prefaulter:
     """Faults in cache pages in block order, up to `AHEAD_BYTES` beyond the highest block in use.
 
     Runs in a low-priority thread. If the kernel lacks MADV_POPULATE_WRITE, pages are faulted in as they are written.
+    The thread ends with the main thread. It is no daemon: when Python exits, it unwinds the stack of a daemon thread,
+    which aborts the process if the stack has C++ frames of torch.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], ahead_bytes: int = AHEAD_BYTES) -> None:
@@ -54,7 +56,7 @@ class Prefaulter:
         if self._thread is not None and self._thread.is_alive():
             return
         first, self._end = self._end, min(self._num_blocks, block + 1 + self._ahead)
-        self._thread = threading.Thread(target=self._run, args=(first, self._end), name="prefault", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(first, self._end), name="prefault")
         self._thread.start()
 
     def wait(self) -> None:
@@ -66,6 +68,8 @@ class Prefaulter:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         for block in range(first, end, self._step):
+            if not threading.main_thread().is_alive():
+                return
             for reference in self._tensors:
                 tensor = reference()
                 if tensor is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import mmap
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -110,3 +112,18 @@ def test_a_loaded_model_has_prefaulted_its_cache() -> None:
     keys = llm._runner._cache.keys
     assert present(keys.flatten(2)).all()
     assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, temperature=0))[0].token_ids
+
+
+def test_prefaulting_ends_with_the_program() -> None:
+    """Python unwinds a daemon thread when it exits, which aborts the program in the C++ frames of torch."""
+    program = """
+import torch
+from fastgen.kv_cache import prefault
+ones = torch.ones(1 << 22)
+prefault._populate = lambda tensor, first, end: bool(ones.sum() > 0)
+cache = torch.empty(1, 1 << 20, 2 << 10)
+prefaulter = prefault.Prefaulter([cache], 1 << 60)
+prefaulter.ensure_ahead_of(0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

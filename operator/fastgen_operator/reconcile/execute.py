@@ -1,4 +1,4 @@
-"""Executes plans: writes in order, each with an Event. A rejected write does not stop the others."""
+"""Executes plans: writes in order, with Events. A rejected write does not stop the others."""
 
 from __future__ import annotations
 
@@ -40,6 +40,22 @@ _EVERYTHING: Final = "all"
 
 
 @dataclass(slots=True)
+class _Outcome:
+    """What came of a plan's writes.
+
+    Attributes:
+        created: kinds and names of new children.
+    """
+
+    problems: list[Problem]
+    failures: list[KubeError] = field(default_factory=list)
+    created: list[str] = field(default_factory=list)
+
+    def errors(self) -> int:
+        return len(self.problems) + len(self.failures)
+
+
+@dataclass(slots=True)
 class PlanExecutor:
     """Executes plans, one at a time per resource."""
 
@@ -56,22 +72,12 @@ class PlanExecutor:
             KubeError: the API server failed, or the namespace is being deleted. The writes that do not depend on the
                 failed one were made.
         """
-        problems = [] if plan.problem is None else [plan.problem]
-        failures: list[KubeError] = []
-        unprotected = False
-        for apply in plan.applies:
-            if unprotected and apply.kind in (DEPLOYMENT, JOB) and observed.child(apply.kind, _name(apply)) is None:
-                words = f"the {apply.kind.name} is not created before its NetworkPolicy"
-                problems.append(Problem("ApplyRefused", words))
-                continue
-            before = len(problems) + len(failures)
-            try:
-                observed = self._apply(apply, observed, plan.deletion_costs, problems)
-            except KubeError as error:
-                if error.is_namespace_leaving or not error.is_answer:
-                    raise
-                failures.append(error)
-            unprotected |= apply.kind == NETWORK_POLICY and len(problems) + len(failures) > before
+        outcome = _Outcome([] if plan.problem is None else [plan.problem])
+        try:
+            observed = self._apply_all(plan, observed, outcome)
+        finally:
+            if outcome.created:
+                self._announce(observed, f"{_list(outcome.created)} created")
         for end in plan.ends:
             if (ended := self.client.end_job(end.job)) is not None:
                 self._announce(observed, f"Job {end.job['metadata']['name']} {end.why}")
@@ -83,10 +89,12 @@ class PlanExecutor:
                 if not error.is_refusal or error.is_namespace_leaving:
                     raise
                 name = delete.child["metadata"]["name"]
-                problems.append(Problem("ApplyRefused", f"deleting the {delete.kind.name} {name} was refused: {error}"))
-        if failures:
-            raise failures[0]
-        return observed, combine(problems)
+                outcome.problems.append(
+                    Problem("ApplyRefused", f"deleting the {delete.kind.name} {name} was refused: {error}")
+                )
+        if outcome.failures:
+            raise outcome.failures[0]
+        return observed, combine(outcome.problems)
 
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted resource."""
@@ -100,17 +108,37 @@ class PlanExecutor:
             for apply in plan.applies
         )
 
-    def _apply(
-        self, apply: Apply, observed: Observed, costs: Sequence[SetDeletionCost], problems: list[Problem]
-    ) -> Observed:
-        """Apply a child, and return what is observed afterwards; add a rejection or a hold to the problems.
+    def _apply_all(self, plan: Plan, observed: Observed, outcome: _Outcome) -> Observed:
+        """Apply the plan's children, and return what is observed afterwards.
+
+        Raises:
+            KubeError: no write can succeed now.
+        """
+        unprotected = False
+        for apply in plan.applies:
+            if unprotected and apply.kind in (DEPLOYMENT, JOB) and observed.child(apply.kind, _name(apply)) is None:
+                words = f"the {apply.kind.name} is not created before its NetworkPolicy"
+                outcome.problems.append(Problem("ApplyRefused", words))
+                continue
+            before = outcome.errors()
+            try:
+                observed = self._apply(apply, observed, plan.deletion_costs, outcome)
+            except KubeError as error:
+                if error.is_namespace_leaving or not error.is_answer:
+                    raise
+                outcome.failures.append(error)
+            unprotected |= apply.kind == NETWORK_POLICY and outcome.errors() > before
+        return observed
+
+    def _apply(self, apply: Apply, observed: Observed, costs: Sequence[SetDeletionCost], outcome: _Outcome) -> Observed:
+        """Apply a child, and return what is observed afterwards; a rejection or a hold is a problem of the outcome.
 
         Raises:
             KubeError: the API server failed, or the namespace is being deleted.
         """
         lost = self._lost(apply, observed)
         if self._is_held(apply, lost, observed):
-            problems.append(_contended(apply, str(lost), observed.child(apply.kind, _name(apply))))
+            outcome.problems.append(_contended(apply, str(lost), observed.child(apply.kind, _name(apply))))
             return observed
         try:
             for cost in costs if apply.kind == DEPLOYMENT else ():
@@ -124,11 +152,11 @@ class PlanExecutor:
                 return observed  # its CRD was removed
             if not error.is_refusal or error.is_namespace_leaving:
                 raise
-            problems.append(_refused(apply, error, observed))
-            return observed if apply.instead is None else self._apply(apply.instead, observed, (), problems)
-        self._note(apply, lost, observed, live)
+            outcome.problems.append(_refused(apply, error, observed))
+            return observed if apply.instead is None else self._apply(apply.instead, observed, (), outcome)
+        self._note(apply, lost, observed, live, outcome.created)
         if apply.kind != JOB and applied_fingerprint(apply.manifest) != applied_fingerprint(live):
-            problems.append(_never_converges(apply))
+            outcome.problems.append(_never_converges(apply))
         return observed.with_child(apply.kind, live)
 
     def _take_over(self, apply: Apply, observed: Observed) -> None:
@@ -170,13 +198,17 @@ class PlanExecutor:
         self._announce(observed, f"{delete.kind.name} {name} {delete.why}")
         return observed.without_child(delete.kind, name)
 
-    def _note(self, apply: Apply, lost: str | None, observed: Observed, live: Object) -> None:
+    def _note(self, apply: Apply, lost: str | None, observed: Observed, live: Object, created: list[str]) -> None:
+        """Remember what was written, and announce it; add a new child to `created`, for one Event of them all."""
         name = live["metadata"]["name"]
         self._written.setdefault(observed.key, {})[apply.kind, name] = applied_fingerprint(apply.manifest)
         if lost is not None:
             # Also if the apply had no effect, because a webhook undid it.
             self.contention.note(observed.key, apply.kind, name, self.now())
         before = observed.child(apply.kind, name)
+        if before is None and lost is None:
+            created.append(f"{apply.kind.name} {name}")
+            return
         if before is not None and before["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
             return
         why = apply.why
@@ -195,6 +227,11 @@ def _refused(apply: Apply, error: KubeError, observed: Observed) -> Problem:
         if words is not None:
             return Problem("PodTemplateRefused", words)
     return Problem("ApplyRefused", f"the {apply.kind.name} was refused: {error}")
+
+
+def _list(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _name(apply: Apply) -> str:

@@ -8,7 +8,7 @@ from harness.process import OperatorProcess
 from harness.space import NOW, Space, resource
 from support.waiting import eventually
 
-CHILDREN = ("serviceaccounts", "services", "networkpolicies", "poddisruptionbudgets", "deployments")
+CHILDREN = ("serviceaccount", "service", "networkpolicy", "poddisruptionbudget", "deployment")
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
 
@@ -145,11 +145,15 @@ def test_events_are_recorded_on_transitions_only(space: Space, operator: Operato
     space.wait_condition("Ready", "False", "ReplicasNotReady")
     space.make_ready()
     space.wait_condition("Ready", "True", "AllReplicasReady")
-    made = sum(len(space.items(kind, labels="fastgen.dev/deployment=chat")) for kind in CHILDREN)
-    expected = ["AllReplicasReady", *["Applied"] * made, "ReplicasNotReady"]
+    expected = ["AllReplicasReady", "Applied", "ReplicasNotReady"]
     eventually(lambda: reasons() == expected, within=20, what="the events of a first start")
     operator.let_resyncs_pass(3)
     assert reasons() == expected
+    (message,) = [event["message"] for event in space.items("events") if event["reason"] == "Applied"]
+    assert message.endswith(" chat created")
+    for kind in CHILDREN:
+        made = len(space.items(kind, labels="fastgen.dev/deployment=chat"))
+        assert message.lower().count(f"{kind} chat") == made, "one Event names all new children"
 
 
 def _ended(code: int, message: str) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import Final, Literal, Self
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from yarl import URL
 
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.children.metadata import HTTP_PORT
@@ -179,7 +180,7 @@ class Scraper:
     async def _fetch(self, url: str) -> str:
         assert self._session is not None, "use `async with`"
         try:
-            async with self._session.get(f"{url}?{_QUERY}", allow_redirects=False) as response:
+            async with self._session.get(_with_query(url), allow_redirects=False) as response:
                 if response.status != 200:
                     raise UnusableError("BadStatus", f"HTTP {response.status}")
                 body = await _read(response)
@@ -188,6 +189,12 @@ class Scraper:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise UnusableError("Unreachable", str(error) or type(error).__name__) from None
         return body.decode(errors="replace")
+
+
+@lru_cache(maxsize=20_000)
+def _with_query(url: str) -> URL:
+    """Return the URL of the samples alone. Kept, because parsing it is a fifth of the cost of a scrape."""
+    return URL(f"{url}?{_QUERY}")
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -171,10 +171,12 @@ def _scaling(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Desired and ready replicas",
-                "Desired replicas, ready replicas, and the demand in fully utilized replicas.",
+                "Desired replicas, those that the autoscaler decided on (they differ in a dry run), ready replicas, "
+                "and the demand in fully utilized replicas.",
                 "short",
                 {
                     "desired": f"max(fastgen_operator_desired_replicas{OPERATOR})",
+                    "recommended": f"max(fastgen_operator_recommended_replicas{OPERATOR})",
                     "ready": f"max(fastgen_operator_ready_replicas{OPERATOR})",
                     "demand": f"max(fastgen_operator_scaling_load_replicas{OPERATOR})",
                 },

@@ -29,6 +29,7 @@ class _Figures:
     last_reason: str | None = None
     scraped_at: float | None = None
     load: float | None = None
+    recommended: int | None = None
     stragglers: dict[str, float] = field(default_factory=dict)
 
 
@@ -120,6 +121,11 @@ class Metrics(Collector):
         with self._lock:
             self._of(key).load = load
 
+    def set_recommended(self, key: Key, replicas: int | None) -> None:
+        """Set the replicas that the autoscaler decided on for a resource; None if it does not decide."""
+        with self._lock:
+            self._of(key).recommended = replicas
+
     def forget(self, key: Key) -> None:
         """Remove the metrics of a deleted resource, if any."""
         with self._lock:
@@ -160,6 +166,11 @@ class Metrics(Collector):
             "Smoothed demand, in fully utilized replicas.",
             labels=owner,
         )
+        recommended = GaugeMetricFamily(
+            "fastgen_operator_recommended_replicas",
+            "Replicas that the autoscaler decided on. In a dry run they are not the desired ones.",
+            labels=owner,
+        )
         stragglers = GaugeMetricFamily(
             "fastgen_operator_straggler_speed_ratio",
             "Speed of a replica that is much slower than the others, relative to their median. Absent for the others.",
@@ -182,6 +193,8 @@ class Metrics(Collector):
                     age.add_metric(key, now - figures.scraped_at)
                 if figures.load is not None:
                     load.add_metric(key, figures.load)
+                if figures.recommended is not None:
+                    recommended.add_metric(key, figures.recommended)
                 for pod, ratio in figures.stragglers.items():
                     stragglers.add_metric([*key, pod], ratio)
-        return desired, ready, conditions, decisions, last, age, load, stragglers
+        return desired, ready, conditions, decisions, last, age, load, recommended, stragglers

@@ -116,7 +116,28 @@ AUTOSCALED: dict[str, Any] = {
             "interTokenLatencyMilliseconds": 80,
             "utilizationPercent": 70,
         },
-        "scaleUp": {"stabilizationSeconds": 10},
-        "scaleDown": {"stabilizationSeconds": 100, "maxStepPercent": 50},
+        "mode": "Auto",
+        "scaleUp": {
+            "stabilizationSeconds": 10,
+            "policies": [{"type": "Pods", "value": 2, "periodSeconds": 600}],
+            "selectPolicy": "Min",
+        },
+        "scaleDown": {
+            "stabilizationSeconds": 100,
+            "maxStepPercent": 50,
+            "policies": [{"type": "Percent", "value": 20, "periodSeconds": 600}],
+            "selectPolicy": "Min",
+        },
+        # Active on leap days only, so that the replicas do not depend on the time of a test.
+        "schedules": [
+            {
+                "name": "office",
+                "start": "0 8 29 feb *",
+                "end": "0 18 29 feb *",
+                "timeZone": "Europe/Berlin",
+                "minReplicas": 3,
+            },
+            {"name": "report", "start": "0 2 29 feb *", "durationSeconds": 3600, "timeZone": "UTC", "minReplicas": 3},
+        ],
     },
 }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Final, Literal
+
 from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, model_rules
+from fastgen_operator.api.fields import ApiModel, model_rules, rules
+
+Mode = Literal["Auto", "DryRun"]
 
 
 class Targets(ApiModel):
@@ -21,12 +25,31 @@ class Targets(ApiModel):
     """Target utilization of each replica, as a percentage of its capacity. The remainder is headroom for bursts."""
 
 
+class ScalingPolicy(ApiModel):
+    """A limit for the change of the number of replicas within a period, as of a HorizontalPodAutoscaler."""
+
+    type: Literal["Pods", "Percent"]
+    """Unit of value: a number of replicas, or a percentage of the replicas at the start of the period."""
+    value: int = Field(ge=1, le=1000)
+    """Maximum change within the period."""
+    period_seconds: int = Field(ge=1, le=86_400)
+    """Length of the sliding period, in seconds."""
+
+
+SelectPolicy = Literal["Max", "Min", "Disabled"]
+
+
 class ScaleUp(ApiModel):
     """Scaling policy for adding replicas."""
 
     stabilization_seconds: int = Field(default=0, ge=0, le=3600)
     """Stabilization window for scaling up, in seconds. Replicas are added only if more were needed throughout the
     window. 0 scales up immediately."""
+    policies: list[ScalingPolicy] = Field(default=[], max_length=4)
+    """Limits for the replicas that the load can add within a period. minReplicas and schedules are not limited."""
+    select_policy: SelectPolicy = "Max"
+    """Which policy applies if there are several: the one that allows the largest change (Max) or the smallest (Min).
+    Disabled adds no replicas for the load."""
 
 
 class ScaleDown(ApiModel):
@@ -38,6 +61,75 @@ class ScaleDown(ApiModel):
     max_step_percent: int = Field(default=25, ge=1, le=100)
     """Maximum share of the current replicas, in percent, to remove in one step. At least one replica can always be
     removed."""
+    policies: list[ScalingPolicy] = Field(default=[], max_length=4)
+    """Limits for the replicas that can be removed within a period, besides maxStepPercent. maxReplicas is not
+    limited."""
+    select_policy: SelectPolicy = "Max"
+    """Which policy applies if there are several: the one that allows the largest change (Max) or the smallest (Min).
+    Disabled removes no replicas when the load falls."""
+
+
+def _cron_rule() -> str:
+    """Return a regular expression for five cron fields; names of months and days in any case."""
+
+    def field(number: str) -> str:
+        term = rf"(\*|({number})(-({number}))?)(/[1-9][0-9]?)?"
+        return f"{term}(,{term})*"
+
+    months = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+    days = "sun|mon|tue|wed|thu|fri|sat"
+    parts = ("[0-5]?[0-9]", "[01]?[0-9]|2[0-3]", "0?[1-9]|[12][0-9]|3[01]", f"0?[1-9]|1[0-2]|{months}", f"[0-7]|{days}")
+    return f"(?i)^{' '.join(field(part) for part in parts)}$"
+
+
+def _cron(name: str) -> dict[str, object]:
+    rule = f"self.matches(r'{CRON_PATTERN}')"
+    message = (
+        f"spec.autoscaling.schedules[].{name} must be a cron expression with five fields (minute, hour, day of the "
+        "month, month, day of the week), such as 0 8 * * mon-fri: correct it"
+    )
+    return rules((rule, message))
+
+
+CRON_PATTERN: Final = _cron_rule()
+
+
+class Schedule(ApiModel):
+    """A recurring time in which at least a number of replicas run, whatever the load is."""
+
+    model_config = model_rules(
+        (
+            "has(self.end) != has(self.durationSeconds)",
+            "spec.autoscaling.schedules[].end and durationSeconds are mutually exclusive, and one is required: set one "
+            "of them",
+        )
+    )
+    name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    """Name of the schedule, which the status and the Events show."""
+    start: Annotated[str, Field(max_length=100, json_schema_extra=_cron("start"))]
+    """Cron expression of the times at which the schedule becomes active: minute, hour, day of the month, month, day of
+    the week. For example, 45 7 * * mon-fri starts replicas a quarter of an hour before eight."""
+    end: Annotated[str, Field(max_length=100, json_schema_extra=_cron("end"))] | None = None
+    """Cron expression of the times at which the schedule ends. Mutually exclusive with durationSeconds."""
+    duration_seconds: int | None = Field(default=None, ge=60, le=2_678_400)
+    """How long the schedule is active after each start, in seconds. Mutually exclusive with end."""
+    time_zone: str = Field(
+        default="UTC",
+        max_length=64,
+        pattern=r"^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$",
+        json_schema_extra=rules(
+            (
+                "self != 'Local' && timestamp('2026-01-01T00:00:00Z').getHours(self) >= 0",
+                "spec.autoscaling.schedules[].timeZone must be a name of the IANA time zone database, such as "
+                "Europe/Berlin: correct it",
+            )
+        ),
+    )
+    """IANA time zone of start and end. A start within the hour that is skipped when daylight saving time begins applies
+    at the end of that hour; one within the hour that is repeated applies the first time."""
+    min_replicas: int = Field(ge=1, le=1000)
+    """Lower bound for the number of replicas while the schedule is active. The largest of all active schedules and
+    spec.autoscaling.minReplicas applies."""
 
 
 class Autoscaling(ApiModel):
@@ -48,8 +140,16 @@ class Autoscaling(ApiModel):
             "self.minReplicas <= self.maxReplicas",
             "spec.autoscaling.minReplicas must be at most spec.autoscaling.maxReplicas: lower minReplicas or raise "
             "maxReplicas",
-        )
+        ),
+        (
+            "!has(self.schedules) || self.schedules.all(each, each.minReplicas <= self.maxReplicas)",
+            "spec.autoscaling.schedules[].minReplicas must be at most spec.autoscaling.maxReplicas: lower the "
+            "schedule's minReplicas or raise maxReplicas",
+        ),
     )
+    mode: Mode = "Auto"
+    """Auto scales the replicas. DryRun only recommends a number, in status.autoscaling.recommendedReplicas, while
+    spec.replicas is the number that runs: set by hand, or by another autoscaler through the scale subresource."""
     min_replicas: int = Field(default=1, ge=1, le=1000)
     """Lower bound for the number of replicas. Scaling to zero is not supported, because nothing would hold the requests
     that arrive in the meantime."""
@@ -58,3 +158,10 @@ class Autoscaling(ApiModel):
     targets: Targets = Targets()
     scale_up: ScaleUp = ScaleUp()
     scale_down: ScaleDown = ScaleDown()
+    schedules: list[Schedule] = Field(
+        default=[],
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Recurring times with a higher lower bound, for example office hours. After the end of a schedule, replicas are
+    removed as when the load falls."""

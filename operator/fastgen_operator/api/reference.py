@@ -20,10 +20,10 @@ _HEADER: Final = """\
 The status conditions are described in [operations.md](../operations.md). Example resources are in
 [examples/](../../examples).
 
-`kubectl scale fgd/NAME --replicas=N` sets `spec.replicas`. It is rejected if `spec.autoscaling` is set: change
-`minReplicas` and `maxReplicas` instead. A HorizontalPodAutoscaler, or any other client of the scale subresource, needs
-an initial value in `spec.replicas`. Leave the field out of later applies (`kubectl apply --server-side`), so that the
-autoscaler keeps ownership of it.
+`kubectl scale fgd/NAME --replicas=N` sets `spec.replicas`. It is rejected if `spec.autoscaling` is set, unless its mode
+is DryRun: change `minReplicas` and `maxReplicas` instead. A HorizontalPodAutoscaler, or any other client of the scale
+subresource, needs an initial value in `spec.replicas`. Leave the field out of later applies (`kubectl apply
+--server-side`), so that the autoscaler keeps ownership of it.
 """
 
 

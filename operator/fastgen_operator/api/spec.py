@@ -77,9 +77,14 @@ class Spec(ApiModel):
             "GPUs without using them: set spec.engine.device to cuda or remove spec.resources.gpu",
         ),
         (
-            "!(has(self.replicas) && has(self.autoscaling))",
-            "spec.replicas and spec.autoscaling are mutually exclusive: remove spec.replicas and set "
-            "spec.autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling",
+            "!(has(self.replicas) && has(self.autoscaling) && self.autoscaling.mode == 'Auto')",
+            "spec.replicas and spec.autoscaling are mutually exclusive if spec.autoscaling.mode is Auto: remove "
+            "spec.replicas and set spec.autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling",
+        ),
+        (
+            "has(self.replicas) || !has(self.autoscaling) || self.autoscaling.mode == 'Auto'",
+            "spec.replicas is required if spec.autoscaling.mode is DryRun, because the autoscaler then only recommends "
+            "a number: set spec.replicas to the present number",
         ),
         downloaded_only("spec.cache", "model.source"),
         (
@@ -98,10 +103,11 @@ class Spec(ApiModel):
     resources: Resources = Resources()
     replicas: int | None = Field(default=None, ge=0, le=1000)
     """Number of replicas. 0 stops serving. Defaults to 1 if autoscaling is also unset. Mutually exclusive with
-    autoscaling. An external autoscaler that uses the scale subresource, such as a HorizontalPodAutoscaler, needs an
-    initial value here."""
+    autoscaling, unless autoscaling.mode is DryRun. An external autoscaler that uses the scale subresource, such as a
+    HorizontalPodAutoscaler, needs an initial value here."""
     autoscaling: Autoscaling | None = None
-    """Scales the replicas automatically on arriving and queued tokens. Mutually exclusive with replicas."""
+    """Scales the replicas automatically on arriving and queued tokens. Mutually exclusive with replicas, unless its
+    mode is DryRun."""
     rollout: Rollout = Rollout()
     """Rolling update strategy of the pods."""
     drain_seconds: int = setting_field("drain_seconds")
@@ -121,3 +127,8 @@ class Spec(ApiModel):
     take effect without a restart. If unset, requests need no API key."""
     pod_template: PodTemplate | None = None
     """Strategic merge patch applied to the generated pod template, for settings that have no field of their own."""
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """Whether the autoscaler sets the number of replicas."""
+        return self.autoscaling is not None and self.autoscaling.mode == "Auto"

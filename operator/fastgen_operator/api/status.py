@@ -85,18 +85,35 @@ class ScalingStep(ApiModel):
     """Human-readable details about the change."""
 
 
+class ActiveSchedule(ApiModel):
+    """The schedule that sets the lower bound of the replicas."""
+
+    name: str = Field(max_length=63)
+    """Name of the schedule."""
+    min_replicas: int = Field(ge=0)
+    """Its lower bound for the number of replicas."""
+    until: Time | None = None
+    """Time at which it ends."""
+
+
 class AutoscalingStatus(ApiModel):
     """State of the autoscaler."""
 
     desired_replicas: int | None = Field(default=None, ge=0)
-    """Number of replicas that the autoscaler currently requests."""
+    """Number of replicas that the autoscaler currently requests. Unset in a dry run."""
+    recommended_replicas: int | None = Field(default=None, ge=0)
+    """Number of replicas that the autoscaler would request now, without scaleUp.policies and scaleDown.policies. Set
+    only in a dry run."""
+    active_schedule: ActiveSchedule | None = None
+    """The schedule that sets the lower bound of the replicas. Unset while no active schedule is above minReplicas."""
     last_scale_time: Time | None = None
     """Last time the autoscaler changed the number of replicas."""
     reason: str | None = Field(default=None, max_length=1024)
-    """Machine-readable reason for the current number of replicas, as one CamelCase word."""
+    """Machine-readable reason for the last change of the number of replicas, as one CamelCase word."""
     message: str | None = Field(default=None, max_length=1024)
-    """How the current number of replicas follows from the demand, the capacity and the target. Updated when the number
-    changes, and when the demand has changed by about a third."""
+    """How the current number of replicas follows from the demand, the capacity and the target, and which bound applies.
+    Updated when the number or the bound changes, and when the demand has changed by about a third. The reason of the
+    last change is in history."""
     demand_tokens_per_second: int | None = Field(default=None, ge=0)
     """Arriving tokens per second, prompt and expected generated ones, that the message is about."""
     history: list[ScalingStep] | None = Field(default=None, max_length=5)

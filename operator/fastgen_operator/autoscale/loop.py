@@ -86,12 +86,13 @@ class Autoscaler:
         stragglers = {straggler.pod: straggler.share for straggler in record.speeds.stragglers}
         self.metrics.set_stragglers(key, stragglers)
         self.metrics.set_load(key, None if record.decision is None else record.decision.load)
+        self.metrics.set_recommended(key, None if record.decision is None else record.decision.replicas)
         if record.decision is not None:
-            self._count(key, record, before, record.decision)
+            self._count(key, record, before, record.decision, "recommended: " if subject.is_dry_run else "")
         if changed:
             self.wake(key)
 
-    def _count(self, key: Key, record: Record, before: Decision | None, decision: Decision) -> None:
+    def _count(self, key: Key, record: Record, before: Decision | None, decision: Decision, prefix: str) -> None:
         """Count and log a decision whose reason or replicas differ from those before."""
         reason = _reason(decision)
         changed = before is not None and before.replicas != decision.replicas
@@ -100,8 +101,8 @@ class Autoscaler:
         record.shown = reason
         self.metrics.count_decision(key, reason)
         if changed and before is not None and decision.change is not None:
-            words = (before.replicas, decision.replicas, decision.change.message)
-            logger.info("%s/%s: from %d to %d replicas: %s", *key, *words)
+            words = (prefix, before.replicas, decision.replicas, decision.change.message)
+            logger.info("%s/%s: %sfrom %d to %d replicas: %s", *key, *words)
         elif decision.hold is not None:
             logger.info("%s/%s: held at %d replicas: %s", *key, decision.replicas, decision.hold.message)
 

@@ -6,13 +6,16 @@ Reconciles run in other threads than the autoscaler's loop. Values are frozen an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastgen_operator.autoscale.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.dry_run import DryRun, rebased
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.rate_limits import NO_LIMITS, RateLimits, Scaling, limited
 from fastgen_operator.autoscale.recommend import State, measure, recommend
+from fastgen_operator.autoscale.schedules import Floor, explained, with_floor
 from fastgen_operator.autoscale.supply import PodState, PodSupply, PodView, StartTimes, supply_of
 from fastgen_operator.kinds import Key
 
@@ -22,7 +25,10 @@ class Subject:
     """A fleet, as observed by the last reconcile.
 
     Attributes:
-        is_autoscaled: whether the autoscaler sizes it. If not, it is only measured.
+        is_autoscaled: whether the autoscaler decides on its size. If not, it is only measured.
+        is_dry_run: whether the decisions are only shown.
+        floor: lower bound that a schedule sets now; None if none does.
+        rate_limits: how fast the load may change the size.
         replicas: current ones of the Deployment.
         revision: hash of the newest pod template; empty while unknown.
         starts: observed starts of its pods.
@@ -35,9 +41,17 @@ class Subject:
     replicas: int
     pods: tuple[PodView, ...] = ()
     is_autoscaled: bool = True
+    is_dry_run: bool = False
+    floor: Floor | None = None
+    rate_limits: RateLimits = NO_LIMITS
     revision: str = ""
     starts: StartTimes = field(default_factory=StartTimes)
     startup_deadline: float = 1800.0
+
+    @property
+    def mode(self) -> tuple[bool, bool]:
+        """Whether decisions are made, and whether they are only shown."""
+        return self.is_autoscaled, self.is_dry_run
 
     def supply(self, time: float) -> tuple[PodSupply, ...]:
         """Return the state of each pod at a time in seconds since 1970."""
@@ -70,6 +84,8 @@ class Record:
     Attributes:
         samples: the newest usable sample of each ready pod.
         state: demand, speeds and previous decisions.
+        scalings: the latest changes of the number of replicas by decisions, as far as rate limits need them.
+        dry_run: the latest recommendations of a dry run.
         decision: the last one; None without autoscaling, and before the first one.
         states: the state of each pod at the last round.
         told: the demand that the status shows, about.
@@ -79,6 +95,8 @@ class Record:
     uid: str
     samples: dict[str, Sample] = field(default_factory=dict)
     state: State = field(default_factory=State)
+    scalings: tuple[Scaling, ...] = ()
+    dry_run: DryRun = field(default_factory=DryRun)
     decision: Decision | None = None
     states: tuple[tuple[str, PodState], ...] = ()
     told: float | None = None
@@ -112,7 +130,7 @@ class Record:
         before = self._shown()
         fleet = subject.fleet(self.samples, time)
         if subject.is_autoscaled:
-            self.decision, self.state = recommend(subject.policy, self.state, fleet, now)
+            self.decision = self._decide(subject, fleet, now)
         else:
             self.decision, self.state = None, measure(subject.policy, self.state, fleet, now)
         sizing = None if self.decision is None else self.decision.sizing
@@ -120,6 +138,33 @@ class Record:
             self.told = sizing.demand
         self.states = tuple((pod.pod, pod.state) for pod in subject.supply(time))
         return self._shown() != before
+
+    def _decide(self, subject: Subject, fleet: Fleet, now: float) -> Decision:
+        """Apply the schedule's floor, the policy, and either the rate limits or the dry run, in this order."""
+        policy = with_floor(subject.policy, subject.floor)
+        if subject.is_dry_run:
+            decision, self.state = recommend(policy, rebased(self.state, fleet.replicas), fleet, now)
+            self.dry_run = self.dry_run.show(
+                explained(decision, subject.floor), fleet.replicas, policy.down_window, now
+            )
+            assert self.dry_run.shown is not None
+            return self.dry_run.shown
+        before = self.state
+        decision, state = recommend(policy, before, fleet, now)
+        last = before.replicas or fleet.replicas
+        current = policy.within_bounds(last)
+        scalings = subject.rate_limits.kept(self.scalings, now)
+        allowed = subject.rate_limits.allowed(current, decision.replicas, scalings, now)
+        decision = limited(decision, current, allowed)
+        if allowed == last:
+            # Nothing is done, so there is no new reason, and the next step down need not wait.
+            decision, state = replace(decision, change=before.change), replace(state, down_at=before.down_at)
+        else:
+            scalings = (*scalings, Scaling(now, allowed - last))
+        self.scalings = scalings
+        decision = explained(decision, subject.floor)
+        self.state = replace(state, replicas=allowed, change=decision.change)
+        return decision
 
     def _shown(self) -> tuple[object, ...]:
         """Return what the status shows, without values that fluctuate."""
@@ -140,10 +185,10 @@ class Watchlist:
         self._records: dict[Key, Record] = {}
 
     def register(self, key: Key, subject: Subject) -> None:
-        """Add a fleet, or replace its last observation. Switching autoscaling on or off drops earlier decisions."""
+        """Add a fleet, or replace its last observation. Another mode of autoscaling drops earlier decisions."""
         before = self._subjects.get(key)
         record = self.lookup(key, subject.uid)
-        if record is not None and before is not None and before.is_autoscaled != subject.is_autoscaled:
+        if record is not None and before is not None and before.mode != subject.mode:
             state = State(demand=record.state.demand, speeds=record.state.speeds)
             self._records[key] = Record(subject.uid, record.samples, state)
         self._subjects[key] = subject

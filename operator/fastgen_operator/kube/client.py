@@ -130,12 +130,10 @@ class KubeClient:
         Raises:
             KubeError: with status 409 if the resource changed since it was read.
         """
-        # A merge patch replaces the list of conditions as a whole and keeps fields that it does not name. The resource
-        # version makes it fail if the resource changed meanwhile.
-        removed = {field: None for field in resource.get("status", {}) if field not in status}
+        # The resource version makes it fail if the resource changed meanwhile.
         body = {
             "metadata": {"resourceVersion": resource["metadata"]["resourceVersion"]},
-            "status": {**removed, **status},
+            "status": _replacing(resource.get("status", {}), status),
         }
         return self._merge_patch(FASTGEN, resource, body, gone=(404,), subresource="status")
 
@@ -242,3 +240,12 @@ class KubeClient:
 
 def _path(kind: Kind, obj: Object, subresource: str | None = None) -> str:
     return kind.path(obj["metadata"]["namespace"], obj["metadata"]["name"], subresource)
+
+
+def _replacing(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return the merge patch that makes `new` out of `old`: it names the fields to remove, and replaces lists."""
+    kept = {
+        name: _replacing(old[name], value) if isinstance(value, dict) and isinstance(old.get(name), dict) else value
+        for name, value in new.items()
+    }
+    return {**dict.fromkeys(old.keys() - new.keys()), **kept}

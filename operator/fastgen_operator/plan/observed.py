@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from fastgen_operator.api import Spec
+from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.autoscale.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.schedules import Timetable
 from fastgen_operator.autoscale.supply import PodSupply
 from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.objects import TEMPLATE_LABEL, template_digest
@@ -28,6 +30,7 @@ class Observed:
         fetch_pods: made for the download Jobs.
         at: time of the observation; None if it is not needed.
         decision: the autoscaler's last decision; None without autoscaling, and before the first one.
+        timetable: what spec.autoscaling.schedules say at the time of the observation.
         pod_failures: what keeps pods without containers from starting, and Jobs from having pods, from their Events,
             by the name of the pod or Job.
         rewritten: fields of the Deployment that admission changed or added.
@@ -44,6 +47,7 @@ class Observed:
     fetch_pods: tuple[Object, ...] = ()
     at: datetime | None = None
     decision: Decision | None = None
+    timetable: Timetable = field(default_factory=Timetable)
     pod_failures: Mapping[str, Failure] = field(default_factory=dict)
     rewritten: tuple[RewrittenField, ...] = ()
     speeds: ReplicaSpeeds | None = None
@@ -82,17 +86,24 @@ class Observed:
 def settle_replicas(spec: Spec, observed: Observed) -> Observed:
     """Return `observed` with the number of replicas that the resource must have now.
 
-    Without autoscaling it is the spec's. With autoscaling it is the autoscaler's decision or, until there is one, the
-    Deployment's number, within the spec's bounds.
+    Without autoscaling, and in a dry run, it is the spec's. With autoscaling it is the autoscaler's decision or, until
+    there is one, the Deployment's number, within the bounds of the spec and of the active schedules.
     """
     bounds = spec.autoscaling
-    if bounds is None:
+    if bounds is None or not spec.is_autoscaled:
         return replace(observed, desired_replicas=1 if spec.replicas is None else spec.replicas)
     if observed.decision is not None:
         wanted = observed.decision.replicas
     else:
         wanted = (observed.deployment or {}).get("spec", {}).get("replicas", bounds.min_replicas)
-    return replace(observed, desired_replicas=max(bounds.min_replicas, min(bounds.max_replicas, wanted)))
+    return replace(observed, desired_replicas=max(lowest_replicas(bounds, observed), min(bounds.max_replicas, wanted)))
+
+
+def lowest_replicas(autoscaling: Autoscaling, observed: Observed) -> int:
+    """Return the lower bound that applies now: minReplicas, or that of an active schedule, within the upper bound."""
+    floor = observed.timetable.floor
+    lowest = autoscaling.min_replicas if floor is None else max(autoscaling.min_replicas, floor.replicas)
+    return min(lowest, autoscaling.max_replicas)
 
 
 def pod_selector(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.schedules import faults
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
@@ -143,6 +144,7 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
         if (problem := _foreign_child(kind, manifest["metadata"]["name"], observed)) is not None
     ]
     problems += taken
+    problems += [Problem("InvalidSchedule", fault) for fault in faults(spec.autoscaling)]
     if taken and not _owns_deployment(observed):
         # Nothing serves yet: create nothing that would depend on another owner's objects.
         return Plan(problem=combine(problems))

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.policy import policy_of
+from fastgen_operator.autoscale.rate_limits import rate_limits_of
 from fastgen_operator.autoscale.supply import PodView, StartTimes
 from fastgen_operator.autoscale.watchlist import Subject
 from fastgen_operator.children.colocation import pods_without_room
@@ -20,7 +21,7 @@ from fastgen_operator.pods import ENGINE_CONTAINER, has_ended, is_ready, is_sile
 
 
 def subject_of(spec: Spec, observed: Observed, scrape_seconds: float, known: StartTimes) -> Subject:
-    """Return the fleet to measure and, with spec.autoscaling, to size.
+    """Return the fleet to measure and, with spec.autoscaling, to decide on.
 
     Args:
         observed: with its desired replicas.
@@ -35,6 +36,9 @@ def subject_of(spec: Spec, observed: Observed, scrape_seconds: float, known: Sta
     return Subject(
         uid=observed.resource["metadata"]["uid"],
         policy=policy_of(spec, observed.desired_replicas, scrape_seconds),
+        is_dry_run=spec.autoscaling is not None and spec.autoscaling.mode == "DryRun",
+        floor=observed.timetable.floor,
+        rate_limits=rate_limits_of(spec.autoscaling),
         model_name=spec.model.served_name or observed.resource["metadata"]["name"],
         replicas=observed.desired_replicas,
         pods=pods,

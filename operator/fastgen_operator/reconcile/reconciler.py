@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.loop import FIXED_PERIODS
+from fastgen_operator.autoscale.schedules import timetable
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import FASTGEN, Key, Object
@@ -25,7 +26,7 @@ from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.observe import needs_reconciles, observe
 from fastgen_operator.reconcile.pod_events import PodEvents
 from fastgen_operator.reconcile.settled import Settled, inputs_of
-from fastgen_operator.status.status import build_status, scaling_notice, shows_ready, transition_notice
+from fastgen_operator.status.status import build_status, scaling_notice, schedule_notice, shows_ready, transition_notice
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Reconciler:
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
     operator_class: str | None = None
     _failing_since: dict[Key, datetime] = field(default_factory=dict)
+    _due: dict[Key, datetime | None] = field(default_factory=dict)
     _settled: Settled = field(default_factory=Settled)
     _pod_events: PodEvents = field(init=False)
     _recorder: Recorder = field(init=False)
@@ -83,8 +85,16 @@ class Reconciler:
         self._failing_since.pop(key, None)
         return problem
 
+    def seconds_until_due(self, key: Key) -> float | None:
+        """Return the seconds until a schedule of the resource starts or ends; None if none does."""
+        due = self._due.get(key)
+        return None if due is None else (due - self.now()).total_seconds()
+
     def _reconcile(self, key: Key) -> Problem | None:
         platform, now = self.platform(), self.now()
+        if (due := self._due.get(key)) is not None and due <= now:
+            # Not again and again, if this reconcile does not get far enough to find the next time.
+            self._due[key] = None
         observed = observe(self.cache, key, platform.kinds, self.operator_class)
         if observed is None:
             self._forget(key)
@@ -120,7 +130,7 @@ class Reconciler:
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
         is_served = all(pod.state == "Ready" for pod in observed.supply)
         if plan == Plan() and not is_written and is_served and shows_ready(status):
-            self._settled.remember(key, inputs, now)
+            self._settled.remember(key, inputs, now, observed.timetable.due)
         return problem
 
     def _report_failure(self, key: Key, error: Exception) -> None:
@@ -151,6 +161,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         """Drop the state of a resource that is deleted, or that another operator handles now."""
         self._failing_since.pop(key, None)
+        self._due.pop(key, None)
         self._settled.forget(key)
         self._pod_events.forget(key)
         self.watchlist.forget(key)
@@ -161,6 +172,8 @@ class Reconciler:
     def _settle(self, spec: Spec, observed: Observed) -> Observed:
         """Add what the autoscaler knows, and the desired replicas; register the fleet with the autoscaler."""
         uid = observed.resource["metadata"]["uid"]
+        observed = replace(observed, timetable=timetable(spec.autoscaling, observed.at or self.now()))
+        self._due[observed.key] = observed.timetable.due
         record = self.watchlist.lookup(observed.key, uid)
         if record is not None:
             observed = replace(observed, speeds=record.speeds)
@@ -201,7 +214,8 @@ class Reconciler:
         self.metrics.set_conditions(observed.key, shown)
         if status == observed.resource.get("status"):
             return False
-        notices = (scaling_notice(observed.resource, status), transition_notice(observed.resource, status))
+        makers = (schedule_notice, scaling_notice, transition_notice)
+        notices = [make(observed.resource, status) for make in makers]
         if self.client.patch_status(observed.resource, status) is None:
             logger.debug("%s/%s: deleted during its reconcile", *observed.key)
             return True

@@ -57,20 +57,21 @@ def _measured(record: Record) -> tuple[Any, ...]:
 class Settled:
     """The inputs of the last reconcile of each resource that had nothing to do, Ready and with all pods ready.
 
-    Of such a resource neither a child nor the status depends on the time. No locks: one thread at a time reconciles a
-    resource.
+    Of such a resource neither a child nor the status depends on the time, except by its schedules. No locks: one thread
+    at a time reconciles a resource.
     """
 
     _known: dict[Key, tuple[datetime, Inputs]] = field(default_factory=dict)
 
     def is_settled(self, key: Key, inputs: Inputs, now: datetime) -> bool:
         """Return whether a reconcile with these inputs has nothing to do."""
-        since, known = self._known.get(key, (None, None))
-        return since is not None and known is not None and now - since < TRUST and inputs.are(known)
+        until, known = self._known.get(key, (None, None))
+        return until is not None and known is not None and now < until and inputs.are(known)
 
-    def remember(self, key: Key, inputs: Inputs, now: datetime) -> None:
-        """Record that a reconcile had nothing to do."""
-        self._known[key] = now, inputs
+    def remember(self, key: Key, inputs: Inputs, now: datetime, due: datetime | None) -> None:
+        """Record that a reconcile had nothing to do, and has nothing to do until `due`."""
+        trusted = now + TRUST
+        self._known[key] = trusted if due is None else min(trusted, due), inputs
 
     def forget(self, key: Key) -> None:
         """Drop a resource: its last reconcile had something to do, or it is gone."""

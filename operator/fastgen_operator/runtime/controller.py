@@ -133,6 +133,7 @@ class Controller:
             self._busy.add(task)
             error = await self._reconcile(key)
             self._busy.discard(task)
+            self.queue.add_after(key, self._reconciler.seconds_until_due(key))
             if error is None:
                 self.queue.done(key)
             else:

@@ -27,6 +27,7 @@ class WorkQueue:
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._due: dict[Key, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
 
     def add(self, key: Key) -> None:
@@ -36,6 +37,13 @@ class WorkQueue:
             return
         self._waiting.setdefault(key, self._clock())
         self._wake.set()
+
+    def add_after(self, key: Key, seconds: float | None) -> None:
+        """Queue a key in `seconds`, whatever happens before; this replaces its earlier such time. None: not at all."""
+        if (timer := self._due.pop(key, None)) is not None:
+            timer.cancel()
+        if seconds is not None:
+            self._due[key] = asyncio.get_running_loop().call_later(max(0.0, seconds), self._fall_due, key)
 
     async def take(self) -> Key:
         """Return the key that has waited longest, waiting for one if needed; `done` or `retry` must follow."""
@@ -79,6 +87,10 @@ class WorkQueue:
 
     def _fire(self, key: Key) -> None:
         self._timers.pop(key, None)
+        self.add(key)
+
+    def _fall_due(self, key: Key) -> None:
+        self._due.pop(key, None)
         self.add(key)
 
     def _cancel_timer(self, key: Key) -> None:

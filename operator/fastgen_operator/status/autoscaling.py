@@ -18,57 +18,99 @@ _MOVED: Final = 0.2
 # Pods listed in the status, and the length of their messages.
 _LISTED: Final = 10
 _MESSAGE_LIMIT: Final = 256
+# 3.0000000001 replicas are three.
+_TOLERANCE: Final = 1e-6
+# How the number of replicas follows from the required fraction, if no bound applies.
+_ROUNDED: Final = "rounded up"
+_KEPT: Final = "more are kept for the backlog, the KV cache or the limits of scaling down"
+_LATER: Final = "more are added once the demand has lasted"
+# Fields of status.autoscaling that describe a recommendation.
+_RECOMMENDATION: Final = ("recommendedReplicas", "reason", "message", "demandTokensPerSecond")
 _WORST_FIRST: Final = ("Failing", "Lost", "Unschedulable", "Starting", "Draining")
 
 
 def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, Any] | None:
-    """Compute `status.autoscaling`: the desired replicas, why, and the last changes; None without autoscaling.
+    """Compute `status.autoscaling`: the number of replicas, why, and the last changes; None without autoscaling.
 
-    The message is about now. It is kept while the replicas are the same and the demand is about the same. Changes are
-    detected by comparison with the current status, so an operator restart loses no history and writes nothing. `now`
-    is an RFC 3339 time.
+    The message is about now. It is kept while the replicas and their bound are the same and the demand is about the
+    same. Changes are detected by comparison with the current status, so an operator restart loses no history and writes
+    nothing. `now` is an RFC 3339 time.
     """
     if spec.autoscaling is None:
         return None
     old: dict[str, Any] = observed.resource.get("status", {}).get("autoscaling", {})
-    wanted = observed.desired_replicas
-    before = old.get("desiredReplicas")
-    if before == wanted or before is None:
-        return {**old, "desiredReplicas": wanted, **_told(observed, old)}
-    reason, cause = _why(spec, observed, wanted)
+    kept = {name: old[name] for name in ("lastScaleTime", "history") if name in old}
+    floor = observed.timetable.floor
+    schedule = {} if floor is None else {"activeSchedule": floor.to_status()}
+    if not spec.is_autoscaled:
+        if observed.decision is None:
+            # After a restart of the operator, the last recommendation stays until there is a new one.
+            return {**kept, **{name: old[name] for name in _RECOMMENDATION if name in old}, **schedule}
+        before, after = old.get("recommendedReplicas"), observed.decision.replicas
+        return {**kept, "recommendedReplicas": after, **_told(spec, observed, old, before, after), **schedule}
+    before, after = old.get("desiredReplicas"), observed.desired_replicas
+    told = _told(spec, observed, old, before, after)
+    if before is None or before == after:
+        return {**kept, "desiredReplicas": after, **told, **schedule}
+    reason, cause = _cause(spec, observed, after)
     sizing = None if observed.decision is None else observed.decision.sizing
-    message = cause if sizing is None else f"{cause}; {_arithmetic(sizing)}"
-    step = {"time": now, "fromReplicas": before, "toReplicas": wanted, "reason": reason, "message": message}
-    return {
-        "desiredReplicas": wanted,
-        "lastScaleTime": now,
-        "reason": reason,
-        "message": f"{counted(wanted)}: {message}",
-        **({} if sizing is None else {"demandTokensPerSecond": _rounded(sizing.demand)}),
-        "history": [step, *old.get("history", ())][:_HISTORY],
-    }
+    message = cause if sizing is None else f"{cause}; {told['message'].partition(': ')[2]}"
+    step = {"time": now, "fromReplicas": before, "toReplicas": after, "reason": reason, "message": message}
+    history = [step, *old.get("history", ())][:_HISTORY]
+    return {"desiredReplicas": after, "lastScaleTime": now, **told, "history": history, **schedule}
 
 
-def _told(observed: Observed, old: dict[str, Any]) -> dict[str, Any]:
-    """Return the message and the demand of an unchanged number of replicas, if they have to be told again."""
-    decision, wanted = observed.decision, observed.desired_replicas
-    if decision is None or decision.sizing is None or not decision.sizing.differs(old.get("demandTokensPerSecond")):
-        return {}
-    sizing = decision.sizing
-    more = wanted > math.ceil(sizing.required + sizing.missing)
-    kept = "; more are kept for the backlog, the KV cache, the scale-down window or minReplicas" if more else ""
-    message = f"{counted(wanted)}: {_arithmetic(sizing)}{kept}"
-    return {"message": message, "demandTokensPerSecond": _rounded(sizing.demand)}
+def _told(spec: Spec, observed: Observed, old: dict[str, Any], before: int | None, after: int) -> dict[str, Any]:
+    """Return reason, message and demand for a number of replicas: the old ones unless they have to be told again."""
+    told = {name: old[name] for name in ("reason", "message", "demandTokensPerSecond") if name in old}
+    decision, bound = observed.decision, _bound(observed, after)
+    sizing = None if decision is None else decision.sizing
+    changed = before is not None and before != after
+    if changed:
+        told["reason"], cause = _cause(spec, observed, after)
+        told["message"] = f"{counted(after)}: {cause}"
+    elif decision is None:
+        return told
+    if sizing is None:
+        if bound:
+            told["message"] = f"{counted(after)}: {bound}"
+            told.pop("demandTokensPerSecond", None)
+        return told
+    same_bound = str(told.get("message", "")).endswith((bound,) if bound else (_ROUNDED, _KEPT, _LATER))
+    if changed or before is None or not same_bound or sizing.differs(old.get("demandTokensPerSecond")):
+        told["message"] = f"{counted(after)}: {_arithmetic(sizing)}; {bound or _rounding(sizing, after)}"
+        told["demandTokensPerSecond"] = _rounded(sizing.demand)
+    return told
 
 
 def _arithmetic(sizing: Sizing) -> str:
-    """Say in one sentence how the number of replicas follows from the demand."""
+    """Say how many replicas the demand requires, from the inputs and the target."""
     demand, capacity = _rounded(sizing.demand), _rounded(sizing.capacity)
     missing = f", and {sizing.missing:.1f} for those that do not serve" if sizing.missing else ""
     return (
         f"{demand:,} tokens/s arrive, and a replica computes {capacity:,} within its latency targets, of which "
         f"{100 * sizing.utilization:.0f} % are to be used: {sizing.required:.1f} replicas{missing}"
     )
+
+
+def _rounding(sizing: Sizing, replicas: int) -> str:
+    """Say how the number of replicas follows from what the demand requires, if no bound applies."""
+    required = max(1, math.ceil(sizing.required + sizing.missing - _TOLERANCE))
+    if replicas > required:
+        return _KEPT
+    return _ROUNDED if replicas == required else _LATER
+
+
+def _bound(observed: Observed, replicas: int) -> str:
+    """Return what decides the number of replicas instead of the demand; empty if nothing does."""
+    decision, floor = observed.decision, observed.timetable.floor
+    if floor is not None and replicas == floor.replicas:
+        return str(floor)
+    if decision is None:
+        return ""
+    if decision.hold is not None:
+        return f"held: {decision.hold.message}"
+    return "" if decision.limit is None else decision.limit.message
 
 
 def capacity_status(observed: Observed) -> dict[str, Any] | None:
@@ -101,10 +143,13 @@ def supply_status(observed: Observed) -> dict[str, Any]:
     }
 
 
-def _why(spec: Spec, observed: Observed, wanted: int) -> tuple[str, str]:
+def _cause(spec: Spec, observed: Observed, wanted: int) -> tuple[str, str]:
     decision = observed.decision
     if decision is not None and decision.replicas == wanted and decision.change is not None:
         return decision.change.reason, decision.change.message
+    floor = observed.timetable.floor
+    if floor is not None and wanted == floor.replicas:
+        return "ScheduleStarted", str(floor)
     assert spec.autoscaling is not None
     bounds = f"{spec.autoscaling.min_replicas} to {spec.autoscaling.max_replicas}"
     return "BoundsChanged", f"spec.autoscaling now allows {bounds} replicas"

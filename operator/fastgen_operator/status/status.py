@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.schedules import Floor
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
@@ -72,14 +73,35 @@ def transition_notice(resource: Object, status: dict[str, Any]) -> Notice | None
 
 
 def scaling_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
-    """Return the Event for a change of the replicas by the autoscaler, if any."""
+    """Return the Event for a change of the replicas by the autoscaler, or of its recommendation, if any."""
     before, after = resource.get("status", {}).get("autoscaling", {}), status.get("autoscaling", {})
+    recommended = after.get("recommendedReplicas")
+    if before.get("recommendedReplicas") not in (None, recommended) and recommended is not None:
+        words = f"in a dry run, while spec.replicas is {resource['spec']['replicas']}: {after['message']}"
+        return Notice("Normal", "ScalingRecommended", words)
     if not after.get("history") or before.get("history") == after["history"]:
         return None
     step = after["history"][0]
     reason = "ScaledUp" if step["toReplicas"] > step["fromReplicas"] else "ScaledDown"
     words = f"from {step['fromReplicas']} to {step['toReplicas']} replicas: {step['message']}"
     return Notice("Normal", reason, words)
+
+
+def schedule_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
+    """Return the Event for another schedule that sets the lower bound of the replicas, or for its end, if any."""
+    if "autoscaling" not in status:
+        return None
+    before = resource.get("status", {}).get("autoscaling", {}).get("activeSchedule")
+    after = status["autoscaling"].get("activeSchedule")
+    if after is not None:
+        # A schedule that starts again before its end only ends later.
+        same = before is not None and before["name"] == after["name"]
+        return None if same else Notice("Normal", "ScheduleStarted", str(Floor.from_status(after)))
+    if before is None:
+        return None
+    lowest = resource["spec"]["autoscaling"].get("minReplicas", 1)
+    words = f"schedule {before['name']} ended; spec.autoscaling.minReplicas is {lowest}"
+    return Notice("Normal", "ScheduleEnded", words)
 
 
 def _ready(status: dict[str, Any]) -> Any:

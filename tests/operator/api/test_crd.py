@@ -29,6 +29,21 @@ def engine(**fields: Any) -> Object:
 HUB = {"source": "hf://owner/name"}
 
 
+OFFICE = {
+    "name": "office",
+    "start": "0 8 * * mon-fri",
+    "end": "0 18 * * *",
+    "timeZone": "Europe/Berlin",
+    "minReplicas": 2,
+}
+
+
+def scheduled(**fields: Any) -> Object:
+    """Return a resource with one schedule; a field that is None is left out."""
+    schedule = {name: value for name, value in {**OFFICE, **fields}.items() if value is not None}
+    return resource(autoscaling={"maxReplicas": 2, "schedules": [schedule]})
+
+
 def peer(cidr: str) -> Object:
     return resource(network={"allowFrom": [{"ipBlock": {"cidr": cidr}}]})
 
@@ -98,6 +113,52 @@ INVALID: dict[str, tuple[Object, str]] = {
     "replicas and autoscaling": (
         resource(replicas=1, autoscaling={"maxReplicas": 2}),
         "spec.replicas and spec.autoscaling are mutually exclusive",
+    ),
+    "a dry run without replicas": (
+        resource(autoscaling={"maxReplicas": 2, "mode": "DryRun"}),
+        "spec.replicas is required if spec.autoscaling.mode is DryRun",
+    ),
+    "a schedule without an end": (
+        scheduled(end=None),
+        "spec.autoscaling.schedules[].end and durationSeconds are mutually exclusive, and one is required",
+    ),
+    "a schedule with two ends": (
+        scheduled(durationSeconds=60),
+        "spec.autoscaling.schedules[].end and durationSeconds are mutually exclusive, and one is required",
+    ),
+    "a schedule that starts in no hour": (
+        scheduled(start="0 24 * * *"),
+        "spec.autoscaling.schedules[].start must be a cron expression with five fields",
+    ),
+    "a schedule that ends by a macro": (
+        scheduled(end="@daily"),
+        "spec.autoscaling.schedules[].end must be a cron expression with five fields",
+    ),
+    "a schedule in an unknown time zone": (
+        scheduled(timeZone="Mars/Olympus"),
+        "spec.autoscaling.schedules[].timeZone must be a name of the IANA time zone database",
+    ),
+    "a schedule in the zone of whatever machine": (
+        scheduled(timeZone="Local"),
+        "spec.autoscaling.schedules[].timeZone must be a name of the IANA time zone database",
+    ),
+    "a schedule above maxReplicas": (
+        scheduled(minReplicas=3),
+        "spec.autoscaling.schedules[].minReplicas must be at most spec.autoscaling.maxReplicas",
+    ),
+    "a schedule without a name": (scheduled(name=None), "spec.autoscaling.schedules[0].name: Required value"),
+    "two schedules of one name": (
+        resource(autoscaling={"maxReplicas": 2, "schedules": [OFFICE, OFFICE]}),
+        'spec.autoscaling.schedules[1]: Duplicate value: {"name":"office"}',
+    ),
+    "a scaling policy of an unknown type": (
+        resource(
+            autoscaling={
+                "maxReplicas": 2,
+                "scaleUp": {"policies": [{"type": "GPUs", "value": 1, "periodSeconds": 60}]},
+            }
+        ),
+        'Unsupported value: "GPUs"',
     ),
     "autoscaling without maxReplicas": (resource(autoscaling={}), "spec.autoscaling.maxReplicas: Required value"),
     "autoscaling to zero": (resource(autoscaling={"minReplicas": 0, "maxReplicas": 2}), "autoscaling.minReplicas"),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from pydantic import ValidationError
 from cluster.commands import CommandError
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.policy import policy_of
+from fastgen_operator.autoscale.rate_limits import rate_limits_of
+from fastgen_operator.autoscale.schedules import faults, timetable
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.template import TemplateRefused
@@ -46,7 +49,10 @@ def effect(spec: Spec) -> Any:
         claim = build_claim(owner, spec.cache)
         claim["metadata"]["uid"] = "uid-of-claim"
         downloads = gate_on_model(children, spec, Observed(owner, {(CLAIM, "chat"): claim}), PLATFORM.pods).children
-    return spec.operator_class, children, downloads, policy_of(spec, 1, 5.0)
+    scaling = spec.autoscaling
+    schedules = faults(scaling), [timetable(scaling, datetime(2028, 2, 29, hour, 30, tzinfo=UTC)) for hour in (2, 12)]
+    policies = policy_of(spec, 1, 5.0), rate_limits_of(scaling), schedules
+    return spec.operator_class, children, downloads, policies
 
 
 def all_edits() -> Iterator[Edit]:
@@ -143,7 +149,7 @@ SAMPLE: dict[str, Object] = {
     "startupDeadlineSeconds": {},
     "scheduling": {"nodeSelector": {"disk": "slow"}},
     # Lower bounds: raised replicas stay until the load decreases.
-    "autoscaling": {"minReplicas": 1, "maxReplicas": 1},
+    "autoscaling": {"minReplicas": 1, "maxReplicas": 1, "schedules": []},
     "cache": {"preload": True},
     "disruption": {"minAvailable": 2},
     "network": {"allowFrom": []},

@@ -191,6 +191,54 @@ def test_bounds_apply_before_any_metrics_and_a_fixed_number_ends_autoscaling(spa
     space.wait_pods(2)
 
 
+ALWAYS = {"name": "always", "start": "0 0 * * *", "durationSeconds": 86_400, "minReplicas": 3}
+
+
+def event_of(space: Space, reason: str) -> str:
+    """Return the message of the newest Event with that reason; Events are written after the status."""
+    found = [event["message"] for event in space.items("events") if event["reason"] == reason]
+    return found[-1] if found else ""
+
+
+def test_an_active_schedule_is_a_floor_and_its_end_is_told(space: Space) -> None:
+    space.apply(autoscaled(schedules=[ALWAYS]))
+    eventually(lambda: desired(space) == 3, within=20, what="the floor of the schedule")
+    shown = status(space)["autoscaling"]["activeSchedule"]
+    assert (shown["name"], shown["minReplicas"]) == ("always", 3)
+    started = eventually(lambda: event_of(space, "ScheduleStarted"), within=20, what="the Event")
+    assert started == f"schedule always requires at least 3 replicas until {shown['until']}"
+    space.apply(autoscaled(schedules=[{**ALWAYS, "start": "0 0 29 2 *", "durationSeconds": 60}]))
+    ended = eventually(lambda: event_of(space, "ScheduleEnded"), within=20, what="the end")
+    assert ended == "schedule always ended; spec.autoscaling.minReplicas is 1"
+    assert "activeSchedule" not in status(space)["autoscaling"]
+    assert desired(space) == 3, "nothing is removed without metrics"
+
+
+def test_a_dry_run_recommends_while_the_scale_subresource_decides(
+    space: Space, operator: OperatorProcess, engines: Engines
+) -> None:
+    trial = resource(engine=ENGINE, replicas=1, autoscaling={"maxReplicas": 4, "mode": "DryRun"})
+    space.apply(trial)
+    (engine,) = engines(space, 1)
+    engine.prompt_rate = 0.3 * PROMPT_RATE
+    space.wait_condition("ScalingActive", "False", "DryRun")
+    let_be_asked(engine, 6)
+    engine.backlog = 60_000
+    eventually(lambda: status(space)["autoscaling"].get("recommendedReplicas", 0) >= 2, within=20, what="advice")
+    assert space.get("deployment", "chat")["spec"]["replicas"] == 1
+    said = eventually(lambda: event_of(space, "ScalingRecommended"), within=20, what="the Event")
+    assert said.startswith("in a dry run, while spec.replicas is 1: ")
+    metric = ("fastgen_operator_recommended_replicas", f"chat/{space.name}")
+    assert operator.metrics()[metric] >= 2
+    # As a HorizontalPodAutoscaler or a person does.
+    space.kubectl("scale", "fgd/chat", "--replicas=2")
+    eventually(lambda: space.get("deployment", "chat")["spec"]["replicas"] == 2, within=20, what="two replicas")
+    # Taken over: the autoscaler starts from the number that runs.
+    space.patch("fgd/chat", {"spec": {"replicas": None, "autoscaling": {"mode": "Auto", "minReplicas": 2}}})
+    eventually(lambda: desired(space) >= 2, within=20, what="autoscaling")
+    assert "recommendedReplicas" not in status(space)["autoscaling"]
+
+
 def test_turning_autoscaling_off_and_on_changes_nothing_but_the_replicas(space: Space) -> None:
     space.apply(autoscaled(minReplicas=1))
     space.make_ready()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from fastgen_operator.autoscale.capacity import Capacity, ReplicaSpeeds, Straggler
-from fastgen_operator.autoscale.decision import Change, Decision, Sizing
+from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, Sizing
 from fastgen_operator.autoscale.policy import policy_of
+from fastgen_operator.autoscale.schedules import Floor, Timetable
 from fastgen_operator.autoscale.supply import PodSupply, StartTimes
 from fastgen_operator.autoscale.watchlist import Subject, Watchlist
 from fastgen_operator.children.pod import engine_arguments
@@ -18,7 +20,7 @@ from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.supply import subject_of
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.table import all_conditions
-from fastgen_operator.status.status import scaling_notice
+from fastgen_operator.status.status import scaling_notice, schedule_notice
 from harness.objects import deployment, pod, spec_of, stored
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
@@ -80,17 +82,20 @@ def sized(demand: float, replicas: int, before: dict[str, Any], **fields: Any) -
     return scaling_status(decided(autoscaled(2, {"autoscaling": before}), replicas, sizing=sizing, **fields), LATER)
 
 
+ARITHMETIC = (
+    "17,000 tokens/s arrive, and a replica computes 8,000 within its latency targets, of which 85 % are to be used: "
+    "2.5 replicas; rounded up"
+)
+
+
 def test_the_message_has_inputs_target_and_arithmetic_and_the_event_the_same_words() -> None:
     before = {"desiredReplicas": 2}
     after = sized(17_120.0, 3, before)
-    words = (
-        "the demand uses 90 % of 2 replicas; target 85 %; 17,000 tokens/s arrive, and a replica computes 8,000 within "
-        "its latency targets, of which 85 % are to be used: 2.5 replicas"
-    )
-    assert after["message"] == f"3 replicas: {words}"
+    assert after["message"] == f"3 replicas: {ARITHMETIC}"
     notice = scaling_notice({"status": {"autoscaling": before}}, {"autoscaling": after})
     assert notice is not None
-    assert notice.message == f"from 2 to 3 replicas: {words}"
+    assert notice.message == f"from 2 to 3 replicas: {GREW.message}; {ARITHMETIC}"
+    assert after["history"][0]["message"] == f"{GREW.message}; {ARITHMETIC}"
 
 
 def test_the_message_is_about_now_and_stays_while_the_demand_is_about_the_same() -> None:
@@ -99,11 +104,111 @@ def test_the_message_is_about_now_and_stays_while_the_demand_is_about_the_same()
         assert sized(demand, 3, first) == first
     later = sized(8000.0, 3, first)
     assert later["message"].startswith("3 replicas: 8,000 tokens/s arrive, ")
-    kept = "more are kept for the backlog, the KV cache, the scale-down window or minReplicas"
+    kept = "more are kept for the backlog, the KV cache or the limits of scaling down"
     assert later["message"].endswith(f"1.2 replicas; {kept}")
     assert (later["history"], later["lastScaleTime"]) == (first["history"], LATER), "it is no change"
-    idle = sized(0.0, 1, {"desiredReplicas": 1, "demandTokensPerSecond": 0})
+    idle = sized(0.0, 1, {"desiredReplicas": 1, "demandTokensPerSecond": 0, "message": f"1 replica: {ARITHMETIC}"})
     assert sized(1500.0, 1, idle) == idle, "noise of an idle fleet"
+
+
+def test_the_message_does_not_repeat_the_reason_of_the_last_change() -> None:
+    """What was true when replicas were added need not be true any more."""
+    backlog = Change("BacklogTooLong", "the backlog of 60,000 tokens takes 8 s on 2 replicas; target 2 s")
+    after = sized(17_120.0, 3, {"desiredReplicas": 2}, change=backlog)
+    assert backlog.message in after["history"][0]["message"]
+    assert "backlog of 60,000" not in after["message"]
+
+
+def test_the_message_names_the_bound_that_applies_now_and_follows_it() -> None:
+    first = sized(17_120.0, 3, {"desiredReplicas": 2})
+    limit = Limit("TooManyReplicas", "the load requires more than spec.autoscaling.maxReplicas, 3")
+    limited = sized(17_120.0, 3, first, limit=limit)
+    assert limited["message"].endswith(f"2.5 replicas; {limit.message}")
+    assert sized(17_120.0, 3, limited, limit=limit) == limited
+    held = sized(17_120.0, 3, limited, hold=Hold("MetricsStale", "no usable metrics for 15 s"))
+    assert held["message"].endswith("; held: no usable metrics for 15 s")
+    assert sized(17_120.0, 3, held) == first, "the bound is gone"
+    blind = scaling_status(decided(autoscaled(2, {"autoscaling": first}), 3, hold=Hold("NoMetrics", "no metrics")))
+    assert blind["message"] == "3 replicas: held: no metrics"
+
+
+def floored(observed: Observed, replicas: int = 4) -> Observed:
+    floor = Floor("office", replicas, datetime(2026, 11, 23, 18, tzinfo=UTC))
+    return settle_replicas(spec_of(observed.resource), replace(observed, timetable=Timetable(floor)))
+
+
+FLOOR_WORDS = "schedule office requires at least 4 replicas until 2026-11-23T18:00:00+00:00"
+
+
+def test_a_schedule_raises_the_replicas_at_once_and_status_and_events_say_which_and_until_when() -> None:
+    before = {"desiredReplicas": 2}
+    seen = floored(decided(autoscaled(2, {"autoscaling": before}), 2))
+    assert seen.desired_replicas == 4
+    after = scaling_status(seen)
+    assert after["activeSchedule"] == {"name": "office", "minReplicas": 4, "until": "2026-11-23T18:00:00+00:00"}
+    assert (after["reason"], after["message"]) == ("ScheduleStarted", f"4 replicas: {FLOOR_WORDS}")
+    owner: Object = {**seen.resource, "status": {"autoscaling": before}}
+    notices = [make(owner, {"autoscaling": after}) for make in (schedule_notice, scaling_notice)]
+    assert [(notice.reason, notice.message) for notice in notices if notice] == [
+        ("ScheduleStarted", FLOOR_WORDS),
+        ("ScaledUp", f"from 2 to 4 replicas: {FLOOR_WORDS}"),
+    ]
+    sized_too = scaling_status(replace(seen, decision=Decision(4, sizing=Sizing(8000.0, 8000.0, 0.85, 0.0))))
+    assert sized_too["message"].endswith(f"1.2 replicas; {FLOOR_WORDS}")
+    # It ends: the replicas leave by the policy, and the bound leaves the status.
+    over = scaling_status(decided(autoscaled(4, {"autoscaling": after}), 4))
+    assert "activeSchedule" not in over
+    ended = schedule_notice({**owner, "status": {"autoscaling": after}}, {"autoscaling": over})
+    assert ended is not None
+    assert ended.reason == "ScheduleEnded"
+    assert ended.message == "schedule office ended; spec.autoscaling.minReplicas is 1"
+    assert schedule_notice({**owner, "status": {"autoscaling": after}}, {"autoscaling": after}) is None
+    assert schedule_notice({**owner, "status": {"autoscaling": after}}, {}) is None, "autoscaling was removed"
+
+
+def test_a_schedule_applies_before_the_first_decision_and_within_max_replicas() -> None:
+    assert floored(autoscaled(2)).desired_replicas == 4
+    assert floored(autoscaled(2), replicas=9).desired_replicas == 5
+    assert floored(autoscaled(5)).desired_replicas == 5
+
+
+def dry(recommended: int | None, status: dict[str, Any] | None = None, **fields: Any) -> Observed:
+    """Return a resource in a dry run with two replicas."""
+    owner = stored(replicas=2, autoscaling={"maxReplicas": 5, "mode": "DryRun"})
+    owner = owner if status is None else {**owner, "status": {"autoscaling": status}}
+    decision = None if recommended is None else Decision(recommended, GREW, **fields)
+    return settle_replicas(spec_of(owner), Observed(owner, decision=decision))
+
+
+def test_a_dry_run_shows_what_would_be_done_and_does_nothing() -> None:
+    assert dry(5).desired_replicas == 2
+    sizing = Sizing(17_120.0, 8000.0, 0.85, 0.0)
+    first = scaling_status(dry(3, sizing=sizing))
+    assert (first["recommendedReplicas"], first["message"]) == (3, f"3 replicas: {ARITHMETIC}")
+    assert "desiredReplicas" not in first
+    assert scaling_status(dry(3, first, sizing=sizing)) == first
+    assert scaling_status(dry(None, first)) == first, "a restart of the operator"
+    second = scaling_status(dry(4, first, sizing=sizing, limit=Limit("RateLimited", "limited")))
+    owner = dry(4, first).resource
+    notice = scaling_notice(owner, {"autoscaling": second})
+    assert notice is not None
+    assert notice.reason == "ScalingRecommended"
+    assert notice.message == f"in a dry run, while spec.replicas is 2: {second['message']}"
+    assert scaling_notice(owner, {"autoscaling": first}) is None
+    assert "history" not in second, "nothing was changed"
+    assert conditions_of(dry(4))["ScalingActive"] == ("False", "DryRun")
+    assert conditions_of(dry(4, hold=Hold("NoMetrics", "no metrics")))["ScalingActive"] == ("False", "NoMetrics")
+    assert subject(dry(4)).is_dry_run
+
+
+def test_a_dry_run_keeps_the_history_and_ends_without_a_change() -> None:
+    auto = sized(17_120.0, 3, {"desiredReplicas": 2})
+    shown = scaling_status(dry(4, auto))
+    assert shown["history"] == auto["history"]
+    again = scaling_status(autoscaled(2, {"autoscaling": shown}))
+    assert again["desiredReplicas"] == 2
+    assert "recommendedReplicas" not in again
+    assert again["history"] == auto["history"]
 
 
 def test_the_history_keeps_five_changes_newest_first() -> None:

@@ -178,6 +178,67 @@ def test_any_change_is_planned(change: str, plans: list[Plan]) -> None:
     assert len(plans) >= 1
 
 
+def test_the_start_of_a_schedule_is_due_and_planned_and_so_is_its_end(plans: list[Plan]) -> None:
+    at_noon = {"name": "noon", "start": "5 12 * * *", "durationSeconds": 600, "minReplicas": 2}
+    world = serving(autoscaling={"maxReplicas": 3, "schedules": [at_noon]})
+    decide(world, Decision(1))
+    world.settle()
+    assert world.reconciler.seconds_until_due(KEY) == 300
+
+    def replicas() -> int:
+        live = world.cache.get(DEPLOYMENT, *KEY)
+        assert live is not None
+        return int(live["spec"]["replicas"])
+
+    plans.clear()
+    world.now += timedelta(seconds=299)
+    world.reconciler.reconcile(KEY)
+    assert (plans, replicas(), world.reconciler.seconds_until_due(KEY)) == ([], 1, 1)
+    world.now += timedelta(seconds=1)
+    world.reconciler.reconcile(KEY)
+    assert replicas() == 2
+    assert world.reconciler.seconds_until_due(KEY) == 600
+    resource = world.cache.get(FASTGEN, *KEY)
+    assert resource is not None
+    until = "2026-01-01T12:15:00+00:00"
+    assert resource["status"]["autoscaling"]["activeSchedule"] == {"name": "noon", "minReplicas": 2, "until": until}
+    # The autoscaler's loop follows with decisions of its own, and removes the replica after the end.
+    floor = dict(world.watchlist.subjects())[KEY].floor
+    assert floor is not None
+    assert floor.replicas == 2
+    world.now += timedelta(seconds=600)
+    world.reconciler.reconcile(KEY)
+    assert dict(world.watchlist.subjects())[KEY].floor is None
+    assert world.reconciler.seconds_until_due(KEY) == 86_400 - 600
+
+
+def test_a_time_that_is_due_is_not_due_again_if_the_spec_cannot_be_read() -> None:
+    """Otherwise the resource would be reconciled without a pause."""
+    at_noon = {"name": "noon", "start": "5 12 * * *", "durationSeconds": 600, "minReplicas": 2}
+    world = serving(autoscaling={"maxReplicas": 3, "schedules": [at_noon]})
+    live = world.cache.get(FASTGEN, *KEY)
+    assert live is not None
+    world.put(FASTGEN, {**live, "spec": {**live["spec"], "engine": {"device": "tpu"}}})
+    world.now += timedelta(seconds=300)
+    world.reconciler.reconcile(KEY)
+    assert world.reconciler.seconds_until_due(KEY) is None
+
+
+def test_an_invalid_schedule_is_reported_and_the_rest_is_applied() -> None:
+    impossible = {"name": "never", "start": "0 0 30 2 *", "durationSeconds": 600, "minReplicas": 2}
+    world = World()
+    world.put(FASTGEN, stored(autoscaling={"maxReplicas": 3, "schedules": [impossible]}))
+    problem = world.reconciler.reconcile(KEY)
+    assert problem is not None
+    assert problem.reason == "InvalidSchedule"
+    assert problem.message.startswith("spec.autoscaling.schedules[0].start: '0 0 30 2 *'")
+    assert world.cache.get(DEPLOYMENT, *KEY) is not None
+    live = world.cache.get(FASTGEN, *KEY)
+    assert live is not None
+    reasons = {each["type"]: each["reason"] for each in live["status"]["conditions"]}
+    assert reasons["Progressing"] == "InvalidSchedule"
+
+
 def test_another_estimate_of_the_capacity_alone_is_not_planned(plans: list[Plan]) -> None:
     world = serving(autoscaling={"maxReplicas": 3})
     decide(world, Decision(1, load=0.5))

@@ -79,6 +79,9 @@ class Stuck:
     def reconcile(self, _: Key) -> None:
         self.gate.wait(20)
 
+    def seconds_until_due(self, _: Key) -> None:
+        return None
+
 
 @pytest.fixture
 def stuck() -> Iterator[Stuck]:
@@ -107,6 +110,7 @@ class Timed:
         self.progress = Progress(self.clock)
         self._reconcile = reconcile
         self.reconciles = self.lists = 0
+        self.due: float | None = None
         cluster: Any = self
         watches, leadership = Watches(self.clock, ()), SoleLeadership()
         self.controller = Controller(
@@ -126,6 +130,9 @@ class Timed:
             self._reconcile(self)
         finally:
             self.reconciles += 1
+
+    def seconds_until_due(self, _: Key) -> float | None:
+        return self.due
 
     def refresh(self) -> bool:
         return True
@@ -214,6 +221,20 @@ async def test_a_pause_that_the_api_server_asked_for_is_not_a_stall() -> None:
     timed.clock.now += 11
     with pytest.raises(Stalled, match="queueSeconds"):
         timed.check()
+
+
+async def test_a_resource_is_reconciled_when_it_is_due_without_an_event() -> None:
+    def once(timed: Timed) -> None:
+        timed.due = 0.001 if timed.reconciles == 0 else None
+
+    timed = Timed(once)
+    timed.controller.queue.add(("space", "chat"))
+    timed.controller.listed.set()
+    worker = asyncio.create_task(timed.controller._work())
+    async with asyncio.timeout(20):
+        while timed.reconciles < 2:
+            await asyncio.sleep(0.001)
+    await stop([worker])
 
 
 def test_progress_is_recorded_by_thread_and_kind_of_work() -> None:

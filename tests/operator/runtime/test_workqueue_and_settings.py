@@ -69,6 +69,22 @@ async def test_the_key_that_has_waited_longest_is_taken_first() -> None:
     assert [await take(queue), await take(queue)] == [B, A]
 
 
+async def test_a_key_that_is_due_at_a_time_is_queued_then_and_only_the_last_time_counts() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.add_after(A, 3600.0)
+    queue.add_after(A, 0.0)
+    queue.add_after(B, 0.0)
+    queue.add_after(B, None)
+    assert await take(queue) == A
+    clock.now = 1.0
+    assert is_idle(queue)
+    # The end of a reconcile does not cancel the time of the next one.
+    queue.add_after(A, 0.0)
+    queue.done(A)
+    assert await take(queue) == A
+
+
 async def test_the_backoff_doubles_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
     loop = asyncio.get_running_loop()

@@ -32,7 +32,7 @@ def available(spec: Spec, observed: Observed) -> Condition:
         return Condition(AVAILABLE, "True", "AllReplicasReady", message)
     first = f"; {state_of(waiting[0], observed.pod_failures)}" if waiting else ""
     older = sum(is_ready(pod) for pod in older_pods(observed))
-    enough = spec.autoscaling is not None and count >= max(1, spec.autoscaling.min_replicas)
+    enough = spec.autoscaling is not None and spec.is_autoscaled and count >= spec.autoscaling.min_replicas
     if enough and not older and all(is_starting(pod) or pending_message(pod) is not None for pod in waiting):
         return Condition(AVAILABLE, "True", "ScalingUp", message + first)
     serving = f" ({older} of an older revision still {'serves' if older == 1 else 'serve'})" if older else ""

@@ -73,7 +73,8 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
         return _true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")
     rest = _of_pods(spec, missing, observed)
     having = len(pods) - len(missing)
-    if rest.status == "Unknown" and spec.autoscaling is not None and having >= max(1, spec.autoscaling.min_replicas):
+    enough = spec.autoscaling is not None and spec.is_autoscaled and having >= spec.autoscaling.min_replicas
+    if rest.status == "Unknown" and enough:
         return _true("Cached", f"{having} of {len(pods)} pods have {spec.model.source}; {rest.message}")
     return rest
 

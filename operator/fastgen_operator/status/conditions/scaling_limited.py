@@ -12,8 +12,8 @@ SCALING_LIMITED: Final = "ScalingLimited"
 """Whether a bound or rate limit overrides the number of replicas that the load requires. Source: the autoscaler's last
 decision.
 True: VolumeOnOneNode (the node of the ReadWriteOnce volume has no room for another replica), TooManyReplicas
-(maxReplicas; stays True until the load of a full scale-down window fits), TooFewReplicas (minReplicas), RateLimited
-(scaling up continues within seconds). False: WithinBounds, ScalingDisabled (no spec.autoscaling).
+(maxReplicas; stays True until the load of a full scale-down window fits), TooFewReplicas (minReplicas or a schedule),
+RateLimited (scaling up continues as scaleUp allows). False: WithinBounds, ScalingDisabled (no spec.autoscaling).
 Unknown: NotObserved (no decision yet). After an operator restart, the previous condition is kept until the first
 decision."""
 

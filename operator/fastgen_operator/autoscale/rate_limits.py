@@ -1,0 +1,86 @@
+"""Limit how fast the load changes the number of replicas: the scaling policies of a HorizontalPodAutoscaler. Pure.
+
+As there, a policy's period slides, changes for any reason count in it, and bounds are not limited. Changes before a
+restart of the operator are not known, and do not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fastgen_operator.api.autoscaling import Autoscaling, ScaleDown, ScaleUp
+from fastgen_operator.autoscale.decision import Decision, Limit, counted
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A change of the number of replicas by `added`, negative if replicas were removed, at a monotonic time."""
+
+    time: float
+    added: int
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """The policies for both directions."""
+
+    up: ScaleUp
+    down: ScaleDown
+
+    def kept(self, scalings: Sequence[Scaling], now: float) -> tuple[Scaling, ...]:
+        """Return the changes that the longest period still covers."""
+        longest = max((policy.period_seconds for policy in (*self.up.policies, *self.down.policies)), default=0)
+        return tuple(scaling for scaling in scalings if now - scaling.time < longest)
+
+    def allowed(self, current: int, wanted: int, scalings: Sequence[Scaling], now: float) -> int:
+        """Return the number between `current` and `wanted` replicas that is closest to `wanted` and allowed now."""
+        if wanted > current:
+            return max(current, min(wanted, self._most(current, scalings, now)))
+        return min(current, max(wanted, self._least(current, scalings, now)))
+
+    def _most(self, current: int, scalings: Sequence[Scaling], now: float) -> float:
+        if self.up.select_policy == "Disabled":
+            return current
+        found = []
+        for policy in self.up.policies:
+            start = _at_start(current, scalings, now - policy.period_seconds)
+            grown = math.ceil(start * (100 + policy.value) / 100)
+            found.append(start + policy.value if policy.type == "Pods" else grown)
+        return (min if self.up.select_policy == "Min" else max)(found, default=math.inf)
+
+    def _least(self, current: int, scalings: Sequence[Scaling], now: float) -> float:
+        if self.down.select_policy == "Disabled":
+            return current
+        found = []
+        for policy in self.down.policies:
+            start = _at_start(current, scalings, now - policy.period_seconds)
+            shrunk = math.floor(start * (100 - policy.value) / 100)
+            found.append(start - policy.value if policy.type == "Pods" else shrunk)
+        return (max if self.down.select_policy == "Min" else min)(found, default=-math.inf)
+
+
+NO_LIMITS: Final = RateLimits(ScaleUp(), ScaleDown())
+
+
+def rate_limits_of(autoscaling: Autoscaling | None) -> RateLimits:
+    """Return the policies of a spec; none without spec.autoscaling."""
+    return NO_LIMITS if autoscaling is None else RateLimits(autoscaling.scale_up, autoscaling.scale_down)
+
+
+def limited(decision: Decision, current: int, allowed: int) -> Decision:
+    """Return the decision with the allowed number of replicas, and the limit if it keeps replicas from being added."""
+    if allowed == decision.replicas:
+        return decision
+    limit = decision.limit
+    if decision.replicas > current:
+        words = f"spec.autoscaling.scaleUp allows {counted(allowed)} now, and the load requires more"
+        limit = Limit("RateLimited", words)
+    return replace(decision, replicas=allowed, limit=limit)
+
+
+def _at_start(current: int, scalings: Sequence[Scaling], since: float) -> int:
+    """Return the number of replicas at the start of a period."""
+    return current - sum(scaling.added for scaling in scalings if scaling.time > since)

@@ -1,0 +1,170 @@
+"""Which schedule sets the lower bound of the replicas, and when that changes next. Pure.
+
+Cron expressions are evaluated by cronsim in the schedule's time zone. An expression that names hours fires once on each
+day, as with Debian's cron: a time that is skipped when daylight saving time begins fires at the end of the gap, and a
+time that is repeated fires the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+from fastgen_operator.api.autoscaling import Autoscaling, Schedule
+from fastgen_operator.autoscale.decision import Change, Decision, Limit, counted
+from fastgen_operator.autoscale.policy import Policy
+
+# More than a change of a zone's offset. Around one, cronsim starts from an ambiguous local time.
+_SHIFT: Final = timedelta(hours=3)
+# Any time: an expression without a match from here on has none at all.
+_SOME_TIME: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The lower bound that an active schedule sets.
+
+    Attributes:
+        schedule: its name.
+        replicas: its minReplicas.
+        until: time at which the schedule ends, in its time zone, for messages; None if it never ends.
+    """
+
+    schedule: str
+    replicas: int
+    until: datetime | None
+
+    @classmethod
+    def from_status(cls, shown: dict[str, Any]) -> Floor:
+        """Return the floor that `to_status` shows."""
+        until = shown.get("until")
+        return cls(shown["name"], shown["minReplicas"], None if until is None else datetime.fromisoformat(until))
+
+    def to_status(self) -> dict[str, Any]:
+        """Return `status.autoscaling.activeSchedule`."""
+        shown: dict[str, Any] = {"name": self.schedule, "minReplicas": self.replicas}
+        return shown if self.until is None else {**shown, "until": self.until.isoformat(timespec="seconds")}
+
+    def __str__(self) -> str:
+        end = "" if self.until is None else f" until {self.until.isoformat(timespec='seconds')}"
+        return f"schedule {self.schedule} requires at least {counted(self.replicas)}{end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """What the schedules say at one moment.
+
+    Attributes:
+        floor: the largest lower bound of the active schedules; None if it is not above minReplicas.
+        due: time at which the next schedule starts, or an active one ends; None if there is none.
+    """
+
+    floor: Floor | None = None
+    due: datetime | None = None
+
+
+def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
+    """Return the floor at `now`, a time with a zone, and when it can change next. Invalid schedules are ignored."""
+    if autoscaling is None:
+        return Timetable()
+    now = now.astimezone(UTC)
+    floors: list[Floor] = []
+    due: list[datetime] = []
+    for schedule in autoscaling.schedules:
+        if fault_of(schedule) is not None:
+            continue
+        zone = ZoneInfo(schedule.time_zone)
+        began = _last(schedule.start, zone, now)
+        until = None if began is None else _end(schedule, zone, began)
+        if began is not None and (until is None or until > now):
+            local = None if until is None else until.astimezone(zone)
+            floors.append(Floor(schedule.name, schedule.min_replicas, local))
+        times = (until, _next(schedule.start, zone, now))
+        due += [time for time in times if time is not None and time > now]
+    highest = max(floors, key=lambda floor: (floor.replicas, _end_of(floor)), default=None)
+    if highest is not None and highest.replicas <= autoscaling.min_replicas:
+        highest = None
+    return Timetable(highest, min(due, default=None))
+
+
+def faults(autoscaling: Autoscaling | None) -> list[str]:
+    """Return what is wrong with the schedules beyond what the API server rejects, with the field and the remedy."""
+    schedules = () if autoscaling is None else autoscaling.schedules
+    found = [(number, schedule.name, fault_of(schedule)) for number, schedule in enumerate(schedules)]
+    return [
+        f"spec.autoscaling.schedules[{number}].{fault}: correct it; schedule {name} is ignored until then"
+        for number, name, fault in found
+        if fault is not None
+    ]
+
+
+@lru_cache(maxsize=1024)
+def fault_of(schedule: Schedule) -> str | None:
+    """Return the first field that is wrong, and why; None if the schedule is valid."""
+    if (schedule.end is None) == (schedule.duration_seconds is None):
+        return "end and durationSeconds: exactly one of them is required"
+    try:
+        ZoneInfo(schedule.time_zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return f"timeZone: {schedule.time_zone!r} is not in the IANA time zone database"
+    for name, expression in (("start", schedule.start), ("end", schedule.end)):
+        if expression is None:
+            continue
+        try:
+            if next(CronSim(expression, _SOME_TIME), None) is None:
+                return f"{name}: {expression!r} matches no date"
+        except CronSimError as error:
+            return f"{name}: {expression!r} is no cron expression: {error}"
+    return None
+
+
+def with_floor(policy: Policy, floor: Floor | None) -> Policy:
+    """Return the policy with the floor as a lower bound, within the upper one."""
+    if floor is None:
+        return policy
+    return replace(policy, min_replicas=min(policy.max_replicas, max(policy.min_replicas, floor.replicas)))
+
+
+def explained(decision: Decision, floor: Floor | None) -> Decision:
+    """Return the decision with the schedule as the reason where its floor is the bound that applies."""
+    if floor is None or decision.replicas != floor.replicas:
+        return decision
+    if decision.change is not None and decision.change.reason == "BoundsChanged":
+        decision = replace(decision, change=Change("ScheduleStarted", str(floor)))
+    if decision.limit is not None and decision.limit.reason == "TooFewReplicas":
+        decision = replace(decision, limit=Limit("TooFewReplicas", f"the load requires fewer: {floor}"))
+    return decision
+
+
+def _end(schedule: Schedule, zone: ZoneInfo, began: datetime) -> datetime | None:
+    """Return the end of the run that began then; None if it never ends."""
+    if schedule.end is not None:
+        return _next(schedule.end, zone, began)
+    assert schedule.duration_seconds is not None
+    return began + timedelta(seconds=schedule.duration_seconds)
+
+
+def _last(expression: str, zone: ZoneInfo, now: datetime) -> datetime | None:
+    """Return the last match at or before `now`; None if there is none."""
+    return next((time for time in _matches(expression, zone, now + _SHIFT, reverse=True) if time <= now), None)
+
+
+def _next(expression: str, zone: ZoneInfo, now: datetime) -> datetime | None:
+    """Return the first match after `now`; None if there is none."""
+    return next((time for time in _matches(expression, zone, now - _SHIFT, reverse=False) if time > now), None)
+
+
+def _matches(expression: str, zone: ZoneInfo, start: datetime, *, reverse: bool) -> Iterator[datetime]:
+    """Yield the matches from `start` on, in UTC: Python compares times of one zone without their offsets."""
+    for time in CronSim(expression, start.astimezone(zone), reverse=reverse):
+        yield time.astimezone(UTC)
+
+
+def _end_of(floor: Floor) -> float:
+    return float("inf") if floor.until is None else floor.until.timestamp()

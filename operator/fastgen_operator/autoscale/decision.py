@@ -18,6 +18,7 @@ class Change:
         "ReplicasMissing",
         "DemandFell",
         "BoundsChanged",
+        "ScheduleStarted",
     ]
     message: str
 

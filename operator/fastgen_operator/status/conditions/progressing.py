@@ -26,9 +26,9 @@ Unknown: NotObserved (the Deployment controller has not yet observed the latest 
 is created when the model is downloaded).
 False, because of the operator's own writes: InvalidSpec (the CRD and the operator have different versions), NameTaken
 (an object of another owner has the name of a child), PodTemplateRefused (spec.podTemplate or spec.scheduling.affinity
-is invalid or breaks the engine; the pod template stays unchanged), ApplyRefused (with the API server's messages; the
-other children are applied), Contended (another writer keeps changing a child), ReconcileFailed (with the first error,
-after three seconds of failed reconciles).
+is invalid or breaks the engine; the pod template stays unchanged), InvalidSchedule (a schedule of spec.autoscaling is
+ignored), ApplyRefused (with the API server's messages; the other children are applied), Contended (another writer keeps
+changing a child), ReconcileFailed (with the first error, after three seconds of failed reconciles).
 False, because of the rollout: DeploymentPaused (the Deployment was paused before the rollout completed).
 False, because of a pod of the current template, with its last log line: ImagePullBackOff, ContainerNotCreated,
 FailedMount, FailedAttachVolume and FailedCreatePodSandBox (from the pod's Events), OutOfMemory (with the memory limit),

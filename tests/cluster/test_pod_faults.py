@@ -55,7 +55,8 @@ def test_the_cpu_of_the_container_is_limited_in_cgroups_of_version_1(container: 
     assert (container / "cpu.cfs_quota_us").read_text() == "6000"
 
 
-def test_a_container_without_a_cgroup_is_an_error(container: Path) -> None:
+@pytest.mark.usefixtures("container")
+def test_a_container_without_a_cgroup_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="chat-x"):
         pod_faults.limit_cpus(POD, 0.3)
     with pytest.raises(RuntimeError, match="chat-x"):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fastgen_operator.api.autoscaling import Autoscaling, ScaleDown, ScaleUp
+from fastgen_operator.api.autoscaling import Autoscaling, ScaleDown, ScaleUp, ScalingPolicy
 from fastgen_operator.autoscale.decision import Decision, Limit, counted
 
 
@@ -37,29 +37,16 @@ class RateLimits:
 
     def allowed(self, current: int, wanted: int, scalings: Sequence[Scaling], now: float) -> int:
         """Return the number between `current` and `wanted` replicas that is closest to `wanted` and allowed now."""
-        if wanted > current:
-            return max(current, min(wanted, self._most(current, scalings, now)))
-        return min(current, max(wanted, self._least(current, scalings, now)))
-
-    def _most(self, current: int, scalings: Sequence[Scaling], now: float) -> float:
-        if self.up.select_policy == "Disabled":
+        if wanted == current:
             return current
-        found = []
-        for policy in self.up.policies:
-            start = _at_start(current, scalings, now - policy.period_seconds)
-            grown = math.ceil(start * (100 + policy.value) / 100)
-            found.append(start + policy.value if policy.type == "Pods" else grown)
-        return (min if self.up.select_policy == "Min" else max)(found, default=math.inf)
-
-    def _least(self, current: int, scalings: Sequence[Scaling], now: float) -> float:
-        if self.down.select_policy == "Disabled":
+        rules, sign = (self.up, 1) if wanted > current else (self.down, -1)
+        if rules.select_policy == "Disabled":
             return current
-        found = []
-        for policy in self.down.policies:
-            start = _at_start(current, scalings, now - policy.period_seconds)
-            shrunk = math.floor(start * (100 - policy.value) / 100)
-            found.append(start - policy.value if policy.type == "Pods" else shrunk)
-        return (max if self.down.select_policy == "Min" else min)(found, default=-math.inf)
+        changes = [_largest_change(policy, sign, current, scalings, now) for policy in rules.policies]
+        if not changes:
+            return wanted
+        most = max(changes) if rules.select_policy == "Max" else min(changes)
+        return current + sign * min(abs(wanted - current), max(0, most))
 
 
 NO_LIMITS: Final = RateLimits(ScaleUp(), ScaleDown())
@@ -81,6 +68,9 @@ def limited(decision: Decision, current: int, allowed: int) -> Decision:
     return replace(decision, replicas=allowed, limit=limit)
 
 
-def _at_start(current: int, scalings: Sequence[Scaling], since: float) -> int:
-    """Return the number of replicas at the start of a period."""
-    return current - sum(scaling.added for scaling in scalings if scaling.time > since)
+def _largest_change(policy: ScalingPolicy, sign: int, current: int, scalings: Sequence[Scaling], now: float) -> int:
+    """Return how many replicas a policy lets be added (sign 1) or removed (-1) now, in addition to earlier changes."""
+    since = now - policy.period_seconds
+    changed = sum(scaling.added for scaling in scalings if scaling.time > since)
+    within = policy.value if policy.type == "Pods" else math.ceil((current - changed) * policy.value / 100)
+    return within - sign * changed

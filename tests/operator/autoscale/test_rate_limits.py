@@ -61,12 +61,19 @@ def test_changes_within_the_sliding_period_count_and_earlier_ones_do_not() -> No
     assert limits().kept(made, 300.0) == ()
 
 
+def test_a_percentage_is_of_the_replicas_at_the_start_of_the_period() -> None:
+    rules = limits(scaleUp={"policies": [percent(50)]}, scaleDown={"policies": [percent(50)]})
+    assert rules.allowed(7, 50, (Scaling(0.0, 3),), 1.0) == 7
+    assert rules.allowed(5, 50, (Scaling(0.0, 1),), 1.0) == 6
+    assert rules.allowed(9, 1, (Scaling(0.0, -3),), 1.0) == 6
+
+
 def test_more_than_allowed_since_the_bounds_changed_removes_none() -> None:
     rules = limits(scaleUp={"policies": [pods(1)]})
     assert rules.allowed(9, 50, (Scaling(0.0, 8),), 1.0) == 9
 
 
-def loaded_fleet(replicas: int, rules: RateLimits, **bounds: int) -> Subject:
+def loaded_fleet(replicas: int, rules: RateLimits, **bounds: float) -> Subject:
     views = tuple(PodView(name=f"chat-{n}", scheduled_at=0.0, started_at=0.0, ready_since=1.0) for n in range(replicas))
     return Subject(
         uid="u",
@@ -118,3 +125,18 @@ def test_bounds_are_not_limited() -> None:
     record.update(loaded_fleet(1, rules, min_replicas=6), busy(1, 10.0), 10.0, 10.0)
     assert record.decision is not None
     assert record.decision.replicas == 6
+
+
+def test_when_scaling_down_is_enabled_again_the_next_step_does_not_wait() -> None:
+    record = Record("u")
+    sizes = []
+    for round_number in range(1, 62):
+        now = 5.0 * round_number
+        rules = limits(scaleDown={"selectPolicy": "Disabled"}) if round_number < 61 else limits()
+        idle = Sample(time=now, token_budget=512, step_model=(0.02, 0.0001, 0.0))
+        samples: dict[str, Sample | None] = dict.fromkeys((f"chat-{n}" for n in range(4)), idle)
+        record.update(loaded_fleet(4, rules, down_window=20), samples, now, now)
+        assert record.decision is not None
+        sizes.append(record.decision.replicas)
+        assert record.decision.limit is None or record.decision.limit.reason != "RateLimited"
+    assert sizes == [4] * 60 + [3]

@@ -57,6 +57,14 @@ def test_stragglers_are_exported_while_they_are_slow() -> None:
     assert series(metrics, "straggler_speed_ratio") == [({"pod": "chat-a"}, 0.35)]
 
 
+def test_the_recommendation_is_exported_while_there_is_one() -> None:
+    metrics = Metrics()
+    metrics.set_recommended(KEY, 3)
+    assert series(metrics, "recommended_replicas") == [({}, 3)]
+    metrics.set_recommended(KEY, None)
+    assert series(metrics, "recommended_replicas") == []
+
+
 def test_a_resource_without_engines_has_no_scrape_age() -> None:
     metrics = Metrics()
     metrics.mark_scraped(KEY)

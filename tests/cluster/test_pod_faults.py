@@ -26,8 +26,9 @@ POD: dict[str, Any] = {
 @pytest.fixture(params=["", "burstable"])
 def container(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the engine's container; a second hierarchy has no files of the CPU."""
+    service: str = request.param
     tops = [tmp_path / "pids", tmp_path / "cpu"]
-    folders = [top / request.param / "poduid-1" / "aaa" for top in tops]
+    folders = [top / service / "poduid-1" / "aaa" for top in tops]
     for folder in (*folders, folders[1].parent / "bbb"):
         folder.mkdir(parents=True)
     monkeypatch.setattr(pod_faults, "pod_cgroups", lambda: tops)

@@ -24,8 +24,6 @@ _TOLERANCE: Final = 1e-6
 _ROUNDED: Final = "rounded up"
 _KEPT: Final = "more are kept for the backlog, the KV cache or the limits of scaling down"
 _LATER: Final = "more are added once the demand has lasted"
-# Fields of status.autoscaling that describe a recommendation.
-_RECOMMENDATION: Final = ("recommendedReplicas", "reason", "message", "demandTokensPerSecond")
 _WORST_FIRST: Final = ("Failing", "Lost", "Unschedulable", "Starting", "Draining")
 
 
@@ -39,13 +37,13 @@ def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, An
     if spec.autoscaling is None:
         return None
     old: dict[str, Any] = observed.resource.get("status", {}).get("autoscaling", {})
-    kept = {name: old[name] for name in ("lastScaleTime", "history") if name in old}
+    kept = _of(old, "lastScaleTime", "history")
     floor = observed.timetable.floor
     schedule = {} if floor is None else {"activeSchedule": floor.to_status()}
     if not spec.is_autoscaled:
         if observed.decision is None:
             # After a restart of the operator, the last recommendation stays until there is a new one.
-            return {**kept, **{name: old[name] for name in _RECOMMENDATION if name in old}, **schedule}
+            return {**kept, **_of(old, "recommendedReplicas", "reason", "message", "demandTokensPerSecond"), **schedule}
         before, after = old.get("recommendedReplicas"), observed.decision.replicas
         return {**kept, "recommendedReplicas": after, **_told(spec, observed, old, before, after), **schedule}
     before, after = old.get("desiredReplicas"), observed.desired_replicas
@@ -62,7 +60,7 @@ def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, An
 
 def _told(spec: Spec, observed: Observed, old: dict[str, Any], before: int | None, after: int) -> dict[str, Any]:
     """Return reason, message and demand for a number of replicas: the old ones unless they have to be told again."""
-    told = {name: old[name] for name in ("reason", "message", "demandTokensPerSecond") if name in old}
+    told = _of(old, "reason", "message", "demandTokensPerSecond")
     decision, bound = observed.decision, _bound(observed, after)
     sizing = None if decision is None else decision.sizing
     changed = before is not None and before != after
@@ -81,6 +79,11 @@ def _told(spec: Spec, observed: Observed, old: dict[str, Any], before: int | Non
         told["message"] = f"{counted(after)}: {_arithmetic(sizing)}; {bound or _rounding(sizing, after)}"
         told["demandTokensPerSecond"] = _rounded(sizing.demand)
     return told
+
+
+def _of(old: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the named fields that are set."""
+    return {name: old[name] for name in names if name in old}
 
 
 def _arithmetic(sizing: Sizing) -> str:

@@ -22,8 +22,10 @@ from fastgen.settings import (
 __all__ = [
     "DEFAULT_TOKEN_BUDGET",
     "ENGINE_SETTINGS",
+    "POOLINGS",
     "REASONING_PARSERS",
     "SERVER_SETTINGS",
+    "TASKS",
     "TOOL_PARSERS",
     "ConfigError",
     "EngineConfig",
@@ -34,6 +36,8 @@ __all__ = [
     "parsed_settings",
 ]
 
+TASKS = ("auto", "generate", "embed", "score")
+POOLINGS = ("auto", "last", "mean")
 REASONING_PARSERS = ("auto", "think", "none")
 TOOL_PARSERS = ("auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "json")
 # By device. Calibration is fast on a GPU, and its result differs between GPUs: see docs/decisions/007.
@@ -283,6 +287,22 @@ class ServerConfig:
         "JSON. auto detects it from the chat template and vocabulary.",
         kind="choice",
         choices=TOOL_PARSERS,
+    )
+    task: str = setting_field(
+        "auto",
+        "What the server does with the model. generate: text. embed: vectors of texts (/v1/embeddings, and their "
+        "similarity at /v1/score and /v1/rerank). score: pairs of texts at /v1/score and /v1/rerank, with a reranker "
+        "that answers yes or no, such as Qwen3-Reranker. auto embeds with models of sentence-transformers, and "
+        "generates with others.",
+        kind="choice",
+        choices=TASKS,
+    )
+    pooling: str = setting_field(
+        "auto",
+        "How --task embed makes a vector of a text: from the hidden state of its last token, or from the mean of all "
+        "tokens' hidden states. auto follows the model's files, or takes the last.",
+        kind="choice",
+        choices=POOLINGS,
     )
     generation_config: str = setting_field(
         "auto",

@@ -15,8 +15,10 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from fastgen.config import EngineConfig
 from fastgen.core.block_pool import BlockPool
@@ -133,13 +135,16 @@ class SimulatedRunner:
             self._seeds[parameters.row] = parameters.seed
         for row, place, block in step.table_updates.T.tolist():
             self._tables[row, place] = block
+        fresh = set(step.rows[step.seq_lens == np.diff(step.query_starts)].tolist())
+        for row in fresh - {parameters.row for parameters in step.new_rows}:
+            self._seeds[row] = 0  # a prompt that is pooled
         written = [self._write(step, index) for index in range(len(step.rows))]
         sampled = []
         for index in step.sampled.tolist():
             row = int(step.rows[index])
             self._last_ids[row] = self.sampled(self._read(row, int(step.seq_lens[index])))
             sampled.append(self._last_ids[row])
-        return StepOutput(sampled, prompt_logprobs=_prompt_logprobs(step, written))
+        return StepOutput(sampled, prompt_logprobs=_prompt_logprobs(step, written), pooled=_pooled(step, written))
 
     def sampled(self, slots: array[int]) -> int:
         return _sampled(slots)
@@ -197,6 +202,37 @@ def _prompt_logprobs(step: StepInput, written: list[list[int]]) -> dict[int, lis
         index = int(np.searchsorted(step.query_starts, token, side="right")) - 1
         found.setdefault(index, []).append(TokenLogprobs(target, _logprob(slots[token]), 1))
     return found
+
+
+def _state(slot: int) -> npt.NDArray[np.float32]:
+    """Return the hidden state of a token: small whole numbers, whose sums are exact."""
+    return np.array([slot & 0xFF, slot >> 8 & 0xFF], np.float32)
+
+
+def _pooled(step: StepInput, written: list[list[int]]) -> dict[int, npt.NDArray[np.float32]]:
+    slots = [slot for of_sequence in written for slot in of_sequence]
+    parts = zip(step.pooled.tolist(), pairwise(step.pooled_starts.tolist()), strict=True)
+    return {
+        index: sum((_state(slots[token]) for token in step.pooled_tokens[first:end].tolist()), np.zeros(2, np.float32))
+        for index, (first, end) in parts
+    }
+
+
+def solo_pooled(request: Request) -> bytes:
+    """Return the result of a request that is pooled alone."""
+    assert request.pooling is not None
+    slots, before = [], _before_all(0)
+    for token in request.prompt_token_ids:
+        before = _written(token, before)
+        slots.append(before)
+    states = [_state(slot) for slot in slots]
+    match request.pooling.method:
+        case "last":
+            return states[-1].tobytes()
+        case "mean":
+            return bytes((sum(states, np.zeros(2, np.float32)) / np.float32(len(states))).tobytes())
+        case "logprobs":
+            return np.full(len(request.pooling.token_ids), _logprob(slots[-1]), np.float32).tobytes()
 
 
 def make_engine(runner: SimulatedRunner, *, token_budget: int, max_sequences: int, **settings: object) -> Engine:

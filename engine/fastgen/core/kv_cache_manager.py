@@ -103,7 +103,7 @@ class KVCacheManager:
         self.pool.check_integrity([sequence.block_table for sequence in (*running, *ended)])
         self._host.check_integrity([sequence.host_blocks for sequence in waiting])
         for sequence in running:
-            assert 0 < sequence.num_computed_tokens < len(sequence.tokens)
+            assert 0 < sequence.num_computed_tokens <= len(sequence.tokens) - (sequence.pooling is None)
             assert len(sequence.block_table) == self.pool.blocks_for(sequence.num_computed_tokens)
             assert not sequence.host_blocks
             held = len(sequence.block_table) * self.pool.block_size
@@ -123,7 +123,7 @@ class KVCacheManager:
         """Return how many leading full blocks the sequence could take from the prefix cache."""
         if sequence.host_blocks:
             return sequence.num_computed_tokens // self.pool.block_size
-        if sequence.wants_prompt_logprobs:  # they come only from computing the tokens
+        if sequence.needs_all_tokens:
             return 0
         return (len(sequence.tokens) - 1) // self.pool.block_size
 

@@ -138,11 +138,29 @@ def _require(holds: bool, param: str, value: object, allowed: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """What a request gets of its prompt's last hidden states, instead of generated tokens.
+
+    Attributes:
+        method: "last" gives the hidden state of the last token, "mean" the mean of all of them, and "logprobs" the
+            log-probabilities of `token_ids` as the next token.
+        token_ids: for "logprobs" only.
+    """
+
+    method: Literal["last", "mean", "logprobs"]
+    token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert bool(self.token_ids) == (self.method == "logprobs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to continue.
+    """One prompt to continue, or to pool.
 
     Attributes:
         id: unique among unfinished requests.
+        pooling: what to return instead of generated tokens; None to generate. `sampling` has no effect then.
         priority: lower is served first; equal priorities are served by arrival.
         deadline_seconds: seconds after arrival at which the request ends, finished or not; None for no deadline.
         cache_salt: requests share cached prefixes only if their salts are equal, so that a tenant cannot probe the
@@ -158,6 +176,7 @@ class Request:
     priority: int = 0
     deadline_seconds: float | None = None
     cache_salt: str = ""
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         _require(-(1 << 31) <= self.priority < 1 << 31, "priority", self.priority, "from -2^31 to 2^31 - 1")
@@ -172,6 +191,23 @@ class Request:
         """Raise RequestError if the model cannot serve this request."""
         if not self.prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
+        if self.pooling is None:
+            self._check_length(max_model_length)
+        elif len(self.prompt_token_ids) > max_model_length:
+            raise RequestError(
+                f"the prompt has {len(self.prompt_token_ids)} tokens and is limited to {max_model_length}: shorten the "
+                "prompt",
+                "prompt",
+            )
+        # Lengths are checked before contents: a prompt of millions of tokens takes long to look at.
+        if not 0 <= min(self.prompt_token_ids) <= max(self.prompt_token_ids) < vocabulary_size:
+            token = next(token for token in self.prompt_token_ids if not 0 <= token < vocabulary_size)
+            raise RequestError(
+                f"prompt token {token} is not in the vocabulary: token ids go from 0 to {vocabulary_size - 1}", "prompt"
+            )
+        self._check_named_tokens(vocabulary_size)
+
+    def _check_length(self, max_model_length: int) -> None:
         prompt, generation = len(self.prompt_token_ids), self.sampling.max_tokens
         if prompt >= max_model_length:
             raise RequestError(
@@ -185,13 +221,6 @@ class Request:
                 f"exceeds the limit of {max_model_length} tokens; lower max_tokens to {max_model_length - prompt}",
                 "max_tokens",
             )
-        # Lengths are checked before contents: a prompt of millions of tokens takes long to look at.
-        if not 0 <= min(self.prompt_token_ids) <= max(self.prompt_token_ids) < vocabulary_size:
-            token = next(token for token in self.prompt_token_ids if not 0 <= token < vocabulary_size)
-            raise RequestError(
-                f"prompt token {token} is not in the vocabulary: token ids go from 0 to {vocabulary_size - 1}", "prompt"
-            )
-        self._check_named_tokens(vocabulary_size)
 
     def _check_named_tokens(self, vocabulary_size: int) -> None:
         sampling = self.sampling

@@ -141,7 +141,7 @@ class Scheduler:
 
     def hold(self, sequence: Sequence) -> None:
         """Take a new sequence that cannot be scheduled yet: its grammar is being compiled."""
-        longest = sequence.num_prompt_tokens + sequence.sampling.max_tokens
+        longest = sequence.num_prompt_tokens if sequence.pooling is not None else sequence.max_length
         assert self.pool.blocks_for(longest) <= self.pool.num_blocks, f"{sequence} can never fit"
         assert sequence.num_computed_tokens == 0
         if not sequence.sampling.ignore_eos:
@@ -192,7 +192,7 @@ class Scheduler:
 
         Returns:
             For each sampled token its sequence, or None if the sequence had ended before: the token is discarded.
-            Sequences that end with their token have a `finish_reason`.
+            Sequences that end with their token have a `finish_reason`, and so have those whose pooling is complete.
         """
         settled, _ = self._in_flight.popleft()
         assert settled is plan, "steps are settled in the order in which they were scheduled"
@@ -215,6 +215,9 @@ class Scheduler:
                 if sequence.settle(computed, token):
                     ended = True
                     self._retire(sequence)
+            elif sequence.pooling is not None and sequence.settle_pooled(computed):
+                ended = True
+                self._retire(sequence)
         if ended:
             self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
         return grown

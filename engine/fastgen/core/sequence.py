@@ -11,8 +11,10 @@ scheduled while it still runs.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastgen.core.constraint import Constraint
-from fastgen.core.request import FinishReason, Request, SamplingParams
+from fastgen.core.request import FinishReason, Pooling, Request, SamplingParams
 
 # Priority, then ordinal of arrival. Lower is served first.
 Rank = tuple[int, int]
@@ -24,9 +26,14 @@ UNKNOWN = -1
 class Sequence:
     """The state of one request. Invariant until it ends: `0 <= num_computed_tokens < len(tokens)`.
 
+    A sequence that is pooled samples nothing. While its last step is in flight, all its tokens are computed.
+
     Attributes:
         tokens: prompt token ids, then generated ones; the last may be `UNKNOWN`.
-        max_length: prompt tokens plus the most tokens that may be generated.
+        max_length: prompt tokens plus the most tokens that may be generated; the result of pooling counts as one.
+        pooling: what to return instead of generated tokens; None to generate.
+        pooled_sum: sum of the hidden states that are to be pooled, of the tokens computed so far: an array that the
+            engine sets.
         block_table: KV blocks in order; token i is in slot `i % block_size` of block `block_table[i // block_size]`.
             Empty while the sequence waits.
         host_blocks: the same for the host buffer, while the sequence is swapped out.
@@ -71,6 +78,8 @@ class Sequence:
         "num_published_blocks",
         "num_sent_blocks",
         "ordinal",
+        "pooled_sum",
+        "pooling",
         "rank",
         "row",
         "sampling",
@@ -85,7 +94,9 @@ class Sequence:
         self.sampling: SamplingParams = request.sampling
         self.tokens: list[int] = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
-        self.max_length = self.num_prompt_tokens + self.sampling.max_tokens
+        self.pooling: Pooling | None = request.pooling
+        self.pooled_sum: Any = None
+        self.max_length = self.num_prompt_tokens + (1 if self.pooling is not None else self.sampling.max_tokens)
         self.num_computed_tokens = 0
         self.num_in_flight = 0
         self.block_table: list[int] = []
@@ -138,6 +149,11 @@ class Sequence:
         return not self.block_table and self.finish_reason is None
 
     @property
+    def needs_all_tokens(self) -> bool:
+        """Return whether the request needs all prompt tokens computed, even those in the prefix cache."""
+        return self.wants_prompt_logprobs or (self.pooling is not None and self.pooling.method == "mean")
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Return whether requested prompt log-probabilities are still to be reported."""
         return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
@@ -147,7 +163,7 @@ class Sequence:
         assert 1 <= num_tokens <= self.num_pending_tokens
         self.num_computed_tokens += num_tokens
         self.num_in_flight += 1
-        if self.num_computed_tokens == len(self.tokens):
+        if self.num_computed_tokens == len(self.tokens) and self.pooling is None:
             self.tokens.append(UNKNOWN)
 
     def roll_back(self, start: int, *, sampled: bool) -> None:
@@ -156,6 +172,12 @@ class Sequence:
             assert self.tokens[-1] == UNKNOWN
             self.tokens.pop()
         self.num_computed_tokens = start
+
+    def settle_pooled(self, computed: int) -> bool:
+        """Record that the first `computed` tokens of a pooled sequence are computed; return whether that ends it."""
+        if computed == len(self.tokens):
+            self.finish_reason = FinishReason.STOP
+        return self.finish_reason is not None
 
     def settle(self, index: int, token: int) -> bool:
         """Record that `token` was sampled for `tokens[index]`.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 # Why a step was not replayed from a CUDA graph: there are none, it has more tokens than the largest, or it has more
-# prompt logprobs than fit.
-EagerReason = Literal["off", "tokens", "prompt_logprobs"]
+# prompt logprobs, or tokens to pool, than fit.
+EagerReason = Literal["off", "tokens", "prompt_logprobs", "pooling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,15 @@ class StepOutput:
         token_ids: one for each chunk that samples, in the order of the chunks.
         logprobs: of some of them, where requested, by index in `token_ids`.
         prompt_logprobs: by chunk index, for chunks of requests with `prompt_logprobs`: one entry for each token of the
-            chunk that is followed by a prompt token, about that next token.
+            chunk that is followed by a prompt token, about that next token. For the last chunk of a request that is
+            pooled by "logprobs": one entry for each of its tokens.
+        pooled: by chunk index, for chunks of requests that are pooled by "last" or "mean": the sum of their hidden
+            states [hidden], a float32 array.
         eager_reason: why the step was not replayed from a CUDA graph; None if it was.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[int, Any] = field(default_factory=dict)
     eager_reason: EagerReason | None = "off"

@@ -18,7 +18,8 @@ class Chunk:
 
     Attributes:
         samples: whether a token is sampled after this chunk, which is so if it ends with the sequence's last pending
-            token. Fixed at construction, because the sequence grows when the step is scheduled.
+            token, unless the sequence is pooled. Fixed at construction, because the sequence grows when the step is
+            scheduled.
     """
 
     sequence: Sequence
@@ -33,7 +34,7 @@ class Chunk:
         self.sequence = sequence
         self.start = start
         self.num_tokens = num_tokens
-        self.samples = num_tokens == pending
+        self.samples = num_tokens == pending and sequence.pooling is None
 
 
 class StepPlan:

@@ -70,6 +70,7 @@ def build_engine(
         device=runner.device,
         dtype=runner.dtype,
         vocabulary_size=runner.vocab_size,
+        hidden_size=runner.architecture.hidden_size,
         num_parameters=runner.num_parameters,
         max_model_length=runner.max_model_length,
         token_budget=config.most_tokens,

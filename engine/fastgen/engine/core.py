@@ -27,6 +27,7 @@ from fastgen.core.step_model import StepModel
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
 from fastgen.engine.messages import StepReport, TokenOutput
+from fastgen.engine.pooling import Pools
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.device_errors import first_line, is_out_of_memory, release_cached_memory
 
@@ -338,6 +339,7 @@ class Engine:
         """Record the results of a step and return what they add to each request's output."""
         plan, outputs = launched.plan, []
         prompt_logprobs = self._new_prompt_logprobs(plan, result)
+        pools = Pools.of(plan, result)
         only_tokens = not result.logprobs and not prompt_logprobs
         grown = self._scheduler.settle(plan, result.token_ids)
         for index, (sequence, token) in enumerate(zip(grown, result.token_ids, strict=True)):
@@ -349,9 +351,16 @@ class Engine:
             logprobs = result.logprobs.get(index)
             outputs.append(_output(sequence, [token], logprobs, prompt_logprobs.pop(sequence, None)))
             if sequence.finish_reason is not None:
-                self._step_inputs.release(sequence)
-                del self._sequences[sequence.id]
+                self._drop(sequence)
+        for sequence, pooled in pools.finished():
+            outputs.append(_output(sequence, [], None, None, pooled))
+            self._drop(sequence)
         return outputs + [_output(sequence, [], None, rows) for sequence, rows in prompt_logprobs.items()]
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
+        self._step_inputs.release(sequence)
+        del self._sequences[sequence.id]
 
     def check_integrity(self) -> None:
         """Assert the scheduler's invariants. Takes time proportional to the cached blocks: call it when idle."""
@@ -394,9 +403,8 @@ class Engine:
     def _end_overdue(self, now: float) -> list[TokenOutput]:
         ended = self._scheduler.end_overdue(now)
         for sequence in ended:
-            self._step_inputs.release(sequence)
             self._compiling.pop(sequence.id, None)
-            del self._sequences[sequence.id]
+            self._drop(sequence)
         return [TokenOutput(request_id=s.id, token_ids=[], finish_reason=s.finish_reason) for s in ended]
 
     def _new_prompt_logprobs(self, plan: StepPlan, result: StepOutput) -> dict[Sequence, list[TokenLogprobs]]:
@@ -407,7 +415,7 @@ class Engine:
         new = {}
         for index, rows in result.prompt_logprobs.items():
             sequence, start = plan.sequences[index], plan.starts[index]
-            if sequence.finish_reason is not None:
+            if sequence.finish_reason is not None or sequence.pooling is not None:
                 continue
             unreported = rows[max(0, sequence.num_prompt_logprobs - start) :]
             if unreported:
@@ -426,6 +434,7 @@ def _output(
     token_ids: list[int],
     logprobs: TokenLogprobs | None,
     prompt_logprobs: list[TokenLogprobs] | None,
+    pooled: bytes | None = None,
 ) -> TokenOutput:
     """Return what a sequence got from a step; the first output also tells cached tokens and queue time."""
     cached_tokens = queue_seconds = None
@@ -440,6 +449,7 @@ def _output(
         prompt_logprobs=prompt_logprobs,
         cached_tokens=cached_tokens,
         queue_seconds=queue_seconds,
+        pooled=pooled,
     )
 
 

@@ -39,6 +39,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     vocabulary_size: int
+    hidden_size: int
     num_parameters: int
     max_model_length: int
     token_budget: int
@@ -79,6 +80,7 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False):
         cached_tokens: prompt tokens found in the prefix cache; set on the request's first output only.
         queue_seconds: from the request's arrival in the engine to its first step; set on the same output.
         finish_reason: set on the request's last output.
+        pooled: the result of a request with `pooling`: float32 numbers, little-endian. Its only output.
     """
 
     request_id: str
@@ -88,6 +90,7 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int | None = None
     queue_seconds: float | None = None
+    pooled: bytes | None = None
 
 
 class StepReport(msgspec.Struct, tag="step", frozen=True):

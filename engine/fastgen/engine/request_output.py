@@ -56,11 +56,12 @@ class RequestOutput:
         prompt_logprobs: one entry per prompt token except the first; None if not requested.
         cached_tokens: prompt tokens that came from the prefix cache.
         queue_seconds: time in the engine's queue; None until the request is first scheduled.
+        pooled: the result of a request with `pooling`, as in `TokenOutput`; None until it is there.
     """
 
     __slots__ = (
         *("_num_taken_logprobs", "_num_taken_pieces", "_output", "_pieces"),
-        *("cached_tokens", "logprobs", "prompt_logprobs", "queue_seconds", "request", "token_ids"),
+        *("cached_tokens", "logprobs", "pooled", "prompt_logprobs", "queue_seconds", "request", "token_ids"),
     )
 
     def __init__(self, request: Request, tokenizer: Tokenizer, rules: TextRules) -> None:
@@ -70,6 +71,7 @@ class RequestOutput:
         self.prompt_logprobs: list[TokenLogprobs] | None = None if request.sampling.prompt_logprobs is None else []
         self.cached_tokens = 0
         self.queue_seconds: float | None = None
+        self.pooled: bytes | None = None
         self._output = OutputText(tokenizer, rules)
         self._pieces: list[str] = []
         self._num_taken_pieces = 0
@@ -98,6 +100,8 @@ class RequestOutput:
             self.cached_tokens = output.cached_tokens
         if output.queue_seconds is not None:
             self.queue_seconds = output.queue_seconds
+        if output.pooled is not None:
+            self.pooled = output.pooled
 
     def take(self) -> OutputDelta:
         """Return what was added since the last call. Logprobs come with text, or at the end."""

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fastgen.config import ENGINE_SETTINGS, EngineConfig, parsed_settings
+from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, parsed_settings
 from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.engine.build import build_engine
 from fastgen.engine.request_output import OutputDelta, RequestOutput
@@ -53,6 +53,10 @@ class LLM:
         config = EngineConfig(model=str(model), **parsed_settings(settings, ENGINE_SETTINGS))
         started = time.monotonic()
         source = ModelSource.open(config.model)
+        if source.native is not None and not source.native.has_head:
+            raise ConfigError(
+                f"model {model}: it has no output head and cannot generate; use fastgen serve --task embed"
+            )
         self.tokenizer = tokenizer = Tokenizer.load(source.tokenizer)
         with progress_bar() if on_loading is None else nullcontext(on_loading) as progress:
             loaded = build_engine(source, config, lambda: tokenizer, progress, started=started)

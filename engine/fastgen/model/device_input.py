@@ -30,7 +30,8 @@ class DeviceInput:
         query_starts: [S + 1], first token of each sequence, and the number of tokens without padding.
         seq_lens: [S], keys of each sequence after the step.
         block_tables: [S, M], blocks of each sequence in order; entries beyond its length are arbitrary.
-        logit_rows: [R], tokens that need logits: those that sample, then those with prompt logprobs.
+        logit_rows: [R], tokens whose last hidden states are needed: those that sample, then those with prompt
+            logprobs, then those that are pooled.
         sampled_rows, sampled_positions: [N], row and position of each token to sample.
     """
 
@@ -87,7 +88,7 @@ class InputLayout:
         return cls(
             num_tokens=step.num_tokens,
             num_sequences=len(step.rows),
-            num_logit_rows=len(step.sampled) + len(step.scored_tokens),
+            num_logit_rows=len(step.sampled) + len(step.scored_tokens) + len(step.pooled_tokens),
             num_sampled=len(step.sampled),
             num_updates=step.table_updates.shape[1],
         )
@@ -135,7 +136,10 @@ class InputLayout:
             ("query_starts", step.query_starts),
             ("seq_lens", step.seq_lens),
             ("rows", step.rows),
-            ("logit_rows", np.concatenate((step.query_starts[1:][step.sampled] - 1, step.scored_tokens))),
+            (
+                "logit_rows",
+                np.concatenate((step.query_starts[1:][step.sampled] - 1, step.scored_tokens, step.pooled_tokens)),
+            ),
             ("sampled_rows", step.rows[step.sampled]),
             ("sampled_positions", step.seq_lens[step.sampled]),
             ("update_places", rows * table_length + columns),

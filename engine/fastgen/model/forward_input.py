@@ -36,13 +36,14 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """The arrays of one step with T rows: the first D are decodes, S are sampled, P get prompt logprobs.
+    """The arrays of one step with T rows: the first D are decodes, S are sampled, P get prompt logprobs, Q are pooled.
 
     Attributes:
         token_ids: [T].
         positions: [T], position of each row in its sequence.
         blocks, slots: [T], cache location of each row's key and value.
-        logit_rows: [S + P], rows that need logits: the sampled rows in chunk order, then the rows with prompt logprobs.
+        logit_rows: [S + P + Q], rows whose last hidden states are needed: the sampled rows in chunk order, then the
+            rows with prompt logprobs, then the pooled ones.
         num_sampled: S.
         tables: block tables of all sequences in one array.
         table_starts: [D], index of each decode's first block in `tables`.
@@ -99,7 +100,7 @@ class HostRows:
             positions=np.repeat(contexts - first_rows, counts) + np.arange(step.num_tokens),
             blocks=(step.slot_mapping // size).astype(np.int64),
             slots=(step.slot_mapping % size).astype(np.int64),
-            logit_rows=np.concatenate((sampled_rows, step.scored_tokens)).astype(np.int64),
+            logit_rows=np.concatenate((sampled_rows, step.scored_tokens, step.pooled_tokens)).astype(np.int64),
             num_sampled=len(step.sampled),
             tables=tables.ravel(),
             table_starts=starts[:decodes],

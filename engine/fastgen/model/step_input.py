@@ -34,7 +34,7 @@ class StepInput:
     Attributes:
         swap_out: [n, 2], (cache block, host block) pairs to copy to the host buffer.
         swap_in: [n, 2], pairs to copy back.
-        new_rows: rows that a sequence gets in this step; whatever they held before is void.
+        new_rows: rows that a sequence gets in this step, if it will be sampled; whatever they held before is void.
         table_updates: [3, n], new entries of block tables: row, position in the table, block.
         rows: [S], row of each sequence.
         query_starts: [S + 1], index of each sequence's first token, then T.
@@ -46,6 +46,9 @@ class StepInput:
         scored_tokens: [P], indices of tokens after which the logprob of the next prompt token is requested.
         scored_targets: [P], that next token.
         scored_top: [P], number of most likely tokens to report beside it.
+        pooled: [G], sequences whose hidden states are pooled, as indices of `rows`.
+        pooled_starts: [G + 1], index of each one's first token in `pooled_tokens`, then Q.
+        pooled_tokens: [Q], indices of the tokens whose hidden states are added up.
     """
 
     swap_out: IntArray
@@ -62,6 +65,9 @@ class StepInput:
     scored_tokens: IntArray
     scored_targets: IntArray
     scored_top: IntArray
+    pooled: IntArray
+    pooled_starts: IntArray
+    pooled_tokens: IntArray
     num_decodes: int
 
     @property
@@ -117,6 +123,7 @@ class StepInputBuilder:
         assert query_starts[num_decodes] == num_decodes, "chunks of one token must come first"
         sampled = _indices(np.frombuffer(bytes(plan.samples), np.bool_))
         scored_tokens, scored_targets, scored_top = _scored(plan, query_starts)
+        pooled, pooled_starts, pooled_tokens = _pooled(plan, query_starts)
         return StepInput(
             swap_out=_array(plan.swap_out).reshape(-1, 2) if plan.swap_out else _NO_SWAPS,
             swap_in=_array(plan.swap_in).reshape(-1, 2) if plan.swap_in else _NO_SWAPS,
@@ -132,6 +139,9 @@ class StepInputBuilder:
             scored_tokens=scored_tokens,
             scored_targets=scored_targets,
             scored_top=scored_top,
+            pooled=pooled,
+            pooled_starts=pooled_starts,
+            pooled_tokens=pooled_tokens,
             num_decodes=num_decodes,
         )
 
@@ -154,23 +164,23 @@ class StepInputBuilder:
             if first == len(table):  # it has a row: no sequence is scheduled without blocks
                 continue
             if sequence.row is None:
-                new_rows.append(self._admit(sequence))
-            assert sequence.row is not None
+                sequence.row = self._take_row(sequence)
+                if sequence.pooling is None:
+                    new_rows.append(_parameters(sequence, sequence.row))
             rows += [sequence.row] * (len(table) - first)
             positions += range(first, len(table))
             blocks += table[first:]
             sequence.num_sent_blocks = len(table)
         return new_rows, _array((rows, positions, blocks))
 
-    def _admit(self, sequence: Sequence) -> RowParameters:
+    def _take_row(self, sequence: Sequence) -> int:
         if not self._free:
             self._free.append(self._num_rows)
             self._num_rows += 1
             self._constrained = enlarged(self._constrained, self._num_rows)
-        row = sequence.row = self._free.pop()
-        known = len(sequence.tokens) - (sequence.tokens[-1] == UNKNOWN)  # this step may sample the last one
+        row = self._free.pop()
         self._constrained[row] = sequence.constraint is not None
-        return RowParameters(row, sequence.sampling, sequence.seed, sequence.num_prompt_tokens, sequence.tokens[:known])
+        return row
 
     def _slots(self, rows: IntArray, starts: IntArray, counts: IntArray, query_starts: IntArray) -> IntArray:
         """Return the cache slots of all tokens."""
@@ -192,6 +202,11 @@ def enlarged(array: npt.NDArray[Scalar], *shape: int) -> npt.NDArray[Scalar]:
     )
     grown[tuple(slice(have) for have in array.shape)] = array
     return grown
+
+
+def _parameters(sequence: Sequence, row: int) -> RowParameters:
+    known = len(sequence.tokens) - (sequence.tokens[-1] == UNKNOWN)  # this step may sample the last one
+    return RowParameters(row, sequence.sampling, sequence.seed, sequence.num_prompt_tokens, sequence.tokens[:known])
 
 
 def _token_ids(plan: StepPlan, query_starts: IntArray) -> IntArray:
@@ -216,7 +231,30 @@ def _scored(plan: StepPlan, query_starts: IntArray) -> tuple[IntArray, IntArray,
             tokens += range(first, first + end - start)
             targets += sequence.tokens[start + 1 : end + 1]
             top += [sequence.sampling.prompt_logprobs] * (end - start)
+        pooling = sequence.pooling
+        if pooling is not None and pooling.method == "logprobs" and plan.ends[index] == len(sequence.tokens):
+            tokens += [int(query_starts[index + 1]) - 1] * len(pooling.token_ids)
+            targets += pooling.token_ids
+            top += [0] * len(pooling.token_ids)
     return _array(tokens), _array(targets), _array(top)
+
+
+def _pooled(plan: StepPlan, query_starts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the pooled sequences, where their tokens start, and the tokens to add up; see `StepInput`."""
+    pooled: list[int] = []
+    starts: list[int] = [0]
+    tokens: list[int] = []
+    for index in range(plan.num_continued, len(plan.sequences)):
+        pooling = plan.sequences[index].pooling
+        if pooling is None or pooling.method == "logprobs":
+            continue
+        end = int(query_starts[index + 1])
+        first = int(query_starts[index]) if pooling.method == "mean" else end - 1
+        if pooling.method == "mean" or plan.ends[index] == len(plan.sequences[index].tokens):
+            pooled.append(index)
+            tokens += range(first, end)
+            starts.append(len(tokens))
+    return _array(pooled), _array(starts), _array(tokens)
 
 
 def _indices(flags: npt.NDArray[np.bool_]) -> IntArray:

@@ -16,6 +16,7 @@ from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.step_input import StepInput
 from fastgen.runner.graphs import ForwardPass, GraphCapture, StepGraphs
+from fastgen.runner.pooling import pool, sums_by_sequence
 from fastgen.runner.runner import Model
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
 from fastgen.sampling.rows import Mask, row_slices
@@ -119,7 +120,7 @@ class GPURunner:
 
     @torch.inference_mode()
     def sample(self, step: StepInput, forward: ForwardPass, masks: list[Mask]) -> Results:
-        """Enqueue the sampling of a step, its prompt logprobs, and the copies of the results to the host.
+        """Enqueue the sampling of a step, its prompt logprobs, its pooling, and the copies of the results to the host.
 
         Args:
             step: the step launched last.
@@ -128,8 +129,10 @@ class GPURunner:
         """
         assert step is self._last_step, "another step was launched before the sampling of this one"
         num_sampled, hidden = len(step.sampled), forward.hidden
+        pooled = pool(step, hidden[num_sampled + len(step.scored_tokens) :])
+        sums = None if pooled is None else download(pooled)
         if not num_sampled:
-            return Results(None, [], self._prompt_logprobs(step, hidden))
+            return Results(step, None, [], self._prompt_logprobs(step, hidden), sums)
         logits = self._model.head(hidden[:num_sampled])
         masks_and_rows = self._upload_masks(step, masks)
         ids = self._sampler.sample(logits, forward.sampled_rows, forward.sampled_positions, *masks_and_rows)
@@ -138,7 +141,7 @@ class GPURunner:
             self._logprobs(logits, some, ids, num_top[some].tolist())
             for some in row_slices(np.flatnonzero(num_top >= 0).tolist(), ROWS_SAMPLED_AT_ONCE)
         ]
-        return Results(download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]))
+        return Results(step, download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]), sums)
 
     def _upload_masks(self, step: StepInput, masks: list[Mask]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the masks [M, words] and each sampled row's index in them, or -1: [N]."""
@@ -194,11 +197,13 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results of a step on their way to the host."""
+    """The results of a step on their way to the host; `pooled` as `pool` returns them."""
 
+    step: StepInput
     ids: HostCopy | None
     logprobs: list[Logprobs]
     prompt_logprobs: list[Logprobs]
+    pooled: HostCopy | None
 
     def wait(self, eager_reason: EagerReason | None) -> StepOutput:
         """Wait for all copies and return the results; `eager_reason` as in `StepOutput`."""
@@ -212,7 +217,8 @@ class Results:
             entries = unpack_logprobs(part.packed.wait(), part.tokens or [], part.top)
             for sequence, entry in zip(part.owners, entries, strict=True):
                 prompt.setdefault(sequence, []).append(entry)
-        return StepOutput(tokens, found, prompt, eager_reason)
+        sums = sums_by_sequence(self.step, None if self.pooled is None else self.pooled.wait())
+        return StepOutput(tokens, found, prompt, sums, eager_reason)
 
 
 class GPUTicket:

@@ -98,7 +98,8 @@ class ForwardPass:
     """A forward pass that was enqueued.
 
     Attributes:
-        hidden: [R, hidden], the model's output: N rows to sample, then those with prompt logprobs, then padding.
+        hidden: [R, hidden], the model's output: N rows to sample, then those with prompt logprobs, then those that are
+            pooled, then padding.
         sampled_rows, sampled_positions: [N], of its input.
     """
 
@@ -159,8 +160,11 @@ class StepGraphs:
         if step.num_tokens > self._layouts[-1].num_tokens:
             return "tokens"
         layout = self._layouts[self._index(step)]
-        if len(step.sampled) + len(step.scored_tokens) > layout.num_logit_rows:
+        num_logit_rows = len(step.sampled) + len(step.scored_tokens)
+        if num_logit_rows > layout.num_logit_rows:
             return "prompt_logprobs"
+        if num_logit_rows + len(step.pooled_tokens) > layout.num_logit_rows:
+            return "pooling"
         return None
 
     def replay(self, step: StepInput) -> ForwardPass:

@@ -13,6 +13,7 @@ from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, ModelShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.forward_input import ForwardInput, HostRows
 from fastgen.model.step_input import StepInput
+from fastgen.runner.pooling import pool, sums_by_sequence
 from fastgen.sampling.logprobs import token_logprobs
 from fastgen.sampling.rows import Mask, SamplingRows
 from fastgen.sampling.sampler import sample
@@ -118,20 +119,25 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, step: StepInput, hidden: torch.Tensor, masks: list[Mask]) -> StepOutput:
-        """Sample, and compute the requested prompt logprobs.
+        """Sample, compute the requested prompt logprobs, and pool.
 
         Args:
             step: the step launched last.
-            hidden: [N + P, hidden], the model's output for it.
+            hidden: [N + P + Q, hidden], the model's output for it.
             masks: [M], the masks of its masked rows.
         """
-        num_sampled = len(step.sampled)
+        num_sampled, num_logit_rows = len(step.sampled), len(step.sampled) + len(step.scored_tokens)
         rows = step.rows[step.sampled].tolist()
         draws = self._sampling.draws(rows, dict(zip(step.masked.tolist(), masks, strict=True)))
         tokens, logprobs = sample(self._model.head(hidden[:num_sampled]), draws)
         self._sampling.append(rows, tokens)
         self._rows.last_ids[rows] = tokens
-        return StepOutput(tokens, logprobs, self._prompt_logprobs(step, hidden[num_sampled:]))
+        return StepOutput(
+            tokens,
+            logprobs,
+            self._prompt_logprobs(step, hidden[num_sampled:num_logit_rows]),
+            sums_by_sequence(step, pool(step, hidden[num_logit_rows:])),
+        )
 
     def _prompt_logprobs(self, step: StepInput, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
         """Return prompt logprobs by index of the sequence, for `hidden` [P, hidden] of the scored tokens."""

@@ -23,7 +23,7 @@ from fastgen.server.http.connection import is_kept
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import RequestContexts
 from fastgen.server.http.tracing import Tracer, Traces
-from fastgen.server.openai import chat, completions, tokenization
+from fastgen.server.openai import chat, completions, embeddings, rerank, tokenization
 from fastgen.server.openai.other_routes import missing_route
 from fastgen.server.openai.response_api import endpoint as responses
 from fastgen.server.serving.lifecycle import Lifecycle
@@ -60,8 +60,8 @@ def _endpoints(service: Service) -> FastAPI:
     app = FastAPI(title="FastGen", version=VERSION)
     app.state.service = service
     app.state.check_large_body = service.check_large_body
-    for router in (completions.router, chat.router, responses.router, tokenization.router, probes.router):
-        app.include_router(router)
+    for module in (completions, chat, responses, embeddings, rerank, tokenization, probes):
+        app.include_router(module.router)
     app.openapi = functools.cache(lambda: openapi.document(app))  # type: ignore[method-assign]
 
     async def respond(request: Request, exception: Exception) -> Response:

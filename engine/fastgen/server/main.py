@@ -33,6 +33,7 @@ from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.service import Service
+from fastgen.server.serving.task import ServedTask
 from fastgen.text.reasoning import reasoning_format
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.registry import choose_format
@@ -138,6 +139,7 @@ class Server:
         default_name = hub_repository(self.engine_config.model) or default_model_name(self.engine_config.model)
         names = self.server_config.served_model_names or (default_name,)
         self._defaults = generation_defaults(self.server_config.generation_config, self.source.path)
+        self._task = ServedTask.of(self.source, self.server_config.task, self.server_config.pooling)
         self._lifecycle = Lifecycle()
         self._metrics = Metrics(names[0], self.server_config.metrics_compat)
         self._service = Service(
@@ -220,10 +222,11 @@ class Server:
             tokenizer = await asyncio.to_thread(Tokenizer.load, self.source.tokenizer)
             tool_format = choose_format(self.server_config.tool_parser, tokenizer)
             thinking = reasoning_format(self.server_config.reasoning_parser, tokenizer)
+            task = self._task.with_answers(tokenizer)
             ready = await engine
             limit = PromptSizeLimit(tokenizer, ready.info.max_model_length)
             return ServedModel(
-                ready, tokenizer, limit, GrammarChecker(tokenizer), tool_format, thinking, self._defaults
+                ready, tokenizer, limit, GrammarChecker(tokenizer), tool_format, thinking, self._defaults, task
             )
         except EngineStartError as error:
             if error.exit_code == exit_codes.BAD_CONFIGURATION:
@@ -255,6 +258,8 @@ class Server:
             info.max_sequences,
             info.max_model_length,
         )
+        if self._task.name != "generate":
+            log.info("this server %s", self._task.description)
         if self._defaults:
             named = ", ".join(f"{name} {value:g}" for name, value in self._defaults.items())
             log.info("defaults of generation_config.json: %s; --generation-config none ignores them", named)

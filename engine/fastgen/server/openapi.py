@@ -8,6 +8,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from fastgen.server.openai.embeddings import Embeddings
+from fastgen.server.openai.rerank import Ranking, Scores
 from fastgen.server.openai.response_api.objects import Response
 from fastgen.server.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from fastgen.server.openai.tokenization import Text, Tokens
@@ -18,6 +20,9 @@ _RESPONSES: dict[str, type] = {
     "/v1/completions": Completion,
     "/v1/chat/completions": ChatCompletion,
     "/v1/responses": Response,
+    "/v1/embeddings": Embeddings,
+    "/v1/score": Scores,
+    "/v1/rerank": Ranking,
     "/v1/models": ModelList,
     "/v1/models/{name}": ModelCard,
     "/tokenize": Tokens,
@@ -31,7 +36,7 @@ _STREAMED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses
 _ERRORS = {
     "400": "A field has an invalid value; `param` names it.",
     "401": "The API key is missing or invalid.",
-    "404": "The model is not served here.",
+    "404": "The model is not served here, or for another task.",
     "408": "The request was not received in time, or its `timeout` passed before the first token.",
     "413": "The body is too large.",
     "429": "The queue is full; retry after Retry-After seconds.",

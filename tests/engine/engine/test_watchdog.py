@@ -9,7 +9,8 @@ from fastgen.engine.messages import EngineInfo, StepReport
 from fastgen.engine.watchdog import Watchdog
 
 INFO = EngineInfo(
-    architecture="a", device="cuda", dtype="bfloat16", vocabulary_size=10, num_parameters=1, max_model_length=64,
+    architecture="a", device="cuda", dtype="bfloat16", vocabulary_size=10, hidden_size=8, num_parameters=1,
+    max_model_length=64,
     token_budget=1000, max_sequences=4, block_size=16, num_blocks=100, load_seconds=1.0,
 )  # fmt: skip
 

@@ -40,6 +40,15 @@ def thinking(smollm2: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server with the scripted engine that embeds."""
+    options = ("--served-model-name", "embedder", "--max-model-length", "512", "--task", "embed", "--pooling", "mean")
+    with serving(tmp_path_factory.mktemp("embedder"), *options) as server:
+        server.wait_status("/ready", 200)
+        yield server
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Tokenizer:
     """The demo model's tokenizer."""
     return Tokenizer.load(TokenizerSource("gguf", GGUFFile(Path(str(demo_weights.demo_model()))).metadata))

@@ -1,5 +1,7 @@
 """The engine's real process, step loop and scheduler over a scripted model: it repeats each prompt's tokens.
 
+The vector of a prompt counts its tokens by their ids modulo HIDDEN_SIZE.
+
 A prompt may set the reply instead: the text between REPLY tokens, followed by the end-of-sequence token. Of several
 such texts, the request's seed selects one. Logprobs follow from the token id: `scripted_logprobs`.
 
@@ -21,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.row_parameters import RowParameters
@@ -31,6 +34,7 @@ from fastgen.model.step_input import StepInput
 REPLY = 5  # <file_sep> in the demo model's vocabulary; no test uses it otherwise
 END = 2
 FAULT = 6
+HIDDEN_SIZE = 8
 
 
 @dataclass
@@ -38,7 +42,9 @@ class ScriptedRunner:
     block_size: int
     max_model_length: int
     step_seconds: float
-    architecture: types.SimpleNamespace = field(default_factory=lambda: types.SimpleNamespace(name="scripted"))
+    architecture: types.SimpleNamespace = field(
+        default_factory=lambda: types.SimpleNamespace(name="scripted", hidden_size=HIDDEN_SIZE)
+    )
     vocab_size: int = 49152
     eos_token_ids: frozenset[int] = frozenset({END})
     num_blocks: int = field(default_factory=lambda: int(os.environ.get("SCRIPT_BLOCKS", "64")))
@@ -49,12 +55,13 @@ class ScriptedRunner:
     dtype: str = "float32"
     steps_in_flight: int = 1
     sequences: dict[int, RowParameters] = field(default_factory=dict)
+    counted: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)  # tokens by row, of prompts to pool
 
     def launch(self, step: StepInput) -> CompletedTicket:
         threading.Event().wait(self.step_seconds)
         for parameters in step.new_rows:
             self.sequences[parameters.row] = replace(parameters, tokens=list(parameters.tokens))
-        if any(FAULT in self.sequences[row].tokens for row in step.rows.tolist()):
+        if any(FAULT in self.sequences[row].tokens for row in step.rows[step.sampled].tolist()):
             raise RuntimeError(os.environ["SCRIPT_ERROR"])
         tokens, logprobs = [], {}
         for index, row in enumerate(step.rows[step.sampled].tolist()):
@@ -64,7 +71,17 @@ class ScriptedRunner:
             tokens.append(token)
             if num_top is not None:
                 logprobs[index] = scripted_logprobs(token, num_top)
-        return CompletedTicket(StepOutput(tokens, logprobs, prompt_logprobs(step)))
+        return CompletedTicket(StepOutput(tokens, logprobs, prompt_logprobs(step), self.pool(step)))
+
+    def pool(self, step: StepInput) -> dict[int, npt.NDArray[np.float32]]:
+        """Return the count of ids of each prompt whose last token is in the step."""
+        ends = dict(zip(step.pooled.tolist(), step.pooled_starts[1:].tolist(), strict=True))
+        for index, row in enumerate(step.rows.tolist()):
+            first, end = step.query_starts[index : index + 2].tolist()
+            counts = np.bincount(step.token_ids[first:end] % HIDDEN_SIZE, minlength=HIDDEN_SIZE).astype(np.float32)
+            is_first = step.seq_lens[index] == end - first
+            self.counted[row] = counts if is_first else self.counted[row] + counts
+        return {index: self.counted[int(step.rows[index])] for index in ends}
 
     def start_prefault(self) -> None:
         """There is no cache memory to prefault."""

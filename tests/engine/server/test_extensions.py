@@ -187,13 +187,13 @@ def test_the_load_is_the_number_of_open_requests(scripted: Serving) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "instead"),
     [
-        ("POST", "/v1/embeddings", "/v1/chat/completions"),
         ("POST", "/v1/messages", "/v1/chat/completions"),
         ("POST", "/v1/messages/count_tokens", "/tokenize"),
         ("GET", "/v1/chat/completions", "not stored"),
         ("GET", "/v1/chat/completions/chatcmpl-1", "not stored"),
         ("POST", "/v1/audio/speech", "only text models"),
-        ("POST", "/v1/rerank", "not built"),
+        ("POST", "/classify", "/v1/score"),
+        ("POST", "/pooling", "/v1/embeddings"),
         ("GET", "/v1/nothing", "/openapi.json"),
     ],
 )

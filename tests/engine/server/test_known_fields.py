@@ -7,19 +7,25 @@ from typing import Any
 
 import pytest
 from openai.types import completion_create_params as completion_params
+from openai.types import embedding_create_params as embedding_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 from pydantic import BaseModel, ValidationError
 
-from fastgen.server.openai.field_table import OPENAI, SGLANG, VLLM, fields_page
+from fastgen.server.openai.embeddings import EmbeddingRequest
+from fastgen.server.openai.field_table import COHERE, OPENAI, SGLANG, VLLM, fields_page
 from fastgen.server.openai.field_types import NoEffect, NotBuilt
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
+from fastgen.server.openai.rerank import RerankRequest, ScoreRequest
 from fastgen.server.openai.response_api.request import ResponseRequest
 
 REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
     CompletionRequest: {"prompt": "a"},
     ChatRequest: {"messages": [{"role": "user", "content": "a"}]},
     ResponseRequest: {"input": "a"},
+    EmbeddingRequest: {"input": "a"},
+    ScoreRequest: {"text_1": "a", "text_2": "b"},
+    RerankRequest: {"query": "a", "documents": ["b"]},
 }
 STRANGE = "a value that no field has"
 
@@ -35,7 +41,8 @@ def marked(kind: type) -> list[Any]:
 
 
 def fields_of(params: Any) -> set[str]:
-    return set(typing.get_type_hints(params)) | {"stream"}
+    streams = set() if params is embedding_params.EmbeddingCreateParams else {"stream"}
+    return set(typing.get_type_hints(params)) | streams
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,7 @@ def fields_of(params: Any) -> set[str]:
         (ChatRequest, chat_params.CompletionCreateParamsBase),
         (CompletionRequest, completion_params.CompletionCreateParamsBase),
         (ResponseRequest, response_params.ResponseCreateParamsBase),
+        (EmbeddingRequest, embedding_params.EmbeddingCreateParams),
     ],
 )
 def test_every_field_of_the_official_client_is_known(request_type: type[BaseModel], params: Any) -> None:
@@ -51,9 +59,9 @@ def test_every_field_of_the_official_client_is_known(request_type: type[BaseMode
     assert fields_of(params) - OPENAI == set()
 
 
-@pytest.mark.parametrize("names", [VLLM, SGLANG], ids=["vllm", "sglang"])
+@pytest.mark.parametrize("names", [VLLM, SGLANG, COHERE], ids=["vllm", "sglang", "cohere"])
 def test_every_field_of_other_servers_is_known(names: frozenset[str]) -> None:
-    assert names - set(ChatRequest.model_fields) - set(CompletionRequest.model_fields) == set()
+    assert names - {name for request in REQUIRED for name in request.model_fields} == set()
 
 
 @pytest.mark.parametrize(("request_type", "name", "marker"), marked(NotBuilt))
@@ -76,11 +84,11 @@ def test_a_field_without_effect_is_accepted(request_type: type[BaseModel], name:
 def test_the_table_has_a_row_for_every_known_field() -> None:
     rows = {line.split("`")[1]: line for line in fields_page().splitlines() if line.startswith("| `")}
     assert set(rows) == {name for request in REQUIRED for name in request.model_fields}
-    assert rows["temperature"].startswith("| `temperature` | OpenAI | yes | yes | yes |")
-    assert rows["audio"].startswith("| `audio` | OpenAI | – | refused | – | only text")
-    assert rows["lora_path"].startswith("| `lora_path` | SGLang | refused | refused | – |")
+    assert rows["temperature"].startswith("| `temperature` | OpenAI | yes | yes | yes | – | – | – |")
+    assert rows["audio"].startswith("| `audio` | OpenAI | – | refused | – | – | – | – | only text")
+    assert rows["lora_path"].startswith("| `lora_path` | SGLang | refused | refused | – | – | – | – |")
     assert rows["service_tier"].startswith('| `service_tier` | OpenAI | – | only `"auto"`, `"default"` |')
-    assert rows["user"].startswith("| `user` | OpenAI | no effect | no effect | no effect |")
+    assert rows["user"].startswith(f"| `user` | OpenAI |{' no effect |' * 6}")
 
 
 @pytest.mark.parametrize("name", ["reasoning_effort", "service_tier", "verbosity"])

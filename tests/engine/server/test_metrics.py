@@ -204,7 +204,8 @@ VLLM = {
 def metrics_with_values(compat: str) -> Metrics:
     metrics = Metrics("m", compat)
     info = EngineInfo(
-        architecture="llama", device="cpu", dtype="float32", vocabulary_size=9, num_parameters=9, max_model_length=9,
+        architecture="llama", device="cpu", dtype="float32", vocabulary_size=9, hidden_size=8, num_parameters=9,
+        max_model_length=9,
         token_budget=9, max_sequences=9, block_size=64, num_blocks=10, load_seconds=1.0,
     )  # fmt: skip
     metrics.describe(info, "1")

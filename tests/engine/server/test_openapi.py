@@ -26,6 +26,9 @@ OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
     ("/v1/responses", "POST"),
+    ("/v1/embeddings", "POST"),
+    ("/v1/score", "POST"),
+    ("/v1/rerank", "POST"),
     ("/tokenize", "POST"),
     ("/detokenize", "POST"),
     ("/v1/models", "GET"),
@@ -38,11 +41,23 @@ OPERATIONS = [
 ]
 
 
+POOLED = ("/v1/embeddings", "/v1/score", "/v1/rerank")
+
+
+def document_of(server: Serving) -> Any:
+    schema = schemathesis.openapi.from_dict(server.get("/openapi.json").json())
+    schema.config.update(base_url=server.url)
+    return schema
+
+
 @pytest.fixture(scope="module")
 def described(scripted: Serving) -> Any:
-    schema = schemathesis.openapi.from_dict(scripted.get("/openapi.json").json())
-    schema.config.update(base_url=scripted.url)
-    return schema
+    return document_of(scripted)
+
+
+@pytest.fixture(scope="module")
+def described_embedder(embedder: Serving) -> Any:
+    return document_of(embedder)
 
 
 def test_every_operation_of_the_document_is_tested(described: Any) -> None:
@@ -53,14 +68,15 @@ def test_every_operation_of_the_document_is_tested(described: Any) -> None:
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_generated_requests_are_answered_as_documented(
-    described: Any, path: str, method: str, mode: GenerationMode
+    described: Any, described_embedder: Any, path: str, method: str, mode: GenerationMode
 ) -> None:
+    document = described_embedder if path in POOLED else described
     session = requests.Session()
     max_examples = 5 if method == "GET" else 40
 
     @settings(max_examples=max_examples, deadline=None, derandomize=True, database=None,
               phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(case=described[path][method].as_strategy(generation_mode=mode))
+    @given(case=document[path][method].as_strategy(generation_mode=mode))
     def answered(case: Any) -> None:
         case.call_and_validate(session=session, checks=CHECKS, timeout=30)
 

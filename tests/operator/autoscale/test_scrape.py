@@ -28,6 +28,7 @@ def exposed(model: str = "chat") -> str:
         device="cpu",
         dtype="float32",
         vocabulary_size=100,
+        hidden_size=8,
         num_parameters=1000,
         max_model_length=2048,
         token_budget=256,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from fastgen.model.checkpoint.checkpoint import (
     stored_shapes,
 )
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
-from fastgen.model.config.architecture import HEAD, ModelArchitecture
+from fastgen.model.config.architecture import EMBEDDING, HEAD, ModelArchitecture
 
+# Names of the decoder's tensors begin so in a checkpoint with a head.
+_PREFIX = "model."
 # Phi-3 stores projections that read the same rows as one tensor.
 _PHI3_FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -43,6 +46,8 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
     if architecture.tie_word_embeddings:
         found.pop(HEAD, None)
     shapes, locations = architecture.tensor_shapes(), _locate_tensors(architecture)
+    if EMBEDDING not in found and EMBEDDING.removeprefix(_PREFIX) in found:  # saved without the head
+        locations = {name: replace(at, name=at.name.removeprefix(_PREFIX)) for name, at in locations.items()}
     check_tensors(directory, stored_shapes(shapes, locations), found)
 
     def read(name: str) -> torch.Tensor:

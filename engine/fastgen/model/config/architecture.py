@@ -69,6 +69,7 @@ class ModelArchitecture:
         attention_scale: factor of the attention scores.
         attention_softcap, logit_softcap: bound of scores and logits, applied by tanh; None for no bound.
         embedding_scale: factor of the embeddings.
+        has_head: whether the checkpoint can generate. Without a head, only its hidden states have a meaning.
         eos_token_ids: all tokens that end a generation.
         bos_token_id: token that begins a text, or None.
     """
@@ -98,6 +99,7 @@ class ModelArchitecture:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
+    has_head: bool = True
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -40,6 +40,7 @@ def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapp
     length = longest(fields.integer("max_position_embeddings", 2048), ropes)
     features = {"attention_scale": head_dim**-0.5, **family.describe(config, fields)}
     features["layers"] = tuple(without_idle_window(layer, length) for layer in features["layers"])
+    has_head = family.base_class not in (config.get("architectures") or ())
     return ModelArchitecture(
         name=config["model_type"],
         vocab_size=fields.integer("vocab_size"),
@@ -51,7 +52,8 @@ def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapp
         max_position_embeddings=length,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope_configs=ropes,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied) or not has_head,
+        has_head=has_head,
         eos_token_ids=token_ids(config.get("eos_token_id")) | token_ids(generation_config.get("eos_token_id")),
         bos_token_id=config.get("bos_token_id"),
         activation=_ACTIVATIONS[family.activation],
@@ -68,6 +70,8 @@ def _family(config: Mapping[str, Any]) -> Family:
     family = FAMILIES[config["model_type"]]
     if config.get("quantization_config"):
         raise ModelError("config.json: quantization_config is set: quantised checkpoints are not served, use GGUF")
+    if config.get("is_causal") is False:
+        raise ModelError("config.json: is_causal is false: only causal attention is served")
     activation = config.get(family.activation_field) or family.activation
     if activation != family.activation:
         raise ModelError(

@@ -44,6 +44,11 @@ class Family:
     activation: str = "silu"
     activation_field: str = "hidden_act"
 
+    @property
+    def base_class(self) -> str:
+        """The class of a checkpoint without an output head, as embedding models are."""
+        return self.model_class.removesuffix("ForCausalLM") + "Model"
+
 
 def is_native(config: Config) -> bool:
     """Return whether the model's type, and its class if named, is a native family.
@@ -54,7 +59,7 @@ def is_native(config: Config) -> bool:
     if family is None:
         return False
     classes = config.get("architectures")
-    return not classes or family.model_class in classes
+    return not classes or family.model_class in classes or family.base_class in classes
 
 
 def _llama(config: Config, fields: Fields) -> Features:

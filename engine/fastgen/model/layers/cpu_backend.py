@@ -104,8 +104,10 @@ class CPUOperations:
         self._rotations = [tuple(part.numpy() for part in rope(positions)) for rope in backend.ropes]
         self._work = {window: self._plan(window) for window in {layer.window for layer in a.layers}}
         self._logit_rows = torch.from_numpy(forward_input.logit_rows)
-        self._normed = _Shared(torch.empty(forward_input.num_rows, a.hidden_size))
-        self._activated = torch.empty(forward_input.num_rows * a.intermediate_size)
+        # The last layer has more rows than the step has tokens if several logprobs are requested after one token.
+        most_rows = max(forward_input.num_rows, len(forward_input.logit_rows))
+        self._normed = _Shared(torch.empty(most_rows, a.hidden_size))
+        self._activated = torch.empty(most_rows * a.intermediate_size)
         self._gated: dict[tuple[int, int], _Shared] = {}
         self._queries = _Shared(torch.empty(forward_input.num_rows, a.num_heads, a.head_dim))
         self._attended = _Shared(torch.empty(forward_input.num_rows, a.num_heads, a.head_dim))

@@ -47,7 +47,7 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tup
         RequestError: if the model cannot serve it.
         APIError: if the server cannot serve it now.
     """
-    model = service.lifecycle.model()
+    model = service.model_for("generate")
     body.check()
     service.check_chat_template(body.chat_template)
     with client_names(body.aliases):

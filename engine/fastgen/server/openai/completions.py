@@ -34,7 +34,7 @@ router = APIRouter(route_class=JSONRoute)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue each prompt."""
     service: Service = request.app.state.service
-    model, name = service.lifecycle.model(), service.check_model(body.model)
+    model, name = service.model_for("generate"), service.check_model(body.model)
     body.check()
     options = OutputOptions(
         num_choices=body.num_choices,

@@ -199,6 +199,24 @@ def _thinking_budget(value: int) -> int | None:
 
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def _documents(value: Any) -> list[str]:
+    """Return one document or several, each a string or an object with a text, as a list of strings."""
+    given = value if isinstance(value, list) else [value]
+    texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in given]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError("must be a string or a list of strings, or of objects with a text")
+    return texts
+
+
+Documents = Annotated[
+    list[str],
+    PlainValidator(_documents),
+    WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}),
+]
+EncodingFormat = Annotated[str | None, _one_of("float", "base64"), WithJsonSchema(_choices("float", "base64"))]
+
 ReasoningEffort = Annotated[str | None, _one_of(*_EFFORTS), WithJsonSchema(_choices(*_EFFORTS))]
 ThinkingBudget = Annotated[Integer, AfterValidator(_thinking_budget)]
 TruncationLimit = Annotated[Integer, AfterValidator(_truncation_limit)]

@@ -12,8 +12,7 @@ _TEXT_ONLY = "only text models are served"
 _OTHER_ROUTES: tuple[tuple[str, str], ...] = (
     (r"/v1/chat/completions(/.+)?", _NOT_STORED),
     (r"/v1/responses(/.*)?", "responses are not stored; keep the answer of POST /v1/responses"),
-    (r"/v1/embeddings", f"embeddings are not built; {_GENERATE}"),
-    (r"(/v\d)?/(rerank|score|classify)|/pooling", f"rerankers and classifiers are not built; {_GENERATE}"),
+    (r"(/v1)?/classify|/pooling", "/v1/embeddings returns vectors, and /v1/score and /v1/rerank score pairs of texts"),
     (r"/v1/messages(/count_tokens)?", "Anthropic's API is not built; use /v1/chat/completions, and /tokenize to count"),
     (r"/v1/(conversations|assistants|threads|vector_stores)(/.*)?", f"nothing is stored; {_GENERATE}"),
     (r"/v1/(files|uploads|batches)(/.*)?", "there are no batch jobs; send the requests, which are queued"),

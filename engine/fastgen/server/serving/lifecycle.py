@@ -12,6 +12,7 @@ from fastgen.server.http.errors import APIError
 from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.server.serving.generation_defaults import GenerationDefaults
 from fastgen.server.serving.grammars import GrammarChecker
+from fastgen.server.serving.task import ServedTask
 from fastgen.text.reasoning import ReasoningFormat
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import ToolFormat
@@ -25,7 +26,7 @@ _OTHER_REPLICA_RETRY_SECONDS = 1
 class ServedModel:
     """A loaded model: its engine, tokenizer, checks, tool-call format and, if it thinks, reasoning format.
 
-    `generation_defaults` are sampling parameters of requests that do not set them.
+    `generation_defaults` are sampling parameters of requests that do not set them. `task` is what the server does.
     """
 
     engine: EngineClient
@@ -35,6 +36,7 @@ class ServedModel:
     tool_format: ToolFormat
     reasoning_format: ReasoningFormat | None = None
     generation_defaults: GenerationDefaults = field(default_factory=dict)
+    task: ServedTask = field(default_factory=ServedTask)
 
     def remaining_length(self, prompt_tokens: int) -> int:
         """Return how many tokens may follow a prompt; 0 or less if the prompt is too long, which `check` rejects."""

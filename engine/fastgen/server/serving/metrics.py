@@ -91,7 +91,7 @@ class Metrics:
         eager = self._make(
             Counter,
             "eager_steps",
-            "Steps run without a CUDA graph, by reason: off, tokens or prompt_logprobs.",
+            "Steps run without a CUDA graph, by reason: off, tokens, prompt_logprobs or pooling.",
             ["reason"],
         )
         self._eager_steps = {reason: eager.labels(self._model_name, reason) for reason in get_args(EagerReason)}

@@ -155,6 +155,18 @@ class RequestHandler:
             chosen += sorted(self.outputs[start : start + candidates], key=_mean_logprob, reverse=True)[:wanted]
         return chosen
 
+    async def pooled(self) -> list[bytes]:
+        """Run to the end and return the result of each request with `pooling`, as in `TokenOutput`.
+
+        Raises:
+            APIError: if the engine dies or lacks the memory, or if a request ends before its result is there.
+        """
+        results = [output.pooled for output in await self.finish()]
+        if None in results:
+            timed_out = any(output.finish_reason is FinishReason.DEADLINE for output in self.outputs)
+            raise self._timed_out() if timed_out else _stopped()
+        return [result for result in results if result is not None]
+
     @contextmanager
     def _running(self, wake: _Wake) -> Iterator[None]:
         """Start the generations; cancel those that are unfinished at the end."""
@@ -190,9 +202,12 @@ class RequestHandler:
         self._woken.set()
 
     def record(self, generation: _Generation, num_new: int) -> None:
-        """Record that a generation has got tokens, or has ended; wake the response if it waits for that."""
+        """Record that a generation has got tokens, or has ended; wake the response if it waits for that.
+
+        The result of pooling counts as a first token.
+        """
         output = generation.output
-        if num_new:
+        if num_new or output.pooled is not None:
             self._count(generation, num_new)
         if output.finish_reason is not None:
             self._num_unfinished -= 1
@@ -225,14 +240,18 @@ class RequestHandler:
         if any(output.finish_reason is FinishReason.OUT_OF_MEMORY for output in self.outputs):
             return out_of_memory()
         if all(output.finish_reason is FinishReason.DEADLINE and not output.token_ids for output in self.outputs):
-            seconds = self.outputs[0].request.deadline_seconds
-            return APIError(
-                408,
-                f"timeout: {seconds:g} s passed before the first token; raise it or try again later",
-                code="deadline_exceeded",
-                param="timeout",
-            )
+            return self._timed_out()
         return None
+
+    def _timed_out(self) -> APIError:
+        request = self.outputs[0].request
+        awaited = "the first token" if request.pooling is None else "the result"
+        return APIError(
+            408,
+            f"timeout: {request.deadline_seconds:g} s passed before {awaited}; raise it or try again later",
+            code="deadline_exceeded",
+            param="timeout",
+        )
 
     @property
     def prompt_only(self) -> bool:
@@ -285,6 +304,10 @@ class _Generation:
             self._is_open = False
             self._handler.cancel(self.output)
             self._handler.count_end(self.output)
+
+
+def _stopped() -> APIError:
+    return APIError(503, "the server stopped before the result was there; try again", code="draining", retry_after=1)
 
 
 def _mean_logprob(output: RequestOutput) -> float:

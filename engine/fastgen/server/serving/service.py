@@ -20,6 +20,7 @@ from fastgen.server.serving.admission import admit
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
+from fastgen.server.serving.task import TaskName
 
 # Each generation takes a stream and a queue place.
 _MAX_GENERATIONS = 1024
@@ -61,6 +62,22 @@ class Service:
         current().model = name
         return name
 
+    def model_for(self, *tasks: TaskName) -> ServedModel:
+        """Return the served model if it does one of these tasks.
+
+        Raises:
+            APIError: 503 if it cannot serve a request now, 404 if the server does something else.
+        """
+        model = self.lifecycle.model()
+        if model.task.name not in tasks:
+            raise APIError(
+                404,
+                f"this server {model.task.description}; for this route, start one with "
+                f"{' or '.join(f'--task {task}' for task in tasks)}",
+                code="wrong_task",
+            )
+        return model
+
     def check_chat_template(self, source: str | None) -> None:
         """Reject a request's own chat template unless the server allows it.
 
@@ -87,7 +104,7 @@ class Service:
             return  # parsing the body tells what is wrong
         model = self.lifecycle.model()
         limit = model.engine.info.max_model_length
-        for param in ("prompt", "tokens"):
+        for param in ("prompt", "tokens", "input"):
             value = bytes(getattr(found, param))
             num_lists = value.count(b"[") - 1 if _LISTS.match(value) else 1
             if num_lists > 1:
@@ -177,6 +194,7 @@ class _LargeBody(msgspec.Struct):
 
     prompt: msgspec.Raw = msgspec.Raw(b"")
     tokens: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
     truncate_prompt_tokens: Any = None
 
 

@@ -1,0 +1,83 @@
+"""What a model's files say about pooling: sentence-transformers' modules.json, or a GGUF file's metadata.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fastgen.model import ModelError
+from fastgen.model.source import ModelSource
+
+Method = Literal["last", "mean"]
+
+# Modules of sentence-transformers by the last part of their type, which are built.
+_BUILT = {"Transformer", "Pooling", "Normalize"}
+_METHODS: dict[str, Method] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
+_GGUF_METHODS: dict[int, Method] = {1: "mean", 3: "last"}  # llama.cpp's enumeration
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingConfig:
+    """How a model turns hidden states into a vector.
+
+    Attributes:
+        method: which tokens' hidden states are pooled.
+        normalised: whether vectors are scaled to length 1.
+        dimensions: the numbers of dimensions that the model was trained to be truncated to; empty if it names none.
+    """
+
+    method: Method = "last"
+    normalised: bool = True
+    dimensions: tuple[int, ...] = ()
+
+
+def pooling_config(source: ModelSource) -> PoolingConfig | None:
+    """Return how the model at `source` pools; None if its files say nothing about it.
+
+    Raises:
+        ModelError: naming the file and the module or method that is not built.
+    """
+    if source.gguf is not None:
+        kind = source.gguf.metadata.get("general.architecture")
+        number = source.gguf.metadata.get(f"{kind}.pooling_type")
+        return PoolingConfig(_GGUF_METHODS[number]) if number in _GGUF_METHODS else None
+    modules = source.path / "modules.json"
+    return _of_modules(source.path, modules) if modules.is_file() else None
+
+
+def _of_modules(folder: Path, path: Path) -> PoolingConfig | None:
+    try:
+        modules = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in _read(path)}
+    except (TypeError, KeyError, AttributeError):
+        raise ModelError(f"{path}: expected a list of modules with a type") from None
+    if "Pooling" not in modules:
+        return None
+    for name in modules:
+        if name not in _BUILT:
+            raise ModelError(f"{path}: the module {name} is not built: only {', '.join(sorted(_BUILT))} are")
+    pooling_path = folder / modules["Pooling"] / "config.json"
+    dimensions = _read(folder / "config.json").get("matryoshka_dimensions") or ()
+    return PoolingConfig(_method(pooling_path, _read(pooling_path)), "Normalize" in modules, tuple(dimensions))
+
+
+def _method(path: Path, config: dict[str, Any]) -> Method:
+    """Return the method of a Pooling module, whose modes are flags, or a name in newer versions."""
+    prefix = "pooling_mode_"
+    modes = [config["pooling_mode"]] if "pooling_mode" in config else [
+        name.removeprefix(prefix) for name, value in config.items() if name.startswith(prefix) and value is True
+    ]  # fmt: skip
+    if len(modes) != 1 or modes[0] not in _METHODS:
+        raise ModelError(f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not built: use last or mean")
+    return _METHODS[modes[0]]
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({error})") from None

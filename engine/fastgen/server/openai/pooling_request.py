@@ -1,0 +1,102 @@
+"""Fields that /v1/embeddings, /v1/score and /v1/rerank share, and how their texts become engine requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fastgen.core.request import Pooling, Request, RequestError, SamplingParams
+from fastgen.server.openai.field_types import (
+    Integer,
+    Number,
+    String,
+    TruncationLimit,
+    TruncationSide,
+    ignored,
+    refused,
+)
+from fastgen.server.serving.encoding import encode
+from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.text.tokenizer import Tokenizer
+
+_NO_SAMPLING = SamplingParams(temperature=0, max_tokens=1)
+
+
+class PoolingRequest(BaseModel):
+    """Fields of vLLM's and others' that all requests without generated text share."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: String | None = None
+    truncate_prompt_tokens: TruncationLimit | None = Field(None, description="-1 keeps what the model takes")
+    truncation_side: TruncationSide = Field(None, description="`right`, the default here, keeps the start")
+    priority: Integer | None = Field(None, description="lower is served first")
+    timeout: Number | None = Field(None, description="seconds until the request ends, finished or not")
+    cache_salt: Annotated[String, Field(max_length=256)] | None = None
+    user: Any = ignored("it names the end user, for abuse reports")
+    request_id: Any = ignored("the header X-Request-Id names the request")
+    mm_processor_kwargs: Any = refused("only text models are served", {})
+
+    def check(self) -> None:
+        """Raise RequestError if fields contradict each other."""
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise RequestError("truncation_side: requires truncate_prompt_tokens; leave it out", "truncation_side")
+
+    def truncated(self, token_ids: list[int], longest: int, num_ending: int) -> list[int]:
+        """Return the part of a text that `truncate_prompt_tokens` keeps: its start, or its end if the client says so.
+
+        Args:
+            token_ids: the text.
+            longest: most tokens that the model takes.
+            num_ending: the last so many tokens are not part of the text, and kept.
+        """
+        limit = self.truncate_prompt_tokens
+        if limit is None:
+            return token_ids
+        limit = longest if limit < 0 else limit
+        if len(token_ids) <= limit:
+            return token_ids
+        if self.truncation_side == "left":
+            return token_ids[len(token_ids) - limit :]
+        return token_ids[: max(0, limit - num_ending)] + token_ids[len(token_ids) - num_ending :]
+
+    def engine_request(self, token_ids: list[int], pooling: Pooling) -> Request:
+        """Return the engine's request for one text, without an id.
+
+        Raises:
+            RequestError: if a value is out of range.
+        """
+        return Request(
+            id="",
+            prompt_token_ids=token_ids,
+            sampling=_NO_SAMPLING,
+            priority=self.priority or 0,
+            deadline_seconds=self.timeout,
+            cache_salt=self.cache_salt or "",
+            pooling=pooling,
+        )
+
+    async def embedding_requests(
+        self, texts: Sequence[str | list[int]], model: ServedModel, param: str, *, add_special_tokens: bool = True
+    ) -> list[Request]:
+        """Return the engine's requests for the vectors of texts, or of token ids, without ids.
+
+        Raises:
+            RequestError: if a text is too long, or a value out of range; `param` names the texts.
+        """
+        strings = [text for text in texts if isinstance(text, str)]
+        for text in strings:
+            model.prompt_size_limit.check(text, param)
+        encoded = iter(await encode(model.tokenizer, strings, add_special_tokens=add_special_tokens))
+        pooling, longest = Pooling(method=model.task.pooling.method), model.engine.info.max_model_length
+        num_ending = num_end_tokens(model.tokenizer) if add_special_tokens and strings else 0
+        tokens = [next(encoded) if isinstance(text, str) else text for text in texts]
+        return [self.engine_request(self.truncated(ids, longest, num_ending), pooling) for ids in tokens]
+
+
+def num_end_tokens(tokenizer: Tokenizer) -> int:
+    """Return how many tokens the tokenizer adds after a text: 0 or 1."""
+    added = tokenizer.encode("", add_special_tokens=True)
+    return int(bool(added) and added[-1] != tokenizer.bos_token_id)

@@ -41,6 +41,11 @@ _NAMES = {
 }
 
 
+def escaped(text: str) -> str:
+    """Return a text in a regular expression between slashes, as Lark grammars have them."""
+    return "".join(f"\\{c}" if c in ".|()[]{}*+?^$/\\" else c for c in text)
+
+
 class GrammarFactory:
     """Creates the constraints of one engine, and computes their masks: a `fastgen.core.constraint.Grammars`.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from fastgen.core.request import Grammar
-from fastgen.text.grammar import JSON_SPACE
+from fastgen.text.grammar import JSON_SPACE, escaped
 from fastgen.text.stop_strings import possible_start
 from fastgen.text.tokenizer import Tokenizer
 
@@ -175,7 +175,7 @@ def after_reasoning(
     rules.append(_opened(format, tokenizer))
     if answer is None:
         # The opening mark must not pass as plain text, because the budget would not count then.
-        mark = _escaped(format.opening)
+        mark = escaped(format.opening)
         rules.append("start: opened thought rest | PLAIN\n")
         rules.append(f"PLAIN: /(.|\\n)*/ & ~/[ \\t\\r\\n]*{mark}(.|\\n)*/\n")
     else:
@@ -187,11 +187,11 @@ def _opened(format: ReasoningFormat, tokenizer: Tokenizer) -> str:
     token = tokenizer.backend.token_to_id(format.opening)
     if token is not None and token in tokenizer.special_token_ids:
         return f"opened: SPACE? <[{token}]>\n"
-    return f"opened: OPENED\nOPENED: /[ \\t\\r\\n]{{0,8}}{_escaped(format.opening)}/\n"
+    return f"opened: OPENED\nOPENED: /[ \\t\\r\\n]{{0,8}}{escaped(format.opening)}/\n"
 
 
 def _thought(format: ReasoningFormat, closing_token: int | None, budget: int | None) -> str:
-    mark = _escaped(format.closing)
+    mark = escaped(format.closing)
     if closing_token is None:
         assert budget is None, "a budget requires a closing token"
         return f"thought: body SPACE?\nbody[stop={json.dumps(format.closing)}]: /(.|\\n)*/\n"
@@ -215,10 +215,6 @@ def _rest(answer: Grammar | None) -> str:
     if not isinstance(schema, dict):
         schema = {"anyOf": [schema]}
     return f"rest: %json {json.dumps({'x-guidance': {'whitespace_pattern': JSON_SPACE}, **schema})}\n"
-
-
-def _escaped(mark: str) -> str:
-    return _slashed("".join(f"\\{c}" if c in ".|()[]{}*+?^$" else c for c in mark))
 
 
 def _slashed(pattern: str) -> str:

@@ -6,17 +6,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tokenizers import AddedToken
 
-from engine.text.matching import byte_tokenizer, matches
+from engine.text.matching import END, byte_tokenizer, matches
 from fastgen.core.request import RequestError
 from fastgen.server.openai.chat import render
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.chat import ChatTemplate
+from fastgen.text.reasoning import ReasoningFormat, Start, after_reasoning
+from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.events import Collected
 from fastgen.text.tools.hermes import Hermes
+from fastgen.text.tools.mistral import Mistral, MistralArguments
+from fastgen.text.tools.plain_json import PlainJson
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
+from fastgen.text.vocabulary import Vocabulary
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
 TOKENIZER = byte_tokenizer(None)
@@ -26,9 +32,9 @@ FORMATS = {
 }
 
 
-def use_of(format: Any, **fields: Any) -> tuple[ToolUse, ServedModel]:
+def use_of(format: Any, *, tokenizer: Tokenizer = TOKENIZER, **fields: Any) -> tuple[ToolUse, ServedModel]:
     """Return the ToolUse of a request with these fields, for a model with this tool-call format."""
-    model = cast(ServedModel, SimpleNamespace(tokenizer=TOKENIZER, tool_format=format))
+    model = cast(ServedModel, SimpleNamespace(tokenizer=tokenizer, tool_format=format))
     body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **fields}
     use = ToolUse.of(ChatRequest.model_validate(body), model)
     assert use is not None
@@ -116,3 +122,116 @@ def test_the_parser_uses_the_schemas_of_the_offered_tools() -> None:
     found.take(parser.push("<tool_call>\n<function=f>\n<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>"))
     found.take(parser.finish())
     assert [call.arguments for call in found.calls] == ['{"count": 3}']
+
+
+COUNT = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+STRICT = [
+    {"type": "function", "function": {"name": "f", "parameters": COUNT, "strict": True}},
+    {"type": "function", "function": {"name": "g", "parameters": COUNT}},
+]
+# Of each format: its special tokens, a call of a function with an argument, and the text between two calls.
+CALLS: list[tuple[Any, tuple[str, ...], str, str]] = [
+    (Hermes(), (), '<tool_call>\n{{"name": "{}", "arguments": {{"a": {}}}}}\n</tool_call>', "\n"),
+    (
+        Hermes(),
+        ("<tool_call>", "</tool_call>"),
+        '<tool_call>\n{{"name": "{}", "arguments": {{"a": {}}}}}\n</tool_call>',
+        "\n",
+    ),
+    (
+        Qwen3Coder(),
+        (),
+        "<tool_call>\n<function={}>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>",
+        "\n",
+    ),
+    (Mistral(), ("[TOOL_CALLS]",), '[TOOL_CALLS] [{{"name": "{}", "arguments": {{"a": {}}}}}]', ""),
+    (MistralArguments(), ("[TOOL_CALLS]", "[ARGS]"), '[TOOL_CALLS]{}[ARGS]{{"a": {}}}', ""),
+]
+
+
+@pytest.mark.parametrize(("format", "special", "call", "between"), CALLS)
+def test_a_strict_function_is_called_by_its_schema_while_calls_are_optional(
+    format: Any, special: tuple[str, ...], call: str, between: str
+) -> None:
+    tokenizer = byte_tokenizer(None, *special)
+    use, model = use_of(format, tools=STRICT, tokenizer=tokenizer)
+    found = use.grammar(model, None)
+    assert found is not None
+    assert found[1] == "tools"
+    allowed, wrong = call.format("f", 1), call.format("f", '"x"')
+    for text in ("", "No call, a < b.", allowed, f"Let me see.\n{allowed}", call.format("g", '"any"')):
+        assert matches(found[0], tokenizer, text), text
+    for text in (wrong, f"Let me see.\n{wrong}", call.format("h", 1), f"{format.opening} is how to call"):
+        assert not matches(found[0], tokenizer, text), text
+    collected, parser = Collected(), use.parser()
+    collected.take(parser.push(f"Let me see.\n{allowed}"))
+    collected.take(parser.finish())
+    assert [(made.name, made.arguments.replace(" ", "")) for made in collected.calls] == [("f", '{"a":1}')]
+    single, _ = use_of(format, tools=STRICT, tokenizer=tokenizer, parallel_tool_calls=False)
+    once = single.grammar(model, None)
+    assert once is not None
+    assert matches(once[0], tokenizer, allowed)
+    assert not matches(once[0], tokenizer, f"{allowed}{between}{allowed}")
+
+
+def test_a_bare_function_tag_is_no_way_around_a_strict_schema() -> None:
+    use, model = use_of(Qwen3Coder(), tools=STRICT)
+    found = use.grammar(model, None)
+    assert found is not None
+    bare = "<function=f>\n<parameter=a>\nx\n</parameter>\n</function>"
+    assert read_calls(use, bare), "the parser takes it for a call"
+    assert not matches(found[0], TOKENIZER, bare)
+
+
+def read_calls(use: ToolUse, text: str) -> list[Any]:
+    collected, parser = Collected(), use.parser()
+    collected.take(parser.push(text))
+    collected.take(parser.finish())
+    return collected.calls
+
+
+def test_the_mark_of_a_call_may_be_a_token_of_its_own() -> None:
+    backend = byte_tokenizer(None).backend
+    backend.add_tokens([AddedToken("<tool_call>", special=False)])
+    tokenizer = Tokenizer(backend, Vocabulary(backend), None, None, END)
+    use, model = use_of(Hermes(), tools=STRICT, tokenizer=tokenizer)
+    found = use.grammar(model, None)
+    assert found is not None
+    call = CALLS[0][2]
+    assert len(tokenizer.encode("<tool_call>", add_special_tokens=False)) == 1
+    assert matches(found[0], tokenizer, f"So:\n{call.format('f', 1)}")
+    assert not matches(found[0], tokenizer, f"So:\n{call.format('f', 'null')}")
+
+
+@pytest.mark.parametrize("start", [Start.OPEN, Start.INSIDE])
+@pytest.mark.parametrize("special", [(), ("<think>", "</think>")], ids=["text", "tokens"])
+def test_a_model_may_think_about_any_call_before_a_strict_one(special: tuple[str, ...], start: Start) -> None:
+    tokenizer, marks = byte_tokenizer(None, *special), ReasoningFormat()
+    use, model = use_of(Hermes(), tools=STRICT, tokenizer=tokenizer)
+    found = use.grammar(model, None, [marks.opening] if start is Start.OPEN else [])
+    assert found is not None
+    grammar = after_reasoning(found[0], marks, tokenizer, start, None)
+    assert grammar is not None
+    call, opening = CALLS[0][2], "<think>\n" if start is Start.OPEN else ""
+    good, bad = call.format("f", 1), call.format("f", "{}")
+    for text in (f"{opening}Maybe {bad}?\n</think>\n\nNo.", f"{opening}{bad}</think>{good}"):
+        assert matches(grammar, tokenizer, text), text
+    for text in (f"{opening}Well.\n</think>\n\n{bad}", f"{opening}</think>So: {bad}"):
+        assert not matches(grammar, tokenizer, text), text
+    assert matches(grammar, tokenizer, good) == (start is Start.OPEN)
+
+
+def test_a_format_without_a_mark_refuses_strict_by_name() -> None:
+    use, model = use_of(PlainJson(), tools=STRICT)
+    with pytest.raises(RequestError, match=r"tools: f is strict, which the tool format json .* tool_choice"):
+        use.grammar(model, None)
+    for fields in ({"tool_choice": "required"}, {"tool_choice": named("f")}):
+        use, model = use_of(PlainJson(), tools=STRICT, **fields)
+        assert use.grammar(model, None) is not None
+    use, model = use_of(PlainJson())
+    assert use.grammar(model, None) is None, "no function is strict"

@@ -25,6 +25,7 @@ from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.text.chat import ChatTemplate, ChatTemplateError
+from fastgen.text.reasoning import Start
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -117,7 +118,11 @@ async def _engine_request(
 ) -> EngineRequest:
     structure = body.structure()
     if tools is not None:
-        structure = tools.grammar(model, structure)
+        # Reasoning that a generation may open must not pass as the text before a call.
+        opens = reasoning is not None and reasoning.start is Start.OPEN
+        structure = tools.grammar(
+            model, structure, [reasoning.format.opening] if reasoning is not None and opens else []
+        )
     grammar = await model.grammars.checked(structure)
     if reasoning is not None:
         grammar = reasoning.grammar(grammar)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from fastgen.server.openai.field_types import String
+from fastgen.server.openai.field_types import Boolean, String
 
 _MAX_TOOL_NAME_LENGTH = 256
 
@@ -95,6 +95,7 @@ class Function(BaseModel):
     name: Annotated[String, Field(min_length=1, max_length=_MAX_TOOL_NAME_LENGTH)]
     description: String | None = None
     parameters: dict[str, Any] | None = None
+    strict: Boolean | None = None
 
 
 class Tool(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.parser import Machine
-from fastgen.text.tools.registry import call_grammar, describe, shown_tokens
+from fastgen.text.tools.registry import call_grammar, describe, free_grammar, shown_tokens
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -73,17 +74,22 @@ class ToolUse:
         """Return the special tokens that the parser must see."""
         return shown_tokens(self.format, model.tokenizer)
 
-    def grammar(self, model: ServedModel, structure: tuple[Grammar, str] | None) -> tuple[Grammar, str] | None:
+    def grammar(
+        self, model: ServedModel, structure: tuple[Grammar, str] | None, excluded: Sequence[str] = ()
+    ) -> tuple[Grammar, str] | None:
         """Return the grammar that the output must match and the field that it comes from, if any.
 
-        A required call leaves no room for content. Otherwise the model may either call or follow `structure`.
+        A required call leaves no room for content. Otherwise the model may either call or follow `structure`; without
+        one, its text is free until it begins a call.
 
         Args:
             model: the served model.
             structure: the grammar that the content must match and its field, if any.
+            excluded: marks that the free text before a call cannot contain.
 
         Raises:
-            RequestError: if the structure is not JSON; no other structure can be combined with calls.
+            RequestError: if the structure is not JSON: no other structure can be combined with calls. If a function is
+                strict, and nothing tells in this format that a call begins.
         """
         if structure is not None and structure[0].kind == "tokens":
             raise RequestError(f"{structure[1]}: cannot be combined with tools; leave one of them out", structure[1])
@@ -91,7 +97,7 @@ class ToolUse:
             grammar = call_grammar(self.format, self.required, model.tokenizer, most_calls=self.max_calls)
             return grammar, "tools"
         if structure is None:
-            return None
+            return self._strict_grammar(model, excluded)
         content, field = structure
         if content.kind not in ("json_schema", "json_object"):
             raise RequestError(
@@ -99,6 +105,20 @@ class ToolUse:
             )
         either = call_grammar(self.format, self.offered, model.tokenizer, most_calls=self.max_calls, answer=content)
         return either, field
+
+    def _strict_grammar(self, model: ServedModel, excluded: Sequence[str]) -> tuple[Grammar, str] | None:
+        """Return the grammar of free text and calls if a function is strict."""
+        strict = next((tool for tool in self.offered if tool.strict), None)
+        if strict is None:
+            return None
+        if not self.format.opening:
+            raise RequestError(
+                f"tools: {strict.name} is strict, which the tool format {self.format.name} cannot enforce while calls "
+                'are optional; set tool_choice to "required" or to the function, or leave strict out',
+                "tools",
+            )
+        grammar = free_grammar(self.format, self.offered, model.tokenizer, most_calls=self.max_calls, excluded=excluded)
+        return grammar, "tools"
 
     def describe_in(self, messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """Return variants of the messages that describe the tools, in order of preference.
@@ -116,4 +136,4 @@ class ToolUse:
 
 
 def _offered(tool: Tool) -> OfferedTool:
-    return OfferedTool(tool.function.name, tool.function.parameters or _NO_ARGUMENTS)
+    return OfferedTool(tool.function.name, tool.function.parameters or _NO_ARGUMENTS, bool(tool.function.strict))

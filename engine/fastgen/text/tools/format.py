@@ -14,10 +14,15 @@ from fastgen.text.tools.parser import Machine
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """An offered function and the JSON schema of its arguments."""
+    """An offered function and the JSON schema of its arguments.
+
+    Attributes:
+        strict: whether each call must match the schema, even one that the model is free to make.
+    """
 
     name: str
     schema: Mapping[str, Any]
+    strict: bool = False
 
 
 # Spells text in a Lark grammar: as a literal, or as a special token of the vocabulary.
@@ -28,6 +33,10 @@ class ToolFormat(Protocol):
     """Base class of the formats; the name is a value of `--tool-parser`."""
 
     name: str
+    # Text that begins the calls and nothing else; "" if any text may turn out to be a call.
+    opening: str
+    # More texts that the parser takes for the beginning of a call.
+    other_openings: tuple[str, ...] = ()
     # Marks around calls. If they are special tokens, the detokenizer must still show them.
     marks: tuple[str, ...]
     # Example call for models whose template does not mention tools.
@@ -37,7 +46,10 @@ class ToolFormat(Protocol):
         """Return a parser of one generation with `tools` offered."""
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Return Lark rules; the rule `calls` matches one to `most_calls` calls, None for no limit."""
+        """Return Lark rules; the rule `calls` matches one to `most_calls` calls, None for no limit.
+
+        If the format has an `opening`, the rule `opened` matches what follows it.
+        """
 
     def new_id(self) -> str:
         """Return a new call id, in OpenAI's form."""

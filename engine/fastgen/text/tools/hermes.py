@@ -17,6 +17,7 @@ class Hermes(ToolFormat):
     """The Hermes format."""
 
     name = "hermes"
+    opening = _OPEN
     marks: tuple[str, ...] = (_OPEN, _CLOSE)
     example = f'{_OPEN}\n{{"name": <function name>, "arguments": <object>}}\n{_CLOSE}'
 
@@ -28,8 +29,9 @@ class Hermes(ToolFormat):
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Return Lark rules; `calls` matches one or more calls."""
         return (
-            f"calls: {repeated('call', quoted(chr(10)), most_calls)}\n"
-            f"call: {spell(_OPEN)} {quoted(chr(10))} ({named_objects(tools)}) {quoted(chr(10))} {spell(_CLOSE)}\n"
+            f"calls: {spell(_OPEN)} opened\n"
+            f"opened: {repeated('call', f'{quoted(chr(10))} {spell(_OPEN)}', most_calls)}\n"
+            f"call: {quoted(chr(10))} ({named_objects(tools)}) {quoted(chr(10))} {spell(_CLOSE)}\n"
             f"{json_arguments(tools)}"
         )
 

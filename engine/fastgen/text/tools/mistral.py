@@ -21,6 +21,7 @@ class Mistral(ToolFormat):
     """The list format, up to tokenizer version 7."""
 
     name = "mistral"
+    opening = _CALLS
     marks: tuple[str, ...] = (_CALLS, _ARGS, _ID)
     example = f'{_CALLS}[{{"name": <function name>, "arguments": <object>}}]'
 
@@ -32,7 +33,8 @@ class Mistral(ToolFormat):
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Return Lark rules; `calls` matches one or more calls."""
         return (
-            f'calls: {spell(_CALLS)} " "? "[" {repeated("call", quoted(", "), most_calls)} "]"\n'
+            f"calls: {spell(_CALLS)} opened\n"
+            f'opened: " "? "[" {repeated("call", quoted(", "), most_calls)} "]"\n'
             f"call: {named_objects(tools)}\n{json_arguments(tools)}"
         )
 
@@ -49,8 +51,10 @@ class MistralArguments(Mistral):
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Return Lark rules; `calls` matches one or more calls."""
         bodies = [f"{quoted(tool.name)} {spell(_ARGS)} arguments_{i}" for i, tool in enumerate(tools)]
-        most = "" if most_calls == 1 else "+"
-        return f"calls: call{most}\ncall: {spell(_CALLS)} ({' | '.join(bodies)})\n{json_arguments(tools)}"
+        return (
+            f"calls: {spell(_CALLS)} opened\nopened: {repeated('call', spell(_CALLS), most_calls)}\n"
+            f"call: {' | '.join(bodies)}\n{json_arguments(tools)}"
+        )
 
 
 class _Reader(Machine):

@@ -14,6 +14,7 @@ class PlainJson(ToolFormat):
     """Generations that are only calls: `{"name": ..., "arguments": ...}`, or a list of them."""
 
     name = "json"
+    opening = ""
     marks: tuple[str, ...] = ()
     example = '{"name": <function name>, "arguments": <object>}'
     _arguments = "arguments"

@@ -32,6 +32,8 @@ class Qwen3Coder(ToolFormat):
     """The Qwen3-Coder format."""
 
     name = "qwen3_coder"
+    opening = _OPEN
+    other_openings = (_FUNCTION,)
     marks: tuple[str, ...] = (_OPEN, _CLOSE)
     example = (
         f"{_OPEN}\n{_FUNCTION}function name>\n{_PARAMETER}parameter name>\n<value>\n{_PARAMETER_END}\n"
@@ -46,8 +48,9 @@ class Qwen3Coder(ToolFormat):
         """Return Lark rules; `calls` matches one or more calls with parameters in schema order."""
         functions = " | ".join(f"function_{i}" for i in range(len(tools)))
         return (
-            f"calls: {repeated('call', quoted(chr(10)), most_calls)}\n"
-            f"call: {spell(_OPEN)} {quoted(chr(10))} ({functions}) {quoted(chr(10))} {spell(_CLOSE)}\n"
+            f"calls: {spell(_OPEN)} opened\n"
+            f"opened: {repeated('call', f'{quoted(chr(10))} {spell(_OPEN)}', most_calls)}\n"
+            f"call: {quoted(chr(10))} ({functions}) {quoted(chr(10))} {spell(_CLOSE)}\n"
             f"{''.join(_function(i, tool) for i, tool in enumerate(tools))}"
             f'any_parameter: "{_PARAMETER}" /[^>\\n]{{1,{_LONGEST_NAME}}}/ ">\\n" TEXT\n'
             f"TEXT: TEXT_BODY {_END_OF_VALUE}\nTEXT_BODY: {_TEXT}\n"

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from fastgen.config import TOOL_PARSERS
 from fastgen.core.request import Grammar
+from fastgen.text.grammar import escaped
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import OfferedTool, ToolFormat, json_body, quoted
 from fastgen.text.tools.hermes import Hermes
@@ -54,6 +58,10 @@ def shown_tokens(format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(i for i in ids if i is not None and i in tokenizer.special_token_ids)
 
 
+# Arguments of a call whose schema need not hold.
+_ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+
+
 def call_grammar(
     format: ToolFormat,
     tools: Sequence[OfferedTool],
@@ -63,21 +71,61 @@ def call_grammar(
     answer: Grammar | None = None,
 ) -> Grammar:
     """Return the grammar of calls of these tools; with `answer`, a JSON grammar, of either."""
-
-    def spell(mark: str) -> str:
-        token_id = tokenizer.backend.token_to_id(mark)
-        is_special = token_id is not None and token_id in tokenizer.special_token_ids
-        if not is_special:
-            return quoted(mark)
-        return mark if _NAMED.fullmatch(mark) else f"<[{token_id}]>"
-
     rules = [
         f"start: calls{'' if answer is None else ' | answer'}\n",
-        format.rules(tools, spell, most_calls=most_calls),
+        format.rules(tools, partial(_spelled, tokenizer), most_calls=most_calls),
     ]
     if answer is not None:
         rules.append(f"answer: {json_body(json.loads(answer.text) if answer.text else {'type': 'object'})}\n")
     return Grammar(kind="lark", text="".join(rules))
+
+
+def free_grammar(
+    format: ToolFormat,
+    tools: Sequence[OfferedTool],
+    tokenizer: Tokenizer,
+    *,
+    most_calls: int | None,
+    excluded: Sequence[str] = (),
+) -> Grammar:
+    """Return the grammar of any text that may end with calls of these tools; those of strict ones match their schema.
+
+    Args:
+        format: a format with an `opening`, which the text before the calls cannot contain.
+        tools: all offered tools.
+        tokenizer: the model's tokenizer.
+        most_calls: as in `ToolFormat.rules`.
+        excluded: more marks that the text cannot contain.
+    """
+    assert format.opening
+    tools = [tool if tool.strict else replace(tool, schema=_ANY_ARGUMENTS) for tool in tools]
+    mark = _spelled(tokenizer, format.opening)
+    excluded = [*excluded, *format.other_openings]
+    is_token = mark != quoted(format.opening)
+    # A mark of text ends the lexeme before it. A mark that is a special token is never part of one.
+    text = _text_without(excluded if is_token else [*excluded, format.opening])
+    head = f"FREE? {mark}" if is_token else "head"
+    rules = [
+        f"start: {head} opened | FREE?\n",
+        f"FREE: {text}\n",
+        "" if is_token else f"head[suffix={quoted(format.opening)}]: HEAD\nHEAD: {_text_without(excluded)}\n",
+        format.rules(tools, partial(_spelled, tokenizer), most_calls=most_calls),
+    ]
+    return Grammar(kind="lark", text="".join(rules))
+
+
+def _text_without(marks: Sequence[str]) -> str:
+    """Return the body of a terminal: any text without these marks."""
+    mentioned = "|".join(escaped(mark) for mark in marks)
+    return f"/(.|\\n)*/ & ~/(.|\\n)*({mentioned})(.|\\n)*/" if marks else "/(.|\\n)*/"
+
+
+def _spelled(tokenizer: Tokenizer, mark: str) -> str:
+    """Return a mark in a Lark grammar: as a special token if it is one, otherwise as text."""
+    token_id = tokenizer.backend.token_to_id(mark)
+    if token_id is None or token_id not in tokenizer.special_token_ids:
+        return quoted(mark)
+    return mark if _NAMED.fullmatch(mark) else f"<[{token_id}]>"
 
 
 def describe(format: ToolFormat, tools: Sequence[dict[str, object]]) -> str:

@@ -315,7 +315,8 @@ class ServerConfig:
     reasoning_parser: str = setting_field(
         "auto",
         "How reasoning is separated from the answer: think for models that think between <think> and </think> (Qwen3, "
-        "DeepSeek-R1), or none. auto looks for these marks in the chat template and the vocabulary.",
+        "DeepSeek-R1), or none. auto looks for these marks in the chat template and the vocabulary, and refuses the "
+        "channels of Harmony (gpt-oss), which are not parsed.",
         kind="choice",
         choices=REASONING_PARSERS,
     )

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from fastgen.config import ConfigError
 from fastgen.core.request import Grammar
 from fastgen.text.grammar import JSON_SPACE, escaped
 from fastgen.text.stop_strings import possible_start
 from fastgen.text.tokenizer import Tokenizer
 
+# Harmony (gpt-oss) separates reasoning, calls and answers by this token and a name.
+_CHANNEL = "<|channel|>"
 # Models write line breaks after the marks. They are no part of the answer.
 _SPACE = "SPACE: /[ \\t\\r\\n]{1,8}/\n"
 
@@ -143,10 +146,19 @@ class ReasoningParser:
 
 
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """Return the format of `--reasoning-parser`; `auto` looks for its marks in the template and the vocabulary."""
+    """Return the format of `--reasoning-parser`; `auto` looks for its marks in the template and the vocabulary.
+
+    Raises:
+        ConfigError: if `auto` finds channels, which are not parsed.
+    """
     found = ReasoningFormat()
     if name == "auto":
         template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
+        if _CHANNEL in template:
+            raise ConfigError(
+                "--reasoning-parser auto: the chat template has the channels of Harmony (gpt-oss), which are not "
+                "parsed; set it to none to get reasoning, calls and answers as one text"
+            )
         marks = (found.opening, found.closing)
         has_tokens = all(tokenizer.backend.token_to_id(mark) is not None for mark in marks)
         return found if found.closing in template or has_tokens else None

@@ -113,6 +113,92 @@ def test_a_structure_applies_after_the_reasoning(thinking: Serving, fields: dict
     assert message(thinking, f"{THOUGHT}no {answer}", **fields)["finish_reason"] == "abort"
 
 
+def test_a_strict_function_binds_only_what_follows_the_reasoning(thinking: Serving) -> None:
+    city = {"type": "object", "properties": {"city": {"const": "Bern"}}, "required": ["city"]}
+    strict = [{"type": "function", "function": {"name": "f", "parameters": city, "strict": True}}]
+    wrong = CALL.replace("Bern", "Rome")
+    choice = message(thinking, f"<think>\n{wrong}?\n</think>\n\n{CALL}", tools=strict)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning"] == f"{wrong}?"
+    assert message(thinking, f"{THOUGHT}It is Bern.", tools=strict)["finish_reason"] == "stop"
+    assert message(thinking, f"{THOUGHT}So: {wrong}", tools=strict)["finish_reason"] == "abort"
+    assert message(thinking, f"{THOUGHT}So: {wrong}", tools=TOOLS)["finish_reason"] == "tool_calls"
+
+
+# The prompt that Qwen3's published template gives for `CONVERSATION`. A random comparison of the template in
+# `thinking_model` with the published one found no difference.
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "<think>\nA greeting.\n</think>\n\nHello!"},
+    {"role": "user", "content": "Weather in Bern?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "I need f.",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Bern"}'}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "Rain"},
+]
+PROMPT = """<|im_start|>system
+Be brief.
+
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+<|im_start|>user
+Hi<|im_end|>
+<|im_start|>assistant
+Hello!<|im_end|>
+<|im_start|>user
+Weather in Bern?<|im_end|>
+<|im_start|>assistant
+<think>
+I need f.
+</think>
+
+<tool_call>
+{"name": "f", "arguments": {"city": "Bern"}}
+</tool_call><|im_end|>
+<|im_start|>user
+<tool_response>
+Rain
+</tool_response><|im_end|>
+<|im_start|>assistant
+"""
+
+
+def test_a_conversation_with_calls_becomes_the_prompt_of_qwen3(thinking: Serving) -> None:
+    tokens = thinking.post("/tokenize", {"messages": CONVERSATION, "tools": TOOLS}).json()["tokens"]
+    assert thinking.post("/detokenize", {"tokens": tokens}).json()["prompt"] == PROMPT
+
+
+def test_the_official_client_streams_a_turn_after_a_call(thinking: Serving) -> None:
+    asked: Any = [*CONVERSATION, *messages_for(f"{THOUGHT}Rain.")]
+    chunks = list(
+        thinking.client().chat.completions.create(
+            model=thinking.get("/v1/models").json()["data"][0]["id"],
+            messages=asked,
+            tools=TOOLS,
+            stream=True,  # type: ignore[call-overload]
+        )
+    )
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == "Let me see."
+    assert "".join(delta.content or "" for delta in deltas) == "Rain."
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
 def test_a_budget_limits_the_reasoning(thinking: Serving) -> None:
     assert message(thinking, f"{THOUGHT}Yes", thinking_token_budget=20)["finish_reason"] == "stop"
     assert message(thinking, f"{THOUGHT}Yes", thinking_token_budget=2)["finish_reason"] == "abort"

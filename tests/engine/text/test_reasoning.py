@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken
 
 from engine.text.matching import byte_tokenizer, matches
+from fastgen.config import ConfigError
 from fastgen.core.request import Grammar
 from fastgen.text.chat import ChatTemplate
 from fastgen.text.reasoning import (
@@ -168,6 +169,13 @@ def test_the_format_is_found_by_the_template_or_the_vocabulary() -> None:
     assert reasoning_format("auto", TOKENIZERS["text"]) is None
     assert reasoning_format("none", told) is None
     assert reasoning_format("think", TOKENIZERS["text"]) == FORMAT
+
+
+def test_channels_are_refused_unless_the_flag_accepts_plain_text() -> None:
+    harmony = byte_tokenizer(ChatTemplate("<|start|>assistant<|channel|>analysis<|message|>", {}))
+    with pytest.raises(ConfigError, match=r"channels of Harmony .*set it to none"):
+        reasoning_format("auto", harmony)
+    assert reasoning_format("none", harmony) is None
 
 
 def test_a_schema_that_is_not_an_object_is_kept() -> None:

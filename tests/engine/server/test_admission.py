@@ -104,8 +104,9 @@ def test_a_full_queue_sends_retry_after(small: Serving) -> None:
         ("/v1/completions", {"prompt": [49152]}),
         ("/v1/completions", {"prompt": "a", "guided_regex": "("}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": " "}], "continue_final_message": True}),
     ],
-    ids=["unknown token", "invalid grammar", "long text"],
+    ids=["unknown token", "invalid grammar", "long text", "template"],
 )
 def test_a_full_queue_rejects_a_request_before_any_work_is_done_for_it(
     small: Serving, path: str, body: dict[str, object]

@@ -95,3 +95,11 @@ def test_the_table_has_a_row_for_every_known_field() -> None:
 def test_a_value_that_the_field_never_has_is_reported_with_the_choices(name: str) -> None:
     with pytest.raises(ValidationError, match=r'must be one of ".*"medium"|must be one of "auto"'):
         ChatRequest.model_validate({**REQUIRED[ChatRequest], name: "bogus"})
+
+
+def test_too_many_biases_are_rejected_with_the_body() -> None:
+    biases = {str(token): 1 for token in range(1025)}
+    with pytest.raises(ValidationError, match="has 1025 tokens; at most 1024"):
+        CompletionRequest.model_validate({"prompt": "a", "logit_bias": biases})
+    biases.pop("0")
+    CompletionRequest.model_validate({"prompt": "a", "logit_bias": biases})

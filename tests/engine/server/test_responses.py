@@ -68,9 +68,10 @@ def test_a_response_has_text_and_usage(scripted: Serving) -> None:
 
 
 def test_the_official_client_follows_a_stream(scripted: Serving) -> None:
-    with scripted.client().responses.stream(model="smollm2", input=prompt_for("one two three")) as stream:
+    text = " ".join(["one two three"] * 20)  # long enough that a busy machine does not merge all of it into one event
+    with scripted.client().responses.stream(model="smollm2", input=prompt_for(text)) as stream:
         texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
-        assert stream.get_final_response().output_text == "".join(texts) == "one two three"
+        assert stream.get_final_response().output_text == "".join(texts) == text
     assert len(texts) > 1
 
 

@@ -1,4 +1,4 @@
-"""Backoff between restores of a child that another writer keeps changing."""
+"""Waits: whether a period has passed, and the backoff between restores of a child that another writer changes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ FREE_RESTORES: Final = 5
 WINDOW: Final = timedelta(hours=1)
 FIRST_WAIT: Final = timedelta(seconds=10)
 LONGEST_WAIT: Final = timedelta(minutes=5)
+
+
+def is_within(period: timedelta, since: datetime, now: datetime) -> bool:
+    """Return whether less than `period` has passed. A clock that was set back, as at the start of a node, ends it."""
+    return timedelta() <= now - since < period
 
 
 @dataclass(slots=True)
@@ -42,7 +47,7 @@ class Contention:
             return False
         last = self._restores[key][kind, name][-1]
         wait: timedelta = min(LONGEST_WAIT, FIRST_WAIT * 2**beyond)
-        return at - last < wait
+        return is_within(wait, last, at)
 
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted resource."""

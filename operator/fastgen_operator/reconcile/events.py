@@ -11,6 +11,7 @@ from typing import Final
 from fastgen_operator.kinds import Key, Object
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.status.status import Notice
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ class _History:
     def take(self, now: datetime) -> bool:
         """Take a token for a new Event; return whether there was one."""
         if self.filled is not None:
-            self.tokens = min(BURST, self.tokens + (now - self.filled) / REFILL)
+            # The clock may have been set back.
+            self.tokens = min(BURST, self.tokens + max(timedelta(), now - self.filled) / REFILL)
         self.filled = now
         if self.tokens < 1:
             return False
@@ -74,7 +76,7 @@ class Recorder:
 
     def _record(self, history: _History, resource: Object, notice: Notice, now: datetime) -> None:
         recorded = history.recorded.get(notice)
-        if recorded is not None and now - recorded.last < WINDOW:
+        if recorded is not None and is_within(WINDOW, recorded.last, now):
             self.client.count_event(resource, recorded.name, recorded.count + 1, now.isoformat())
             recorded.count, recorded.last = recorded.count + 1, now
             return

@@ -18,6 +18,7 @@ from fastgen_operator.plan.model_cache import jobs
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers, lacks_pods, refusal_in_events
 from fastgen_operator.plan.pod_failures import Failure
+from fastgen_operator.reconcile.backoff import is_within
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class PodEvents:
             self.forget(observed.key)
             return {}
         at, known = self._read.get(observed.key, (None, {}))
-        if at is None or now - at >= _INTERVAL:
+        if at is None or not is_within(_INTERVAL, at, now):
             known = {}
             for obj, cause in sorted(stuck, key=lambda pair: _name(pair[0]))[:_OBJECTS]:
                 try:

@@ -21,6 +21,7 @@ from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
 from fastgen_operator.plan.supply import subject_of
+from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.observe import needs_reconciles, observe
@@ -114,6 +115,8 @@ class Reconciler:
         if plan.names_to_look_up and not self._is_live(observed):
             # The deletion of its children arrived before its own, or another operator has just taken it over.
             return None
+        # What is looked up is in no watch: a later reconcile has to look it up again.
+        is_in_cache = not plan.names_to_look_up
         if (complete := self._fetch(plan, spec, observed)) is not observed:
             observed = complete
             plan = make_plan(spec, observed, platform)
@@ -129,14 +132,14 @@ class Reconciler:
         is_written = self._write_status(observed, status)
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
         is_served = all(pod.state == "Ready" for pod in observed.supply)
-        if plan == Plan() and not is_written and is_served and shows_ready(status):
+        if is_in_cache and plan == Plan() and not is_written and is_served and shows_ready(status):
             self._settled.remember(key, inputs, now, observed.timetable.due)
         return problem
 
     def _report_failure(self, key: Key, error: Exception) -> None:
         """Write the status of a resource whose reconciles keep failing, so that it does not stay at an old success."""
         now = self.now()
-        if now - self._failing_since.setdefault(key, now) < _FAILURE_GRACE:
+        if is_within(_FAILURE_GRACE, self._failing_since.setdefault(key, now), now):
             return
         observed = observe(self.cache, key, self.platform().kinds, self.operator_class)
         if observed is None:

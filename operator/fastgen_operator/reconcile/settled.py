@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fastgen_operator.autoscale.watchlist import Record
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import Key
+from fastgen_operator.kinds import Key, Object
 from fastgen_operator.plan.observed import Observed
 
 # A remembered resource is reconciled again after this time, whatever has changed.
@@ -24,7 +24,8 @@ class Inputs:
     Attributes:
         objects: from the informer cache, which replaces an object when it changes: they are compared by identity.
         measured: what the status shows of the autoscaler's measurements and decision. Of the capacity, only whether it
-            is known: another estimate of it alone reaches the status later.
+            is known: another estimate of it alone reaches the status later. Of the demand, whether the status is
+            outdated: after a restart of the operator, it is not about the demand that the autoscaler told last.
     """
 
     platform: Platform
@@ -45,12 +46,14 @@ def inputs_of(observed: Observed, platform: Platform, record: Record | None) -> 
     """Return the inputs of a reconcile, as observed in the cache and by the autoscaler's loop."""
     parts: Sequence[Any] = (*observed.replica_sets, *observed.pods, *observed.fetch_pods)
     objects = (observed.resource, *observed.children.values(), *parts)
-    return Inputs(platform, objects, None if record is None else _measured(record))
+    return Inputs(platform, objects, None if record is None else _measured(record, observed.resource))
 
 
-def _measured(record: Record) -> tuple[Any, ...]:
-    speeds = record.speeds
-    return record.decision, record.told, record.states, speeds.stragglers, speeds.capacity is not None
+def _measured(record: Record, resource: Object) -> tuple[Any, ...]:
+    decision, speeds = record.decision, record.speeds
+    shown = resource.get("status", {}).get("autoscaling", {}).get("demandTokensPerSecond")
+    outdated = decision is not None and decision.sizing is not None and decision.sizing.differs(shown)
+    return decision, outdated, record.told, record.states, speeds.stragglers, speeds.capacity is not None
 
 
 @dataclass(slots=True)
@@ -61,17 +64,20 @@ class Settled:
     at a time reconciles a resource.
     """
 
-    _known: dict[Key, tuple[datetime, Inputs]] = field(default_factory=dict)
+    _known: dict[Key, tuple[datetime, datetime, Inputs]] = field(default_factory=dict)
 
     def is_settled(self, key: Key, inputs: Inputs, now: datetime) -> bool:
         """Return whether a reconcile with these inputs has nothing to do."""
-        until, known = self._known.get(key, (None, None))
-        return until is not None and known is not None and now < until and inputs.are(known)
+        if (entry := self._known.get(key)) is None:
+            return False
+        since, until, known = entry
+        # A clock that was set back ends it.
+        return since <= now < until and inputs.are(known)
 
     def remember(self, key: Key, inputs: Inputs, now: datetime, due: datetime | None) -> None:
         """Record that a reconcile had nothing to do, and has nothing to do until `due`."""
         trusted = now + TRUST
-        self._known[key] = trusted if due is None else min(trusted, due), inputs
+        self._known[key] = now, trusted if due is None else min(trusted, due), inputs
 
     def forget(self, key: Key) -> None:
         """Drop a resource: its last reconcile had something to do, or it is gone."""

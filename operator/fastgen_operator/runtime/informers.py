@@ -9,7 +9,7 @@ from typing import Any
 import kopf
 
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind
+from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube.cache import InformerCache, owner_of
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.runtime.kopf_storage import NoDiffs, NoProgress
@@ -42,16 +42,21 @@ def build_registry(
     async def handle(*, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
         obj: Any = event["object"]
         watches.delivered(param, obj, event["type"])
-        if event["type"] == "DELETED":
-            cache.remove(param, obj)
-        else:
-            cache.put(param, obj)
-        if (owner := owner_of(param, obj)) is not None:
-            queue.add(owner)
+        deliver(param, event["type"], obj, cache, queue)
 
     for kind in (FASTGEN, *kinds):
         kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, param=kind)(handle)
     return registry
+
+
+def deliver(kind: Kind, event: str | None, obj: Object, cache: InformerCache, queue: WorkQueue) -> None:
+    """Update the cache with an event of a watch, and then queue the owner: its reconcile has to find the change."""
+    if event == "DELETED":
+        cache.remove(kind, obj)
+    else:
+        cache.put(kind, obj)
+    if (owner := owner_of(kind, obj)) is not None:
+        queue.add(owner)
 
 
 def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings:

@@ -112,6 +112,10 @@ def test_an_inference_pool_of_another_owner_is_left_unchanged(
     pool = space.get(OPTIONAL[1], "chat")
     assert pool["spec"]["endpointPickerRef"]["name"] == "my-picker"
     assert "ownerReferences" not in pool["metadata"]
+    space.kubectl("delete", OPTIONAL[1], "chat", "--wait=false")
+    eventually(
+        lambda: "ownerReferences" in space.get(OPTIONAL[1], "chat")["metadata"], within=20, what="a pool of its own"
+    )
 
 
 def test_manual_changes_of_the_network_policy_are_reverted(space: Space, operator: OperatorProcess) -> None:

@@ -93,6 +93,21 @@ def test_events_of_one_resource_are_rate_limited() -> None:
     assert len(fake.calls) == BURST + 1 + (WINDOW + REFILL) // REFILL
 
 
+def test_a_clock_that_is_set_back_silences_no_event_and_holds_no_restore() -> None:
+    """A node whose hardware clock is hours ahead corrects it after its first pods have started."""
+    fake, contention, before = Fake(), Contention(), T0 - timedelta(hours=8)
+    recorder = Recorder(fake)
+    recorder.record(stored(), CRASH, T0)
+    recorder.record(stored(), CRASH, before)
+    recorder.record(stored(), Notice("Warning", "CrashLoopBackOff", "pod y: bang"), before)
+    assert [name for name, _ in fake.calls] == ["create"] * 3
+    for _ in range(FREE_RESTORES + 1):
+        contention.note(KEY, DEPLOYMENT, "chat", T0)
+    assert not contention.is_held(KEY, DEPLOYMENT, "chat", before)
+    contention.note(KEY, DEPLOYMENT, "chat", before)
+    assert contention.is_held(KEY, DEPLOYMENT, "chat", before), "once, not from now on"
+
+
 def test_a_deleted_event_is_created_again_and_a_failure_is_no_error() -> None:
     fake = Fake()
     recorder = Recorder(fake)

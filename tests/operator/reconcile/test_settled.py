@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,16 +12,29 @@ from typing import Any
 import pytest
 
 from fastgen_operator.autoscale.capacity import Capacity, ReplicaSpeeds, Straggler
-from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.decision import Decision, Sizing
 from fastgen_operator.autoscale.watchlist import Record, Watchlist
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, SERVICE, Kind, Object
+from fastgen_operator.kinds import (
+    DEPLOYMENT,
+    FASTGEN,
+    INFERENCE_POOL,
+    OWNER_LABEL,
+    POD,
+    REPLICA_SET,
+    SERVICE,
+    Key,
+    Kind,
+    Object,
+)
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.reconcile import reconciler as reconciler_module
 from fastgen_operator.reconcile.reconciler import Reconciler
-from fastgen_operator.reconcile.settled import TRUST
+from fastgen_operator.reconcile.settled import TRUST, Inputs, Settled
+from fastgen_operator.runtime.informers import deliver
+from fastgen_operator.runtime.workqueue import WorkQueue
 from harness.objects import applied, replica_set, stored
 from harness.space import running
 
@@ -29,12 +43,13 @@ KEY = ("space", "chat")
 
 @dataclass
 class World:
-    """A cache, a client that writes into it, and a reconciler."""
+    """A cache, a client that writes into it, and a reconciler; `unlabelled` has objects that no watch shows."""
 
     cache: InformerCache = field(default_factory=InformerCache)
     watchlist: Watchlist = field(default_factory=lambda: Watchlist(5.0))
     platform: Platform = field(default_factory=lambda: Platform("engine:test"))
     now: datetime = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    unlabelled: dict[tuple[Kind, str], Object] = field(default_factory=dict)
     writes: int = 0
     version: int = 0
 
@@ -46,7 +61,7 @@ class World:
         )
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        return self.cache.get(kind, namespace, name)
+        return self.cache.get(kind, namespace, name) or self.unlabelled.get((kind, name))
 
     def apply(self, kind: Kind, manifest: Object) -> Object:
         self.writes += 1
@@ -89,9 +104,9 @@ class World:
             self.reconciler.reconcile(KEY)
 
 
-def serving(**spec: Any) -> World:
+def serving(world: World | None = None, **spec: Any) -> World:
     """Return the world of a resource that serves with one pod, reconciled until nothing is written."""
-    world = World()
+    world = world or World()
     world.put(FASTGEN, stored(**spec))
     world.reconciler.reconcile(KEY)
     live = world.cache.get(DEPLOYMENT, *KEY)
@@ -158,10 +173,12 @@ CHANGES: dict[str, Callable[[World], object]] = {
     "the platform": lambda world: setattr(world, "platform", replace(world.platform)),
     "the autoscaler's decision": lambda world: decide(world, Decision(2)),
     "another demand": lambda world: setattr(record_of(world), "told", 100.0),
+    "a demand that the status does not show": lambda world: decide(world, Decision(1, sizing=Sizing(9, 9, 1, 0))),
     "the state of a pod": lambda world: setattr(record_of(world), "states", (("chat-new-x", "Lost"),)),
     "a capacity that was unknown": lambda world: measure(world, 100.0),
     "a straggler": lambda world: measure(world, None, Straggler("chat-new-x", 0.3)),
     "time": lambda world: setattr(world, "now", world.now + TRUST),
+    "a clock that was set back": lambda world: setattr(world, "now", world.now - timedelta(days=1)),
 }
 
 
@@ -277,3 +294,49 @@ def test_a_ready_resource_with_a_pod_that_is_not_ready_is_planned_every_time(pla
     for _ in range(3):
         world.reconciler.reconcile(KEY)
     assert len(plans) == 3
+
+
+def test_an_object_that_only_a_request_finds_is_looked_up_every_time() -> None:
+    """Another owner's InferencePool takes the place of the resource's own, and no watch shows its end."""
+    theirs = {"metadata": {"name": "chat", "namespace": "space", "resourceVersion": "1", "uid": "theirs"}}
+    platform = Platform("engine:test", optional_kinds=frozenset({INFERENCE_POOL}))
+    world = serving(World(platform=platform, unlabelled={(INFERENCE_POOL, "chat"): theirs}))
+    live = world.cache.get(FASTGEN, *KEY)
+    assert live is not None
+    assert live["status"]["conditions"][0]["status"] == "True"
+    assert world.cache.get(INFERENCE_POOL, *KEY) is None
+    del world.unlabelled[INFERENCE_POOL, "chat"]
+    world.reconciler.reconcile(KEY)
+    assert world.cache.get(INFERENCE_POOL, *KEY) is not None
+
+
+async def test_a_change_that_arrives_right_after_the_decision_to_skip_is_planned(
+    plans: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch's event finds the key in process, and queues it again."""
+    world = serving()
+    queue = WorkQueue(first=1, limit=1, jitter=lambda: 0.0, clock=lambda: 0.0)
+    loop, decide = asyncio.get_running_loop(), Settled.is_settled
+    decided: list[bool] = []
+
+    def is_settled(self: Settled, key: Key, inputs: Inputs, now: datetime) -> bool:
+        decided.append(decide(self, key, inputs, now))
+        if len(decided) == 1:
+            asyncio.run_coroutine_threadsafe(change(), loop).result(10)
+        return decided[-1]
+
+    async def change() -> None:
+        live = world.cache.get(SERVICE, *KEY)
+        assert live is not None
+        changed = {**live, "metadata": {**live["metadata"], "resourceVersion": "1000", "annotations": {}}}
+        deliver(SERVICE, "MODIFIED", changed, world.cache, queue)
+
+    monkeypatch.setattr(Settled, "is_settled", is_settled)
+    plans.clear()
+    queue.add(KEY)
+    for _ in range(2):
+        key = await asyncio.wait_for(queue.take(), 10)
+        await asyncio.to_thread(world.reconciler.reconcile, key)
+        queue.done(key)
+    assert decided == [True, False]
+    assert [apply.kind for apply in plans[0].applies] == [SERVICE]

@@ -172,10 +172,12 @@ def supply_of(pod: PodView, starts: StartTimes, longest: float, time: float) -> 
         allowed = longest if usual is None else max(_LEAST_SETUP_SECONDS, _PATIENCE * usual.seconds)
         doing = "its container has not started"
     else:
-        running = max(0.0, time - pod.started_at)
+        # The node's clock may be behind: no container starts before its pod has a node.
+        began = max(pod.started_at, pod.scheduled_at)
+        running = max(0.0, time - began)
         passed = running + (0.0 if usual is None else usual.setup)
         # A pod that was ready has as long to become ready again.
-        waited = min(running, time - max(pod.started_at, pod.unready_since or 0.0))
+        waited = min(running, time - max(began, pod.unready_since or 0.0))
         allowed = longest if usual is None else max(_LEAST_LOAD_SECONDS, _PATIENCE * usual.load)
         doing = "its engine is not ready"
     if waited <= allowed:

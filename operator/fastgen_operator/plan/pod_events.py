@@ -45,8 +45,7 @@ def lacks_containers(pod: Object, at: datetime) -> bool:
         return False
     if any(_waiting(each) not in ("ContainerCreating", "PodInitializing", "") for each in containers):
         return False
-    created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    return at - created >= PATIENCE
+    return _has_waited(pod, at)
 
 
 def failure_in_events(pod: Object, events: Iterable[Object]) -> Failure | None:
@@ -69,7 +68,7 @@ def lacks_pods(job: Object, pods: Iterable[Object], at: datetime) -> bool:
     if spec.get("suspend") or any(_is_true(condition) for condition in job.get("status", {}).get("conditions", ())):
         return False
     owners = (owner["uid"] for pod in pods for owner in pod["metadata"].get("ownerReferences", ()))
-    return uid not in owners and at - datetime.fromisoformat(job["metadata"]["creationTimestamp"]) >= PATIENCE
+    return uid not in owners and _has_waited(job, at)
 
 
 def refusal_in_events(job: Object, events: Iterable[Object]) -> Failure | None:
@@ -83,6 +82,11 @@ def refusal_in_events(job: Object, events: Iterable[Object]) -> Failure | None:
         words = words.removeprefix(prefix)
     words = re.sub(_RANDOM.format(re.escape(name)), "", words)
     return Failure(_REFUSED, f"the API server rejects the pod of Job {name}: {words}")
+
+
+def _has_waited(obj: Object, at: datetime) -> bool:
+    """Return whether the object was created long enough ago, or, if the operator's clock is behind, in its future."""
+    return abs(at - datetime.fromisoformat(obj["metadata"]["creationTimestamp"])) >= PATIENCE
 
 
 def _is_true(condition: dict[str, Any]) -> bool:

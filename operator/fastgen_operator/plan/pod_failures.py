@@ -171,7 +171,8 @@ def _may_fail(container: _Container, at: datetime | None) -> bool:
 
 def _ended_lately(container: _Container, at: datetime) -> bool:
     finished = (container.ended or {}).get("finishedAt")
-    return finished is not None and at - datetime.fromisoformat(finished) < CRASH_MEMORY
+    # The node's clock may be ahead; if by more than this, a crash is forgotten at once instead of remembered for hours.
+    return finished is not None and abs(at - datetime.fromisoformat(finished)) < CRASH_MEMORY
 
 
 def _failure(container: _Container) -> Failure | None:

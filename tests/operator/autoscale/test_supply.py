@@ -111,6 +111,14 @@ def test_a_quick_start_may_take_a_minute() -> None:
     assert state(replace(quick, name="other", ready_since=None), 61.0, starts) == "Failing"
 
 
+def test_a_node_whose_clock_is_behind_does_not_make_its_pods_fail() -> None:
+    """The container seems to have run for ten minutes when it starts."""
+    behind = PodView(name="x", revision="new", scheduled_at=1000.0, started_at=400.0)
+    starts = StartTimes().learn([PodView(name="y", revision="new", scheduled_at=0, started_at=0, ready_since=60)], 9e9)
+    assert state(behind, 1010.0, starts) == "Starting"
+    assert state(behind, 1130.0, starts) == "Failing", "later than twice the usual minute"
+
+
 # --- start times
 
 

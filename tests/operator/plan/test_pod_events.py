@@ -13,6 +13,7 @@ from harness.objects import container, leaving, pod
 
 CREATED = "2026-01-01T00:00:00Z"
 SOON, LATE = datetime.fromisoformat("2026-01-01T00:00:01Z"), datetime.fromisoformat("2026-01-01T00:00:02Z")
+BEHIND = datetime.fromisoformat("2025-12-31T20:00:00Z")
 SECRET = 'secret "nope" not found'
 
 
@@ -42,6 +43,7 @@ def waiting(reason: str) -> Object:
 def test_only_pods_on_a_node_without_containers_are_looked_up(subject: Object, lacks: bool) -> None:
     assert lacks_containers(subject, LATE) is lacks
     assert not lacks_containers(subject, SOON)
+    assert lacks_containers(subject, BEHIND) is lacks, "the operator's clock is behind the API server's"
 
 
 def event(reason: str, message: str = "", *, second: int = 10, kind: str = "Warning", **fields: Any) -> Object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -195,3 +195,8 @@ def test_a_model_that_crashes_after_its_first_tokens_stays_failed_between_two_cr
     assert failure.reason == "CrashLoopBackOff"
     assert failure_of(crashing(restarts=2), NOW) is None
     assert failure_of(crashing(restarts=3), NOW.replace(hour=1)) is None, "ten minutes of peace are forgiven"
+
+
+def test_a_node_whose_clock_is_ahead_does_not_keep_a_pod_failed_for_hours() -> None:
+    assert failure_of(crashing(restarts=3), NOW - timedelta(minutes=5)) is not None
+    assert failure_of(crashing(restarts=3), NOW - timedelta(hours=8)) is None

@@ -55,11 +55,15 @@ def gated(*gates: str) -> Object:
     return found
 
 
-def growing(*pods: Object) -> Observed:
+def growing(*pods: Object, **spec: Any) -> Observed:
     """Return a fleet with minReplicas 1 that the autoscaler scales to two replicas."""
-    owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 4})
+    owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 4}, **spec)
     return settle_replicas(spec_of(owner), replace(observed(*pods, owner=owner), decision=Decision(2)))
 
+
+# A model that each pod downloads, and the status of a pod that has it.
+DOWNLOADED_BY_PODS: Object = {"model": {"source": "hf://a/b"}}
+HAS_MODEL: Object = {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 0}}}]}
 
 # Name; observed state; condition type; expected status, reason and part of the message.
 TABLE: list[tuple[str, Observed, str, str, str, str]] = [
@@ -378,6 +382,46 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "True",
         "ScalingUp",
         f"1 of 2 replicas ready; pod chat-new-b: {NO_GPU}",
+    ),
+    (
+        "an added replica that waits for a node, and then for its model",
+        growing(pod(ready=True, **HAS_MODEL), pod(name="b", scheduled=NO_GPU), **DOWNLOADED_BY_PODS),
+        READY,
+        "True",
+        "ScalingUp",
+        f"1 of 2 replicas ready; pod chat-new-b: {NO_GPU}",
+    ),
+    (
+        "an added replica that Kueue holds back, and that will download its model",
+        growing(pod(ready=True, **HAS_MODEL), gated("kueue.x-k8s.io/admission"), **DOWNLOADED_BY_PODS),
+        READY,
+        "True",
+        "ScalingUp",
+        "Kueue has not admitted it",
+    ),
+    (
+        "no GPU for a pod that will download its model",
+        observed(pod(scheduled=NO_GPU), owner=stored(**DOWNLOADED_BY_PODS, resources={"gpu": {"count": 1}})),
+        READY,
+        "False",
+        "InsufficientGPU",
+        NO_GPU,
+    ),
+    (
+        "no GPU for a pod that will download its model: the download",
+        observed(pod(scheduled=NO_GPU), owner=stored(**DOWNLOADED_BY_PODS)),
+        MODEL_CACHED,
+        "Unknown",
+        "Downloading",
+        "1 of 1 pods download hf://a/b when they have a node",
+    ),
+    (
+        "a pod that will download its model to a claim without a volume",
+        observed(pod(scheduled=UNBOUND), owner=stored(**DOWNLOADED_BY_PODS, cache={"size": "1Gi", "preload": False})),
+        READY,
+        "False",
+        "VolumeNotBound",
+        UNBOUND,
     ),
     (
         "one that waits for a node is ready",

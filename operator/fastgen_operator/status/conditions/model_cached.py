@@ -21,11 +21,11 @@ MODEL_CACHED: Final = "ModelCached"
 True: Cached; NotNeeded (the model is in the image or in the user's claim, or no pod that would download it is desired).
 Unknown: Downloading. False, with the last line of the download's log, until the next attempt: SourceNotFound,
 AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the image cannot
-be pulled). False, because the download has not started: VolumeNotBound, VolumeOnOneNode (the node of the replicas,
-which hold the ReadWriteOnce volume, does not accept the pod), Unschedulable, FailedMount, FailedAttachVolume,
-FailedCreatePodSandBox, FailedCreate (the API server rejects the pod), SchedulingGated and JobSuspended (both for
-example by Kueue). A failed download is resumed automatically after
-at most five minutes."""
+be pulled). False, because the download has not started: VolumeNotBound, FailedMount, FailedAttachVolume,
+FailedCreatePodSandBox. Of the download Job also: VolumeOnOneNode (the node of the replicas, which hold the
+ReadWriteOnce volume, does not accept it), Unschedulable, FailedCreate (the API server rejects it), SchedulingGated and
+JobSuspended (both for example by Kueue). Engine pods without a node are reported by PodsScheduled. A failed download is
+resumed automatically after at most five minutes."""
 
 _REASONS: Final = {
     SOURCE_NOT_FOUND: "SourceNotFound",
@@ -71,7 +71,13 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
     missing = [pod for pod in pods if not _has_it(pod)]
     if pods and not missing:
         return _true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")
-    rest = _of_pods(spec, missing, observed)
+    # PodsScheduled reports the others, and what to do.
+    placed = [pod for pod in missing if not _waits_for_node(pod)]
+    if missing and not placed:
+        words = f"{len(missing)} of {len(pods)} pods download {spec.model.source} when they have a node"
+        rest = Condition(MODEL_CACHED, "Unknown", "Downloading", words)
+    else:
+        rest = _of_pods(spec, placed, observed)
     having = len(pods) - len(missing)
     enough = spec.autoscaling is not None and spec.is_autoscaled and having >= spec.autoscaling.min_replicas
     if rest.status == "Unknown" and enough:
@@ -107,7 +113,7 @@ def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
     if (known := observed.pod_failures.get(name)) is not None:
         return _false(known.reason, known.message)
     if (words := unschedulable_message(pod)) is not None:
-        if any(part in words for part in _UNBOUND):
+        if _is_unbound(words):
             remedy = "check spec.cache.storageClassName, and kubectl describe pvc"
             return _false("VolumeNotBound", f"pod {name} waits for the volume {observed.key[1]}: {words}", remedy)
         if nodes := volume_nodes(spec, observed.pods):
@@ -137,6 +143,16 @@ def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
         return Condition(MODEL_CACHED, "Unknown", "Downloading", message)
     reason = _REASONS.get(ended.get("exitCode", 0), "DownloadFailed")
     return _false(reason, last, _REMEDIES.get(reason, ""))
+
+
+def _waits_for_node(pod: Object) -> bool:
+    """Return whether the pod gets no node, for another reason than a claim without a volume."""
+    words = unschedulable_message(pod)
+    return gate_message(pod) is not None or (words is not None and not _is_unbound(words))
+
+
+def _is_unbound(words: str) -> bool:
+    return any(part in words for part in _UNBOUND)
 
 
 def _has_it(pod: Object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,22 +14,43 @@ import pytest
 
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, Key, Kind, Object
+from fastgen_operator.kinds import (
+    APPLIED_ANNOTATION,
+    DEPLOYMENT,
+    FASTGEN,
+    OWNER_LABEL,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    Key,
+    Kind,
+    Object,
+)
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.objects import foreign_entries
 from fastgen_operator.reconcile import reconciler as reconciler_module
 from fastgen_operator.reconcile.reconciler import Reconciler
-from harness.objects import applied, deployment, stored
+from harness.objects import applied, deployment, pod, stored
 
 KEY = ("space", "chat")
 
 
 @dataclass
 class FakeCluster:
-    """A minimal API server: objects, versions, conflicts, and a fault at the n-th write."""
+    """A minimal API server: objects, versions, conflicts, and a fault at the n-th write.
+
+    Attributes:
+        refused: names of the kinds that a quota refuses.
+        admission: changes each Deployment before it is stored, as a mutating webhook does.
+        meanwhile: what happens right before the n-th write.
+    """
 
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     creations: list[str] = field(default_factory=list)
+    deletions: list[str] = field(default_factory=list)
+    refused: tuple[str, ...] = ()
+    admission: Callable[[Object], None] = lambda _: None
+    meanwhile: dict[int, Callable[[], None]] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     writes: int = 0
     fault_at: int | None = None
@@ -48,18 +69,41 @@ class FakeCluster:
         def commit() -> Object:
             place = kind.name, manifest["metadata"]["name"]
             old = self.objects.get(place)
+            if kind.name in self.refused:
+                raise KubeError(403, "exceeded quota: tight")
             if old is None:
                 self.creations.append(kind.name)
             version = int(old["metadata"]["resourceVersion"]) + 1 if old else 1
             generation = {"uid": f"uid-of-{kind.name}", "generation": version, "resourceVersion": str(version)}
-            self.objects[place] = applied(manifest, **generation)
-            return copy.deepcopy(self.objects[place])
+            new = applied(copy.deepcopy(manifest), **generation)
+            if old and (others := foreign_entries(old)):
+                # Server-side apply keeps what another manager owns.
+                new["metadata"]["managedFields"] += others
+                new["spec"]["template"]["spec"]["nodeSelector"] = NOWHERE
+            if kind == DEPLOYMENT:
+                self.admission(new)
+            self.objects[place] = new
+            return copy.deepcopy(new)
 
         return self._write(commit)
 
     def delete(self, kind: Kind, child: Object) -> None:
         def commit() -> Object:
+            self.deletions.append(child["metadata"]["name"])
             return self.objects.pop((kind.name, child["metadata"]["name"]))
+
+        self._write(commit)
+
+    def delete_unchanged(self, kind: Kind, obj: Object) -> bool:
+        self.delete(kind, obj)
+        return True
+
+    def replace_managers(self, kind: Kind, live: Object, managed_fields: list[Object]) -> None:
+        def commit() -> Object:
+            metadata = self.objects[kind.name, live["metadata"]["name"]]["metadata"]
+            del metadata["annotations"][APPLIED_ANNOTATION]
+            metadata["managedFields"] = managed_fields
+            return {}
 
         self._write(commit)
 
@@ -106,6 +150,7 @@ class FakeCluster:
 
     def _write(self, commit: Any) -> Object:
         self.writes += 1
+        self.meanwhile.get(self.writes, lambda: None)()
         if self.writes == self.fault_at:
             if self.commits_first:
                 commit()
@@ -114,6 +159,7 @@ class FakeCluster:
         return done
 
 
+NOWHERE = {"disk": "none"}
 CREATED = ["ServiceAccount", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
 
 
@@ -126,19 +172,26 @@ def _same(now: datetime) -> datetime:
     return now
 
 
-def reconciler_of(cluster: FakeCluster, now: datetime, client: FakeCluster | None = None) -> Reconciler:
+def reconciler_of(
+    cluster: FakeCluster, now: datetime, client: FakeCluster | None = None, operator_class: str | None = None
+) -> Reconciler:
+    """Return a new operator; one with a class has another image for the engines."""
     cache: Any = cluster
     writes: Any = client or cluster
+    platform = Platform(f"engine:{operator_class or 'test'}")
     return Reconciler(
-        cache, writes, Metrics(), lambda: Platform("engine:test"), Watchlist(5.0), partial(_same, now), no_loads
+        *(cache, writes, Metrics(), lambda: platform, Watchlist(5.0), partial(_same, now), no_loads, operator_class)
     )
 
 
-def reconcile(cluster: FakeCluster, times: int, client: FakeCluster | None = None) -> None:
+def reconcile(
+    cluster: FakeCluster, times: int, client: FakeCluster | None = None, operator_class: str | None = None
+) -> None:
+    """Reconcile several times, each time by an operator that was just started."""
     for minute in range(times):
         now = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
         with contextlib.suppress(KubeError):
-            reconciler_of(cluster, now, client).reconcile(KEY)
+            reconciler_of(cluster, now, client, operator_class).reconcile(KEY)
 
 
 def a_cluster(**fields: Any) -> FakeCluster:
@@ -176,6 +229,149 @@ def test_a_reconcile_that_fails_at_any_write_converges(fault_at: int, commits_fi
     writes = cluster.writes
     reconcile(cluster, 1)
     assert cluster.writes == writes
+
+
+def condition_of(cluster: FakeCluster, kind: str) -> Object:
+    conditions = cluster.objects[FASTGEN.name, "chat"]["status"]["conditions"]
+    return next((each for each in conditions if each["type"] == kind), {})
+
+
+def with_a_refused_child() -> FakeCluster:
+    return a_cluster(refused=(POD_DISRUPTION_BUDGET.name,))
+
+
+def check_the_refused_child(cluster: FakeCluster) -> None:
+    assert sorted(cluster.creations) == sorted(set(CREATED) - {POD_DISRUPTION_BUDGET.name})
+    assert condition_of(cluster, "Ready")["reason"] == "ApplyRefused"
+
+
+def with_a_webhook() -> FakeCluster:
+    def mirror(live: Object) -> None:
+        live["spec"]["template"]["spec"]["containers"][0]["image"] = "mirror/engine:test"
+
+    return a_cluster(admission=mirror)
+
+
+def check_the_webhook(cluster: FakeCluster) -> None:
+    assert sorted(cluster.creations) == sorted(CREATED)
+    found = condition_of(cluster, "TemplateUnmodified")
+    assert found["reason"] == "RewrittenByWebhook"
+    assert "image from engine:test to mirror/engine:test" in found["message"]
+
+
+def with_a_foreign_field() -> FakeCluster:
+    cluster = reference()
+    live = cluster.objects[DEPLOYMENT.name, "chat"]
+    live["spec"]["template"]["spec"]["nodeSelector"] = NOWHERE
+    owned = {"f:spec": {"f:template": {"f:spec": {"f:nodeSelector": {"f:disk": {}}}}}}
+    live["metadata"]["managedFields"].append({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": owned})
+    return cluster
+
+
+def check_the_foreign_field(cluster: FakeCluster) -> None:
+    assert end_of(cluster) == end_of(reference())
+    assert foreign_entries(cluster.objects[DEPLOYMENT.name, "chat"]) == ()
+
+
+def with_waiting_pods() -> FakeCluster:
+    """Two replicas wait for the node of a ReadWriteOnce volume, which the last pod there has just left."""
+    cached = {"model": {"source": "hf://tests/tiny"}, "cache": {"size": "1Gi", "preload": False}}
+    cluster = FakeCluster(objects={(FASTGEN.name, "chat"): stored(replicas=2, **cached)})
+    reconcile(cluster, 3)
+    condition_of(cluster, "PodsScheduled").update(status="False", reason="VolumeOnOneNode")
+    for name in "ab":
+        waiting = pod(name=name, scheduled="0/2 nodes are available: 1 Insufficient nvidia.com/gpu.")
+        labels = {**waiting["metadata"]["labels"], OWNER_LABEL: "chat"}
+        metadata = {**waiting["metadata"], "namespace": "space", "uid": name, "labels": labels, "resourceVersion": "1"}
+        cluster.objects[POD.name, f"chat-new-{name}"] = {**waiting, "metadata": metadata}
+    return cluster
+
+
+def check_the_waiting_pods(cluster: FakeCluster) -> None:
+    assert sorted(cluster.deletions) == ["chat-new-a", "chat-new-b"], "each once"
+    assert condition_of(cluster, "PodsScheduled")["reason"] == "NoPods"
+
+
+SCENARIOS: dict[str, tuple[Callable[[], FakeCluster], Callable[[FakeCluster], None]]] = {
+    "a refused child": (with_a_refused_child, check_the_refused_child),
+    "a webhook that rewrites": (with_a_webhook, check_the_webhook),
+    "a foreign field": (with_a_foreign_field, check_the_foreign_field),
+    "pods that wait for a volume's node": (with_waiting_pods, check_the_waiting_pods),
+}
+
+
+@pytest.mark.parametrize("commits_first", [False, True], ids=["lost", "committed"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_scenario_converges_if_any_of_its_writes_fails(scenario: str, commits_first: bool) -> None:
+    start, check = SCENARIOS[scenario]
+    undisturbed = start()
+    first = undisturbed.writes + 1
+    reconcile(undisturbed, 3)
+    check(undisturbed)
+    last = undisturbed.writes
+    assert last > first, "nothing to interrupt"
+    for fault_at in range(first, last + 1):
+        cluster = start()
+        cluster.fault_at, cluster.commits_first = fault_at, commits_first
+        reconcile(cluster, 5)
+        check(cluster)
+        rested = end_of_all(cluster)
+        reconcile(cluster, 2)
+        assert end_of_all(cluster) == rested, fault_at
+
+
+def end_of_all(cluster: FakeCluster) -> tuple[Any, ...]:
+    """Return the objects, creations and deletions. A refused child is tried again, so writes are not counted."""
+    return copy.deepcopy(cluster.objects), tuple(cluster.creations), tuple(cluster.deletions)
+
+
+def move(cluster: FakeCluster) -> None:
+    """Give the resource to the operator of the class blue."""
+    live = cluster.objects[FASTGEN.name, "chat"]
+    live["spec"]["operatorClass"] = "blue"
+    version = str(int(live["metadata"]["resourceVersion"]) + 1)
+    live["metadata"].update(generation=live["metadata"]["generation"] + 1, resourceVersion=version)
+
+
+@pytest.mark.parametrize("moved_at", range(1, reference().writes + 1))
+def test_a_class_that_changes_at_any_write_of_the_old_operator_leaves_the_state_of_the_new_one(moved_at: int) -> None:
+    expected = a_cluster()
+    move(expected)
+    reconcile(expected, 3, operator_class="blue")
+    cluster = a_cluster()
+    cluster.meanwhile[moved_at] = partial(move, cluster)
+    for _ in range(3):
+        reconcile(cluster, 1)
+        reconcile(cluster, 2, operator_class="blue")
+    assert end_of(cluster) == end_of(expected)
+    assert sorted(cluster.creations) == sorted(CREATED), "each once"
+    image = cluster.objects[DEPLOYMENT.name, "chat"]["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image == "engine:blue"
+    writes = cluster.writes
+    reconcile(cluster, 2)
+    reconcile(cluster, 2, operator_class="blue")
+    assert cluster.writes == writes, "neither writes"
+
+
+@pytest.mark.parametrize("commits_first", [False, True], ids=["lost", "committed"])
+def test_a_new_class_converges_if_any_of_its_operators_writes_fails(commits_first: bool) -> None:
+    def start() -> FakeCluster:
+        cluster = reference()
+        move(cluster)
+        return cluster
+
+    undisturbed = start()
+    first = undisturbed.writes + 1
+    reconcile(undisturbed, 3, operator_class="blue")
+    assert undisturbed.writes > first
+    for fault_at in range(first, undisturbed.writes + 1):
+        cluster = start()
+        cluster.fault_at, cluster.commits_first = fault_at, commits_first
+        for _ in range(4):
+            reconcile(cluster, 1, operator_class="blue")
+            reconcile(cluster, 1)
+        assert end_of(cluster) == end_of(undisturbed), fault_at
+        assert sorted(cluster.creations) == sorted(CREATED), "each once"
 
 
 def test_a_rejected_event_does_not_stop_the_reconcile() -> None:

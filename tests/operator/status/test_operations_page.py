@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 import fastgen_operator
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import ORDER
 
 CODE = Path(fastgen_operator.__file__).parent
+CONDITIONS = CODE / "status" / "conditions"
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 # Functions that create a reason, and the argument that contains it.
 MAKERS = {"Condition": 2, "Problem": 0, "Failure": 0, "Hold": 0, "Limit": 0, "Change": 0}
@@ -19,11 +24,18 @@ REASON = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Za-z]*")
 
 
 def reasons_in_code() -> set[str]:
+    """Return all reasons that the operator can set."""
+    return set().union(*reasons_by_file().values())
+
+
+@cache
+def reasons_by_file() -> dict[Path, set[str]]:
     """Return the strings that reach these functions, through variables, tables, conditional expressions and helpers."""
     modules = {path: ast.parse(path.read_text()) for path in CODE.rglob("*.py")}
     constants = {name: value for module in modules.values() for name, value in _constants(module)}
-    found: set[str] = set()
-    for module in modules.values():
+    by_file: dict[Path, set[str]] = {}
+    for path, module in modules.items():
+        found = by_file[path] = set()
         makers = {**MAKERS, **_helpers(module)}
         local = {**constants, **dict(_constants(module))}
         for function in [module, *(n for n in ast.walk(module) if isinstance(n, ast.FunctionDef))]:
@@ -36,7 +48,7 @@ def reasons_in_code() -> set[str]:
                     argument = _argument(node, place)
                     if argument is not None:
                         found |= set(_words(argument, assigned, local))
-    return found
+    return by_file
 
 
 def _argument(call: ast.Call, place: int) -> ast.expr | None:
@@ -111,9 +123,7 @@ def test_every_condition_has_a_section() -> None:
 
 def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
     """The documentation of each condition lists its reasons. Progressing lists those of pod failures."""
-    words = {
-        word for path in (CODE / "status" / "conditions").glob("*.py") for word in re.findall(r"\w+", path.read_text())
-    }
+    words = {word for path in CONDITIONS.glob("*.py") for word in re.findall(r"\w+", path.read_text())}
     assert sorted(reasons_in_code() - words - _changes()) == []
 
 
@@ -121,6 +131,42 @@ def _changes() -> set[str]:
     """Return reasons of the autoscaler's changes, which are in the status' history and in no condition."""
     paths = (CODE / "autoscale" / name for name in ("decision.py", "needs.py"))
     return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
+
+
+def documented(kind: str) -> set[str]:
+    """Return the reasons in the documentation of the condition's constant."""
+    (text,) = [
+        after.value.value
+        for path in CONDITIONS.glob("*.py")
+        for before, after in pairwise(ast.parse(path.read_text()).body)
+        if isinstance(before, ast.AnnAssign) and isinstance(before.value, ast.Constant) and before.value.value == kind
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+    ]
+    return set(re.findall(r"\w+", text)) & reasons_in_code()
+
+
+def rows(kind: str) -> dict[str, str]:
+    """Return the rows of the condition's section by reason."""
+    _, _, rest = PAGE.read_text().partition(f"\n### {kind}\n")
+    section = re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    return {match[1]: match[0] for match in re.finditer(r"^\| `([A-Z]\w+)` \|.*$", section, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("kind", ORDER)
+def test_the_section_of_a_condition_has_its_reasons_and_other_sections_name_those_that_they_share(kind: str) -> None:
+    own, shared = rows(kind), {}
+    for other in ORDER:
+        for reason, row in rows(other).items():
+            if f"Also a reason of {kind}" in row or "Also a reason of other conditions" in row:
+                shared[reason] = row
+    assert sorted(documented(kind) - own.keys() - shared.keys()) == [], "not on the page"
+    assert sorted(own.keys() - documented(kind)) == [], "not in the documentation of the condition"
+
+
+@pytest.mark.parametrize("kind", ORDER)
+def test_the_documentation_of_a_condition_has_the_reasons_that_its_code_sets(kind: str) -> None:
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+    assert sorted(reasons_by_file()[CONDITIONS / f"{name}.py"] - documented(kind)) == []
 
 
 def test_every_metric_that_the_page_names_is_one_of_the_operator() -> None:

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from cluster.controlplane import ControlPlane
+from fastgen_operator.kinds import POD, Kind
 from harness.space import NOW, Space
 from support.namespace import Object
+from support.waiting import eventually
 
+NODE = Kind("", "v1", "Node", "nodes")
 NO_GPU: str = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 
 
@@ -30,7 +33,7 @@ def node(plane: ControlPlane, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        plane.kubectl("delete", "node", name)
+        plane.kubectl("delete", "node", name, "--ignore-not-found")
 
 
 def schedule(space: Space, name: str) -> None:
@@ -44,10 +47,24 @@ def schedule(space: Space, name: str) -> None:
             space.set_unschedulable(pod, NO_GPU)
             continue
         taken = True
-        target = {"apiVersion": "v1", "kind": "Node", "name": name}
-        binding = {"metadata": {"name": pod["metadata"]["name"]}, "target": target}
-        path = f"/api/v1/namespaces/{space.name}/pods/{pod['metadata']['name']}/binding"
-        space.cluster.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(binding))
+        bind(space, pod, name)
+
+
+def bind(space: Space, pod: Object, name: str) -> None:
+    """Assign the pod to the node, as a scheduler does."""
+    target = {"apiVersion": "v1", "kind": "Node", "name": name}
+    body = {"metadata": {"name": pod["metadata"]["name"]}, "target": target}
+    path = POD.path(space.name, pod["metadata"]["name"], "binding")
+    space.server.request("POST", path, body=body, content_type="application/json")
+
+
+def silence(space: Space, name: str) -> None:
+    """Let the node lose its connection: the node controller taints it, and its pods are evicted without ever ending."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": now}
+    body = {"status": {"conditions": [unknown]}}
+    strategic = "application/strategic-merge-patch+json"
+    space.server.request("PATCH", NODE.path(None, name, "status"), body=body, content_type=strategic)
 
 
 def bury(space: Space) -> None:
@@ -72,6 +89,12 @@ def pods_made(space: Space) -> int:
     """Return the number of pods created in the namespace so far."""
     events = space.items("events", fields="reason=SuccessfulCreate,involvedObject.kind=ReplicaSet")
     return sum(event.get("count") or 1 for event in events)
+
+
+def quota(space: Space, plural: str) -> None:
+    """Forbid further objects of a kind, by a ResourceQuota of the name `none`."""
+    space.kubectl("create", "quota", "none", f"--hard=count/{plural}=0")
+    eventually(lambda: space.get("quota", "none").get("status", {}).get("hard"), within=20, what="the quota")
 
 
 @contextlib.contextmanager

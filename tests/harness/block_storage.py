@@ -19,11 +19,11 @@ from cluster.controlplane import ControlPlane, wait_until_healthy
 from cluster.processes import Processes
 from fastgen_operator.kinds import Kind
 from fastgen_operator.kube.transport import KubeError
+from harness.adverse import NODE
 from harness.space import NOW, Space
 from support.namespace import MERGE, Object
 from support.waiting import eventually
 
-NODE = Kind("", "v1", "Node", "nodes")
 VOLUME = Kind("", "v1", "PersistentVolume", "persistentvolumes")
 ATTACHMENT = Kind("storage.k8s.io", "v1", "VolumeAttachment", "volumeattachments")
 # Pods of other tests, whose namespaces are being deleted, must not take the GPUs.

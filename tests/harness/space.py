@@ -43,6 +43,13 @@ def running(*, ready: bool, container: Object | None = None) -> Object:
     }
 
 
+def downloaded() -> Object:
+    """Return the status of a running, ready pod whose init container has downloaded the model."""
+    ended = {"exitCode": 0, "reason": "Completed", "startedAt": NOW, "finishedAt": NOW}
+    init = {"name": "fetch", "image": "engine:test", "imageID": "", "ready": True, "restartCount": 0}
+    return {**running(ready=True), "initContainerStatuses": [{**init, "state": {"terminated": ended}}]}
+
+
 class Space(Namespace[ControlPlane]):
     """A namespace whose pods have no kubelet."""
 
@@ -62,6 +69,10 @@ class Space(Namespace[ControlPlane]):
             {"status": running(ready=ready, container=container)},
             "status",
         )
+
+    def set_downloaded(self, pod: Object) -> None:
+        """Let the pod have downloaded its model, and be ready."""
+        self.patch(f"pod/{pod['metadata']['name']}", {"status": downloaded()}, "status")
 
     def make_ready(self, name: str = "chat", *, count: int = 1) -> None:
         """Make all pods of the resource ready."""

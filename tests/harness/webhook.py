@@ -15,6 +15,7 @@ from threading import Thread
 from cluster.pki import Authority
 from harness.space import Space
 from support.namespace import Object
+from support.waiting import eventually
 
 # Changes an object in place.
 Mutation = Callable[[Object], None]
@@ -55,9 +56,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Do not log."""
 
 
+def mirror_image(deployment: Object) -> None:
+    """Change only a value of the operator's, as a policy for a registry mirror does."""
+    engine = deployment["spec"]["template"]["spec"]["containers"][0]
+    if not engine["image"].startswith("mirror/"):
+        engine["image"] = f"mirror/{engine['image']}"
+
+
 @contextmanager
-def mutating(space: Space, folder: Path, mutate: Mutation, *, resource: str = "deployments") -> Iterator[Webhook]:
-    """Let a webhook change the objects of a resource of the group apps in this namespace only.
+def mutating(space: Space, folder: Path, mutate: Mutation) -> Iterator[Webhook]:
+    """Let a webhook change the Deployments in this namespace only; return when the API server calls it.
 
     Args:
         folder: where its certificate is written.
@@ -82,7 +90,7 @@ def mutating(space: Space, folder: Path, mutate: Mutation, *, resource: str = "d
                     "clientConfig": {"url": f"https://127.0.0.1:{server.server_port}/", "caBundle": bundle},
                     "rules": [
                         {
-                            **{"apiGroups": ["apps"], "apiVersions": ["v1"], "resources": [resource]},
+                            **{"apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["deployments"]},
                             "operations": ["CREATE", "UPDATE"],
                         }
                     ],
@@ -95,8 +103,27 @@ def mutating(space: Space, folder: Path, mutate: Mutation, *, resource: str = "d
         }
         space.kubectl("create", "--filename", "-", stdin=json.dumps(configuration))
         try:
+            _wait_called(space, webhook)
             yield webhook
         finally:
             space.kubectl("delete", "mutatingwebhookconfiguration", space.name)
             server.shutdown()
             thread.join()
+
+
+def _wait_called(space: Space, hook: Webhook) -> None:
+    probe: Object = {
+        **{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "probe"}},
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": {"a": "b"}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
+        },
+    }
+
+    def is_called() -> bool:
+        space.apply(probe)
+        return bool(hook.seen)
+
+    eventually(is_called, within=20, what="a call of the webhook")
+    space.kubectl("delete", "deployment", "probe")

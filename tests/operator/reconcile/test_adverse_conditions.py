@@ -11,12 +11,14 @@ import pytest
 from cluster.controlplane import ControlPlane
 from harness.adverse import (
     NO_GPU,
+    bind,
     bury,
     crashed,
     dead_webhook,
     node,
     pods_made,
     schedule,
+    silence,
 )
 from harness.engines import FakeEngine
 from harness.process import OperatorProcess
@@ -157,6 +159,65 @@ def test_a_pod_on_a_vanished_node_is_replaced_once_and_does_not_count(space: Spa
         space.wait_condition("Ready", "True", "AllReplicasReady")
         assert pods_made(space) == 2
         bury(space)
+
+
+# As the default of Kubernetes, without the wait of 300 seconds.
+EVICTED_AT_ONCE: Object = {
+    **{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
+    "tolerationSeconds": 0,
+}
+
+
+@pytest.mark.usefixtures("bystander")
+def test_replicas_of_a_lost_node_wait_for_their_volume_and_start_elsewhere_when_the_node_is_removed(
+    space: Space, plane: ControlPlane
+) -> None:
+    """The node's pods are Terminating for as long as its Node object exists."""
+    # If no node were left, the node controller would blame the network, and evict nothing.
+    with node(plane, "spared"), node(plane, "lost"):
+        space.apply(
+            resource(
+                replicas=2,
+                model={"source": "hf://tests/tiny"},
+                cache={"size": "1Gi", "preload": False},
+                scheduling={"tolerations": [EVICTED_AT_ONCE]},
+            )
+        )
+        for pod in space.wait_pods(2):
+            bind(space, pod, "lost")
+            space.set_downloaded(pod)
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+        silence(space, "lost")
+
+        def leaving() -> list[str]:
+            pods = space.items("pods", labels="fastgen.dev/deployment=chat")
+            return [pod["metadata"]["name"] for pod in pods if pod["metadata"].get("deletionTimestamp")]
+
+        eventually(lambda: len(leaving()) == 2, within=30, what="the eviction of both pods")
+        waiting = space.wait_pods(2)
+        for pod in waiting:
+            space.set_unschedulable(pod, NO_GPU)
+        condition = space.wait_condition("Ready", "False", "VolumeOnOneNode")
+        assert "all replicas must run on node lost" in condition["message"]
+        assert f"pod {min(leaving())} on node lost still holds its resources" in condition["message"]
+
+        def supply() -> Object:
+            found: Object = space.get("fgd", "chat")["status"]["supply"]
+            return found
+
+        eventually(lambda: supply()["draining"] == 2, within=20, what="two pods that are being deleted")
+    # The pod garbage collector removes the pods of a node that does not exist.
+    bury(space)
+    names = {pod["metadata"]["name"] for pod in waiting}
+
+    def replaced() -> bool:
+        return len(space.pods()) == 2 and names.isdisjoint(pod["metadata"]["name"] for pod in space.pods())
+
+    eventually(replaced, within=20, what="pods that the scheduler looks at again")
+    for pod in space.pods():
+        space.set_downloaded(pod)
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    assert pods_made(space) == 2 + 2 + 2 + 1, "and the one of the other resource"
 
 
 @pytest.mark.usefixtures("bystander")

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from cluster.controlplane import ControlPlane
+from harness.adverse import NO_GPU, bind, bury, node, quota
 from harness.chart import operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.proxy import Answer, Cut, Fault, Gone, Hang, Mute, Proxy, Request, Slow
 from harness.space import Space, resource
+from harness.webhook import mirror_image, mutating
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
@@ -294,3 +296,71 @@ def test_a_foreign_field_is_removed_even_if_the_operator_crashes_after_it_took_t
     proxy.rule = lambda _: None
     operator.start()
     eventually(lambda: space.get("deployment", "chat")["spec"]["template"] == before, within=20, what="the template")
+
+
+@pytest.mark.parametrize("fault", [Answer(500), Cut()], ids=["server-error", "cut-after-commit"])
+def test_refused_and_rewritten_children_and_replaced_pods_converge_although_every_first_write_fails(
+    fault: Fault, proxy: Proxy, space: Space, start: Start, plane: ControlPlane, tmp_path: Path
+) -> None:
+    """A quota, a mutating webhook, and replicas that wait for the node of their volume."""
+    operator = start()
+    quota(space, "poddisruptionbudgets.policy")
+    home = f"home-{space.name[-20:]}"
+    with mutating(space, tmp_path, mirror_image) as hook, node(plane, home):
+        proxy.rule = once_each(fault)
+        cache = {"size": "1Gi", "preload": False}
+        space.apply(resource(model={"source": "hf://tests/tiny"}, cache=cache))
+        (first,) = space.wait_pods(1)
+        bind(space, first, home)
+        space.set_downloaded(first)
+        condition = space.wait_condition("Ready", "False", "ApplyRefused")
+        assert "the PodDisruptionBudget was refused: " in condition["message"]
+        assert space.wait_condition("TemplateUnmodified", "False", "RewrittenByWebhook")
+        space.kubectl("delete", "quota", "none")
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+
+        space.patch("fgd/chat", {"spec": {"replicas": 2}})
+        (waiting,) = [pod for pod in space.wait_pods(2) if pod["metadata"]["name"] != first["metadata"]["name"]]
+        space.set_unschedulable(waiting, NO_GPU)
+        space.wait_condition("PodsScheduled", "False", "VolumeOnOneNode")
+        space.kubectl("delete", "pod", first["metadata"]["name"], "--wait=false")
+        bury(space)
+        gone = {first["metadata"]["name"], waiting["metadata"]["name"]}
+
+        def replaced() -> bool:
+            return len(space.pods()) == 2 and gone.isdisjoint(pod["metadata"]["name"] for pod in space.pods())
+
+        eventually(replaced, within=20, what="another pod in the place of the one that waited")
+        for pod in space.pods():
+            space.set_downloaded(pod)
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+    deleted = [request.path for request, status in proxy.responses if request.method == "DELETE" and status == 200]
+    assert [path for path in deleted if "/pods/" in path] == [
+        f"/api/v1/namespaces/{space.name}/pods/{waiting['metadata']['name']}"
+    ]
+    assert len(hook.seen) < 20, "a few writes of the operator's, and the controller's"
+    assert len(space.items("replicasets")) == 1
+    assert "Traceback" not in operator.log.read_text()
+
+
+@pytest.mark.parametrize("fault", [Answer(409), Cut()], ids=["conflict", "cut-after-commit"])
+def test_a_changed_class_is_taken_over_although_every_first_write_fails(
+    fault: Fault, proxy: Proxy, space: Space, start: Start
+) -> None:
+    start("--engine-image", "engine:plain")
+    start("--engine-image", "engine:blue", "--operator-class", "blue")
+    space.apply(resource())
+    wait_served(space)
+    for operator_class, image in (("blue", "engine:blue"), (None, "engine:plain")):
+        proxy.rule = once_each(fault)
+        space.patch("fgd/chat", {"spec": {"operatorClass": operator_class}})
+
+        def taken_over(expected: str = image) -> bool:
+            return bool(space.template()["spec"]["containers"][0]["image"] == expected)
+
+        eventually(taken_over, within=20, what=f"the image {image}")
+        space.finish_rollout()
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+    version = space.settled()
+    assert space.settled() == version, "they do not fight"
+    assert len(space.items("replicasets")) == 2

@@ -2,7 +2,9 @@
 
 A reference run counts the writes of a resource's lifecycle: create, edit, scale, delete. Then the same lifecycle is
 repeated, with the operator killed at four of its writes and restarted. Over all runs, the operator is killed at each
-write, right before its response and right after it.
+write, right before its response and right after it. Shorter lives do the same to the writes of a change of the class,
+and to the deletions of pods that wait for the node of a volume. `test_interrupted_reconcile.py` interrupts other kinds
+of writes, without an API server.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from fastgen_operator.metrics import Metrics
 from harness.chart import operator_kubeconfig
 from harness.process import PROGRAM
 from harness.proxy import Proxy, Request
-from harness.space import resource, running
+from harness.space import NOW, downloaded, resource
 from support.forking import Forked, fork_server
 from support.waiting import eventually
 
@@ -86,17 +88,19 @@ class Admin:
 
 
 @contextmanager
-def kubelet(admin: Admin) -> Iterator[None]:
-    """Make every pod running and ready shortly after its creation."""
+def kubelet(admin: Admin, absent: set[str]) -> Iterator[None]:
+    """Make every pod running and ready shortly after its creation, except in the namespaces `absent`."""
     done = threading.Event()
 
     def make_ready() -> None:
         for pod in admin.items(POD, None, OWNER_LABEL):
-            if "containerStatuses" not in pod.get("status", {}) and not pod["metadata"].get("deletionTimestamp"):
-                metadata = pod["metadata"]
+            metadata = pod["metadata"]
+            if "containerStatuses" in pod.get("status", {}) or metadata.get("deletionTimestamp"):
+                continue
+            if metadata["namespace"] not in absent:
                 # The pod has been deleted already.
                 with suppress(KubeError):
-                    admin.patch(POD, metadata["namespace"], metadata["name"], {"status": running(ready=True)}, "status")
+                    admin.patch(POD, metadata["namespace"], metadata["name"], {"status": downloaded()}, "status")
 
     def run() -> None:
         while not done.wait(0.1):
@@ -111,7 +115,7 @@ def kubelet(admin: Admin) -> Iterator[None]:
 
 @dataclass
 class Life:
-    """The lifecycle of one resource in its own namespace, with its own operator."""
+    """The lifecycle of one resource in its own namespace, with its own operators, one of each class."""
 
     admin: Admin
     proxy: Proxy
@@ -120,11 +124,12 @@ class Life:
     log: Path
     writes: list[Request] = field(default_factory=list)
     killed: list[tuple[Moment, Request]] = field(default_factory=list)
-    _process: Forked | None = None
+    _processes: dict[str | None, Forked] = field(default_factory=dict)
 
     def plan(self, kills: dict[Write, Moment]) -> None:
-        """Kill and restart the operator at these writes."""
+        """Kill and restart all operators at these writes, counted from now on."""
         counts: Counter[str] = Counter()
+        self.writes.clear()
 
         def before(request: Request, _: int) -> None:
             if request.is_write:
@@ -141,26 +146,31 @@ class Life:
             if kills.get(write) == moment:
                 del kills[write]
                 self.killed.append((moment, request))
+                classes = list(self._processes)
                 self.end()
-                self.start()
+                for operator_class in classes:
+                    self.start(operator_class)
 
         self.proxy.before_response, self.proxy.after_response = before, after
 
-    def start(self) -> None:
+    def start(self, operator_class: str | None = None) -> None:
         ports = free_ports(2)
+        chosen = () if operator_class is None else ("--operator-class", operator_class)
         arguments = [
-            *("--engine-image", "engine:test", "--bind-address", "127.0.0.1", "--no-leader-elect"),
+            *("--engine-image", f"engine:{operator_class or 'test'}", *chosen),
+            *("--bind-address", "127.0.0.1", "--no-leader-elect"),
             *("--metrics-port", str(ports[0]), "--health-port", str(ports[1]), "--namespace", self.namespace),
             *("--retry-seconds", "0.1", "--retry-limit-seconds", "0.5", "--resync-seconds", "2"),
         ]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
-        self._process = fork_server(PROGRAM).start(arguments, self.log, environment)
+        self._processes[operator_class] = fork_server(PROGRAM).start(arguments, self.log, environment)
 
     def end(self) -> None:
-        """Kill the operator, as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(10)
+        """Kill the operators, as a crash would."""
+        for process in self._processes.values():
+            process.kill()
+            process.wait(10)
+        self._processes.clear()
 
     def stop(self) -> None:
         self.proxy.before_response = self.proxy.after_response = lambda *_: None
@@ -177,14 +187,29 @@ class Life:
         self.settled(generation=2, replicas=1)
         self.admin.patch(FASTGEN, self.namespace, "chat", {"spec": {"replicas": 2}})
         self.settled(generation=3, replicas=2)
+        end = self.rest(expected)
+        self.admin.delete(FASTGEN, self.namespace, "chat")
+        eventually(lambda: not self.left(), within=60, what=f"an empty {self.namespace}")
+        return end
+
+    def change_class(self, kills: dict[Write, Moment], expected: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Create, and move to the operator of the class blue, which has another engine image; return the objects."""
+        self.start()
+        self.start("blue")
+        self.admin.create(FASTGEN, self.namespace, resource())
+        self.settled(generation=1, replicas=1)
+        self.plan(kills)
+        self.admin.patch(FASTGEN, self.namespace, "chat", {"spec": {"operatorClass": "blue"}})
+        self.settled(generation=2, replicas=1)
+        return self.rest(expected)
+
+    def rest(self, expected: dict[str, Any] | None) -> dict[str, Any]:
+        """Give the objects some time to become the expected ones, or else to rest; return them."""
         with suppress(TimeoutError):
             eventually(
                 lambda: self.objects() == expected if expected else self.rests(), within=20, what="the end state"
             )
-        end = self.objects()
-        self.admin.delete(FASTGEN, self.namespace, "chat")
-        eventually(lambda: not self.left(), within=60, what=f"an empty {self.namespace}")
-        return end
+        return self.objects()
 
     def rests(self) -> bool:
         """Return whether nothing changes for a second."""
@@ -254,6 +279,7 @@ class Field:
     admin: Admin
     folder: Path
     credentials: Path
+    without_kubelet: set[str]
 
     @contextmanager
     def life(self, name: str) -> Iterator[Life]:
@@ -272,8 +298,9 @@ class Field:
 def lives(unattended: None, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
     del unattended
     admin, folder = Admin.of(plane), tmp_path_factory.mktemp("lives")
-    with kubelet(admin):
-        yield Field(plane, admin, folder, operator_kubeconfig(plane))
+    absent: set[str] = set()
+    with kubelet(admin, absent):
+        yield Field(plane, admin, folder, operator_kubeconfig(plane), absent)
 
 
 def kind_of(request: Request) -> str:
@@ -349,3 +376,65 @@ def test_the_masked_objects_still_hold_what_the_operator_wrote(lives: Field) -> 
     assert len(end[REPLICA_SET.name]) == 2
     assert end["pods"] == end[DEPLOYMENT.name][0]["spec"]["replicas"] == 2
     assert {kind.name for kind in CHILDREN if end[kind.name]} >= {"Service", "Deployment", "ServiceAccount"}
+
+
+def test_a_changed_class_is_taken_over_although_both_operators_are_killed_at_its_writes(lives: Field) -> None:
+    with lives.life("class-reference") as life:
+        reference = life.change_class({})
+        # The rest are Events, which a killed operator does not repeat.
+        kinds = ("PATCH deployments", "PATCH fastgendeployments status")
+        assert set(kinds) <= {kind_of(request) for request in life.writes} <= {*kinds, "POST events", COUNTED_EVENT}
+    for number, moments in enumerate((("before", "after"), ("after", "before"))):
+        with lives.life(f"class-{number}") as life:
+            kills: dict[Write, Moment] = dict(
+                zip(((kind, 1) for kind in kinds), itertools.cycle(moments), strict=False)
+            )
+            end = life.change_class(kills, reference)
+            assert end == reference, life.killed
+            assert len(life.killed) == len(kinds)
+            assert max(life.created().values()) == 1, life.created()
+
+
+def test_waiting_pods_are_replaced_although_the_operator_is_killed_at_their_deletion(lives: Field) -> None:
+    """Three replicas with a volume of one node; two of them wait, and the one on the node is deleted."""
+    with lives.life("waiting") as life:
+        admin, namespace = life.admin, life.namespace
+        lives.without_kubelet.add(namespace)
+        life.plan({("DELETE pods", 1): "before", ("DELETE pods", 2): "after"})
+        life.start()
+        cache = {"size": "1Gi", "preload": False}
+        admin.create(FASTGEN, namespace, resource(replicas=3, model={"source": "hf://tests/tiny"}, cache=cache))
+
+        def names() -> set[str]:
+            return {pod["metadata"]["name"] for pod in admin.items(POD, namespace)}
+
+        eventually(lambda: len(names()) == 3, within=30, what="three pods")
+        home, *waiting = sorted(names())
+        binding = {"metadata": {"name": home}, "target": {"apiVersion": "v1", "kind": "Node", "name": "home"}}
+        path = POD.path(namespace, home, "binding")
+        admin.server.request("POST", path, body=binding, content_type="application/json")
+        refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+        body = {"status": {"conditions": [{**refused, "lastTransitionTime": NOW}]}}
+        for name in waiting:
+            admin.patch(POD, namespace, name, body, "status")
+
+        def reported() -> bool:
+            found = admin.get(FASTGEN, namespace)["status"]["conditions"]
+            return {"PodsScheduled": "VolumeOnOneNode"}.items() <= {
+                each["type"]: each["reason"] for each in found
+            }.items()
+
+        eventually(reported, within=30, what="pods that wait for the node")
+        force = {"gracePeriodSeconds": 0}
+        admin.server.request("DELETE", POD.path(namespace, home), body=force, content_type="application/json")
+        eventually(
+            lambda: len(names()) == 3 and names().isdisjoint({home, *waiting}), within=60, what="three other pods"
+        )
+        assert [(moment, kind_of(request)) for moment, request in life.killed] == [
+            ("before", "DELETE pods"),
+            ("after", "DELETE pods"),
+        ]
+        lives.without_kubelet.remove(namespace)
+        life.settled(generation=1, replicas=3)
+        deleted = [request.path for request, status in life.proxy.responses if request.method == "DELETE"]
+        assert len(deleted) == len(set(deleted)) == 2, "each waiting pod once"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.adverse import dead_webhook
+from harness.adverse import dead_webhook, quota
 from harness.space import Space, resource
 from support.namespace import Object
 from support.waiting import eventually
@@ -61,12 +61,6 @@ def test_a_correction_of_an_unusable_template_is_rolled_out(space: Space) -> Non
     space.patch("fgd/chat", {"spec": {"podTemplate": None}})
     space.wait_condition("Ready", "True", "AllReplicasReady")
     assert space.get("deployment", "chat")["spec"]["template"] == before
-
-
-def quota(space: Space, plural: str) -> None:
-    """Forbid further objects of a kind."""
-    space.kubectl("create", "quota", "none", f"--hard=count/{plural}=0")
-    eventually(lambda: space.get("quota", "none").get("status", {}).get("hard"), within=20, what="the quota")
 
 
 def test_a_rejected_disruption_budget_is_reported_and_does_not_stop_scaling(space: Space) -> None:

@@ -10,7 +10,7 @@ import pytest
 from harness.everything import EVERYTHING
 from harness.process import OperatorProcess
 from harness.space import Space, resource
-from harness.webhook import Mutation, Webhook, mutating
+from harness.webhook import Mutation, Webhook, mirror_image, mutating
 from support.namespace import Object
 from support.waiting import eventually
 
@@ -28,35 +28,9 @@ def add(deployment: Object) -> None:
     pod_of(deployment)["nodeSelector"] = {"pool": "spot"}
 
 
-def change(deployment: Object) -> None:
-    """Change only a value of the operator's, as a policy for a registry mirror does."""
-    engine = pod_of(deployment)["containers"][0]
-    if not engine["image"].startswith("mirror/"):
-        engine["image"] = f"mirror/{engine['image']}"
-
-
 def remove(deployment: Object) -> None:
     """Remove a field of the operator's."""
     pod_of(deployment)["containers"][0].pop("livenessProbe", None)
-
-
-def active(space: Space, hook: Webhook) -> None:
-    """Wait until the API server calls the webhook."""
-    probe: Object = {
-        **{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "probe"}},
-        "spec": {
-            "replicas": 0,
-            "selector": {"matchLabels": {"a": "b"}},
-            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
-        },
-    }
-
-    def is_called() -> bool:
-        space.apply(probe)
-        return bool(hook.seen)
-
-    eventually(is_called, within=20, what="a call of the webhook")
-    space.kubectl("delete", "deployment", "probe")
 
 
 def written(space: Space, operator: OperatorProcess, hook: Webhook) -> int:
@@ -71,7 +45,7 @@ def written(space: Space, operator: OperatorProcess, hook: Webhook) -> int:
     ("mutate", "words"),
     [
         (add, "spec.template.spec.nodeSelector added"),
-        (change, f"{ENGINE}.image from engine:test to mirror/engine:test"),
+        (mirror_image, f"{ENGINE}.image from engine:test to mirror/engine:test"),
         (remove, f"{ENGINE}.livenessProbe removed"),
     ],
     ids=["an added field", "a changed value", "a removed field"],
@@ -80,7 +54,6 @@ def test_what_a_webhook_rewrites_is_named_with_both_values_and_not_written_again
     mutate: Mutation, words: str, space: Space, operator: OperatorProcess, tmp_path: Path
 ) -> None:
     with mutating(space, tmp_path, mutate) as hook:
-        active(space, hook)
         space.apply(resource())
         space.finish_rollout()
         # It serves, so it is ready.
@@ -105,6 +78,31 @@ def test_what_a_webhook_rewrites_is_named_with_both_values_and_not_written_again
     assert {pod["metadata"]["name"], other["metadata"]["name"]}.isdisjoint(
         each["metadata"]["name"] for each in space.pods()
     ), "the pods of the webhook's template were adopted and replaced"
+
+
+def queue(deployment: Object) -> None:
+    """Mark the pods, as Kueue does with a Deployment that has a queue."""
+    metadata = deployment["spec"]["template"]["metadata"]
+    metadata.setdefault("annotations", {})["kueue.x-k8s.io/pod-suspending-parent"] = "deployment"
+
+
+def test_what_kueue_adds_to_the_pods_is_neither_reported_nor_removed(
+    space: Space, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    owner = resource()
+    owner["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    with mutating(space, tmp_path, queue) as hook:
+        space.apply(owner)
+        space.finish_rollout()
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+        assert written(space, operator, hook) == 0
+        space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
+        space.finish_rollout()
+    metadata = space.template()["metadata"]
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert metadata["annotations"]["kueue.x-k8s.io/pod-suspending-parent"] == "deployment"
+    assert not space.condition("TemplateUnmodified")
+    assert len(space.items("replicasets")) == 2
 
 
 def test_a_spec_with_every_field_is_not_taken_for_a_rewritten_one(space: Space, operator: OperatorProcess) -> None:

@@ -108,6 +108,8 @@ def _values(name: str, schema: Object, held: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _other(name: str, schema: Object, held: Any) -> Any:
+    if name == "accessMode":
+        return "ReadWriteMany" if held == "ReadWriteOnce" else "ReadWriteOnce"
     if name in _OTHERS:
         return _OTHERS[name]
     if "enum" in schema:

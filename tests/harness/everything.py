@@ -141,3 +141,9 @@ AUTOSCALED: dict[str, Any] = {
         ],
     },
 }
+
+# The same spec, but with a volume that one node has at a time; all replicas are then evicted together.
+BLOCK_STORAGE: dict[str, Any] = {
+    **{name: value for name, value in EVERYTHING.items() if name != "disruption"},
+    "cache": {**EVERYTHING["cache"], "accessMode": "ReadWriteOnce"},
+}

@@ -24,7 +24,7 @@ from fastgen_operator.kinds import CLAIM, Object
 from fastgen_operator.plan.model_cache import gate_on_model
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from harness.edits import Edit, dotted, edits_of, fields, spec_schema
-from harness.everything import AUTOSCALED, EVERYTHING
+from harness.everything import AUTOSCALED, BLOCK_STORAGE, EVERYTHING
 from harness.objects import stored
 from harness.process import OperatorProcess
 from harness.space import Space, resource
@@ -33,7 +33,9 @@ from support.waiting import eventually
 PLATFORM = Platform("engine:test")
 # With a class, the operator of the other tests ignores it.
 CLASSED = {**EVERYTHING, "operatorClass": "blue"}
-BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED, "classed": CLASSED}
+BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED, "classed": CLASSED, "block storage": BLOCK_STORAGE}
+# The parts of the spec that are edited in each of them; None for all.
+PARTS = {"fixed": None, "autoscaled": ("autoscaling",), "classed": ("operatorClass",), "block storage": ("cache",)}
 
 
 def effect(spec: Spec) -> Any:
@@ -55,30 +57,25 @@ def effect(spec: Spec) -> Any:
     return spec.operator_class, children, downloads, policies
 
 
-def all_edits() -> Iterator[Edit]:
-    """Yield edits of the fixed-size and the autoscaled spec; shared fields are edited in the fixed one only."""
-    yield from edits_of(EVERYTHING)
-    yield from (edit for edit in edits_of(AUTOSCALED) if edit.path[0] == "autoscaling")
-    yield from (edit for edit in edits_of(CLASSED) if edit.path[0] == "operatorClass")
-
-
-def base_of(edit: Edit) -> str:
-    """Return the name of the spec that is edited."""
-    return {"autoscaling": "autoscaled", "operatorClass": "classed"}.get(str(edit.path[0]), "fixed")
+def all_edits() -> Iterator[tuple[str, Edit]]:
+    """Yield the edits of each base, with its name."""
+    for name, base in BASES.items():
+        parts = PARTS[name]
+        yield from ((name, edit) for edit in edits_of(base) if parts is None or edit.path[0] in parts)
 
 
 def test_every_field_is_edited() -> None:
     def plain(path: tuple[str | int, ...]) -> str:
         return dotted(tuple(0 if isinstance(part, int) else part for part in path))
 
-    edited = {plain(edit.path) for edit in all_edits()}
+    edited = {plain(edit.path) for _, edit in all_edits()}
     missing = {dotted(path) for path in fields(spec_schema())} - edited
     assert not missing, "give it a value in harness/everything.py"
 
 
 def test_every_valid_edit_has_an_effect() -> None:
-    for edit in all_edits():
-        before = Spec.model_validate(BASES[base_of(edit)])
+    for base, edit in all_edits():
+        before = Spec.model_validate(BASES[base])
         try:
             after = Spec.model_validate(edit.spec)
         except ValidationError:
@@ -93,14 +90,14 @@ def test_the_api_server_rejects_an_edit_by_the_fields_name_or_the_operator_acts_
     edits = list(all_edits())
     assert len(edits) > 300
     stored_base = {name: _stored(space, [spec])[0] for name, spec in BASES.items()}
-    answers = _stored(space, [edit.spec for edit in edits])
+    answers = _stored(space, [edit.spec for _, edit in edits])
     rejected = 0
-    for edit, answer in zip(edits, answers, strict=True):
+    for (base, edit), answer in zip(edits, answers, strict=True):
         if isinstance(answer, str):
             rejected += 1
             assert edit.field in answer, f"{edit}: {answer}"
             continue
-        before = stored_base[base_of(edit)]
+        before = stored_base[base]
         assert not isinstance(before, str), before
         same = Spec.model_validate(before) == Spec.model_validate(answer)
         assert same or effect(Spec.model_validate(before)) != effect(Spec.model_validate(answer)), str(edit)
@@ -156,6 +153,7 @@ SAMPLE: dict[str, Object] = {
     "apiKeySecretName": {},
     "podTemplate": {"metadata": {"labels": {"team": "other"}}},
 }
+SAMPLE_BASES = {"autoscaling": AUTOSCALED, "cache": BLOCK_STORAGE}
 PLAIN_SAMPLE: Object = {"replicas": 3, "drainSeconds": 31, "startupDeadlineSeconds": 400, "apiKeySecretName": "others"}
 
 
@@ -166,7 +164,7 @@ def test_edits_reach_the_children_and_undoing_them_restores_the_children(
     # operatorClass: see runtime/test_operator_class.py.
     assert SAMPLE.keys() | {"operatorClass"} == spec_schema()["properties"].keys(), "a part of the spec is not tried"
     names = {part: part.lower() for part in SAMPLE}
-    bases = {part: AUTOSCALED if part == "autoscaling" else EVERYTHING for part in SAMPLE}
+    bases = {part: SAMPLE_BASES.get(part, EVERYTHING) for part in SAMPLE}
     _apply_all(space, {names[part]: bases[part] for part in SAMPLE})
     eventually(lambda: len(space.items("deployments")) == len(SAMPLE), within=60, what="every Deployment")
     operator.let_resyncs_pass(1)

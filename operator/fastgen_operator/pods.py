@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from fastgen_operator.kinds import QUEUE_LABEL, Object
 
+# Time after the end of a pod's grace period in which its node reports its end.
+_OVERDUE: Final = timedelta(seconds=60)
 _KUEUE: Final = "kueue.x-k8s.io/"
 ENGINE_CONTAINER: Final = "engine"
 IMAGE_PULL_REASONS: Final = (
@@ -41,6 +44,26 @@ def is_starting(pod: Object) -> bool:
 def is_terminating(pod: Object) -> bool:
     """Return whether the pod is being deleted; it may hold its node's GPUs until it is gone."""
     return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def is_overdue(pod: Object, at: datetime | None) -> bool:
+    """Return whether the pod still exists long after the end of its grace period: it has probably lost its node."""
+    return is_terminating(pod) and at is not None and at - _deletion_of(pod) > _OVERDUE
+
+
+def termination_message(pod: Object, at: datetime | None) -> str:
+    """Say what a terminating pod holds, and, if it is overdue, how to end it."""
+    due, place = pod["metadata"]["deletionTimestamp"], f"pod {name_of(pod)} on node {node_of(pod)}"
+    if not is_overdue(pod, at):
+        return f"{place} still holds its resources: it terminates by {due}"
+    return (
+        f"{place} should have terminated by {due}: if the node has failed, run kubectl taint node {node_of(pod)} "
+        "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to release its pods and volumes"
+    )
+
+
+def _deletion_of(pod: Object) -> datetime:
+    return datetime.fromisoformat(pod["metadata"]["deletionTimestamp"])
 
 
 def is_silent(pod: Object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.table import all_conditions
-from harness.objects import applied, observed, pod, spec_of, stored
+from harness.objects import applied, leaving, observed, pod, spec_of, stored
 
 HUB = "hf://tests/tiny"
 PLATFORM = Platform("engine:test")
@@ -425,6 +426,26 @@ def test_model_cached_reports_the_state_of_the_download(
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
     assert (ready.status, ready.reason) == (status, reason), "the cause comes before what follows from it"
+
+
+def test_a_download_on_a_lost_node_is_reported_with_the_remedy() -> None:
+    """The Job starts no other pod, because both would write the same files."""
+    lost = leaving(pod(), until="2026-01-01T00:01:30Z")
+    seen = replace(carried_out(Observed(resource=cached())), fetch_pods=(lost,))
+    for second, status, reason, words in (
+        (30, "Unknown", "Downloading", "the next attempt waits: pod chat-new-x on node n1 still holds its resources"),
+        (151, "False", "DownloadFailed", "run kubectl taint node n1 node.kubernetes.io/out-of-service"),
+    ):
+        at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
+        _, found = condition_of(replace(seen, at=at))
+        assert (found.status, found.reason) == (status, reason)
+        assert words in found.message
+    _, found = condition_of(replace(seen, fetch_pods=(lost, pod(name="y"))))
+    assert found.message == "pod chat-new-y is downloading hf://tests/tiny"
+    silent = pod()
+    silent["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
+    _, found = condition_of(replace(seen, fetch_pods=(silent,)))
+    assert (found.status, found.message) == ("Unknown", "pod chat-new-x: its node n1 does not respond")
 
 
 def test_a_suspended_download_and_one_behind_a_gate_are_reported() -> None:

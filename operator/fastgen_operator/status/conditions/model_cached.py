@@ -13,7 +13,18 @@ from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloade
 from fastgen_operator.kinds import QUEUE_LABEL, Object
 from fastgen_operator.plan.model_cache import complete_job, job_has, jobs
 from fastgen_operator.plan.observed import Observed, current_pods
-from fastgen_operator.pods import IMAGE_PULL_REASONS, gate_message, last_line, name_of, unschedulable_message
+from fastgen_operator.pods import (
+    IMAGE_PULL_REASONS,
+    gate_message,
+    is_overdue,
+    is_silent,
+    is_terminating,
+    last_line,
+    name_of,
+    node_of,
+    termination_message,
+    unschedulable_message,
+)
 from fastgen_operator.status.conditions.condition import Condition
 
 MODEL_CACHED: Final = "ModelCached"
@@ -21,11 +32,11 @@ MODEL_CACHED: Final = "ModelCached"
 True: Cached; NotNeeded (the model is in the image or in the user's claim, or no pod that would download it is desired).
 Unknown: Downloading. False, with the last line of the download's log, until the next attempt: SourceNotFound,
 AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the image cannot
-be pulled). False, because the download has not started: VolumeNotBound, FailedMount, FailedAttachVolume,
-FailedCreatePodSandBox. Of the download Job also: VolumeOnOneNode (the node of the replicas, which hold the
-ReadWriteOnce volume, does not accept it), Unschedulable, FailedCreate (the API server rejects it), SchedulingGated and
-JobSuspended (both for example by Kueue). Engine pods without a node are reported by PodsScheduled. A failed download is
-resumed automatically after at most five minutes."""
+be pulled, the node is lost). False, because the download has not started: VolumeNotBound, FailedMount,
+FailedAttachVolume, FailedCreatePodSandBox. Of the download Job also: VolumeOnOneNode (the node of the replicas, which
+hold the ReadWriteOnce volume, does not accept it), Unschedulable, FailedCreate (the API server rejects it),
+SchedulingGated and JobSuspended (both for example by Kueue). Engine pods without a node are reported by PodsScheduled.
+A failed download is resumed automatically after at most five minutes."""
 
 _REASONS: Final = {
     SOURCE_NOT_FOUND: "SourceNotFound",
@@ -103,7 +114,15 @@ def _of_jobs(observed: Observed) -> Condition | None:
 
 def _of_pods(spec: Spec, pods: Iterable[Object], observed: Observed) -> Condition:
     """Return the condition of the first failed download pod, else of the first pod."""
-    said = [_of_pod(spec, pod, observed) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    pods = tuple(pods)
+    said = [_of_pod(spec, pod, observed) for pod in pods if not is_terminating(pod)]
+    leaving = [pod for pod in pods if is_terminating(pod) and node_of(pod)]
+    if not said and leaving:
+        # The Job starts no other pod before it has ended: both would write the same files.
+        words = termination_message(leaving[0], observed.at)
+        if is_overdue(leaving[0], observed.at):
+            return _false("DownloadFailed", words)
+        return Condition(MODEL_CACHED, "Unknown", "Downloading", f"the next attempt waits: {words}")
     none = Condition(MODEL_CACHED, "Unknown", "Downloading", "the download has no pod yet")
     return next((each for each in said if each.status == "False"), said[0] if said else none)
 
@@ -133,6 +152,9 @@ def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
     if waiting.get("reason") in IMAGE_PULL_REASONS:
         return _false("DownloadFailed", f"pod {name}: the image {status.get('image', '')} cannot be pulled: {words}")
     ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated")
+    if is_silent(pod):
+        words = f"pod {name}: its node {node_of(pod)} does not respond"
+        return Condition(MODEL_CACHED, "Unknown", "Downloading", words)
     if ended is None or ended.get("exitCode") == 0:
         return Condition(MODEL_CACHED, "Unknown", "Downloading", f"pod {name} is downloading {spec.model.source}")
     exit_code = f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"

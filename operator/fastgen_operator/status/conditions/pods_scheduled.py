@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
 from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
-from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import Observed, current_pods, older_pods
 from fastgen_operator.pods import (
     gate_message,
@@ -16,6 +14,7 @@ from fastgen_operator.pods import (
     is_terminating,
     name_of,
     node_of,
+    termination_message,
     unschedulable_message,
 )
 from fastgen_operator.status.conditions.condition import Condition
@@ -26,8 +25,6 @@ True: AllScheduled, ScaledToZero. False: VolumeOnOneNode (the node of the ReadWr
 InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable (any other cause), SchedulingGated (a
 scheduling gate, for example Kueue's, holds pods back). Unknown: NoPods (no pod exists yet), WaitingForScheduler."""
 
-# A pod that still exists this long after the end of its grace period has probably lost its node.
-_OVERDUE: Final = timedelta(seconds=60)
 # What the scheduler says if the volume exists in another zone or on another node.
 _OTHER_ZONE: Final = "volume node affinity conflict"
 
@@ -67,7 +64,7 @@ def _hint(spec: Spec, observed: Observed, nodes: Sequence[str], words: str) -> s
     hint = f"; all replicas must run {_on_one_node(observed, nodes)}" if nodes else ""
     terminating = sorted((pod for pod in observed.pods if is_terminating(pod) and node_of(pod)), key=name_of)
     if terminating:
-        return f"{hint}; {_terminating(terminating[0], observed.at)}"
+        return f"{hint}; {termination_message(terminating[0], observed.at)}"
     if spec.rollout.max_unavailable == 0 and older_pods(observed):
         return (
             f"{hint}; spec.rollout.maxUnavailable is 0, so the new pod needs room next to the old ones: "
@@ -89,14 +86,3 @@ def _hint(spec: Spec, observed: Observed, nodes: Sequence[str], words: str) -> s
 def _on_one_node(observed: Observed, nodes: Sequence[str]) -> str:
     place = f"node {nodes[0]}" if len(nodes) == 1 else f"one of the nodes {', '.join(nodes)}"
     return f"on {place}, because the volume {observed.key[1]} is ReadWriteOnce"
-
-
-def _terminating(pod: Object, at: datetime | None) -> str:
-    due = pod["metadata"]["deletionTimestamp"]
-    if at is not None and at - datetime.fromisoformat(due) > _OVERDUE:
-        return (
-            f"pod {name_of(pod)} on node {node_of(pod)} should have terminated by {due}: if the node has failed, run "
-            f"kubectl taint node {node_of(pod)} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to release "
-            "its pods and volumes"
-        )
-    return f"pod {name_of(pod)} on node {node_of(pod)} still holds its resources: it terminates by {due}"

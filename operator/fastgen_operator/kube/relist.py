@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
@@ -26,23 +26,27 @@ class Relister:
     watches: Watches
     kinds: Callable[[], Iterable[Kind]]
     scopes: Sequence[str | None]
+    # Found by a relist that failed later: its next lists find the cache corrected.
+    _changed: set[Key] = field(default_factory=set)
 
     def relist(self) -> set[Key]:
         """List everything; return the resources for which the cache was wrong.
 
         Raises:
-            KubeError: a list failed; the message names the kind.
+            KubeError: a list failed; the message names the kind. The next complete relist returns what this one found.
         """
-        changed: set[Key] = set()
         for kind in (FASTGEN, *self.kinds()):
             for namespace in self.scopes:
                 versions: dict[str, int] = {}
                 try:
                     version, objects = self.client.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)
-                    changed |= self.cache.replace(kind, namespace, _record_versions(versions, objects), version)
+                    found = self.cache.replace(kind, namespace, _record_versions(versions, objects), version)
                 except KubeError as error:
                     raise KubeError(error.status, f"listing {kind.plural}: {error}", error.retry_after) from error
+                self._changed.update(found)
                 self.watches.listed(kind, namespace, versions)
+        changed = set(self._changed)
+        self._changed.clear()
         return changed
 
 

@@ -168,6 +168,42 @@ def test_a_failed_list_names_its_kind() -> None:
         Relister(client, cache, watches, lambda: (DEPLOYMENT,), (None,)).relist()
 
 
+def test_what_a_relist_finds_before_it_fails_is_reported_by_the_next_one() -> None:
+    """A resource whose deletion no watch has shown would keep its metrics and its place in the autoscaler."""
+    server: Any = OneDeployment()
+    server.failing = "/deployments"
+    cache = InformerCache()
+    client = KubeClient(server, cache, Metrics(), lambda: True)
+    relister = Relister(client, cache, Watches(time.monotonic, (FASTGEN, DEPLOYMENT)), lambda: (DEPLOYMENT,), (None,))
+    cache.put(FASTGEN, pod("chat", 1))
+    with pytest.raises(KubeError):
+        relister.relist()
+    assert cache.resources() == []
+    server.failing = ""
+    assert relister.relist() == {KEY}
+    assert relister.relist() == set()
+
+
+def test_a_list_that_fails_at_a_later_page_changes_nothing() -> None:
+    """The token of the next page expires, for example."""
+
+    class Paged:
+        def request(self, *request: Any) -> Object:
+            if "continue" in dict(request[2]):
+                raise KubeError(410, "the provided continue parameter is too old")
+            return {"items": [pod("new", 5)], "metadata": {"resourceVersion": "10", "continue": "more"}}
+
+    server: Any = Paged()
+    cache = InformerCache()
+    cache.put(FASTGEN, pod("chat", 1))
+    client = KubeClient(server, cache, Metrics(), lambda: True)
+    watches = Watches(time.monotonic, (FASTGEN,))
+    with pytest.raises(KubeError, match="listing fastgendeployments: the provided continue"):
+        Relister(client, cache, watches, lambda: (), (None,)).relist()
+    assert cache.resources() == [KEY]
+    assert watches.behind() == 0
+
+
 def test_of_managed_fields_only_the_operators_entry_is_kept() -> None:
     ours = {"manager": "fastgen-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
     deployment = pod("chat", 1)

@@ -18,6 +18,7 @@ from fastgen_operator.plan.rollout import DELETION_COST
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, WINDOW, Contention
 from fastgen_operator.reconcile.events import BURST, REFILL, Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
+from fastgen_operator.reconcile.pod_events import PodEvents
 from fastgen_operator.status.status import Notice
 from harness.objects import pod, stored
 
@@ -106,6 +107,24 @@ def test_a_clock_that_is_set_back_silences_no_event_and_holds_no_restore() -> No
     assert not contention.is_held(KEY, DEPLOYMENT, "chat", before)
     contention.note(KEY, DEPLOYMENT, "chat", before)
     assert contention.is_held(KEY, DEPLOYMENT, "chat", before), "once, not from now on"
+
+
+def test_events_of_a_stuck_pod_are_read_at_most_every_five_seconds_whatever_the_clock_does() -> None:
+    read: list[str] = []
+
+    class Reader:
+        def list(self, kind: Kind, namespace: str, *, fields: str) -> tuple[str, list[Object]]:
+            del namespace
+            read.append(f"{kind.name} {fields}")
+            return "1", []
+
+    client: Any = Reader()
+    events, stuck = PodEvents(client), pod()
+    stuck["metadata"] |= {"uid": "u", "creationTimestamp": "2025-12-31T00:00:00Z"}
+    seen = Observed(stored(), pods=(stuck,))
+    for seconds, reads in ((0, 1), (4, 1), (5, 2), (-8 * 3600, 3), (-8 * 3600 + 4, 3)):
+        assert events.failures(seen, T0 + timedelta(seconds=seconds)) == {}
+        assert read == ["Event involvedObject.uid=u"] * reads, seconds
 
 
 def test_a_deleted_event_is_created_again_and_a_failure_is_no_error() -> None:

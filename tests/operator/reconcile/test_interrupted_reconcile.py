@@ -409,6 +409,18 @@ def test_a_defect_of_the_operator_is_in_the_status_after_seconds(monkeypatch: py
     assert ready["message"] == "ZeroDivisionError: division by zero; the operator retries"
 
 
+def test_a_failure_is_reported_although_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = a_cluster()
+    monkeypatch.setattr(reconciler_module, "make_plan", lambda *_: 1 / 0)
+    start = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    subject = reconciler_of(cluster, start)
+    for hours in (0, 8):
+        subject.now = partial(_same, start - timedelta(hours=hours))
+        with pytest.raises(ZeroDivisionError):
+            subject.reconcile(KEY)
+    assert condition_of(cluster, "Ready")["reason"] == "ReconcileFailed"
+
+
 def test_in_a_namespace_that_is_being_deleted_nothing_is_retried_or_reported() -> None:
     refusal = KubeError(403, "it is being terminated", causes=("NamespaceTerminating",))
     cluster = a_cluster(fault_at=1, fault=refusal)

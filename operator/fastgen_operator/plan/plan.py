@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -97,6 +97,11 @@ class Plan:
     rewritten: tuple[RewrittenField, ...] = ()
     names_to_look_up: tuple[tuple[Kind, str], ...] = ()
     loads_to_read: tuple[Object, ...] = ()
+
+    @property
+    def writes_nothing(self) -> bool:
+        """Whether the children are as they should be, apart from what admission rewrites."""
+        return replace(self, rewritten=()) == Plan()
 
 
 def parse_spec(resource: Object) -> Spec | Problem:

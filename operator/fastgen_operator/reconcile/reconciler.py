@@ -132,7 +132,8 @@ class Reconciler:
         is_written = self._write_status(observed, status)
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
         is_served = all(pod.state == "Ready" for pod in observed.supply)
-        if is_in_cache and plan == Plan() and not is_written and is_served and shows_ready(status):
+        is_done = plan.writes_nothing and not is_written
+        if is_in_cache and is_done and is_served and shows_ready(status):
             self._settled.remember(key, inputs, now, observed.timetable.due)
         return problem
 

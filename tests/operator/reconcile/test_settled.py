@@ -37,19 +37,26 @@ from fastgen_operator.runtime.informers import deliver
 from fastgen_operator.runtime.workqueue import WorkQueue
 from harness.objects import applied, replica_set, stored
 from harness.space import running
+from harness.webhook import mirror_image
 
 KEY = ("space", "chat")
 
 
 @dataclass
 class World:
-    """A cache, a client that writes into it, and a reconciler; `unlabelled` has objects that no watch shows."""
+    """A cache, a client that writes into it, and a reconciler.
+
+    Attributes:
+        unlabelled: objects that no watch shows.
+        admission: changes each Deployment before it is stored, as a mutating webhook does.
+    """
 
     cache: InformerCache = field(default_factory=InformerCache)
     watchlist: Watchlist = field(default_factory=lambda: Watchlist(5.0))
     platform: Platform = field(default_factory=lambda: Platform("engine:test"))
     now: datetime = datetime(2026, 1, 1, 12, tzinfo=UTC)
     unlabelled: dict[tuple[Kind, str], Object] = field(default_factory=dict)
+    admission: Callable[[Object], None] = lambda _: None
     writes: int = 0
     version: int = 0
 
@@ -66,7 +73,10 @@ class World:
     def apply(self, kind: Kind, manifest: Object) -> Object:
         self.writes += 1
         metadata = {"uid": f"uid-of-{kind.name.lower()}", "generation": 7, "creationTimestamp": "2026-01-01T00:00:00Z"}
-        return self.put(kind, applied(manifest, **metadata))
+        new = applied(copy.deepcopy(manifest), **metadata)
+        if kind == DEPLOYMENT:
+            self.admission(new)
+        return self.put(kind, new)
 
     def patch_status(self, resource: Object, status: Object) -> Object:
         self.writes += 1
@@ -143,6 +153,17 @@ def test_a_ready_resource_without_a_change_is_not_planned_again(plans: list[Plan
     for _ in range(3):
         world.now += timedelta(seconds=30)
         world.reconciler.reconcile(KEY)
+    assert plans == []
+
+
+def test_a_ready_resource_that_a_webhook_rewrites_is_not_planned_again(plans: list[Plan]) -> None:
+    """A policy for all Deployments, such as a registry mirror, must not make every resource expensive."""
+    world = serving(World(admission=mirror_image))
+    live = world.cache.get(FASTGEN, *KEY)
+    assert live is not None
+    assert live["status"]["conditions"][-1]["reason"] == "RewrittenByWebhook"
+    plans.clear()
+    world.reconciler.reconcile(KEY)
     assert plans == []
 
 

@@ -1,20 +1,20 @@
-"""Run the comparison of docs/benchmarks/autoscaling.md, which takes some hours with ten seeds."""
+"""Run the comparison of docs/benchmarks/autoscaling.md."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.autoscaling.approximate import ApproximateReplica
-from benchmarks.autoscaling.comparison import compare
+from benchmarks.autoscaling.comparison import Grid, compare
 from benchmarks.autoscaling.configurations import OURS
 from benchmarks.autoscaling.device import A100_8B, CPU_135M
 from benchmarks.autoscaling.exact import ExactReplica
+from benchmarks.autoscaling.pool import Store
 from benchmarks.autoscaling.replica import Engine, Targets
-from benchmarks.autoscaling.report import draw, line, lines
+from benchmarks.autoscaling.report import draw, lines
 from benchmarks.autoscaling.scenarios import SITUATIONS
 from benchmarks.autoscaling.traces import traces
 
@@ -38,7 +38,9 @@ def main() -> None:
         default=[],
         help="prefix of the policies to run, for example FastGen; can be repeated; default: all",
     )
-    parser.add_argument("--seeds", type=int, default=10, help="runs of each policy, with different requests")
+    parser.add_argument("--seeds", type=int, default=10, help="runs of defaults and baselines, with different requests")
+    parser.add_argument("--sweep-seeds", type=int, default=3, help="runs of each setting that is chosen with hindsight")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; default: all cores")
     parser.add_argument("--start", type=float, default=60.0, help="mean seconds from a GPU to a ready pod")
     parser.add_argument(
         "--situation",
@@ -50,39 +52,35 @@ def main() -> None:
         "--exact", action="store_true", help="simulate replicas with the real scheduler: thirty times slower"
     )
     parser.add_argument("--plots", type=Path, help="folder to write plots to")
-    parser.add_argument("--json", type=Path, help="JSON file to write results to")
+    parser.add_argument("--json", type=Path, help="JSON file of results; those it already has are not run again")
     parser.add_argument("--quick", action="store_true", help="run one short trace with two policies")
     given = parser.parse_args()
-    seconds, names, policies, seeds = given.seconds, given.trace, given.policy, given.seeds
+    seconds, names, policies, seeds, sweep_seeds = (
+        given.seconds, given.trace, given.policy, given.seeds, given.sweep_seeds,
+    )  # fmt: skip
     if given.quick:
-        seconds, names, policies, seeds = 240.0, names or ["step"], policies or [OURS, "KubeAI"], 1
-    situation = next(each for each in SITUATIONS if each.name == given.situation)
-    begun = time.perf_counter()
-    rows = []
-    for row in compare(
-        _DEVICES[given.device],
-        [t for t in traces(given.scale * _SCALES[given.device], seconds) if not names or t.name in names],
+        seconds, names, policies, seeds, sweep_seeds = 240.0, names or ["step"], policies or [OURS, "KubeAI"], 1, 1
+    grid = Grid(
+        engine=_DEVICES[given.device],
+        traces=[t for t in traces(given.scale * _SCALES[given.device], seconds) if not names or t.name in names],
         begin=max(1, round(2 * given.scale)),
-        seeds=range(1, seeds + 1),
+        seeds=seeds,
+        sweep_seeds=sweep_seeds,
         start=given.start,
-        situation=situation,
+        situation=next(each for each in SITUATIONS if each.name == given.situation),
         most=max(4, round(16 * given.scale)),
         make=ExactReplica if given.exact else ApproximateReplica,
         only=policies,
-    ):
-        rows.append(row)
-        print(f"{row.trace.name:18} {line(row)}", flush=True)
+    )
+    settings = {name: getattr(given, name) for name in ("device", "scale", "start", "situation", "exact")}
+    store = Store(given.json, {**settings, "seconds": seconds})
+    store.load()
+    begun = time.perf_counter()
+    rows = compare(grid, store, given.jobs)
     print("\n".join(lines(rows)))
     print(f"\n{sum(len(row.runs) for row in rows)} runs in {time.perf_counter() - begun:.0f} s")
     if given.plots is not None:
-        draw(rows, given.plots)
-    if given.json is not None:
-        table = [
-            {"trace": row.trace.name, "policy": row.configuration.name, "seed": seed, **asdict(run)}
-            for row in rows
-            for seed, run in enumerate(row.runs, 1)
-        ]
-        given.json.write_text(json.dumps(table, indent=1))
+        draw(grid, rows, given.plots)
 
 
 if __name__ == "__main__":

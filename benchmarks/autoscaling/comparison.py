@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.autoscaling.approximate import ApproximateReplica
@@ -16,10 +16,11 @@ from benchmarks.autoscaling.configurations import (
     limits_of,
     policy_configurations,
 )
+from benchmarks.autoscaling.pool import Store, run_all
 from benchmarks.autoscaling.replica import Engine, MakeReplica
 from benchmarks.autoscaling.results import Figures, Interval, figures, interval
 from benchmarks.autoscaling.scenarios import SITUATIONS, Situation, cluster_of
-from benchmarks.autoscaling.simulation import FleetSample, Scenario, simulate
+from benchmarks.autoscaling.simulation import Run, Scenario, simulate
 from benchmarks.autoscaling.traces import Trace
 
 MOST_REPLICAS: Final = 16
@@ -27,17 +28,11 @@ MOST_REPLICAS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy on one trace: a row of the results table.
-
-    Attributes:
-        runs: one for each seed.
-        samples: of the first seed's run, for the plots.
-    """
+    """One policy on one trace: a row of the results table; `runs` has one entry for each seed."""
 
     trace: Trace
     configuration: PolicyConfiguration
     runs: tuple[Figures, ...]
-    samples: tuple[FleetSample, ...]
 
     @property
     def attainment(self) -> Interval:
@@ -50,40 +45,82 @@ class Row:
         return interval([run.gpu_hours for run in self.runs])
 
 
-def compare(
-    engine: Engine,
-    traces: Sequence[Trace],
-    *,
-    seeds: Sequence[int] = (1,),
-    start: float = 60.0,
-    situation: Situation = SITUATIONS[0],
-    begin: int = 2,
-    most: int = MOST_REPLICAS,
-    make: MakeReplica = ApproximateReplica,
-    only: Sequence[str] = (),
-) -> Iterator[Row]:
-    """Run every policy, or those whose names start with one of `only`, on every trace with identical requests."""
-    for trace in traces:
-        configurations = policy_configurations(engine, limits_of(engine, trace.mix), start, most)
-        for configuration in configurations:
-            if only and not configuration.name.startswith(tuple(only)):
-                continue
-            scenario = Scenario(
-                trace=trace,
-                engine=situation.engine(engine),
-                cluster=cluster_of(situation, start),
-                begin=begin,
-                most=most,
-                balancer=configuration.balancer,
-            )
-            runs: list[Figures] = []
-            samples: tuple[FleetSample, ...] = ()
-            for seed in seeds:
-                seeded = replace(scenario, seed=seed)
-                run = simulate(seeded, configuration.make(seeded), make)
-                runs.append(figures(run))
-                samples = samples or run.samples
-            yield Row(trace, configuration, tuple(runs), samples)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What to compare, and under which conditions.
+
+    Attributes:
+        seeds: runs of our default, the others' defaults and the baselines.
+        sweep_seeds: runs of each setting that is only known afterwards to be good.
+        start: mean seconds from a GPU to a ready pod.
+        only: prefixes of the policies to run; all if empty.
+    """
+
+    engine: Engine
+    traces: Sequence[Trace]
+    seeds: int = 1
+    sweep_seeds: int = 1
+    start: float = 60.0
+    situation: Situation = SITUATIONS[0]
+    begin: int = 2
+    most: int = MOST_REPLICAS
+    make: MakeReplica = ApproximateReplica
+    only: Sequence[str] = ()
+
+    def configurations(self, trace: Trace) -> list[PolicyConfiguration]:
+        """Return the policies to run on a trace."""
+        limits = limits_of(self.engine, trace.mix)
+        return [
+            configuration
+            for configuration in policy_configurations(self.engine, limits, self.start, self.most)
+            if not self.only or configuration.name.startswith(tuple(self.only))
+        ]
+
+    def num_seeds(self, configuration: PolicyConfiguration) -> int:
+        """Return the number of runs of a policy on each trace."""
+        return self.sweep_seeds if configuration.is_swept else self.seeds
+
+    def simulate(self, trace: Trace, configuration: PolicyConfiguration, seed: int) -> Run:
+        """Run a policy on a trace. All policies get identical requests for a seed."""
+        scenario = Scenario(
+            trace=trace,
+            engine=self.situation.engine(self.engine),
+            cluster=cluster_of(self.situation, self.start),
+            begin=self.begin,
+            most=self.most,
+            balancer=configuration.balancer,
+            seed=seed,
+        )
+        return simulate(scenario, configuration.make(scenario), self.make)
+
+
+def compare(grid: Grid, store: Store, jobs: int) -> list[Row]:
+    """Run what the store lacks, in `jobs` processes, and return a row for each trace and policy."""
+    found = [(trace, configuration) for trace in grid.traces for configuration in grid.configurations(trace)]
+
+    def task(trace: Trace, configuration: PolicyConfiguration, seed: int) -> Callable[[], Figures]:
+        return lambda: figures(grid.simulate(trace, configuration, seed))
+
+    # Runs of one trace and seed follow each other, so that a process generates the requests once for some of them.
+    tasks = [
+        ((trace.name, configuration.name, seed), task(trace, configuration, seed))
+        for trace in grid.traces
+        for seed in range(1, max(grid.seeds, grid.sweep_seeds) + 1)
+        for of, configuration in found
+        if of is trace and seed <= grid.num_seeds(configuration)
+    ]
+    run_all(tasks, store, jobs)
+    return [
+        Row(
+            trace,
+            configuration,
+            tuple(
+                store.runs[trace.name, configuration.name, seed]
+                for seed in range(1, grid.num_seeds(configuration) + 1)
+            ),
+        )
+        for trace, configuration in found
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from benchmarks.autoscaling.approximate import ApproximateReplica
 from benchmarks.autoscaling.fleet import Balancer, least_loaded, least_loaded_of_all, random_pod
@@ -58,6 +59,11 @@ class PolicyConfiguration:
         """Whether it is another system's policy."""
         return self.family != OURS and self.family not in BASELINES
 
+    @property
+    def is_swept(self) -> bool:
+        """Whether it is one of several settings of which the best is known only afterwards."""
+        return self.tuned and self.is_rival or self.family == OURS and not self.setting.startswith("default")
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -73,6 +79,7 @@ class Limits:
     tokens_per_second: float
 
 
+@lru_cache
 def limits_of(engine: Engine, mix: Mix, seed: int = 7) -> Limits:
     """Measure the limits by bisection over the request rate."""
 
@@ -139,7 +146,7 @@ def policy_configurations(engine: Engine, limits: Limits, start: float, most: in
     def knows(utilization: float) -> Callable[[Scenario], Policy]:
         # The longest start, one second until the Service knows of the pod, and a drain of about half a minute.
         return lambda scenario: clairvoyant(
-            scenario.trace.make(scenario.seed),
+            scenario.trace.arrivals(scenario.seed),
             limits.tokens_per_second,
             utilization,
             start * 7 / 6 + 1,
@@ -166,10 +173,11 @@ def policy_configurations(engine: Engine, limits: Limits, start: float, most: in
     def llmd(up: float, down: float) -> Callable[[Scenario], Policy]:
         return lambda _: TokenCapacity(15.0, up, down, quick())
 
+    fleets = range(max(1, most // 8), max(4, 5 * most // 8) + 1)
     make, by_load = PolicyConfiguration, least_loaded_of_all
     in_flight = [share * limits.in_flight for share in _IN_FLIGHT]
     return (
-        make(OURS, "default (85 %)", False, ours(0.85)),
+        make(OURS, "default", False, ours(0.85)),
         *(make(OURS, f"utilization {100 * share:.0f} %", False, ours(share)) for share in (0.7, 0.6, 0.5)),
         make(OURS, "default, least loaded of two", False, ours(0.85), least_loaded),
         make("HPA on waiting", "5, default", False, waiting(5.0)),
@@ -185,6 +193,6 @@ def policy_configurations(engine: Engine, limits: Limits, start: float, most: in
             make("llm-d V2", f"15 s, up at once, {up} / {up - 10} %", True, llmd(up / 100, up / 100 - 0.1), by_load)
             for up in (85, 70, 60, 50)
         ),
-        *(make(CONSTANT, f"{replicas}", True, constant(replicas)) for replicas in range(1, most + 1)),
+        *(make(CONSTANT, f"{replicas}", True, constant(replicas)) for replicas in fleets),
         *(make(CLAIRVOYANT, f"{100 * share:.0f} %", True, knows(share)) for share in _CLAIRVOYANT),
     )

@@ -82,11 +82,16 @@ class ExactReplica:
         """Number of unfinished requests."""
         return len(self._alive)
 
+    @property
+    def backlog(self) -> int:
+        """Prompt tokens not yet computed."""
+        return self._stats.backlog_prompt_tokens
+
     def add(self, arrival: Arrival) -> None:
         """Queue or reject a request."""
         self._arrived_tokens += arrival.prompt
         if self._stats.num_waiting >= self._max_queued:
-            self._log.lost.append(arrival.time)
+            self._log.lose(arrival)
             self._rejected += 1
             self._rejected_tokens += arrival.prompt
             return
@@ -110,7 +115,8 @@ class ExactReplica:
         """Finish all requests or abort them at `deadline`."""
         while self._engine.has_work and self._runner.now < deadline:
             self._step()
-        self._log.lost += [progress.arrival.time for progress in self._alive.values()]
+        for progress in self._alive.values():
+            self._log.lose(progress.arrival)
         return min(self._runner.now, deadline)
 
     def metrics(self, pod: str, now: float) -> ReplicaMetrics:
@@ -127,7 +133,7 @@ class ExactReplica:
             max_sequences=self._device.max_sequences,
             backlog_prompt_tokens=stats.backlog_prompt_tokens,
             oldest_waiting_seconds=stats.oldest_waiting_seconds,
-            step_model=self._engine.step_model.coefficients,
+            fit=lambda: self._engine.step_model.coefficients,
             scheduled_prefill_tokens=self._prefilled,
             scheduled_decode_tokens=self._decoded,
             steps=self._steps,
@@ -161,7 +167,7 @@ class ExactReplica:
                 self._ended_prompt += progress.arrival.prompt
                 self._ended_generated += progress.arrival.generate
                 del self._alive[output.request_id]
-                self._log.served.append((progress.arrival.time, progress.first, now, progress.met))
+                self._log.served.append((progress.arrival.begun, progress.first, now, progress.met))
 
     def _gap(self, progress: _Progress, now: float) -> None:
         late = now - progress.last > self._limit

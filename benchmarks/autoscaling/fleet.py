@@ -143,7 +143,7 @@ class Fleet:
     def send(self, arrival: Arrival) -> None:
         """Send a request to the Service; it is rejected if there is no endpoint."""
         if not self.endpoints:
-            self.log.lost.append(arrival.time)
+            self.log.lose(arrival)
             return
         replica = self.balancer(self.rng, self.endpoints).replica
         assert replica is not None

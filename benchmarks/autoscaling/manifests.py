@@ -41,7 +41,7 @@ def pod_manifest(pod: Pod) -> dict[str, Any]:
 
 def exposition(metrics: ReplicaMetrics) -> str:
     """Return a scrape in the Prometheus text format, with the metrics that the operator reads."""
-    base, token, kv_token = metrics.step_model
+    base, token, kv_token = metrics.fit()
     values: dict[tuple[str, str], float] = {
         ("arrived_prompt_tokens_total", ""): metrics.arrived_prompt_tokens,
         ("rejected_prompt_tokens_total", ""): metrics.rejected_prompt_tokens,

@@ -15,11 +15,27 @@ TOLERANCE = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request: arrival time in seconds, prompt tokens and generated tokens."""
+    """A request: arrival time in seconds, prompt tokens and generated tokens.
+
+    Attributes:
+        waited: seconds that the client had spent on earlier attempts.
+        retries: how often the client will try again.
+    """
 
     time: float
     prompt: int
     generate: int
+    waited: float = 0.0
+    retries: int = 0
+
+    @property
+    def begun(self) -> float:
+        """When the client tried for the first time."""
+        return self.time - self.waited
+
+    def again(self, now: float) -> Arrival:
+        """Return the client's next attempt."""
+        return Arrival(now, self.prompt, self.generate, now - self.begun, self.retries - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +50,7 @@ class Targets:
 class ReplicaMetrics:
     """Metrics from one scrape of one replica, with the names of the engine's metrics: gauges, then counters.
 
-    `step_model` contains base, token and kv_token of the engine's fit; `time` is the scrape time.
+    `fit` returns base, token and kv_token of the engine's fit; `time` is the scrape time.
     """
 
     pod: str
@@ -47,7 +63,7 @@ class ReplicaMetrics:
     max_sequences: int
     backlog_prompt_tokens: int
     oldest_waiting_seconds: float
-    step_model: tuple[float, float, float]
+    fit: Callable[[], tuple[float, float, float]]
     scheduled_prefill_tokens: int
     scheduled_decode_tokens: int
     steps: int
@@ -73,13 +89,22 @@ class RequestLog:
     Attributes:
         served: (arrival, first token, end, whether all gaps were in time) of completed requests.
         lost: arrivals of rejected, cancelled or aborted requests.
+        again: those whose clients will try again.
         gaps, late_gaps: number of gaps between tokens, and of those beyond the target.
     """
 
     served: list[tuple[float, float, float, bool]] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
+    again: list[Arrival] = field(default_factory=list)
     gaps: int = 0
     late_gaps: int = 0
+
+    def lose(self, arrival: Arrival) -> None:
+        """Record a request that was not served, unless its client tries again."""
+        if arrival.retries:
+            self.again.append(arrival)
+        else:
+            self.lost.append(arrival.begun)
 
 
 class Replica(Protocol):
@@ -101,6 +126,10 @@ class Replica(Protocol):
     def in_flight(self) -> int:
         """Number of unfinished requests."""
 
+    @property
+    def backlog(self) -> int:
+        """Prompt tokens not yet computed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -110,12 +139,14 @@ class Engine:
         targets: latency targets; the engine sizes its steps for the gap (`--inter-token-target`).
         max_queued: maximum number of queued requests; more are rejected (`--max-queued-requests`).
         patience: seconds after which a client gives up a request that has no token yet.
+        retries: how often a client tries again after it gave up or was rejected.
     """
 
     device: Device
     targets: Targets
     max_queued: int = 1024
     patience: float = math.inf
+    retries: int = 0
 
 
 MakeReplica = Callable[[Engine, RequestLog, float], Replica]

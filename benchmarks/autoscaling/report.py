@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.autoscaling.comparison import Row, Verdict, verdicts
+from benchmarks.autoscaling.comparison import Grid, Row, Verdict, verdicts
 from benchmarks.autoscaling.configurations import BASELINES, CLAIRVOYANT, CONSTANT, OURS
 from benchmarks.autoscaling.traces import WARM_UP
 
@@ -73,7 +73,7 @@ def _point(row: Row) -> str:
     return f"{row.attainment.show(100, 1)} % at {row.gpu_hours.show(1, 2)}"
 
 
-def draw(rows: Sequence[Row], folder: Path) -> None:
+def draw(grid: Grid, rows: Sequence[Row], folder: Path) -> None:
     """Draw two plots: attainment against cost per trace, and replicas over time of each family's best run."""
     import matplotlib
 
@@ -111,7 +111,8 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
             found = [row for row in rows if row.trace is trace and row.configuration.family == family != CONSTANT]
             if found:
                 best = max(found, key=lambda row: row.attainment.mean)
-                samples = [sample for sample in best.samples if sample.time >= WARM_UP]
+                run = grid.simulate(trace, best.configuration, 1)
+                samples = [sample for sample in run.samples if sample.time >= WARM_UP]
                 times = [(sample.time - WARM_UP) / 60 for sample in samples]
                 axis.step(
                     times,

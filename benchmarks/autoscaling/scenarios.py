@@ -33,6 +33,11 @@ SITUATIONS = (
     Situation(
         "impatient", "clients give up after 10 s without a token", engine=lambda engine: replace(engine, patience=10.0)
     ),
+    Situation(
+        "retries",
+        "clients give up after 10 s without a token, and try again twice",
+        engine=lambda engine: replace(engine, patience=10.0, retries=2),
+    ),
     Situation("shortage", "the cluster has only six GPUs", lambda c: replace(c, gpus=6)),
     Situation("scrape-loss", "30 % of the scrapes fail", lambda c: replace(c, scrape_loss=0.3)),
 )

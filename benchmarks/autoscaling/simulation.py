@@ -121,22 +121,26 @@ def simulate(scenario: Scenario, policy: Policy, make: MakeReplica = Approximate
 
     def sample(now: float) -> None:
         fleet.run_until(now)
-        backlog = sum(p.replica.metrics(p.name, now).backlog_prompt_tokens for p in fleet.pods if p.replica)
+        backlog = sum(pod.replica.backlog for pod in fleet.pods if pod.replica)
         samples.append(FleetSample(now, fleet.desired_replicas, len(fleet.of(State.READY)), backlog))
+        again, log.again = log.again, []
+        for arrival in again:
+            fleet.send(arrival.again(now))
         schedule(now + _SAMPLE_SECONDS, sample)
 
     fleet.begin(scenario.begin)
     schedule(policy.period, decide)
     schedule(_SAMPLE_SECONDS, sample)
-    end, num_arrivals = scenario.trace.seconds, 0
-    for arrival in scenario.trace.make(scenario.seed):
+    end, num_arrivals, retries = scenario.trace.seconds, 0, scenario.engine.retries
+    for arrival in scenario.trace.arrivals(scenario.seed):
         num_arrivals += 1
         while events[0][0] <= arrival.time:
             _run_next(events)
-        fleet.send(arrival)
+        fleet.send(replace(arrival, retries=retries) if retries else arrival)
     while events[0][0] <= end:
         _run_next(events)
     fleet.close(end)
+    log.lost += [arrival.begun for arrival in log.again]
     return Run(scenario, log, tuple(fleet.gpu_intervals), tuple(fleet.changes), tuple(samples), num_arrivals)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from benchmarks.autoscaling.replica import Arrival
 
@@ -73,9 +74,14 @@ class Trace:
     mix: Mix
     make: Callable[[int], Iterator[Arrival]]
 
-    def arrivals(self, seed: int) -> list[Arrival]:
-        """Return all arrivals; deterministic for a seed."""
-        return list(self.make(seed))
+    def arrivals(self, seed: int) -> Sequence[Arrival]:
+        """Return all arrivals; deterministic for a seed. The latest ones are kept for the next policy."""
+        return _arrivals(self.make, seed)
+
+
+@lru_cache(maxsize=1)
+def _arrivals(make: Callable[[int], Iterator[Arrival]], seed: int) -> tuple[Arrival, ...]:
+    return tuple(make(seed))
 
 
 Rate = Callable[[float], float]

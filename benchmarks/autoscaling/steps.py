@@ -1,0 +1,303 @@
+"""The step loop of `ApproximateReplica`, compiled: a replica is one state record, a table of requests and four lists.
+
+`run` and `drain` advance a replica. The lists hold rows of the table: waiting requests in order of arrival, those whose
+prompt is partly computed in the order in which they began, decoding ones in no order, and those lost since the caller
+last looked.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numba
+import numpy as np
+
+from fastgen.core import chunking
+
+# The lists, and their counts in the state.
+WAITING, PARTIAL, DECODING, LOST = range(4)
+
+# Steps kept for the fit of the step times: the first ones, then every 64th, at most `OBSERVED` between two scrapes.
+OBSERVED: Final = 64
+_EVERY: Final = 64
+_LOOK_AHEAD: Final = 64  # steps of backlog that chunking considers, as in fastgen.core.scheduler
+_MIN_PROMPT_TOKENS: Final = chunking.MIN_PROMPT_TOKENS
+
+_SETTINGS = ["base", "token", "kv_token", "gap", "limit", "patience"]
+_SIZES = ["token_budget", "max_sequences", "kv_capacity", "max_queued"]
+_COUNTS = [
+    "kv_tokens", "pending", "late", "steps", "prefilled", "decoded", "ended", "ended_prompt", "ended_generated",
+    "rejected", "arrived_tokens", "rejected_tokens", "cancelled_tokens", "gaps", "late_gaps", "entered", "num_observed",
+]  # fmt: skip
+# The settings of the engine (times in seconds), its clock, and its counters and gauges.
+STATE: Final = np.dtype(
+    [(name, "f8") for name in (*_SETTINGS, "clock", "step_seconds")]
+    + [(name, "i8") for name in (*_SIZES, *_COUNTS)]
+    + [("num", "i8", (4,)), ("observed", "f8", (OBSERVED, 3))]
+)
+# One request. `ends`: the step of its last token; `late_before`: late steps before its first token; `met`: no later one.
+REQUEST: Final = np.dtype(
+    [(name, "f8") for name in ("time", "first", "end")]
+    + [(name, "i8") for name in ("prompt", "generate", "left", "ends", "late_before", "met")]
+)
+
+_even_share: Any = numba.njit(cache=True)(chunking.even_share)
+
+
+@numba.njit(cache=True)
+def run(states: Any, requests: Any, lists: Any, rows: int, until: float) -> None:
+    """Run all steps that start before `until`; the requests up to `rows` that have not entered do so at their time."""
+    s = states[0]
+    while s.entered < rows:
+        row = s.entered
+        _run_until(s, requests, lists, requests[row].time)
+        _enter(s, requests, lists, row)
+        s.entered += 1
+    _run_until(s, requests, lists, until)
+
+
+@numba.njit(cache=True)
+def drain(states: Any, requests: Any, lists: Any, deadline: float) -> None:
+    """Finish all requests, or drop them at `deadline`."""
+    s = states[0]
+    while s.num[WAITING] + s.num[PARTIAL] + s.num[DECODING] > 0 and s.clock < deadline:
+        if s.pending > 0:
+            _step(s, requests, lists)
+        else:
+            _decode(s, requests, lists, deadline)
+    for kind in (WAITING, PARTIAL, DECODING):
+        for at in range(s.num[kind]):
+            _push(s, lists, LOST, lists[kind, at])
+        s.num[kind] = 0
+
+
+@numba.njit(cache=True)
+def cancel(states: Any, requests: Any, lists: Any, now: float) -> None:
+    """Drop the waiting requests whose clients gave up."""
+    _cancel(states[0], requests, lists, now)
+
+
+@numba.njit(cache=True)
+def _run_until(s: Any, requests: Any, lists: Any, now: float) -> None:
+    while s.clock < now:
+        if s.pending > 0:
+            _step(s, requests, lists)
+        elif s.num[DECODING] > 0:
+            _decode(s, requests, lists, now)
+        else:
+            s.clock = now
+
+
+@numba.njit(cache=True)
+def _enter(s: Any, requests: Any, lists: Any, row: int) -> None:
+    """Queue or reject a request."""
+    r = requests[row]
+    s.arrived_tokens += r.prompt
+    if s.num[WAITING] >= s.max_queued:
+        s.rejected += 1
+        s.rejected_tokens += r.prompt
+        _push(s, lists, LOST, row)
+        return
+    s.clock = max(s.clock, r.time)
+    r.left = r.prompt
+    _push(s, lists, WAITING, row)
+    s.pending += r.prompt
+
+
+@numba.njit(cache=True)
+def _step(s: Any, requests: Any, lists: Any) -> None:
+    """Run one step with all decodes and a share of the pending prompts."""
+    _cancel(s, requests, lists, s.clock)
+    decodes = s.num[DECODING]
+    if s.pending == 0 and decodes == 0:
+        return
+    tokens = decodes + _fill(s, requests, lists, _share(s, requests, lists, decodes))
+    s.kv_tokens += tokens
+    seconds = s.base + s.token * tokens + s.kv_token * s.kv_tokens
+    s.clock += seconds
+    _record(s, 1, decodes, tokens, seconds, int(seconds > s.limit))
+    _end_decodes(s, requests, lists)
+    kept = 0
+    for at in range(s.num[PARTIAL]):
+        row = lists[PARTIAL, at]
+        if requests[row].left > 0:
+            lists[PARTIAL, kept] = row
+            kept += 1
+        else:
+            _first_token(s, requests, lists, row)
+    s.num[PARTIAL] = kept
+
+
+@numba.njit(cache=True)
+def _cancel(s: Any, requests: Any, lists: Any, now: float) -> None:
+    gone = 0
+    while gone < s.num[WAITING] and now - requests[lists[WAITING, gone]].time > s.patience:
+        row = lists[WAITING, gone]
+        prompt = requests[row].prompt
+        s.pending -= prompt
+        s.cancelled_tokens += prompt
+        s.ended += 1
+        s.ended_prompt += prompt
+        _push(s, lists, LOST, row)
+        gone += 1
+    if gone:
+        s.num[WAITING] -= gone
+        for at in range(s.num[WAITING]):
+            lists[WAITING, at] = lists[WAITING, at + gone]
+
+
+@numba.njit(cache=True)
+def _share(s: Any, requests: Any, lists: Any, decodes: int) -> int:
+    """Return the prompt tokens of the next step."""
+    room = s.token_budget - decodes
+    if room < 1:
+        return 0
+    free = s.max_sequences - decodes - s.num[PARTIAL]
+    backlog = s.pending
+    if free < s.num[WAITING]:
+        backlog = 0
+        for at in range(s.num[PARTIAL]):
+            backlog += requests[lists[PARTIAL, at]].left
+        if free > 0:
+            backlog += requests[lists[WAITING, 0]].left * free
+    backlog = min(backlog, room * _LOOK_AHEAD)
+    if backlog == 0:
+        return 0
+    most = room
+    if decodes:
+        within = max(0, int((s.gap - s.base - s.kv_token * s.kv_tokens) / s.token + 1e-9)) if s.token > 0 else room
+        most = min(room, max(_MIN_PROMPT_TOKENS, within - decodes))
+    share = _even_share(backlog, most)
+    return min(room, share, max(0, s.kv_capacity - s.kv_tokens - decodes))
+
+
+@numba.njit(cache=True)
+def _fill(s: Any, requests: Any, lists: Any, share: int) -> int:
+    """Compute `share` prompt tokens: half of them of the oldest prompt, the rest of the shortest ones."""
+    given = share
+    places = s.max_sequences - s.num[DECODING] - s.num[PARTIAL]
+    oldest = -1
+    for at in range(s.num[PARTIAL]):
+        if oldest < 0 or lists[PARTIAL, at] < oldest:
+            oldest = lists[PARTIAL, at]
+    waiting = -1
+    if s.num[WAITING] > 0 and places > 0 and (oldest < 0 or lists[WAITING, 0] < oldest):
+        oldest, waiting = lists[WAITING, 0], 0
+    most = -(-share // 2)
+    while share > 0 and oldest >= 0:
+        if waiting >= 0:
+            _begin(s, lists, waiting)
+            places -= 1
+        r = requests[oldest]
+        size = min(most, r.left)
+        r.left -= size
+        s.pending -= size
+        share -= size
+        # From now on, the prompt with the fewest tokens left; a waiting one only if there is a place for it.
+        most, oldest, waiting, least = share, -1, -1, 0
+        for at in range(s.num[PARTIAL]):
+            left = requests[lists[PARTIAL, at]].left
+            if left > 0 and (oldest < 0 or left < least):
+                oldest, least = lists[PARTIAL, at], left
+        if places > 0 and share > 0:
+            for at in range(s.num[WAITING]):
+                left = requests[lists[WAITING, at]].left
+                if oldest < 0 or left < least:
+                    oldest, least, waiting = lists[WAITING, at], left, at
+    return given - share
+
+
+@numba.njit(cache=True)
+def _begin(s: Any, lists: Any, place: int) -> None:
+    """Move a waiting request to those that are partly computed."""
+    _push(s, lists, PARTIAL, lists[WAITING, place])
+    s.num[WAITING] -= 1
+    for at in range(place, s.num[WAITING]):
+        lists[WAITING, at] = lists[WAITING, at + 1]
+
+
+@numba.njit(cache=True)
+def _decode(s: Any, requests: Any, lists: Any, now: float) -> None:
+    """Run decode-only steps, each a little longer than the one before, that start before `now`."""
+    decodes = s.num[DECODING]
+    ends = requests[lists[DECODING, 0]].ends
+    for at in range(decodes):
+        ends = min(ends, requests[lists[DECODING, at]].ends)
+    first = s.base + s.token * decodes + s.kv_token * (s.kv_tokens + decodes)
+    growth = s.kv_token * decodes
+    steps = min(ends - s.steps, _steps_within(now - s.clock, first, growth))
+    seconds = steps * first + growth * steps * (steps - 1) / 2
+    if growth > 0:
+        late = steps - min(steps, max(0, int(math.floor((s.limit - first) / growth)) + 1))
+    else:
+        late = 0 if first <= s.limit else steps
+    s.clock += seconds
+    s.kv_tokens += steps * decodes
+    _record(s, steps, decodes, steps * decodes, seconds, late)
+    _end_decodes(s, requests, lists)
+
+
+@numba.njit(cache=True)
+def _steps_within(seconds: float, first: float, growth: float) -> int:
+    """Return how many steps start within `seconds`; the first takes `first`, each next one `growth` more."""
+    if growth * seconds <= 1e-9 * first * first:
+        return max(1, int(math.ceil(seconds / first)))
+    half = first - growth / 2
+    return max(1, int(math.ceil((-half + math.sqrt(half * half + 2 * growth * seconds)) / growth)))
+
+
+@numba.njit(cache=True)
+def _record(s: Any, steps: int, decodes: int, tokens: int, seconds: float, late: int) -> None:
+    if s.num_observed < OBSERVED and (s.steps < OBSERVED or s.steps // _EVERY != (s.steps + steps) // _EVERY):
+        s.observed[s.num_observed, 0] = tokens // steps
+        s.observed[s.num_observed, 1] = s.kv_tokens
+        s.observed[s.num_observed, 2] = seconds / steps
+        s.num_observed += 1
+    s.steps += steps
+    s.step_seconds += seconds
+    s.prefilled += tokens - steps * decodes
+    s.decoded += steps * decodes
+    s.gaps += steps * decodes
+    s.late_gaps += late * decodes
+    s.late += late
+
+
+@numba.njit(cache=True)
+def _first_token(s: Any, requests: Any, lists: Any, row: int) -> None:
+    r = requests[row]
+    r.first, r.late_before = s.clock, s.late
+    r.ends = s.steps + r.generate - 1
+    if r.generate == 1:
+        _end(s, requests, row)
+    else:
+        _push(s, lists, DECODING, row)
+
+
+@numba.njit(cache=True)
+def _end_decodes(s: Any, requests: Any, lists: Any) -> None:
+    kept = 0
+    for at in range(s.num[DECODING]):
+        row = lists[DECODING, at]
+        if requests[row].ends <= s.steps:
+            _end(s, requests, row)
+        else:
+            lists[DECODING, kept] = row
+            kept += 1
+    s.num[DECODING] = kept
+
+
+@numba.njit(cache=True)
+def _end(s: Any, requests: Any, row: int) -> None:
+    r = requests[row]
+    s.kv_tokens -= r.prompt + r.generate - 1
+    s.ended += 1
+    s.ended_prompt += r.prompt
+    s.ended_generated += r.generate
+    r.end, r.met = s.clock, int(s.late == r.late_before)
+
+
+@numba.njit(cache=True)
+def _push(s: Any, lists: Any, kind: int, row: int) -> None:
+    lists[kind, s.num[kind]] = row
+    s.num[kind] += 1

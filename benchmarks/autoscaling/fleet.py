@@ -64,28 +64,32 @@ class Pod:
 
 
 Schedule = Callable[[float, Callable[[float], None]], None]
-Balancer = Callable[[random.Random, list[Pod]], Pod]
+# Chooses the pod of a request that arrives now.
+Balancer = Callable[[random.Random, list[Pod], float], Pod]
 
 
-def random_pod(rng: random.Random, pods: list[Pod]) -> Pod:
+def random_pod(rng: random.Random, pods: list[Pod], _: float = 0.0) -> Pod:
     """Choose a random pod, as kube-proxy does with iptables or nftables."""
     return pods[int(rng.random() * len(pods))]
 
 
-def least_loaded(rng: random.Random, pods: list[Pod]) -> Pod:
+def least_loaded(rng: random.Random, pods: list[Pod], now: float) -> Pod:
     """Choose the less loaded of two random pods (Mitzenmacher, 2001), as a gateway that counts connections does."""
     one, other = random_pod(rng, pods), random_pod(rng, pods)
-    return one if _load(one) <= _load(other) else other
+    return one if _load(one, now) <= _load(other, now) else other
 
 
-def least_loaded_of_all(rng: random.Random, pods: list[Pod]) -> Pod:
+def least_loaded_of_all(rng: random.Random, pods: list[Pod], now: float) -> Pod:
     """Choose the pod with the fewest requests in flight, as KubeAI's proxy and an endpoint picker do."""
-    least = min(_load(pod) for pod in pods)
-    return random_pod(rng, [pod for pod in pods if _load(pod) == least])
+    loads = [_load(pod, now) for pod in pods]
+    least = min(loads)
+    return random_pod(rng, [pod for pod, load in zip(pods, loads, strict=True) if load == least])
 
 
-def _load(pod: Pod) -> int:
+def _load(pod: Pod, now: float) -> int:
+    """Return the requests in flight at `now`: a router sees each response end."""
     assert pod.replica is not None
+    pod.replica.run_until(now)
     return pod.replica.in_flight
 
 
@@ -135,7 +139,7 @@ class Fleet:
             self.created += 1
             self.pods.append(Pod(str(self.created), now))
         order = (State.PENDING, State.STARTING, State.READY)
-        alive.sort(key=lambda pod: (order.index(pod.state), _load(pod) if pod.replica else 0, -pod.created))
+        alive.sort(key=lambda pod: (order.index(pod.state), _load(pod, now) if pod.replica else 0, -pod.created))
         for pod in alive[: max(0, len(alive) - replicas)]:
             self._delete(pod, now)
         self._schedule(now)
@@ -145,7 +149,7 @@ class Fleet:
         if not self.endpoints:
             self.log.lose(arrival)
             return
-        replica = self.balancer(self.rng, self.endpoints).replica
+        replica = self.balancer(self.rng, self.endpoints, arrival.time).replica
         assert replica is not None
         replica.run_until(arrival.time)
         replica.add(arrival)

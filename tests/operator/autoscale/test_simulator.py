@@ -13,14 +13,15 @@ import pytest
 from benchmarks.autoscaling.approximate import ApproximateReplica
 from benchmarks.autoscaling.device import A100_8B, CPU_135M, Device
 from benchmarks.autoscaling.exact import ExactReplica
-from benchmarks.autoscaling.fleet import Cluster, random_pod
+from benchmarks.autoscaling.fleet import Cluster, Pod, least_loaded, least_loaded_of_all, random_pod
 from benchmarks.autoscaling.policies.clairvoyant import clairvoyant
 from benchmarks.autoscaling.policies.fastgen import Operator
 from benchmarks.autoscaling.policies.fixed import Fixed
 from benchmarks.autoscaling.policies.hpa import Behavior, WaitingRequests
 from benchmarks.autoscaling.policies.knative import Concurrency
+from benchmarks.autoscaling.pool import Store, run_all
 from benchmarks.autoscaling.replica import Arrival, Engine, MakeReplica, ReplicaMetrics, RequestLog, Targets
-from benchmarks.autoscaling.results import figures, interval
+from benchmarks.autoscaling.results import Figures, figures, interval
 from benchmarks.autoscaling.simulation import Policy, Run, Scenario, View, simulate
 from benchmarks.autoscaling.traces import AZURE_CODE, AZURE_CONVERSATION, BURST_GPT, Lengths, Mix, Trace, traces
 from hypothesis import given, settings
@@ -101,6 +102,37 @@ def test_every_request_ends_once_if_clients_give_up() -> None:
     assert max(first - arrival for arrival, first, _, _ in result.log.served) < 10
 
 
+def test_clients_that_retry_add_load_and_are_never_counted_twice() -> None:
+    once, again = (
+        run(Fixed(1), rate=12.0, engine=Engine(A100_8B, GPU.targets, patience=5.0, retries=retries))
+        for retries in (0, 2)
+    )
+    arrivals = sorted(arrival.time for arrival in again.scenario.trace.arrivals(1))
+    ended = sorted([row[0] for row in again.log.served] + again.log.lost)
+    assert ended == pytest.approx(arrivals), "a request counts from its first attempt"
+    waits = [max(first - arrival for arrival, first, _, _ in result.log.served) for result in (once, again)]
+    assert waits[0] < 5 < waits[1]
+
+
+def test_a_comparison_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    def result(attainment: float) -> Figures:
+        return Figures(attainment, 1.0, 0.1, 0.2, 0.0, 3.0, 4.0, 5)
+
+    def fail() -> Figures:
+        raise AssertionError("this run is in the file")
+
+    path, settings_ = tmp_path / "runs.json", {"start": 60.0}
+    run_all([(("step", "KubeAI, 1", 1), lambda: result(0.25))], Store(path, settings_), jobs=1)
+    store = Store(path, settings_)
+    store.load()
+    run_all([(("step", "KubeAI, 1", 1), fail), (("step", "KubeAI, 1", 2), lambda: result(0.5))], store, jobs=2)
+    store = Store(path, settings_)
+    store.load()
+    assert [store.runs["step", "KubeAI, 1", seed].attainment for seed in (1, 2)] == [0.25, 0.5]
+    with pytest.raises(SystemExit, match="other settings"):
+        Store(path, {"start": 300.0}).load()
+
+
 def test_the_operator_in_the_simulator_knows_only_what_pods_and_metrics_show() -> None:
     subject = operator()
     run(subject, rate=9.0, seconds=240.0, gpus=8)
@@ -143,6 +175,22 @@ def test_an_interval_covers_the_mean_with_students_quantile() -> None:
     assert found.half == pytest.approx(4.30 / 3**0.5)
     assert found.show(100, 0) == "200 ± 248"
     assert interval([1.0]).show(1, 1) == "1.0"
+
+
+def test_a_router_sees_the_present_load_of_all_replicas() -> None:
+    """With the load of their last request, idle replicas would look busy, and the busy one would get all requests."""
+    log, pods = RequestLog(), []
+    for name in ("short", "long"):
+        pods.append(Pod(name, 0.0, replica=ApproximateReplica(GPU, log, 0.0)))
+    for pod, generate, requests in zip(pods, (5, 2000), (3, 1), strict=True):
+        assert pod.replica is not None
+        for _ in range(requests):
+            pod.replica.add(Arrival(0.0, 100, generate))
+        assert pod.replica.in_flight == requests
+    rng = random.Random(1)
+    assert {least_loaded_of_all(rng, pods, 0.0).name} == {"long"}
+    assert {least_loaded_of_all(rng, pods, 4.0).name} == {"short"}
+    assert {least_loaded(rng, pods, 4.0).name for _ in range(20)} == {"short", "long"}, "twice the same pod, at times"
 
 
 def test_the_fleet_holds_at_most_the_clusters_gpus() -> None:
@@ -205,6 +253,23 @@ def test_the_approximate_replica_is_within_three_percent_or_a_step_of_the_real_s
         place = int(share * len(arrivals))
         assert first[1][place] == pytest.approx(first[0][place], rel=0.03, abs=engine.targets.gap)
         assert ended[1][place] == pytest.approx(ended[0][place], rel=0.03)
+
+
+def test_a_replica_gives_the_same_results_whenever_someone_looks_at_it() -> None:
+    arrivals = poisson(AZURE_CONVERSATION, 6.0, 60.0)
+    logs = []
+    for every in (1, 7, 1000):
+        log = RequestLog()
+        replica = ApproximateReplica(GPU, log, 0.0)
+        for number, arrival in enumerate(arrivals):
+            replica.run_until(arrival.time)
+            replica.add(arrival)
+            if number % every == 0:
+                assert replica.in_flight > 0
+        replica.drain(1e6)
+        logs.append(sorted(log.served))
+    assert len(logs[0]) == len(arrivals)
+    assert logs[0] == logs[1] == logs[2]
 
 
 def test_a_replica_with_a_full_queue_rejects_and_counts_requests() -> None:

@@ -48,9 +48,7 @@ def main() -> None:
         default=SITUATIONS[0].name,
         help="; ".join(f"{situation.name}: {situation.what}" for situation in SITUATIONS).replace("%", "%%"),
     )
-    parser.add_argument(
-        "--exact", action="store_true", help="simulate replicas with the real scheduler: thirty times slower"
-    )
+    parser.add_argument("--exact", action="store_true", help="simulate replicas with the real scheduler: far slower")
     parser.add_argument("--plots", type=Path, help="folder to write plots to")
     parser.add_argument("--json", type=Path, help="JSON file of results; those it already has are not run again")
     parser.add_argument("--quick", action="store_true", help="run one short trace with two policies")

@@ -115,8 +115,7 @@ def compare(grid: Grid, store: Store, jobs: int) -> list[Row]:
             trace,
             configuration,
             tuple(
-                store.runs[trace.name, configuration.name, seed]
-                for seed in range(1, grid.num_seeds(configuration) + 1)
+                store.runs[trace.name, configuration.name, seed] for seed in range(1, grid.num_seeds(configuration) + 1)
             ),
         )
         for trace, configuration in found

@@ -62,7 +62,9 @@ class PolicyConfiguration:
     @property
     def is_swept(self) -> bool:
         """Whether it is one of several settings of which the best is known only afterwards."""
-        return self.tuned and self.is_rival or self.family == OURS and not self.setting.startswith("default")
+        if self.family == OURS:
+            return not self.setting.startswith("default")
+        return self.tuned and self.is_rival
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +136,11 @@ def policy_configurations(engine: Engine, limits: Limits, start: float, most: in
         most: maximum number of replicas.
     """
 
-    def ours(utilization: float) -> Callable[[Scenario], Policy]:
+    def ours(percent: int | None = None) -> Callable[[Scenario], Policy]:
         targets = {
             "timeToFirstTokenMilliseconds": round(1000 * engine.targets.first_token),
             "interTokenLatencyMilliseconds": round(1000 * engine.targets.gap),
-            "utilizationPercent": round(100 * utilization),
+            "utilizationPercent": percent,
         }
         spec = {"device": "cuda", "maxSequences": engine.device.max_sequences}
         return lambda _: Operator({"maxReplicas": most, "targets": targets}, spec)
@@ -177,9 +179,9 @@ def policy_configurations(engine: Engine, limits: Limits, start: float, most: in
     make, by_load = PolicyConfiguration, least_loaded_of_all
     in_flight = [share * limits.in_flight for share in _IN_FLIGHT]
     return (
-        make(OURS, "default", False, ours(0.85)),
-        *(make(OURS, f"utilization {100 * share:.0f} %", False, ours(share)) for share in (0.7, 0.6, 0.5)),
-        make(OURS, "default, least loaded of two", False, ours(0.85), least_loaded),
+        make(OURS, "default", False, ours()),
+        make(OURS, "default, least loaded of two", False, ours(), least_loaded),
+        *(make(OURS, f"utilization {percent} %", False, ours(percent)) for percent in (85, 70, 60, 50)),
         make("HPA on waiting", "5, default", False, waiting(5.0)),
         *(make("HPA on waiting", f"{threshold:g}", True, waiting(threshold)) for threshold in (2.0, 1.0)),
         make("Knative", "70 in flight, default", False, knative(70.0), least_loaded),

@@ -36,7 +36,7 @@ STATE: Final = np.dtype(
     + [(name, "i8") for name in (*_SIZES, *_COUNTS)]
     + [("num", "i8", (4,)), ("observed", "f8", (OBSERVED, 3))]
 )
-# One request. `ends`: the step of its last token; `late_before`: late steps before its first token; `met`: no later one.
+# One request. `ends`: the step of its last token; `late_before`: late steps before its first one; `met`: none after it.
 REQUEST: Final = np.dtype(
     [(name, "f8") for name in ("time", "first", "end")]
     + [(name, "i8") for name in ("prompt", "generate", "left", "ends", "late_before", "met")]
@@ -169,7 +169,7 @@ def _share(s: Any, requests: Any, lists: Any, decodes: int) -> int:
         within = max(0, int((s.gap - s.base - s.kv_token * s.kv_tokens) / s.token + 1e-9)) if s.token > 0 else room
         most = min(room, max(_MIN_PROMPT_TOKENS, within - decodes))
     share = _even_share(backlog, most)
-    return min(room, share, max(0, s.kv_capacity - s.kv_tokens - decodes))
+    return int(min(room, share, max(0, s.kv_capacity - s.kv_tokens - decodes)))
 
 
 @numba.njit(cache=True)
@@ -229,7 +229,7 @@ def _decode(s: Any, requests: Any, lists: Any, now: float) -> None:
     steps = min(ends - s.steps, _steps_within(now - s.clock, first, growth))
     seconds = steps * first + growth * steps * (steps - 1) / 2
     if growth > 0:
-        late = steps - min(steps, max(0, int(math.floor((s.limit - first) / growth)) + 1))
+        late = steps - min(steps, max(0, math.floor((s.limit - first) / growth) + 1))
     else:
         late = 0 if first <= s.limit else steps
     s.clock += seconds
@@ -242,9 +242,9 @@ def _decode(s: Any, requests: Any, lists: Any, now: float) -> None:
 def _steps_within(seconds: float, first: float, growth: float) -> int:
     """Return how many steps start within `seconds`; the first takes `first`, each next one `growth` more."""
     if growth * seconds <= 1e-9 * first * first:
-        return max(1, int(math.ceil(seconds / first)))
+        return max(1, math.ceil(seconds / first))
     half = first - growth / 2
-    return max(1, int(math.ceil((-half + math.sqrt(half * half + 2 * growth * seconds)) / growth)))
+    return max(1, math.ceil((-half + math.sqrt(half * half + 2 * growth * seconds)) / growth))
 
 
 @numba.njit(cache=True)

@@ -21,8 +21,9 @@ class Targets(ApiModel):
     """Target for the time between two consecutive tokens of a response, in milliseconds. The capacity of a replica is
     its token throughput with steps of this duration. The default is spec.engine.interTokenTarget, which bounds the
     engine's steps; if that is auto or off, it is 50."""
-    utilization_percent: int = Field(default=85, ge=10, le=100)
-    """Target utilization of each replica, as a percentage of its capacity. The remainder is headroom for bursts."""
+    utilization_percent: int | None = Field(default=None, ge=10, le=100)
+    """Target utilization of each replica, as a percentage of its capacity. The remainder is headroom for bursts. By
+    default, it is derived from the work of the mean request, the replicas' speed and the first-token target."""
 
 
 class ScalingPolicy(ApiModel):

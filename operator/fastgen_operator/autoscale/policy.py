@@ -10,6 +10,8 @@ from fastgen_operator.api.autoscaling import Autoscaling
 
 # Ratio of the scale-down to the scale-up utilization: 70 % at the default of 85 %.
 HYSTERESIS: Final = 0.70 / 0.85
+# Target utilization until it can be derived.
+DEFAULT_UTILIZATION: Final = 0.85
 # Inter-token target of engines that have none in milliseconds.
 DEFAULT_INTER_TOKEN_SECONDS: Final = 0.05
 
@@ -22,6 +24,7 @@ class Policy:
         min_replicas, max_replicas: bounds.
         first_token_seconds, inter_token_seconds: latency targets.
         utilization: target utilization of a replica, 0 to 1; the fleet grows above it.
+        derives_utilization: `utilization` is only the value until the replicas and requests are known.
         up_window: stabilization window for scaling up.
         down_window: stabilization window for scaling down.
         max_step: maximum share of the fleet to remove in one step, 0 to 1; at least one replica can be removed.
@@ -33,7 +36,8 @@ class Policy:
     max_replicas: int
     first_token_seconds: float = 1.0
     inter_token_seconds: float = DEFAULT_INTER_TOKEN_SECONDS
-    utilization: float = 0.85
+    utilization: float = DEFAULT_UTILIZATION
+    derives_utilization: bool = False
     up_window: float = 0.0
     down_window: float = 300.0
     max_step: float = 0.25
@@ -58,12 +62,14 @@ def policy_of(spec: Spec, replicas: int, scrape_seconds: float) -> Policy:
     """Return the policy of a spec. Without spec.autoscaling its bounds are the present number of `replicas`."""
     autoscaling = spec.autoscaling or Autoscaling(min_replicas=max(1, replicas), max_replicas=max(1, replicas))
     target = autoscaling.targets.inter_token_latency_milliseconds or spec.engine.inter_token_target
+    percent = autoscaling.targets.utilization_percent
     return Policy(
         min_replicas=autoscaling.min_replicas,
         max_replicas=autoscaling.max_replicas,
         first_token_seconds=autoscaling.targets.time_to_first_token_milliseconds / 1000,
         inter_token_seconds=target / 1000 if isinstance(target, int) else DEFAULT_INTER_TOKEN_SECONDS,
-        utilization=autoscaling.targets.utilization_percent / 100,
+        utilization=DEFAULT_UTILIZATION if percent is None else percent / 100,
+        derives_utilization=percent is None,
         up_window=autoscaling.scale_up.stabilization_seconds,
         down_window=autoscaling.scale_down.stabilization_seconds,
         max_step=autoscaling.scale_down.max_step_percent / 100,

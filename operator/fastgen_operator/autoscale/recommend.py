@@ -13,6 +13,7 @@ from fastgen_operator.autoscale.averages import WindowMaximum
 from fastgen_operator.autoscale.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, Sizing, counted
 from fastgen_operator.autoscale.demand import Demand
+from fastgen_operator.autoscale.headroom import derived_utilization
 from fastgen_operator.autoscale.needs import Need, explain_missing, missing_replicas, required_replicas
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
 from fastgen_operator.autoscale.policy import Policy
@@ -83,8 +84,19 @@ def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[D
         demand.slow.value > 0 or any(load.sample.backlog_tokens for load in fresh.values())
     ):
         return _held(state, Hold("CapacityUnknown", "the engines have not measured their speed yet"))
+    policy = _with_headroom(policy, state)
     needs = required_replicas(fleet, demand, fresh, loaded, speeds, policy)
     return _decide(policy, state, fleet, needs, now)
+
+
+def _with_headroom(policy: Policy, state: State) -> Policy:
+    """Return the policy with the utilization that follows from what was measured, if none is configured."""
+    capacity = state.speeds.capacity
+    if not policy.derives_utilization or capacity is None:
+        return policy
+    shape = state.demand.requests.mean
+    share = derived_utilization(shape, capacity.tokens_per_second, policy.first_token_seconds)
+    return replace(policy, utilization=share)
 
 
 def _within_bounds(policy: Policy, state: State) -> State:

@@ -111,7 +111,7 @@ def test_clients_that_retry_add_load_and_are_never_counted_twice() -> None:
     ended = sorted([row[0] for row in again.log.served] + again.log.lost)
     assert ended == pytest.approx(arrivals), "a request counts from its first attempt"
     waits = [max(first - arrival for arrival, first, _, _ in result.log.served) for result in (once, again)]
-    assert waits[0] < 5 < waits[1]
+    assert waits[0] < 8 < waits[1]
 
 
 def test_a_comparison_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:

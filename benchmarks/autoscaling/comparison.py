@@ -34,6 +34,10 @@ class Row:
     configuration: PolicyConfiguration
     runs: tuple[Figures, ...]
 
+    def first(self, seeds: int) -> Row:
+        """Return the row with its first runs only: rows are comparable over the same seeds."""
+        return Row(self.trace, self.configuration, self.runs[:seeds])
+
     @property
     def attainment(self) -> Interval:
         """Share of the requests in time."""
@@ -128,12 +132,14 @@ class Verdict:
 
     Attributes:
         ours: our default.
-        rival: the best row of another system at no more GPU-hours; None if all cost more.
+        paired: our default with the seeds that all other systems have.
+        rival: the best row of another system at no more GPU-hours than `paired`; None if all cost more.
         constant, clairvoyant: attainment of the baselines at our GPU-hours, interpolated.
     """
 
     trace: Trace
     ours: Row
+    paired: Row
     rival: Row | None
     constant: float | None
     clairvoyant: float | None
@@ -154,10 +160,14 @@ def verdicts(rows: Sequence[Row]) -> Iterator[Verdict]:
         if ours is None:
             continue
         hours = ours.gpu_hours.mean
-        rivals = [row for row in here if row.configuration.is_rival and row.gpu_hours.mean <= hours]
+        others = [row for row in here if row.configuration.is_rival]
+        seeds = min(len(row.runs) for row in (ours, *others))
+        paired = ours.first(seeds)
+        rivals = [row.first(seeds) for row in others if row.first(seeds).gpu_hours.mean <= paired.gpu_hours.mean]
         yield Verdict(
             trace,
             ours,
+            paired,
             max(rivals, key=lambda row: row.attainment.mean, default=None),
             at_cost([row for row in here if row.configuration.family == CONSTANT], hours),
             at_cost([row for row in here if row.configuration.family == CLAIRVOYANT], hours),

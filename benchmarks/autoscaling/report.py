@@ -55,9 +55,10 @@ def _told(verdict: Verdict) -> str:
     ours = verdict.ours
     parts = [f"FastGen's default: {_point(ours)}."]
     if verdict.rival is not None:
-        ahead = verdict.rival.attainment.mean - ours.attainment.mean
+        ahead = verdict.rival.attainment.mean - verdict.paired.attainment.mean
         parts.append(
-            f"The best other policy at no more GPU-hours is {verdict.rival.configuration.name}, "
+            f"With the {len(verdict.paired.runs)} seeds that all others have, it is {_point(verdict.paired)}, and the "
+            f"best other policy at no more GPU-hours is {verdict.rival.configuration.name}, "
             f"{_point(verdict.rival)}: {abs(100 * ahead):.1f} points {'ahead' if ahead > 0 else 'behind'}."
         )
     if verdict.constant is not None:
@@ -82,8 +83,8 @@ def draw(grid: Grid, rows: Sequence[Row], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     traces = list(dict.fromkeys(row.trace for row in rows))
-    figure, grid = pyplot.subplots(2, (len(traces) + 1) // 2, figsize=(13, 6.5), squeeze=False)
-    axes = [axis for line_ in grid for axis in line_]
+    figure, cells = pyplot.subplots(2, (len(traces) + 1) // 2, figsize=(13, 6.5), squeeze=False)
+    axes = [axis for line_ in cells for axis in line_]
     for axis, trace in zip(axes, traces, strict=False):
         for family, color in _COLORS.items():
             points = sorted(
@@ -105,8 +106,8 @@ def draw(grid: Grid, rows: Sequence[Row], folder: Path) -> None:
     pyplot.close(figure)
 
     shown = [trace for trace in traces if trace.name in ("step", "bursts")] or traces[:1]
-    figure, grid = pyplot.subplots(len(shown), 1, figsize=(11, 3 * len(shown)), squeeze=False)
-    for (axis,), trace in zip(grid, shown, strict=True):
+    figure, cells = pyplot.subplots(len(shown), 1, figsize=(11, 3 * len(shown)), squeeze=False)
+    for (axis,), trace in zip(cells, shown, strict=True):
         for family, color in _COLORS.items():
             found = [row for row in rows if row.trace is trace and row.configuration.family == family != CONSTANT]
             if found:

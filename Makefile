@@ -60,11 +60,12 @@ format: environment ## format the code
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-generate: environment ## rewrite the CRD, the reference pages and the dashboards from the code
+generate: environment ## rewrite the CRD, the reference pages, the dashboards and install.yaml
 	$(BIN)/python -m fastgen_operator.api.crd --write
 	$(BIN)/python -m fastgen_operator.api.reference --write
 	$(BIN)/python -m fastgen.commands.reference --write
 	cd charts && ../$(BIN)/python -m dashboards
+	cd charts && ../$(BIN)/python -m chart_files
 
 ENGINE_IMAGE ?= docker.io/library/fastgen-engine:dev
 ARGUMENTS ?=

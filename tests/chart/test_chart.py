@@ -18,6 +18,8 @@ from harness.chart import CHART, SYSTEM, Helm
 from support.namespace import Object
 
 Right = tuple[str, str, str]
+NO_USER_ROLES = ("--set", "rbac.aggregateToDefaultRoles=false")
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 
 
 def rights(role: Object) -> set[Right]:
@@ -60,7 +62,7 @@ def test_helm_lint_is_clean(helm: Helm) -> None:
 def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
     kinds = sorted(obj["kind"] for obj in helm.render())
     assert kinds == [
-        "ClusterRole",
+        *("ClusterRole", "ClusterRole", "ClusterRole"),
         "ClusterRoleBinding",
         "ConfigMap",
         "CustomResourceDefinition",
@@ -126,11 +128,18 @@ def test_the_admission_policy_applies_everywhere_and_can_be_disabled(helm: Helm)
 
 
 def test_the_operator_has_exactly_the_rights_that_it_uses(helm: Helm) -> None:
-    assert rights(helm.one("ClusterRole")) == used_rights()
+    assert rights(helm.one("ClusterRole", *NO_USER_ROLES)) == used_rights()
+
+
+def test_roles_can_be_left_to_the_administrator(helm: Helm) -> None:
+    off = ("--set", "rbac.create=false", "--set", "serviceAccount.create=false", *NO_USER_ROLES)
+    for scope in ("[]", '["one"]'):
+        kinds = {obj["kind"] for obj in helm.render("--set-json", f"watchNamespaces={scope}", *off)}
+        assert not kinds & {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}, scope
 
 
 def test_watched_namespaces_get_a_role_each_and_no_cluster_role(helm: Helm) -> None:
-    objects = helm.render("--set", "watchNamespaces={one,two}")
+    objects = helm.render("--set", "watchNamespaces={one,two}", *NO_USER_ROLES)
     assert not [obj for obj in objects if obj["kind"].startswith("ClusterRole")]
     everywhere = [obj for obj in objects if not obj["metadata"]["name"].endswith("-election")]
     binding = helm.one("ValidatingAdmissionPolicyBinding", "--set", "watchNamespaces={one,two}")["spec"]
@@ -144,12 +153,12 @@ def test_watched_namespaces_get_a_role_each_and_no_cluster_role(helm: Helm) -> N
     args = helm.one("Deployment", "--set", "watchNamespaces={one,two}")["spec"]["template"]["spec"]["containers"][0][
         "args"
     ]
-    assert args[-2:] == ["--namespace=one", "--namespace=two"]
+    assert [word for word in args if word.startswith("--namespace=")] == ["--namespace=one", "--namespace=two"]
 
 
 @pytest.mark.parametrize("release", ["fastgen", "prod"])
 def test_the_role_binding_refers_to_the_pods_service_account(helm: Helm, release: str) -> None:
-    text = helm.run("template", release, str(CHART), "--namespace", SYSTEM)
+    text = helm.run("template", release, str(CHART), "--namespace", SYSTEM, *NO_USER_ROLES)
     by_kind = {obj["kind"]: obj for obj in yaml.safe_load_all(text) if obj}
     name = by_kind["ServiceAccount"]["metadata"]["name"]
     assert by_kind["Deployment"]["spec"]["template"]["spec"]["serviceAccountName"] == name
@@ -160,13 +169,17 @@ def test_the_role_binding_refers_to_the_pods_service_account(helm: Helm, release
 
 def test_the_operator_accepts_its_rendered_command_line(helm: Helm) -> None:
     container = helm.one(
-        *("Deployment", "--set", "engine.image=registry.example/engine@sha256:1", "--set", "operator.verbose=true"),
+        *("Deployment", "--set", f"engine.image=registry.example/engine@{DIGEST}", "--set", "operator.verbose=true"),
         *("--set", "operator.resyncSeconds=7", "--set", "operator.relistSeconds=77", "--set", "watchNamespaces={a}"),
+        *("--set", "operator.workers=9", "--set-json", "operator.scrapeSeconds=2.5"),
+        *("--set", "operator.extraArgs={--request-seconds=60}", "--set", "engine.imagePullSecrets={one,two}"),
     )["spec"]["template"]["spec"]["containers"][0]
     settings = parse_settings(container["args"])
-    assert settings.engine_image == "registry.example/engine@sha256:1"
+    assert settings.engine_image == f"registry.example/engine@{DIGEST}"
     assert (settings.resync_seconds, settings.relist_seconds) == (7, 77)
     assert (settings.namespaces, settings.verbose) == (("a",), True)
+    assert (settings.scrape_seconds, settings.workers, settings.request_seconds) == (2.5, 9, 60)
+    assert settings.pods.image_pull_secrets == ("one", "two")
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"metrics": settings.metrics_port, "health": settings.health_port}
 
@@ -212,6 +225,19 @@ PLACEMENT: dict[str, Any] = {
     "tolerations": [{"key": "a", "operator": "Exists"}],
     "affinity": {"podAntiAffinity": {}},
     "priorityClassName": "high",
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 1,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {},
+        }
+    ],
+    "extraEnv": [{"name": "TZ", "value": "UTC"}],
+    "extraVolumes": [{"name": "more", "configMap": {"name": "more"}}],
+    "extraVolumeMounts": [{"name": "more", "mountPath": "/more", "readOnly": True}],
+    "podSecurityContext": {"runAsUser": 1000, "fsGroupChangePolicy": "OnRootMismatch"},
+    "securityContext": {"readOnlyRootFilesystem": False},
     "podLabels": {"team": "search"},
     "podAnnotations": {"note": "yes"},
 }
@@ -221,8 +247,18 @@ def test_every_value_of_the_operators_pod_is_rendered(helm: Helm) -> None:
     template = helm.one("Deployment", "--set-json", f"operator={json.dumps(PLACEMENT)}")["spec"]["template"]
     pod = template["spec"]
     assert pod["imagePullSecrets"] == [{"name": "mine"}]
-    for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+    for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName", "topologySpreadConstraints"):
         assert pod[name] == PLACEMENT[name], name
+    (container,) = pod["containers"]
+    assert container["env"][-1:] == PLACEMENT["extraEnv"]
+    assert pod["volumes"][-1:] == PLACEMENT["extraVolumes"]
+    assert container["volumeMounts"][-1:] == PLACEMENT["extraVolumeMounts"]
+    assert {item["name"] for item in pod["volumes"]} == {item["name"] for item in container["volumeMounts"]}
+    chosen = pod["securityContext"]
+    assert (chosen["runAsUser"], chosen["runAsGroup"], chosen["runAsNonRoot"]) == (1000, 65532, True)
+    assert chosen["fsGroupChangePolicy"] == "OnRootMismatch"
+    assert container["securityContext"]["readOnlyRootFilesystem"] is False
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
     assert template["metadata"]["labels"]["team"] == "search"
     assert template["metadata"]["annotations"] == {"note": "yes"}
 
@@ -240,6 +276,12 @@ def test_every_value_of_the_operators_pod_is_rendered(helm: Helm) -> None:
         ("watchNamespaces={Not_A_Name}", "/watchNamespaces/0"),
         ("operatorClass=Blue", "/operatorClass"),
         ("crd.install=maybe", "/crd/install"),
+        ("engine.image=engine@sha256:1", "/engine/image"),
+        ("imageRegistry=https://registry", "/imageRegistry"),
+        ("operator.extraArgs={verbose}", "/operator/extraArgs/0"),
+        ("operator.tolerations[0].efect=NoSchedule", "additional properties 'efect' not allowed"),
+        ("operator.securityContext.runAsRoot=true", "additional properties 'runAsRoot' not allowed"),
+        ("operator.networkPolicy.apiServer=null", "/operator/networkPolicy"),
     ],
 )
 def test_invalid_values_are_rejected_by_name(helm: Helm, value: str, words: str) -> None:
@@ -248,12 +290,37 @@ def test_invalid_values_are_rejected_by_name(helm: Helm, value: str, words: str)
     assert words in str(refused.value)
 
 
-def test_the_schema_covers_every_default_value() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
-    known = {f"{part}.{name}" for part, field in schema.items() for name in field.get("properties", ())}
-    given = {f"{part}.{name}" for part, field in values.items() if isinstance(field, dict) for name in field}
-    assert given == known
+def test_the_registry_is_put_in_front_of_both_images(helm: Helm) -> None:
+    container = helm.one(
+        *("Deployment", "--set", "imageRegistry=registry.example:5000/mirror", "--set", "engine.image=engine:1"),
+        *("--set", f"operator.image=operator:1@{DIGEST}"),
+    )["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == f"registry.example:5000/mirror/operator:1@{DIGEST}"
+    assert parse_settings(container["args"]).engine_image == "registry.example:5000/mirror/engine:1"
+
+
+def test_a_spread_constraint_counts_the_operators_pods_by_default(helm: Helm) -> None:
+    spread = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
+    spec = helm.one("Deployment", "--set-json", f"operator.topologySpreadConstraints={json.dumps(spread)}")["spec"]
+    assert spec["template"]["spec"]["topologySpreadConstraints"] == [{**spread[0], "labelSelector": spec["selector"]}]
+
+
+def test_users_get_rights_by_the_clusters_own_roles(helm: Helm) -> None:
+    roles = [obj for obj in helm.render() if "rules" in obj and obj["metadata"]["name"].endswith(("-view", "-edit"))]
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    granted: dict[str, set[Right]] = {}
+    for role in roles:
+        for label in role["metadata"]["labels"]:
+            if label.startswith(prefix):
+                granted.setdefault(label.removeprefix(prefix), set()).update(rights(role))
+    read = {(FASTGEN.group, FASTGEN.plural, verb) for verb in ("get", "list", "watch")}
+    write = {
+        (FASTGEN.group, FASTGEN.plural, verb) for verb in ("create", "delete", "deletecollection", "patch", "update")
+    }
+    scale = {(FASTGEN.group, f"{FASTGEN.plural}/scale", verb) for verb in ("patch", "update")}
+    parts = {(FASTGEN.group, f"{FASTGEN.plural}/{part}", "get") for part in ("status", "scale")}
+    everything = read | write | scale | parts
+    assert granted == {"view": read | parts, "edit": everything, "admin": everything}
 
 
 def test_the_notes_show_the_next_commands(helm: Helm) -> None:

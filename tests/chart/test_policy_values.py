@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.commands import CommandError
+from fastgen_operator.children.metadata import HTTP_PORT
 from fastgen_operator.children.network_policy import CLUSTER_DNS, HTTPS_ANYWHERE
 from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
+from fastgen_operator.kinds import OWNER_LABEL
 from fastgen_operator.runtime.settings import Settings, parse_settings
 from harness.chart import SYSTEM, Helm
+
+MONITORING = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
 
 
 def settings(helm: Helm, *args: str) -> Settings:
@@ -86,8 +91,41 @@ def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm)
     assert endpoint["port"] in {port["name"] for port in container(helm)["ports"]}
     assert endpoint["honorLabels"] is True, "namespace and name are those of the FastGenDeployment"
     policy = helm.one("NetworkPolicy", *enabled)["spec"]
-    assert (policy["podSelector"]["matchLabels"], policy["policyTypes"]) == (selector, ["Ingress"])
+    assert (policy["podSelector"]["matchLabels"], policy["policyTypes"]) == (selector, ["Ingress", "Egress"])
     assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == ["metrics"]
+
+
+def test_the_operator_may_connect_to_the_api_server_dns_and_engines_only(helm: Helm) -> None:
+    rules = helm.one(
+        *("NetworkPolicy", "--set", "operator.networkPolicy.enabled=true"),
+        *("--set-json", 'operator.networkPolicy.apiServer=[{"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}]'),
+    )["spec"]["egress"]
+    api_server, dns, engines = rules
+    assert api_server == {"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}
+    assert dns["to"] == list(CLUSTER_DNS)
+    assert {(port["port"], port["protocol"]) for port in dns["ports"]} == {(53, "UDP"), (53, "TCP")}
+    ((peer,), (port,)) = engines["to"], engines["ports"]
+    assert peer["namespaceSelector"] == {}
+    (expression,) = peer["podSelector"]["matchExpressions"]
+    assert (expression["key"], expression["operator"]) == (OWNER_LABEL, "Exists")
+    assert port == {"port": HTTP_PORT, "protocol": "TCP"}
+
+
+def test_the_alerts_are_those_of_the_page(helm: Helm) -> None:
+    assert not [obj for obj in helm.render() if obj["kind"] == "PrometheusRule"]
+    on = ("--set", "prometheusRule.enabled=true", "--set", "prometheusRule.labels.release=mine")
+    rule = helm.one("PrometheusRule", *on)
+    assert rule["metadata"]["labels"]["release"] == "mine"
+    rules = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    assert rules
+    assert all(f"| {alert['alert']} |" in MONITORING for alert in rules)
+
+
+def test_what_can_be_switched_off_is_off(helm: Helm) -> None:
+    off = ("operator.podDisruptionBudget", "dashboards", "admissionPolicy")
+    args = [word for name in off for word in ("--set", f"{name}.enabled=false")]
+    kinds = {obj["kind"] for obj in helm.render("--set", "operator.replicas=2", *args)}
+    assert not kinds & {"PodDisruptionBudget", "ConfigMap", "ValidatingAdmissionPolicy"}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +133,8 @@ def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm)
     [
         ("engine.networkPolicy.dns=null", "/engine/networkPolicy"),
         ("engine.networkPolicy.dns={}", "/engine/networkPolicy/dns"),
+        ("engine.networkPolicy.dns[0].podSelektor=x", "additional properties 'podSelektor' not allowed"),
+        ("engine.networkPolicy.modelSources[0].port=443", "additional properties 'port' not allowed"),
         ("engine.podMonitor.enabled=perhaps", "/engine/podMonitor/enabled"),
         ("monitoring.prometheus={monitoring}", "/monitoring/prometheus/0"),
         ("egress.httpProxy=proxy:3128", "/egress/httpProxy"),

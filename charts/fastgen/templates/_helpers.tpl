@@ -81,6 +81,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [list, create, patch]
 {{- end -}}
 
+{{- /* An image with the registry in front of it. */ -}}
+{{- define "fastgen.image" -}}
+{{- if .registry }}{{ trimSuffix "/" .registry }}/{{ end }}{{ .image -}}
+{{- end -}}
+
+{{- /* The fields of the first map, replaced by those of the second, also by false, which Helm's merge ignores. */ -}}
+{{- define "fastgen.replaced" -}}
+{{- $fields := deepCopy (index . 0) -}}
+{{- range $name, $value := index . 1 -}}
+{{- $_ := set $fields $name $value -}}
+{{- end -}}
+{{- toYaml $fields -}}
+{{- end -}}
+
 {{- /* Peers for the engines' NetworkPolicies. */ -}}
 {{- define "fastgen.neighbours" -}}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}

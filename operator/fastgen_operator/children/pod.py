@@ -46,6 +46,7 @@ def build_pod_spec(name: str, spec: Spec, engine_image: str, settings: PodSettin
             *_api_key_volume(spec),
             *settings.volumes,
         ],
+        **without_empty({"imagePullSecrets": [{"name": secret} for secret in settings.image_pull_secrets]}),
         **_placement(name, spec.scheduling),
     }
 

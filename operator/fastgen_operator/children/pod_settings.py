@@ -1,4 +1,4 @@
-"""Settings of the operator that apply to every pod it creates: image, user ids, proxy and certificate authorities."""
+"""Settings of the operator for every pod it creates: pull secrets, user ids, proxy and certificate authorities."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class PodSettings:
         ca_config_map: ConfigMap in each resource's namespace with the certificate authorities to trust; empty for
             those of the image.
         ca_key: its key with the certificates, in PEM.
+        image_pull_secrets: names of Secrets in each resource's namespace, with which the kubelet pulls the images.
         fixed_user: run as `USER_ID`. False leaves user and groups to the cluster, as OpenShift requires.
     """
 
@@ -35,6 +36,7 @@ class PodSettings:
     no_proxy: str = ""
     ca_config_map: str = ""
     ca_key: str = "ca.crt"
+    image_pull_secrets: tuple[str, ...] = ()
     fixed_user: bool = True
 
     @property

@@ -171,6 +171,14 @@ def _add_pods(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ca-key", default=PLAIN_PODS.ca_key, metavar="KEY", help="its key with the certificates")
     parser.add_argument(
+        "--image-pull-secret",
+        action="append",
+        default=[],
+        dest="image_pull_secrets",
+        metavar="NAME",
+        help="Secret in their namespace with which their images are pulled; repeatable",
+    )
+    parser.add_argument(
         "--no-fixed-user",
         action="store_false",
         dest="fixed_user",

@@ -41,6 +41,12 @@ def pods(settings: PodSettings) -> dict[str, Object]:
     return found
 
 
+def test_the_kubelet_pulls_every_image_with_the_secrets() -> None:
+    for what, pod in pods(PodSettings(image_pull_secrets=("one", "two"))).items():
+        assert pod["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}], what
+    assert not any("imagePullSecrets" in pod for pod in pods(PodSettings()).values())
+
+
 def containers(pod: Object) -> list[Object]:
     return [*pod.get("initContainers", ()), *pod["containers"]]
 

@@ -1,0 +1,24 @@
+"""The generated files, by path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from chart_files.values_page import values_page
+
+ROOT: Final = Path(__file__).parents[2]
+CHART: Final = ROOT / "charts" / "fastgen"
+
+
+def texts() -> dict[Path, str]:
+    """Return the text of each generated file."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    return {ROOT / "docs/reference/helm-values.md": values_page((CHART / "values.yaml").read_text(), schema)}
+
+
+def write() -> None:
+    """Write the generated files."""
+    for path, text in texts().items():
+        path.write_text(text)

@@ -65,7 +65,7 @@ generate: environment ## rewrite the CRD, the reference pages, the dashboards an
 	$(BIN)/python -m fastgen_operator.api.reference --write
 	$(BIN)/python -m fastgen.commands.reference --write
 	cd charts && ../$(BIN)/python -m dashboards
-	cd charts && ../$(BIN)/python -m chart_files
+	PYTHONPATH=tests:charts $(BIN)/python -m chart_files
 
 ENGINE_IMAGE ?= docker.io/library/fastgen-engine:dev
 ARGUMENTS ?=

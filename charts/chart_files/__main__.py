@@ -1,8 +1,9 @@
-"""Write the files that are generated from the chart: `cd charts && python -m chart_files`."""
+"""Write the files that are generated from the chart: `PYTHONPATH=tests:charts python -m chart_files`."""
 
 from __future__ import annotations
 
 from chart_files.files import write
+from cluster.programs import ensure_programs
 
 if __name__ == "__main__":
-    write()
+    write(ensure_programs() / "helm")

@@ -6,19 +6,23 @@ import json
 from pathlib import Path
 from typing import Final
 
+from chart_files.install_manifest import install_manifest
 from chart_files.values_page import values_page
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "charts" / "fastgen"
 
 
-def texts() -> dict[Path, str]:
-    """Return the text of each generated file."""
+def texts(helm: Path) -> dict[Path, str]:
+    """Return the text of each generated file; `helm` is the program."""
     schema = json.loads((CHART / "values.schema.json").read_text())
-    return {ROOT / "docs/reference/helm-values.md": values_page((CHART / "values.yaml").read_text(), schema)}
+    return {
+        ROOT / "docs/reference/helm-values.md": values_page((CHART / "values.yaml").read_text(), schema),
+        ROOT / "install.yaml": install_manifest(helm, CHART),
+    }
 
 
-def write() -> None:
+def write(helm: Path) -> None:
     """Write the generated files."""
-    for path, text in texts().items():
+    for path, text in texts(helm).items():
         path.write_text(text)

@@ -158,8 +158,7 @@ def test_watched_namespaces_get_a_role_each_and_no_cluster_role(helm: Helm) -> N
 
 @pytest.mark.parametrize("release", ["fastgen", "prod"])
 def test_the_role_binding_refers_to_the_pods_service_account(helm: Helm, release: str) -> None:
-    text = helm.run("template", release, str(CHART), "--namespace", SYSTEM, *NO_USER_ROLES)
-    by_kind = {obj["kind"]: obj for obj in yaml.safe_load_all(text) if obj}
+    by_kind = {obj["kind"]: obj for obj in helm.render(*NO_USER_ROLES, release=release)}
     name = by_kind["ServiceAccount"]["metadata"]["name"]
     assert by_kind["Deployment"]["spec"]["template"]["spec"]["serviceAccountName"] == name
     subject = {"kind": "ServiceAccount", "name": name, "namespace": SYSTEM}

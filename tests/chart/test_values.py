@@ -82,8 +82,8 @@ def test_every_value_is_described() -> None:
     ] == ["operator.logFormat"]
 
 
-def test_the_generated_files_are_current() -> None:
-    for path, text in texts().items():
+def test_the_generated_files_are_current(helm: Helm) -> None:
+    for path, text in texts(helm.program).items():
         assert path.read_text() == text, f"{path.name}: run `make generate`"
 
 

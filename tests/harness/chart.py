@@ -12,6 +12,7 @@ from cluster.controlplane import ControlPlane
 from support.namespace import Object
 
 CHART = Path(__file__).parents[2] / "charts" / "fastgen"
+CRD_CHART = CHART.with_name("fastgen-crds")
 SYSTEM = "fastgen-system"
 SERVICE_ACCOUNT = "fastgen-operator"
 
@@ -46,7 +47,15 @@ class Helm:
         return run([self.program, *args])
 
     def render(self, *args: str, release: str = "fastgen") -> list[Object]:
-        """Return the rendered objects of the chart; `args` set values."""
+        """Return the rendered objects of the chart without its tests; `args` set values."""
+        return self.render_with_tests("--skip-tests", *args, release=release)
+
+    def tests(self, *args: str, release: str = "fastgen") -> list[Object]:
+        """Return what `helm test` creates."""
+        return [obj for obj in self.render_with_tests(*args, release=release) if _is_test(obj)]
+
+    def render_with_tests(self, *args: str, release: str = "fastgen") -> list[Object]:
+        """Return the rendered objects of the chart and of its tests."""
         text = self.run("template", release, str(CHART), "--namespace", SYSTEM, *args)
         return [document for document in yaml.safe_load_all(text) if document]
 
@@ -54,3 +63,7 @@ class Helm:
         """Return the only object of a kind."""
         (found,) = [obj for obj in self.render(*args) if obj["kind"] == kind]
         return found
+
+
+def _is_test(obj: Object) -> bool:
+    return obj["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"

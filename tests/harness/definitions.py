@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +46,9 @@ POD_MONITOR_CRD: Final = Definition(
     "v0.85.0",
     "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
     "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+)
+PROMETHEUS_RULE_CRD: Final = replace(
+    POD_MONITOR_CRD, path="example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml"
 )
 INFERENCE_POOL_CRD: Final = Definition(
     "sigs.k8s.io/gateway-api-inference-extension",

@@ -95,6 +95,35 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- toYaml $fields -}}
 {{- end -}}
 
+{{- /* Parts of every pod of the chart. */ -}}
+{{- define "fastgen.podSecurityContext" -}}
+{{- $user := ternary (dict "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532) dict .Values.podSecurity.fixedUser -}}
+{{- $restricted := merge (dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault")) $user -}}
+{{- include "fastgen.replaced" (list $restricted .Values.operator.podSecurityContext) -}}
+{{- end -}}
+
+{{- define "fastgen.containerSecurityContext" -}}
+{{- $confined := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true -}}
+{{- $_ := set $confined "capabilities" (dict "drop" (list "ALL")) -}}
+{{- include "fastgen.replaced" (list $confined .Values.operator.securityContext) -}}
+{{- end -}}
+
+{{- define "fastgen.pullSecrets" -}}
+{{- with .Values.operator.imagePullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Annotations of what `helm test` creates, in the order of the weights. */ -}}
+{{- define "fastgen.testHook" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
 {{- /* Peers for the engines' NetworkPolicies. */ -}}
 {{- define "fastgen.neighbours" -}}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}

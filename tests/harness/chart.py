@@ -66,4 +66,4 @@ class Helm:
 
 
 def _is_test(obj: Object) -> bool:
-    return obj["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"
+    return bool(obj["metadata"].get("annotations", {}).get("helm.sh/hook") == "test")

@@ -335,6 +335,11 @@ class ServerConfig:
         maximum=86400,
         unit="seconds",
     )
+    ui: bool = setting_field(
+        False,
+        "Serve a page at /ui: a chat playground and a live picture of the steps. Its requests need the API key.",
+        kind="switch",
+    )
     drain_seconds: int = setting_field(
         60,
         "How long running requests may continue after SIGTERM. Then they end with finish_reason abort.",

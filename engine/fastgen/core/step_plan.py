@@ -98,11 +98,14 @@ class StepPlan:
     @property
     def num_decode_tokens(self) -> int:
         """Tokens that their sequences sampled last. The others belong to prompts, or are computed once more."""
-        return self.num_continued + sum(
+        return self.num_continued + sum(map(self.is_decode, range(self.num_continued, len(self.sequences))))
+
+    def is_decode(self, index: int) -> bool:
+        """Return whether a chunk is the token that its sequence sampled last."""
+        return index < self.num_continued or (
             self.samples[index]
             and self.ends[index] - self.starts[index] == 1
             and self.starts[index] >= self.sequences[index].num_prompt_tokens
-            for index in range(self.num_continued, len(self.sequences))
         )
 
 

@@ -35,6 +35,7 @@ from fastgen.engine.messages import (
     Shutdown,
     StepReport,
     TokenOutput,
+    Watch,
 )
 from fastgen.engine.watchdog import Watchdog
 
@@ -189,6 +190,11 @@ class EngineClient:
         """End a request, if it has not ended; its receiver gets no more outputs."""
         if self.in_flight.close(request_id) and self.alive:
             self._send(Cancel(request_id))
+
+    def watch(self, *, on: bool) -> None:
+        """Let the engine add a trace to its reports from now on, or stop doing so."""
+        if self.alive:
+            self._send(Watch(on))
 
     def abort_all(self) -> None:
         """End all requests with finish reason `abort`; their outputs so far remain valid."""

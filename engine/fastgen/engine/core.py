@@ -26,6 +26,7 @@ from fastgen.core.stats import StepStats
 from fastgen.core.step_model import StepModel
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
+from fastgen.core.step_trace import StepTrace
 from fastgen.engine.messages import StepReport, TokenOutput
 from fastgen.engine.pooling import Pools
 from fastgen.model.step_input import StepInput, StepInputBuilder
@@ -165,6 +166,7 @@ class Engine:
 
     Attributes:
         step_model: predicts step times, updated with every step. Pass one in to seed it with measured times.
+        is_watched: whether reports have a trace.
     """
 
     def __init__(
@@ -179,6 +181,7 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._grammars = grammars
+        self.is_watched = False
         self._prefix_caching = config.prefix_caching
         self.step_model = step_model or StepModel()
         self._scheduler = Scheduler.of(
@@ -267,7 +270,7 @@ class Engine:
         stats.eager_reason = result.eager_reason
         self._last_settled = now
         self.step_model.observe(launched.plan.num_tokens, launched.plan.kv_tokens, stats.step_seconds)
-        return self.report(outputs, stats)
+        return self.report(outputs, stats, launched.plan)
 
     def _launch(self) -> bool:
         """Schedule and launch a step. Return False if there is none to launch before the next results."""
@@ -371,10 +374,13 @@ class Engine:
         if self._grammars is not None:
             self._grammars.prepare()
 
-    def report(self, outputs: list[TokenOutput], stats: StepStats | None = None) -> StepReport:
-        """Return `outputs` with the current state; without `stats` if no step was run."""
+    def report(
+        self, outputs: list[TokenOutput], stats: StepStats | None = None, plan: StepPlan | None = None
+    ) -> StepReport:
+        """Return `outputs` with the current state; without `stats` and `plan` if no step was run."""
         state = self._scheduler.stats(self._clock())
-        return StepReport(outputs, stats or StepStats(), state, self.step_model.coefficients)
+        trace = StepTrace.of(plan, self._scheduler.running, self._scheduler.waiting) if self.is_watched else None
+        return StepReport(outputs, stats or StepStats(), state, self.step_model.coefficients, trace)
 
     def _compile(self, grammar: Grammar | None) -> Future[NewConstraint] | None:
         if grammar is None:

@@ -1,6 +1,6 @@
 """Messages between the server and the engine process: msgspec structs over a ZeroMQ PAIR socket.
 
-server  -> engine   Add, Cancel, Shutdown
+server  -> engine   Add, Cancel, Watch, Shutdown
 engine  -> server   Loading*, then Ready or Failed; after Ready a StepReport per step; Failed before an exit on error
 """
 
@@ -11,6 +11,7 @@ import msgspec
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_output import TokenLogprobs
+from fastgen.core.step_trace import StepTrace
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
@@ -25,11 +26,17 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
     request_id: str
 
 
+class Watch(msgspec.Struct, tag="watch", frozen=True):
+    """Add a trace to every report from now on, or stop doing so. A report follows, also without work."""
+
+    on: bool
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """Exit now and drop unfinished requests."""
 
 
-Command = Add | Cancel | Shutdown
+Command = Add | Cancel | Watch | Shutdown
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,12 +107,14 @@ class StepReport(msgspec.Struct, tag="step", frozen=True):
         step: counters of the step; all 0 if the report comes without one.
         scheduler: the state after it.
         step_model: (a, b, c) of the fit step = a + b * tokens + c * kv_tokens, in seconds; zeros until there is one.
+        trace: the step by request, while somebody watches.
     """
 
     outputs: list[TokenOutput]
     step: StepStats
     scheduler: SchedulerStats
     step_model: tuple[float, float, float]
+    trace: StepTrace | None = None
 
 
 Event = Loading | Ready | Failed | StepReport

@@ -33,6 +33,7 @@ from fastgen.engine.messages import (
     Ready,
     Shutdown,
     TokenOutput,
+    Watch,
 )
 from fastgen.kernels.cpu import environment
 from fastgen.runner.device_errors import first_line, is_device_failure, is_out_of_memory
@@ -95,7 +96,7 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
     channel.send(Ready(loaded.info))
     is_rested = False
     while True:
-        cancelled = False
+        owes_report = False
         rejected: list[TokenOutput] = []
         commands = channel.receive(wait=0.0 if engine.has_work else None if is_rested else _IDLE_SECONDS)
         if not commands and not engine.has_work:
@@ -113,10 +114,13 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
                         log.error("request %s rejected: %s", request.id, error)
                         rejected.append(_aborted(request.id))
                 case Cancel(request_id):
-                    cancelled |= engine.cancel(request_id)
+                    owes_report |= engine.cancel(request_id)
+                case Watch(on):
+                    engine.is_watched = on
+                    owes_report = True
                 case Shutdown():
                     return
-        if rejected or (cancelled and not engine.has_work):
+        if rejected or (owes_report and not engine.has_work):
             channel.send(engine.report(rejected))
         if engine.has_work:
             is_rested = False

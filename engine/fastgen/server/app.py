@@ -17,7 +17,7 @@ from fastgen.config import ServerConfig
 from fastgen.core.request import RequestError
 from fastgen.server import openapi, probes
 from fastgen.server.http import errors, request_context
-from fastgen.server.http.auth import KeyCheck, KeyRing
+from fastgen.server.http.auth import OPEN_PATHS, KeyCheck, KeyRing
 from fastgen.server.http.body_limit import BodyLimit
 from fastgen.server.http.connection import is_kept
 from fastgen.server.http.errors import APIError
@@ -28,6 +28,8 @@ from fastgen.server.openai.other_routes import missing_route
 from fastgen.server.openai.response_api import endpoint as responses
 from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.service import Service
+from fastgen.server.ui import routes as ui
+from fastgen.server.ui.step_feed import StepFeed
 from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
@@ -36,13 +38,19 @@ log = logging.getLogger("fastgen.server")
 _NOT_REJECTED = frozenset({"engine_dead", "deadline_exceeded", "internal_error", "out_of_memory"})
 
 
-def create_app(service: Service, config: ServerConfig, keys: KeyRing, tracer: Tracer | None) -> ASGIApp:
-    """Return the application; `tracer` is None if tracing is off."""
-    app: ASGIApp = _endpoints(service)
+def create_app(
+    service: Service, config: ServerConfig, keys: KeyRing, tracer: Tracer | None, steps: StepFeed | None = None
+) -> ASGIApp:
+    """Return the application; `tracer` is None if tracing is off, `steps` if there is no page."""
+    endpoints = _endpoints(service)
+    if steps is not None:
+        endpoints.include_router(ui.router(steps))
+    app: ASGIApp = endpoints
     app = BodyLimit(app, max_bytes=config.max_body_size)
     app = OpenRequests(app, service.lifecycle, lambda error: _record_rejection(service, error))
     if keys:
-        app = KeyCheck(app, keys, lambda error: _record_rejection(service, error))
+        open_paths = OPEN_PATHS if steps is None else OPEN_PATHS | ui.STATIC_PATHS
+        app = KeyCheck(app, keys, lambda error: _record_rejection(service, error), open_paths)
     if config.allowed_origins is not None:
         app = CORSMiddleware(
             app,

@@ -21,6 +21,7 @@ from fastgen import exit_codes
 from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
 from fastgen.engine.client import EngineClient, EngineStartError
 from fastgen.engine.launch import Launch
+from fastgen.engine.messages import StepReport
 from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
 from fastgen.server.app import create_app
@@ -34,6 +35,7 @@ from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.service import Service
 from fastgen.server.serving.task import ServedTask
+from fastgen.server.ui.step_feed import StepFeed
 from fastgen.text.reasoning import reasoning_format
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.registry import choose_format
@@ -150,11 +152,12 @@ class Server:
             self.server_config.max_queued_requests,
             self.server_config.trust_request_chat_template,
         )
+        self._steps = StepFeed() if self.server_config.ui else None
         self._stop_requested = asyncio.Event()
         self._second_signal = asyncio.Event()
         self._http = _HTTPServer(
             uvicorn.Config(
-                create_app(self._service, self.server_config, self.keys, self.tracer),
+                create_app(self._service, self.server_config, self.keys, self.tracer, self._steps),
                 http=connection_class(self.server_config.request_read_seconds),
                 log_config=None,
                 access_log=False,
@@ -178,6 +181,8 @@ class Server:
             return await self._load_and_serve()
         finally:
             self._http.should_exit = True
+            if self._steps is not None:
+                self._steps.close()
             await serving
             if self.tracer is not None:
                 await self.tracer.close()
@@ -204,6 +209,11 @@ class Server:
         finally:
             await model.engine.stop()
 
+    def _record(self, report: StepReport) -> None:
+        self._metrics.record(report)
+        if self._steps is not None:
+            self._steps.record(report)
+
     async def _load(self) -> ServedModel:
         """Load the tokenizer here while the engine process loads the weights."""
         # The local path: the download is complete, so the engine process does not contact the hub.
@@ -214,7 +224,7 @@ class Server:
                 self.launch,
                 config,
                 self._lifecycle.set_loading_progress,
-                on_report=self._metrics.record,
+                on_report=self._record,
                 step_timeout=self.server_config.step_timeout_seconds,
             )
         )
@@ -265,6 +275,8 @@ class Server:
             log.info("defaults of generation_config.json: %s; --generation-config none ignores them", named)
         address = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.1f s", address, port, time.monotonic() - self.started)
+        if self._steps is not None:
+            log.info("page: http://%s:%d/ui", address, port)
 
     async def _drain(self, engine: EngineClient, dead: asyncio.Task[None]) -> int:
         """Let open requests finish within the drain time, then abort the rest, which keep their output so far.

@@ -88,14 +88,17 @@ class KeyRing:
 class KeyCheck:
     """Middleware that rejects requests without a valid key with 401, except for paths that need none."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, on_rejection: Callable[[APIError], object]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing, on_rejection: Callable[[APIError], object], open_paths: frozenset[str]
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
         self._on_rejection = on_rejection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             authorization = Headers(scope=scope).get("authorization", "")
             if not self._keys.allows(authorization):
                 message = (

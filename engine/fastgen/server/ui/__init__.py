@@ -1,0 +1,1 @@
+"""The page of `fastgen serve --ui`: its files, and the stream of steps that feeds it."""

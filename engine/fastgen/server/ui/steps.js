@@ -162,9 +162,9 @@ function drawQueue() {
   const state = latest.state, more = state.num_waiting + state.num_swapped - latest.queue.length;
   at("queue-text").textContent =
     `${state.num_running} running, ${state.num_waiting} waiting${state.num_swapped ? `, ${state.num_swapped} swapped` : ""}; ` +
-    `${state.backlog_prompt_tokens} prompt tokens to compute` +
+    `backlog ${state.backlog_prompt_tokens} tokens` +
     `${state.oldest_waiting_seconds ? `, the oldest waits ${state.oldest_waiting_seconds.toFixed(1)} s` : ""}`;
-  list(at("queue"), latest.queue, "tokens");
+  list(at("queue"), latest.queue, "token");
   if (more > 0) at("queue").append(`and ${more} more`);
 }
 function drawBlocks() {
@@ -181,7 +181,7 @@ function drawBlocks() {
       return part;
     }),
   );
-  list(at("owners"), latest.blocks, "blocks");
+  list(at("owners"), latest.blocks, "block");
 }
 function list(parent, rows, unit) {
   parent.replaceChildren(
@@ -189,7 +189,7 @@ function list(parent, rows, unit) {
       const item = document.createElement("li"), dot = document.createElement("span");
       dot.className = "dot";
       dot.style.background = colour(id);
-      item.append(dot, `${name(id)} ${count} ${unit}`);
+      item.append(dot, `${name(id)} ${count} ${unit}${count === 1 ? "" : "s"}`);
       item.title = id;
       return item;
     }),

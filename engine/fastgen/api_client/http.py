@@ -66,7 +66,18 @@ class Remote:
         Raises:
             RemoteError: the server cannot be reached, returns an error, or ends the stream early.
         """
-        with self._answer("POST", path, {**body, "stream": True}) as answer:
+        yield from self._events("POST", path, {**body, "stream": True})
+
+    def events(self, path: str) -> Iterator[dict[str, Any]]:
+        """Yield the events of a stream without end; closing the iterator closes the connection.
+
+        Raises:
+            RemoteError: the server cannot be reached, returns an error, or ends the stream.
+        """
+        yield from self._events("GET", path, None)
+
+    def _events(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+        with self._answer(method, path, body) as answer:
             for line in answer:
                 if not line.startswith(b"data:"):
                     continue

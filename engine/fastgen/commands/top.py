@@ -16,10 +16,12 @@ from rich.text import Text
 from fastgen.api_client.api_keys import own_key
 from fastgen.api_client.http import Remote, RemoteError
 from fastgen.api_client.metrics import Interval, Scrape
+from fastgen.api_client.steps import ShownStep, StepWatch
 from fastgen.commands.flags import Subcommands, add_command
 from fastgen.config import ConfigError
 
 _BAR = 30
+_STEPS = 12  # that are shown
 
 
 def add(commands: Subcommands) -> None:
@@ -46,15 +48,16 @@ def run(options: argparse.Namespace) -> int:
         return Scrape.parse(remote.get("/metrics"), time.monotonic())
 
     console = Console(file=sys.stdout)
+    before = scrape()  # the error of a server that cannot be reached
+    steps = StepWatch(remote, _STEPS)
     if options.once:
-        before = scrape()
         time.sleep(options.interval)
-        console.print(view(options.url, Interval(before, scrape())))
+        console.print(view(options.url, Interval(before, scrape()), steps))
         return 0
-    return _watch(options.url, options.interval, scrape, console)
+    return _watch(options.url, options.interval, scrape, steps, console)
 
 
-def _watch(url: str, interval: float, scrape: Callable[[], Scrape], console: Console) -> int:
+def _watch(url: str, interval: float, scrape: Callable[[], Scrape], steps: StepWatch, console: Console) -> int:
     before = scrape()
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
@@ -64,15 +67,31 @@ def _watch(url: str, interval: float, scrape: Callable[[], Scrape], console: Con
             except RemoteError as error:  # the server may be restarting
                 live.update(Text(str(error), style="red"), refresh=True)
                 continue
-            live.update(view(url, Interval(before, after)), refresh=True)
+            live.update(view(url, Interval(before, after), steps), refresh=True)
             before = after
 
 
-def view(url: str, interval: Interval) -> RenderableType:
-    """Render what happened in the interval."""
+def view(url: str, interval: Interval, steps: StepWatch) -> RenderableType:
+    """Render what happened in the interval, and the last steps."""
     now = interval.after
     title = Text.assemble((now.model_name or "?", "bold"), f"  {url}", style="")
-    return Group(title, "", _load(interval), "", _speed(interval))
+    budget = now.value("token_budget")
+    last = _last_steps(list(steps.last), budget) if steps.offered else Text("steps: start the server with --ui", "dim")
+    return Group(title, "", _load(interval), "", _speed(interval), "", last)
+
+
+def _last_steps(steps: list[ShownStep], budget: float) -> Table:
+    """Render the last steps, each as a bar of decode and prompt tokens against the token budget."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("step", "decode █ prompt ▒", "tokens", "time"):
+        table.add_column(title, justify="left" if title.startswith("decode") else "right", header_style="dim")
+    for step in steps:
+        decode = min(_BAR, math.ceil(_BAR * step.decode_tokens / max(1.0, budget)))
+        prompt = min(_BAR - decode, math.ceil(_BAR * step.prompt_tokens / max(1.0, budget)))
+        bar = Text.assemble(("█" * decode, "green"), ("▒" * prompt, "cyan"), ("·" * (_BAR - decode - prompt), "dim"))
+        tokens = f"{step.decode_tokens} + {step.prompt_tokens} of {step.num_prompts} prompts"
+        table.add_row(str(step.number), bar, tokens, _milliseconds(step.seconds))
+    return table
 
 
 def _load(interval: Interval) -> Table:

@@ -12,6 +12,7 @@ from fastgen.config import EngineConfig
 from fastgen.core.constraint import Constraint, NewConstraint
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
 from fastgen.core.step_output import StepOutput, TokenLogprobs
+from fastgen.core.step_trace import StepTrace
 from fastgen.engine.core import Engine
 from fastgen.engine.messages import TokenOutput
 from fastgen.model.step_input import StepInput
@@ -377,3 +378,22 @@ def test_a_sequence_that_ended_while_its_step_was_in_flight_leaves_the_masks_of_
         engine.step()
     both, any_token = [1 << 3, 1 << 5], 0xFFFFFFFF
     assert runner.masks == [both, both, [any_token, 1 << 5], [1 << 5], [any_token]]
+
+
+def test_reports_have_a_trace_only_while_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(SimulatedRunner(16, 4), token_budget=8, max_sequences=1)
+    engine.add(request("a", prompt=10))
+    engine.add(request("b", prompt=5))
+    engine.is_watched = True
+    first, second = engine.step().trace, engine.step().trace
+    assert first is not None
+    assert second is not None
+    assert (first.decodes, first.prompts, first.queue, first.blocks) == ([], [("a", 8)], [("b", 5)], [("a", 2)])
+    assert second.prompts == [("a", 2)]
+    third = engine.step().trace
+    assert third is not None
+    assert (third.decodes, third.prompts) == (["a"], [])
+    engine.is_watched = False
+    monkeypatch.setattr(StepTrace, "of", None)  # calling it fails
+    while engine.has_work:
+        assert engine.step().trace is None

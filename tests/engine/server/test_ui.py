@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ import pytest
 
 from engine.server.conftest import scripted as scripted
 from engine.server.serving import Serving, serving
+from fastgen.commands import main
 
 KEY = {"Authorization": "Bearer sk-of-the-page"}
 SECRET = "marmalade"
@@ -83,9 +86,26 @@ def test_the_steps_tell_ids_and_counts_but_no_texts(server: Serving) -> None:
     assert set(seen[0]) == {"steps", "dropped", "state", "queue", "blocks"}
 
 
-def test_a_server_with_a_watcher_stops_at_once(server: Serving, tmp_path: Any) -> None:
-    import signal
+def test_top_shows_the_steps(
+    server: Serving, scripted: Serving, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = ["--once", "--interval", "0.2"]
+    monkeypatch.setenv("FASTGEN_API_KEY", "sk-of-the-page")
+    thread = threading.Thread(target=complete, args=(server, "one two three " * 100, 200))
+    thread.start()
+    assert main.main(["top", server.url, *once]) == 0
+    thread.join()
+    said = capsys.readouterr().out
+    assert "decode █ prompt ▒" in said
+    assert "1 + 0 of 0 prompts" in said
+    assert main.main(["top", scripted.url, *once]) == 0
+    assert "steps: start the server with --ui" in capsys.readouterr().out
+    monkeypatch.setenv("FASTGEN_API_KEY", "wrong")
+    assert main.main(["top", server.url, *once]) == 1
+    assert "401 the API key is not valid" in capsys.readouterr().err
 
+
+def test_a_server_with_a_watcher_stops_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, "--ui", environment={"FASTGEN_API_KEY": "sk-of-the-page"}) as other:
         other.wait_status("/ready", 200)
         with watching(other) as events:

@@ -1,6 +1,6 @@
 # The commands of this project. Each command installs what it needs; a second run reuses it.
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-fast lint style types imports format generate operator lock environment
+.PHONY: help up down test test-fast browser lint style types imports format generate operator lock environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -33,9 +33,14 @@ down: environment ## remove everything that `make up` created
 
 # Two processes: cluster tests mostly wait, engine tests mostly compute. tests/conftest.py defines which tests may run
 # at the same time.
-test: lint ## run all tests, end to end included
+test: lint browser ## run all tests, end to end included
 	@$(CLUSTER) prepare
 	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10
+
+browser:
+	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null \
+		|| { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium-headless-shell >/dev/null; } \
+		|| { echo "error: Chromium is missing; install the package chromium-headless-shell" >&2; exit 1; }
 
 test-fast: lint ## run the tests without a control plane, node or image, except slow ones
 	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image or slow)' --numprocesses 2 \

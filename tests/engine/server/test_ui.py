@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from engine.server.conftest import scripted as scripted
-from engine.server.serving import Serving, serving
+from engine.server.serving import Serving, serving, wait_until
 from fastgen.commands import main
 
 KEY = {"Authorization": "Bearer sk-of-the-page"}
@@ -89,10 +89,11 @@ def test_the_steps_tell_ids_and_counts_but_no_texts(server: Serving) -> None:
 def test_top_shows_the_steps(
     server: Serving, scripted: Serving, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    once = ["--once", "--interval", "0.2"]
+    once = ["--once", "--interval", "0.5"]
     monkeypatch.setenv("FASTGEN_API_KEY", "sk-of-the-page")
-    thread = threading.Thread(target=complete, args=(server, "one two three " * 100, 200))
+    thread = threading.Thread(target=complete, args=(server, "one two three " * 100, 400))
     thread.start()
+    wait_until(lambda: server.metric("fastgen_num_requests_running"), "the request runs")
     assert main.main(["top", server.url, *once]) == 0
     thread.join()
     said = capsys.readouterr().out

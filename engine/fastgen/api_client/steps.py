@@ -48,10 +48,15 @@ class StepWatch:
         self._started = threading.Event()
         self._refusal: RemoteError | None = None
         threading.Thread(target=self._read, daemon=True).start()
+        refusal = self._first_answer()
+        if refusal is not None and refusal.status != _NOT_FOUND:
+            raise refusal
+        self.offered = refusal is None
+
+    def _first_answer(self) -> RemoteError | None:
+        """Wait for the server's answer; return it if it is a refusal."""
         self._started.wait()
-        if self._refusal is not None and self._refusal.status != _NOT_FOUND:
-            raise self._refusal
-        self.offered = self._refusal is None
+        return self._refusal
 
     def _read(self) -> None:
         while True:

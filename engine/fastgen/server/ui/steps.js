@@ -291,8 +291,9 @@ async function demonstrate(signal) {
       const short = [1, 2, 3].map((seed) =>
         post("v1/completions", { prompt: tokens, max_tokens: 48, seed, ignore_eos: true }),
       );
-      await new Promise((resolve) => setTimeout(resolve, 200));
-      await Promise.all([...short, post("v1/completions", { prompt, max_tokens: 16, ignore_eos: true })]);
+      const later = new Promise((resolve) => setTimeout(resolve, 200));
+      const last = later.then(() => post("v1/completions", { prompt, max_tokens: 16, ignore_eos: true }));
+      await Promise.all([...short, last]);
     }
   } catch (error) {
     if (signal.aborted) return;

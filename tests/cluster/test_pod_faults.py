@@ -61,12 +61,17 @@ def test_a_container_without_a_cgroup_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="chat-x"):
         pod_faults.limit_cpus(POD, 0.3)
     with pytest.raises(RuntimeError, match="chat-x"):
-        pod_faults.stop({**POD, "status": {}})
+        pod_faults.stop(POD, "sleep")
 
 
-def test_all_processes_of_the_container_are_stopped(container: Path, process: subprocess.Popen[bytes]) -> None:
+def test_the_processes_of_a_program_are_stopped_before_the_status_has_its_container(
+    container: Path, process: subprocess.Popen[bytes]
+) -> None:
     (container / "cgroup.procs").write_text(f"{process.pid}\n")
-    pod_faults.stop(POD)
+    pod = {**POD, "status": {}}
+    with pytest.raises(RuntimeError, match="chat-x"):
+        pod_faults.stop(pod, "pause")
+    pod_faults.stop(pod, "sleep")
 
     def is_stopped() -> bool:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -80,11 +80,13 @@ def is_ready(pod: Object) -> bool:
 
 
 def stop_one_that_starts(namespace: ServedNamespace, first: str) -> str:
-    """Stop another pod than the first whose engine runs and is not ready; return its name, or "" if there is none."""
+    """Stop the engine of another pod than the first that is not ready; return its name, or "" if all are ready.
+
+    Raises RuntimeError if no engine runs yet.
+    """
     for pod in namespace.pods("chat"):
-        runs = any("running" in status["state"] for status in pod["status"].get("containerStatuses", ()))
-        if pod["metadata"]["name"] != first and runs and not is_ready(pod):
-            pod_faults.stop(pod)
+        if pod["metadata"]["name"] != first and not is_ready(pod):
+            pod_faults.stop(pod, "fastgen")
             return str(pod["metadata"]["name"])
     return ""
 

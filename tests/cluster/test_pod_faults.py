@@ -71,7 +71,8 @@ def test_the_processes_of_a_program_are_stopped_before_the_status_has_its_contai
     pod = {**POD, "status": {}}
     with pytest.raises(RuntimeError, match="chat-x"):
         pod_faults.stop(pod, "pause")
-    pod_faults.stop(pod, "sleep")
+    # The process may not have its command yet.
+    eventually(lambda: pod_faults.stop(pod, "sleep") is None, within=5, what="the program", every=0.01)
 
     def is_stopped() -> bool:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

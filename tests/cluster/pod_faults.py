@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +31,43 @@ def limit_cpus(pod: dict[str, Any], cpus: float) -> None:
     raise RuntimeError(f"pod {pod['metadata']['name']}: its container has no cgroup that limits the CPU")
 
 
-def stop(pod: dict[str, Any], program: str) -> None:
-    """Stop the pod's processes whose command contains `program`, as SIGSTOP does. The kubelet can still kill them.
+def stop_next(program: str, seconds: float) -> str:
+    """Stop the next engine that starts on this node, as SIGSTOP does, and return the uid of its pod.
 
-    It does not need the pod's status, which a busy kubelet writes seconds after the start.
+    It watches the cgroups: on a busy machine, an engine can be ready before the API server shows that it runs. The
+    kubelet can still kill what is stopped.
 
-    Raises RuntimeError if there is none.
+    Args:
+        program: words of the engine's command.
+
+    Raises:
+        RuntimeError: no pod started it in time.
     """
-    uid = pod["metadata"]["uid"]
+    known = set(_pods())
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for uid in _pods():
+            if uid not in known and _stop(uid, program):
+                return uid
+        time.sleep(0.02)
+    raise RuntimeError(f"no new pod runs {program} after {seconds:g} s")
+
+
+def _stop(uid: str, program: str) -> bool:
+    """Stop the pod's processes that run the program; return whether there are any."""
     stopped: set[int] = set()
     # A process can start others until it is stopped.
     while found := {pid for folder in _containers(uid) for pid in _pids(folder) if _runs(pid, program)} - stopped:
         for pid in found:
             os.kill(pid, signal.SIGSTOP)
         stopped |= found
-    if not stopped:
-        raise RuntimeError(f"pod {pod['metadata']['name']}: none of its processes here runs {program}")
+    return bool(stopped)
+
+
+def _pods() -> list[str]:
+    """Return the uids of the pods that have a cgroup."""
+    folders = [folder for top in pod_cgroups() for folder in (*top.glob("pod*/"), *top.glob("*/pod*/"))]
+    return [folder.name.removeprefix("pod") for folder in folders]
 
 
 def _folders(pod: dict[str, Any]) -> list[Path]:
@@ -63,9 +85,10 @@ def _containers(uid: str) -> list[Path]:
 
 def _runs(pid: int, program: str) -> bool:
     try:
-        return program.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
     except OSError:
         return False
+    return program.encode() in command
 
 
 def _pids(folder: Path) -> list[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +62,19 @@ def test_the_cpu_of_the_container_is_limited_in_cgroups_of_version_1(container: 
 def test_a_container_without_a_cgroup_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="chat-x"):
         pod_faults.limit_cpus(POD, 0.3)
-    with pytest.raises(RuntimeError, match="chat-x"):
-        pod_faults.stop(POD, "sleep")
 
 
-def test_the_processes_of_a_program_are_stopped_before_the_status_has_its_container(
-    container: Path, process: subprocess.Popen[bytes]
-) -> None:
+def test_the_next_pod_that_runs_a_program_is_stopped(container: Path, process: subprocess.Popen[bytes]) -> None:
     (container / "cgroup.procs").write_text(f"{process.pid}\n")
-    pod = {**POD, "status": {}}
-    with pytest.raises(RuntimeError, match="chat-x"):
-        pod_faults.stop(pod, "pause")
-    # The process may not have its command yet.
-    eventually(lambda: pod_faults.stop(pod, "sleep") is None, within=5, what="the program", every=0.01)
+    with pytest.raises(RuntimeError, match="no new pod"):
+        pod_faults.stop_next("sleep 60", seconds=0.1)
+    with ThreadPoolExecutor(1) as pool:
+        watch = pool.submit(pod_faults.stop_next, "sleep 60", 10)
+        time.sleep(0.2)  # only the pods of now are known to the watch
+        new = container.parents[1] / "poduid-2" / "ccc"
+        new.mkdir(parents=True)
+        (new / "cgroup.procs").write_text(f"{process.pid}\n")
+        assert watch.result() == "uid-2"
 
     def is_stopped() -> bool:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -79,18 +79,6 @@ def is_ready(pod: Object) -> bool:
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
-def stop_one_that_starts(namespace: ServedNamespace, first: str) -> str:
-    """Stop the engine of another pod than the first that is not ready; return its name, or "" if all are ready.
-
-    Raises RuntimeError if no engine runs yet.
-    """
-    for pod in namespace.pods("chat"):
-        if pod["metadata"]["name"] != first and not is_ready(pod):
-            pod_faults.stop(pod, "fastgen")
-            return str(pod["metadata"]["name"])
-    return ""
-
-
 def new_replica(namespace: ServedNamespace, known: set[str]) -> Object | None:
     """Return a ready pod that is not known; None if there is none."""
     pods = [pod for pod in namespace.pods("chat") if pod["metadata"]["name"] not in known and is_ready(pod)]
@@ -118,7 +106,8 @@ def test_a_burst_scales_from_one_to_three_and_back_with_a_straggler_and_a_replic
         assert namespace.wait_condition("ScalingActive", "True")["reason"] == "Active"
         assert scaling(namespace)["desiredReplicas"] == 1
 
-        with ThreadPoolExecutor(BURST) as clients:
+        with ThreadPoolExecutor(BURST + 1) as clients:
+            stopping = clients.submit(pod_faults.stop_next, "fastgen serve", 120)
             began = time.monotonic()
             answers = [clients.submit(ask, url, number) for number in range(BURST)]
             # One second for the burst to arrive, two for the reconcile and this poll.
@@ -128,10 +117,9 @@ def test_a_burst_scales_from_one_to_three_and_back_with_a_straggler_and_a_replic
             told = scaling(namespace)
             assert told["history"][-1]["reason"] in ("BacklogTooLong", "DemandJumped")
             assert "1 replica" in told["history"][-1]["message"]
-            # Long before it could be ready.
-            stuck = eventually(
-                lambda: stop_one_that_starts(namespace, first), within=60, what="a pod that starts", every=0.1
-            )
+            uid = stopping.result()
+            (stuck,) = (pod["metadata"]["name"] for pod in namespace.pods("chat") if pod["metadata"]["uid"] == uid)
+            assert stuck != first
             eventually(lambda: scaling(namespace)["desiredReplicas"] == 3, within=120, what="three replicas", every=0.5)
             assert namespace.get("deployment", "chat")["spec"]["replicas"] == 3
             slow = eventually(lambda: new_replica(namespace, {first, stuck}), within=120, what="a second replica")

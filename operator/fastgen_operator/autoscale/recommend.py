@@ -18,6 +18,7 @@ from fastgen_operator.autoscale.needs import Need, explain_missing, missing_repl
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rates import ReplicaLoad
+from fastgen_operator.autoscale.release import Release
 
 # Within this period, scale up to at most twice the size or by four, as the HorizontalPodAutoscaler does.
 UP_SECONDS: Final = 15.0
@@ -25,6 +26,8 @@ UP_FACTOR: Final = 2
 UP_REPLICAS: Final = 4
 # Minimum time between two scale-down steps.
 DOWN_SECONDS: Final = 60.0
+# Reasons of scale-ups during which requests are late until the new replicas are ready.
+BURSTS: Final = ("DemandJumped", "BacklogTooLong")
 # Tolerance for floating-point errors: 3.0000000001 replicas are three.
 _ROUNDING: Final = 1e-6
 
@@ -44,6 +47,7 @@ class State:
         unbounded_needs: required replicas before limits over the scale-down window, to report that a bound applies.
         up_since, up_from: start of the current scale-up period, and the replicas at its start.
         down_at: time of the last scale-down step.
+        release: the learned length of the scale-down window.
     """
 
     since: float = math.inf
@@ -57,6 +61,7 @@ class State:
     up_since: float = -math.inf
     up_from: int = 0
     down_at: float = -math.inf
+    release: Release = field(default_factory=Release)
 
 
 def measure(policy: Policy, state: State, fleet: Fleet, now: float) -> State:
@@ -131,9 +136,11 @@ def _decide(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: 
     missing = missing_replicas(fleet, state.speeds)
     up = _whole(max(need.up for need in needs) + missing)
     down = max(need.down for need in needs) + missing
+    release = state.release.after_quiet(now, policy.down_window)
     state = replace(
         state,
-        down_needs=state.down_needs.add(now, down, policy.down_window),
+        release=release,
+        down_needs=state.down_needs.add(now, down, policy.down_window * release.factor),
         up_needs=state.up_needs.add(now, -up, policy.up_window),
         unbounded_needs=state.unbounded_needs.add(now, up, max(policy.down_window, UP_SECONDS)),
     )
@@ -161,7 +168,11 @@ def _scale(
         if allowed < up:
             limit = Limit("RateLimited", f"scaling up is limited to {most} replicas within {UP_SECONDS:g} s")
         if allowed > current:
-            state = replace(state, replicas=allowed, change=_reason(fleet, needs, state))
+            change = _reason(fleet, needs, state)
+            release = state.release
+            if change.reason in BURSTS:
+                release = release.after_burst(now, policy.down_window)
+            state = replace(state, replicas=allowed, change=change, release=release)
         return state, None, limit
     needed = max(state.down_needs.value, *(need.floor + missing for need in needs))
     down = policy.within_bounds(_whole(needed))
@@ -175,8 +186,10 @@ def _scale(
         return state, None, None
     step = max(1, math.floor(current * policy.max_step))
     fewer = max(down, current - step)
-    change = Change("DemandFell", f"fewer than {current} replicas were sufficient for {policy.down_window:g} s")
-    return replace(state, replicas=fewer, down_at=now, change=change), None, None
+    window = policy.down_window * state.release.factor
+    change = Change("DemandFell", f"fewer than {current} replicas were sufficient for {window:g} s")
+    release = state.release.after_scale_down(now)
+    return replace(state, replicas=fewer, down_at=now, change=change, release=release), None, None
 
 
 def _reason(fleet: Fleet, needs: list[Need], state: State) -> Change:

@@ -140,6 +140,34 @@ def test_a_scale_down_removes_at_most_a_quarter_per_minute() -> None:
     assert all(5 * (later[0] - earlier[0]) >= 60 for earlier, later in itertools.pairwise(steps))
 
 
+def recurring(time: float) -> float:
+    """Bursts of one minute in every ten, of which each comes after the release that follows the one before it."""
+    return 6.0 if time >= 600 and time % 600 < 60 else 0.3
+
+
+def test_a_burst_soon_after_a_release_doubles_the_scale_down_window() -> None:
+    fleet = FluidFleet.of(1, policy(), recurring).run(1190)
+    assert fleet.sizes[-1] < max(fleet.sizes), "the first burst is followed by a release"
+    fleet.run(610)
+    assert fleet.state.release.factor == 2
+    # Until the third burst nothing is removed: its replicas are there.
+    assert fleet.sizes[-1] == max(fleet.sizes[-100:])
+    change = fleet.decisions[-1].change
+    assert change is not None
+    assert change.reason in ("DemandJumped", "BacklogTooLong", "DemandGrew")
+
+
+def test_a_slow_rise_after_a_release_keeps_the_scale_down_window() -> None:
+    def load(time: float) -> float:
+        return 5.0 if time < 600 else min(6.0, 2.0 + max(0.0, time - 1000) / 60)
+
+    fleet = FluidFleet.of(8, policy(), load).run(1500)
+    released = next(5 * i for i, (a, b) in enumerate(itertools.pairwise(fleet.sizes)) if 600 < 5 * i and b < a)
+    grown = next(5 * i for i, (a, b) in enumerate(itertools.pairwise(fleet.sizes)) if released < 5 * i and b > a)
+    assert grown - released <= fleet.policy.down_window
+    assert fleet.state.release.factor == 1
+
+
 @settings(max_examples=8, deadline=None)
 @given(loads=st.lists(st.floats(0.0, 12.0), min_size=6, max_size=6), seed=st.integers(0, 1000))
 def test_a_scale_down_leaves_enough_replicas_for_the_load(loads: list[float], seed: int) -> None:

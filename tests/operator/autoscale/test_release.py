@@ -1,0 +1,43 @@
+"""The learned scale-down window."""
+
+from __future__ import annotations
+
+from fastgen_operator.autoscale.release import MOST_FACTOR, QUIET_WINDOWS, Release
+
+WINDOW = 300.0
+
+
+def test_a_burst_within_one_window_of_a_release_doubles_the_window() -> None:
+    release = Release().after_scale_down(1000.0)
+    assert release.after_burst(1000.0 + WINDOW, WINDOW).factor == 2
+    assert release.after_burst(1001.0 + WINDOW, WINDOW).factor == 1
+
+
+def test_a_burst_without_a_release_before_it_changes_nothing() -> None:
+    assert Release().after_burst(1000.0, WINDOW) == Release()
+
+
+def test_one_release_is_regretted_once_however_many_replicas_the_burst_adds() -> None:
+    once = Release().after_scale_down(1000.0).after_burst(1010.0, WINDOW)
+    assert once.after_burst(1020.0, WINDOW) == once
+
+
+def test_a_longer_window_regrets_a_release_for_longer() -> None:
+    release = Release(factor=2).after_scale_down(1000.0)
+    assert release.after_burst(1000.0 + 2 * WINDOW, WINDOW).factor == 4
+
+
+def test_the_window_is_bounded() -> None:
+    release = Release(factor=MOST_FACTOR).after_scale_down(1000.0)
+    assert release.after_burst(1010.0, WINDOW).factor == MOST_FACTOR
+
+
+def test_windows_without_a_mistake_halve_the_window() -> None:
+    release = Release(factor=4, learned=0.0)
+    quiet = QUIET_WINDOWS * 4 * WINDOW
+    assert release.after_quiet(quiet, WINDOW) == release
+    halved = release.after_quiet(quiet + 1, WINDOW)
+    assert halved.factor == 2
+    # The next halving needs as many of the new windows.
+    assert halved.after_quiet(quiet + 2, WINDOW) == halved
+    assert Release().after_quiet(1e9, WINDOW) == Release()

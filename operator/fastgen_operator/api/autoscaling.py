@@ -58,8 +58,8 @@ class ScaleDown(ApiModel):
 
     stabilization_seconds: int = Field(default=300, ge=0, le=86400)
     """Stabilization window for scaling down, in seconds. Replicas are removed only if fewer were sufficient throughout
-    the window. After an operator restart, nothing is removed until one full window has been observed. The window doubles,
-    up to four times, if a burst requires new replicas soon after some were removed."""
+    the window. After an operator restart, nothing is removed until one full window has been observed. The window
+    doubles, up to four times, if a burst requires new replicas soon after some were removed."""
     max_step_percent: int = Field(default=25, ge=1, le=100)
     """Maximum share of the current replicas, in percent, to remove in one step. At least one replica can always be
     removed."""

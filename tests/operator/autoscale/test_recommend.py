@@ -162,7 +162,7 @@ def test_a_slow_rise_after_a_release_keeps_the_scale_down_window() -> None:
         return 5.0 if time < 600 else min(6.0, 2.0 + max(0.0, time - 1000) / 60)
 
     fleet = FluidFleet.of(8, policy(), load).run(1500)
-    released = next(5 * i for i, (a, b) in enumerate(itertools.pairwise(fleet.sizes)) if 600 < 5 * i and b < a)
+    released = next(5 * i for i, (a, b) in enumerate(itertools.pairwise(fleet.sizes)) if 5 * i > 600 and b < a)
     grown = next(5 * i for i, (a, b) in enumerate(itertools.pairwise(fleet.sizes)) if released < 5 * i and b > a)
     assert grown - released <= fleet.policy.down_window
     assert fleet.state.release.factor == 1

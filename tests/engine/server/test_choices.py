@@ -100,9 +100,11 @@ def test_streamed_chat_choices_interleave_and_each_starts_with_its_role(scripted
 
 def test_usage_can_be_sent_with_every_chunk(scripted: Serving) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    # So long that a busy machine does not merge all of it into one chunk.
+    prompt = prompt_for(" ".join(["one two three"] * 20))
     chunks = list(
         scripted.client().completions.create(
-            model="smollm2", prompt=prompt_for("one two three"), stream=True, stream_options=options
+            model="smollm2", prompt=prompt, max_tokens=80, stream=True, stream_options=options
         )
     )
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]

@@ -344,7 +344,7 @@ def test_refused_and_rewritten_children_and_replaced_pods_converge_although_ever
 
 
 @pytest.mark.parametrize("fault", [Answer(409), Cut()], ids=["conflict", "cut-after-commit"])
-def test_a_changed_class_is_taken_over_although_every_first_write_fails(
+def test_a_changed_class_is_taken_over_when_each_first_write_fails(
     fault: Fault, proxy: Proxy, space: Space, start: Start
 ) -> None:
     start("--engine-image", "engine:plain")

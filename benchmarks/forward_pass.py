@@ -77,11 +77,16 @@ def make_plan(scenario: Scenario, vocabulary: int) -> tuple[StepPlan, int]:
     return StepPlan(tuple(chunks)), sum(sizes)
 
 
-def products_only(weights: DecoderWeights, num_rows: int, num_sampled: int) -> Callable[[], None]:
+def products_only(weights: DecoderWeights, num_rows: int, num_sampled: int, dtype: torch.dtype) -> Callable[[], None]:
     """Return a function that computes the step's matrix products on prepared rows."""
     a = weights.architecture
-    hidden, inner = torch.randn(num_rows, a.hidden_size), torch.randn(num_rows, a.intermediate_size)
-    attended, sampled = torch.randn(num_rows, a.num_heads * a.head_dim), torch.randn(num_sampled, a.hidden_size)
+    shapes = (
+        (num_rows, a.hidden_size),
+        (num_rows, a.intermediate_size),
+        (num_rows, a.num_heads * a.head_dim),
+        (num_sampled, a.hidden_size),
+    )
+    hidden, inner, attended, sampled = (torch.randn(shape).to(dtype) for shape in shapes)
 
     def run() -> None:
         for layer in weights.layers:
@@ -101,24 +106,27 @@ def main() -> None:
     parser.add_argument("model", help="a GGUF file or a Hugging Face directory")
     parser.add_argument("--seconds", type=float, default=1.5, help="time for each measurement (default: 1.5)")
     parser.add_argument("--only", default="", help="run the scenarios whose name contains this")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     arguments = parser.parse_args()
 
     num_threads = environment.usable_cpus()
     torch.set_num_threads(num_threads)
     torch.set_grad_enabled(False)
+    dtype = getattr(torch, arguments.dtype)
     source = ModelSource.open(arguments.model)
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
-    weights = DecoderWeights.load(architecture, checkpoint, PackedFormat(), lambda _fraction: None)
+    weights = DecoderWeights.load(architecture, checkpoint, PackedFormat(dtype), lambda _fraction: None)
     ropes = make_ropes(architecture, None, checkpoint.rope_factors)
-    model = Decoder(weights, CPUBackend(architecture, ropes), device=torch.device("cpu"), dtype=torch.float32)
-    print(f"{arguments.model}: {architecture.num_parameters / 1e6:.0f} M parameters, float32, {num_threads} threads")
+    model = Decoder(weights, CPUBackend(architecture, ropes, dtype), device=torch.device("cpu"), dtype=dtype)
+    size = f"{architecture.num_parameters / 1e6:.0f} M parameters"
+    print(f"{arguments.model}: {size}, {arguments.dtype}, {num_threads} threads")
     print(f"{'pass':24} {'tokens':>6} {'ms':>8} {'tokens/s':>9} {'products ms':>12} {'share':>6}")
     for scenario in SCENARIOS:
         if arguments.only not in scenario.name:
             continue
         plan, num_blocks = make_plan(scenario, architecture.vocab_size)
-        cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE)
+        cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE, dtype=dtype)
         cache.keys.normal_()
         cache.values.normal_()
 
@@ -129,7 +137,7 @@ def main() -> None:
 
         seconds = least_seconds(run, arguments.seconds)
         num_sampled = sum(chunk.samples for chunk in plan.chunks)
-        floor = least_seconds(products_only(weights, plan.num_tokens, num_sampled), arguments.seconds)
+        floor = least_seconds(products_only(weights, plan.num_tokens, num_sampled, dtype), arguments.seconds)
         print(
             f"{scenario.name:24} {plan.num_tokens:6} {seconds * 1e3:8.1f} {plan.num_tokens / seconds:9.0f} "
             f"{floor * 1e3:12.1f} {floor / seconds:6.0%}",

@@ -1,36 +1,54 @@
 """CPU kernels compared with the library calls that they replace: `python benchmarks/kernels.py`.
 
-Matrix products are compared with oneDNN's packed ones, and attention of a prefill chunk with torch's. Values are
-random, shapes are those of SmolLM2-135M, and all 30 layers run in sequence so that no weight stays in a cache. The two
-are called alternately; each figure is the median ratio of consecutive times, with its quartiles.
+Matrix products are compared with oneDNN's packed ones; those with int8 weights, attention and the element-wise kernels
+with torch's operations. Values are random, shapes are those of SmolLM2-135M, and all layers run in sequence so that no
+weight stays in a cache. The two are called alternately; each figure is the median ratio of consecutive times, with its
+quartiles.
+
+On a machine that does other work, wall time is meaningless: `--one-thread` compares the processor time of one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 from fastgen.kernels.cpu import environment
 
+ONE_THREAD = "--one-thread" in sys.argv
+if ONE_THREAD:
+    os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = "1"
 environment.prepare()
 
 import numpy as np  # noqa: E402  (OpenMP reads the environment when it is imported)
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
-from fastgen.kernels.cpu import prefill_work_items  # noqa: E402
+from fastgen.kernels.cpu import elementwise, prefill_work_items  # noqa: E402
+from fastgen.kernels.cpu.decode_attention import attend_decodes  # noqa: E402
+from fastgen.kernels.cpu.decode_work_items import DecodeItems  # noqa: E402
 from fastgen.kernels.cpu.prefill_attention import attend_chunks  # noqa: E402
 from fastgen.kernels.cpu.vector_width import LANES  # noqa: E402
+from fastgen.model.checkpoint.int8_blocks import Int8Blocks  # noqa: E402
+from fastgen.model.layers.int8_linear import Int8Linear  # noqa: E402
 from fastgen.model.layers.linear import OneDNNLinear, TiledLinear  # noqa: E402
 
+clock = time.thread_time if ONE_THREAD else time.perf_counter
+
+HIDDEN, INTERMEDIATE = 576, 1536
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 9, 3, 64, 64
 # [out, in] of a layer's products: fused QKV, attention output, fused gate and up, down.
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 ROWS = (1, 8, 16, 64, 128, 256)
 # Tokens of a chunk, and of the context before it.
 CHUNKS = ((56, 256), (120, 128), (248, 0), (248, 256), (248, 1024))
+# Decodes, and the context of each.
+DECODES = ((1, 512), (8, 512), (8, 2048))
+ELEMENTWISE_ROWS = (1, 8, 64, 256)
 
 Run = Callable[[], object]
 
@@ -39,20 +57,37 @@ def ratio(ours: Run, theirs: Run, seconds: float) -> str:
     """Return median and quartiles of the time ratios of two alternating calls."""
 
     def timed(run: Run) -> float:
-        started = time.perf_counter()
+        started = clock()
         run()
-        return time.perf_counter() - started
+        return clock() - started
 
     ours(), theirs()
     ratios: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(ratios) < 5 or time.perf_counter() < end:
+    end = clock() + seconds
+    while len(ratios) < 5 or clock() < end:
         ratios.append(timed(ours) / timed(theirs))
     low, middle, high = statistics.quantiles(ratios, n=4)
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def products(kind: type[TiledLinear] | type[OneDNNLinear]) -> Callable[[int], Run]:
+class TorchInt8:
+    """torch's product with int8 weights, one scale for each output, which computes in bfloat16."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        scales = weight.abs().amax(1) / 127
+        self._values, self._scales = (weight / scales[:, None]).round().to(torch.int8), scales.bfloat16()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the product."""
+        return torch._weight_int8pack_mm(x.bfloat16(), self._values, self._scales).float()
+
+
+def our_int8(weight: torch.Tensor) -> Int8Linear:
+    """Return our product with the weight in int8 blocks."""
+    return Int8Linear(Int8Blocks.quantise(weight.numpy()))
+
+
+def products(kind: Callable[[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]) -> Callable[[int], Run]:
     """Return a factory of functions that compute all layers' products for a number of rows."""
     generator = torch.Generator().manual_seed(0)
     layers = [kind(torch.randn(shape, generator=generator)) for _ in range(LAYERS) for shape in SHAPES]
@@ -112,21 +147,107 @@ def attention(tokens: int, context: int) -> tuple[Run, Run]:
     return ours, theirs
 
 
+def decoding(count: int, context: int) -> tuple[Run, Run]:
+    """Return two functions that compute all layers' attention of `count` decodes: our kernel and torch's."""
+    generator = torch.Generator().manual_seed(0)
+    each = -(-context // BLOCK_SIZE)
+    shape = (LAYERS, count * each, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
+    queries = torch.randn(count, HEADS, HEAD_DIM, generator=generator)
+    tables = torch.randperm(count * each, generator=generator)
+    out, group, scale = torch.empty_like(queries), HEADS // KV_HEADS, HEAD_DIM**-0.5
+
+    def ours() -> torch.Tensor:
+        work = DecodeItems.cut(
+            np.full(count, context),
+            np.arange(count) * each,
+            num_kv_heads=KV_HEADS,
+            num_threads=torch.get_num_threads(),
+        )
+        parts = np.empty((work.num_parts, group, HEAD_DIM + 2), np.float32)
+        for layer in range(LAYERS):
+            pages = keys[layer].numpy(), values[layer].numpy()
+            items = tables.numpy(), work.items, work.merges, parts, out.numpy()
+            attend_decodes(queries.numpy(), *pages, *items, np.float32(scale), np.float32(0))
+        return out
+
+    def gathered(pages: torch.Tensor) -> torch.Tensor:
+        """Return keys or values [count, kv heads, context, head_dim]."""
+        rows = pages[tables].view(count, each, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+        return rows.transpose(1, 2).reshape(count, KV_HEADS, -1, HEAD_DIM)[:, :, :context]
+
+    def theirs() -> torch.Tensor:
+        for layer in range(LAYERS):
+            # The queries of a group are the rows of one head: none sees the future.
+            grouped = queries.view(count, KV_HEADS, group, HEAD_DIM)
+            attended = F.scaled_dot_product_attention(grouped, gathered(keys[layer]), gathered(values[layer]))
+        return attended.reshape(count, HEADS, HEAD_DIM)
+
+    torch.testing.assert_close(ours(), theirs(), atol=1e-5, rtol=0)
+    return ours, theirs
+
+
+def norms(rows: int) -> tuple[Run, Run]:
+    """Return two functions that add and normalise as often as a step does: our kernel and torch's operations."""
+    stream, update, weight = torch.randn(rows, HIDDEN), torch.zeros(rows, HIDDEN), torch.rand(HIDDEN)
+    out, epsilon = torch.empty(rows, HIDDEN), np.float32(1e-5)
+    arrays = stream.numpy(), update.numpy(), weight.numpy()
+
+    def ours() -> None:
+        for _ in range(2 * LAYERS):
+            elementwise.add_rms_norm(*arrays, epsilon, out.numpy())
+
+    def theirs() -> None:
+        for _ in range(2 * LAYERS):
+            F.rms_norm(stream.add_(update), (HIDDEN,), weight, 1e-5)
+
+    return ours, theirs
+
+
+def gates(rows: int) -> tuple[Run, Run]:
+    """Return two functions that compute all layers' gates: our kernel and torch's operations."""
+    gate_up, out = torch.randn(rows, 2 * INTERMEDIATE), torch.empty(rows, INTERMEDIATE)
+
+    def ours() -> None:
+        for _ in range(LAYERS):
+            elementwise.silu_multiply(gate_up.numpy(), out.numpy())
+
+    def theirs() -> None:
+        for _ in range(LAYERS):
+            gate, up = gate_up.chunk(2, -1)
+            F.silu(gate).mul_(up)
+
+    return ours, theirs
+
+
+def print_row(name: str, headings: list[str], cells: list[str]) -> None:
+    """Print a table of one row as Markdown."""
+    print("| | " + " | ".join(headings) + " |")
+    print("|---" * (len(headings) + 1) + "|")
+    print(f"| {name} | " + " | ".join(cells) + " |\n", flush=True)
+
+
 def main() -> None:
-    """Print both tables as Markdown."""
+    """Print the tables as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="time for each figure (default: 5)")
+    parser.add_argument("--one-thread", action="store_true", help="compare the processor time of one thread")
     seconds: float = parser.parse_args().seconds
-    torch.set_num_threads(environment.usable_cpus())
+    torch.set_num_threads(1 if ONE_THREAD else environment.usable_cpus())
     torch.set_grad_enabled(False)
 
-    tiled, onednn = products(TiledLinear), products(OneDNNLinear)
-    print("| rows | " + " | ".join(map(str, ROWS)) + " |")
-    print("|---" * (len(ROWS) + 1) + "|")
-    print("| products : oneDNN | " + " | ".join(ratio(tiled(n), onednn(n), seconds) for n in ROWS) + " |\n")
-    print("| chunk | " + " | ".join(f"{tokens} after {context}" for tokens, context in CHUNKS) + " |")
-    print("|---" * (len(CHUNKS) + 1) + "|")
-    print("| attention : torch's | " + " | ".join(ratio(*attention(*chunk), seconds) for chunk in CHUNKS) + " |")
+    rows = [str(count) for count in ROWS]
+    ours, theirs = products(TiledLinear), products(OneDNNLinear)
+    print_row("products : oneDNN's", rows, [ratio(ours(n), theirs(n), seconds) for n in ROWS])
+    ours, theirs = products(our_int8), products(TorchInt8)
+    print_row("int8 products : torch's", rows, [ratio(ours(n), theirs(n), seconds) for n in ROWS])
+    chunks = [f"{tokens} after {context}" for tokens, context in CHUNKS]
+    print_row("attention of a chunk : torch's", chunks, [ratio(*attention(*chunk), seconds) for chunk in CHUNKS])
+    decodes = [f"{count} decodes @{context}" for count, context in DECODES]
+    print_row("attention of decodes : torch's", decodes, [ratio(*decoding(*each), seconds) for each in DECODES])
+    rows = [str(count) for count in ELEMENTWISE_ROWS]
+    print_row("norms : torch's", rows, [ratio(*norms(n), seconds) for n in ELEMENTWISE_ROWS])
+    print_row("gates : torch's", rows, [ratio(*gates(n), seconds) for n in ELEMENTWISE_ROWS])
 
 
 if __name__ == "__main__":

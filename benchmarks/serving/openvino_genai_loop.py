@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--generation-tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--precision", choices=("f32", "bf16"), default="f32", help="of the computation and the cache")
     parser.add_argument(
         "--json", action="store_true", help="accepted for compatibility with fastgen bench; the output is always JSON"
     )
@@ -82,8 +83,8 @@ def main() -> None:
     scheduler.max_num_batched_tokens, scheduler.max_num_seqs = options.token_budget, 64
     scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, True
     scheduler.cache_size = 2  # GB
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    pipeline = genai.ContinuousBatchingPipeline(options.model, scheduler, "CPU", exact)
+    precision = {"INFERENCE_PRECISION_HINT": options.precision, "KV_CACHE_PRECISION": options.precision}
+    pipeline = genai.ContinuousBatchingPipeline(options.model, scheduler, "CPU", precision)
     run(pipeline, workload.warm_up())
     print(json.dumps(as_json(workload, run(pipeline, workload))))
 

@@ -60,7 +60,8 @@ class EngineConfig:
     )
     dtype: str = setting_field(
         "auto",
-        "Data type of weights and KV cache. auto: float32 on cpu, bfloat16 on cuda.",
+        "Data type of weights and KV cache. auto: bfloat16 on cuda, and on a cpu with AMX-BF16 or AVX512-BF16; float32 "
+        "on any other cpu.",
         kind="choice",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
@@ -234,6 +235,14 @@ class ServerConfig:
         minimum=0,
         maximum=1 << 20,
         unit="requests",
+    )
+    api_processes: int = setting_field(
+        1,
+        "Processes that serve HTTP in front of the engine process. One sends some 20,000 tokens per second; each "
+        "further one needs a processor core and the memory of a tokenizer.",
+        minimum=1,
+        maximum=64,
+        unit="processes",
     )
     api_key_file: str | None = setting_field(
         None,

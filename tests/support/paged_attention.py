@@ -10,6 +10,7 @@ from fastgen.kernels.cpu.decode_attention import attend_decodes
 from fastgen.kernels.cpu.decode_work_items import DecodeItems
 from fastgen.kernels.cpu.prefill_attention import attend_chunks
 from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.model.layers.cpu_backend import as_array
 
 
 class Paged:
@@ -23,6 +24,10 @@ class Paged:
         self.tables = [blocks[start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
         shape = (sum(sizes) + 2, kv_heads, block_size, head_dim)
         self.keys, self.values = torch.randn(shape), torch.randn(shape)
+
+    def round(self) -> None:
+        """Keep keys and values in bfloat16."""
+        self.keys, self.values = self.keys.bfloat16(), self.values.bfloat16()
 
 
 def decode(
@@ -39,16 +44,16 @@ def decode(
         np.array(contexts), paged.starts, num_kv_heads=kv_heads, num_threads=num_threads, window=window
     )
     parts = np.full((work.num_parts, queries.shape[1] // kv_heads, head_dim + 2), np.nan, np.float32)
-    out = torch.full_like(queries, torch.nan)
+    out = torch.full(queries.shape, torch.nan, dtype=paged.keys.dtype)
     attend_decodes(
         queries.numpy(),
-        paged.keys.numpy(),
-        paged.values.numpy(),
+        as_array(paged.keys),
+        as_array(paged.values),
         torch.cat(paged.tables).numpy(),
         work.items,
         work.merges,
         parts,
-        out.numpy(),
+        as_array(out),
         np.float32(head_dim**-0.5),
         np.float32(softcap or 0),
     )
@@ -77,4 +82,5 @@ def chunks(
     )
     tables = np.concatenate([table.numpy() for table in paged.tables])
     scale, cap = np.float32(queries.shape[2] ** -0.5), np.float32(softcap or 0)
-    attend_chunks(queries.numpy(), paged.keys.numpy(), paged.values.numpy(), tables, items, out.numpy(), scale, cap)
+    keys, values = as_array(paged.keys), as_array(paged.values)
+    attend_chunks(queries.numpy(), keys, values, tables, items, as_array(out), scale, cap)

@@ -1,4 +1,7 @@
-"""`fastgen calibrate`: measure step times by token count and derive the token budget."""
+"""`fastgen calibrate`: measure step times by token count and derive the token budget.
+
+On a CPU, unless the settings name a format, it does so for each format that the processor computes fast.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from fastgen.commands.curve import Fit, draw
 from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config
 from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, default_model_name
 from fastgen.core.budget_tuning import TunedBudget, monotone_curve
+from fastgen.model.processor import Processor, choose_cpu_dtype, this_processor
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 
@@ -29,7 +33,9 @@ def add(commands: Subcommands) -> None:
     parser = add_command(commands, "calibrate", "measure step times and derive the token budget", run)
     add_model(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="plot the curve into this PNG or SVG file")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long to repeat the measurements (default: 20)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="how long to repeat the measurements of a format (default: 20)"
+    )
     parser.add_argument(
         "--most-tokens",
         type=int,
@@ -40,7 +46,7 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and print the curve and the budget."""
+    """Measure, and print the curve and the budget of each format. The plot shows the first, which is the default."""
     config = replace(engine_config(options), token_budget="auto")
     if options.seconds <= 0:
         raise ConfigError(f"--seconds {options.seconds}: must be above 0")
@@ -51,20 +57,45 @@ def run(options: argparse.Namespace) -> int:
     most_tokens = config.most_tokens if options.most_tokens is None else options.most_tokens
     if not 1 <= most_tokens <= config.most_tokens:
         raise ConfigError(f"--most-tokens {most_tokens}: must be from 1 to {config.most_tokens}")
-    calibration, budget = _measure(config, most_tokens, options.seconds)
-    fit = Fit.of(calibration)
+    source = ModelSource.open(config.model)
     console = Console(file=sys.stdout)
-    console.print(table(calibration, budget, fit))
-    for line in conclusion(budget, fit):
-        console.print(line, highlight=False, soft_wrap=True)
-    if options.output is not None:
-        draw(options.output, default_model_name(config.model), calibration.curve, budget, fit)
-        console.print(f"drawn into {options.output}", highlight=False, soft_wrap=True)
+    choices = formats(config, this_processor(), is_native=source.native is not None)
+    for place, (name, settings) in enumerate(choices.items()):
+        calibration, budget = _measure(source, settings, most_tokens, options.seconds)
+        fit = Fit.of(calibration)
+        if len(choices) > 1:
+            console.print(f"\n{name}" if place else name, highlight=False, soft_wrap=True)
+        console.print(table(calibration, budget, fit))
+        for line in conclusion(budget, fit):
+            console.print(line, highlight=False, soft_wrap=True)
+        if options.output is not None and not place:
+            draw(options.output, default_model_name(config.model), calibration.curve, budget, fit)
+            console.print(f"drawn into {options.output}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _measure(config: EngineConfig, most_tokens: int, seconds: float) -> tuple[Calibration, TunedBudget]:
-    source = ModelSource.open(config.model)
+def formats(config: EngineConfig, processor: Processor, *, is_native: bool) -> dict[str, EngineConfig]:
+    """Return the settings of each format to measure, by its heading; what the settings give by themselves comes first.
+
+    Args:
+        config: names a format, or leaves the choice.
+        processor: of this machine.
+        is_native: whether the model has quantised formats.
+    """
+    if config.device != "cpu" or config.dtype != "auto" or config.quantization != "none":
+        return {"": config}
+    choice = choose_cpu_dtype(config, processor)
+    found = {f"{choice.dtype}, the default: {choice.reason}": replace(config, dtype=choice.dtype)}
+    if choice.dtype != "float32":
+        found["--dtype float32"] = replace(config, dtype="float32")
+    if is_native:
+        found["--quantization int8"] = replace(config, quantization="int8")
+    return found
+
+
+def _measure(
+    source: ModelSource, config: EngineConfig, most_tokens: int, seconds: float
+) -> tuple[Calibration, TunedBudget]:
     with progress_bar() as on_progress:
         from fastgen.engine.calibration import ladder, measure, tuned_budget
         from fastgen.runner.loader import load_runner

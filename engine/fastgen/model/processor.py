@@ -1,4 +1,4 @@
-"""The CPU and the matrix product selected for it. Needs no torch."""
+"""The CPU, and the dtype and matrix product selected for it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fastgen.config import ConfigError
+from fastgen.config import ConfigError, EngineConfig
 from fastgen.kernels.cpu.vector_width import WIDTH
 
 LINEAR_VARIABLE = "FASTGEN_CPU_LINEAR"
-LINEAR_CHOICES = ("tiled", "onednn", "plain")  # the first is the default
+LINEAR_CHOICES = ("tiled", "onednn", "plain")
+DEFAULT_LINEAR = {"float32": "tiled", "bfloat16": "onednn"}
 
 _CPUINFO = Path("/proc/cpuinfo")
+# Those of the instruction sets below that multiply bfloat16, the fastest first. Others compute it slower than float32.
+_BFLOAT16_SETS = ("AMX-BF16", "AVX512-BF16")
 # Instruction sets that determine the speed of products, by their flags in /proc/cpuinfo.
 _INSTRUCTION_SETS = {
     "avx2": "AVX2",
@@ -23,7 +26,8 @@ _INSTRUCTION_SETS = {
     "avx512_bf16": "AVX512-BF16",
     "avx512_vnni": "AVX512-VNNI",
     "avx_vnni": "AVX-VNNI",
-    "amx_tile": "AMX",
+    "amx_bf16": "AMX-BF16",
+    "amx_int8": "AMX-INT8",
     "asimd": "NEON",
     "sve": "SVE",
 }
@@ -50,6 +54,11 @@ class Processor:
             tuple(shown for flag, shown in _INSTRUCTION_SETS.items() if flag in flags),
         )
 
+    @property
+    def bfloat16_set(self) -> str | None:
+        """The fastest instruction set that multiplies bfloat16, or None."""
+        return next((name for name in _BFLOAT16_SETS if name in self.instruction_sets), None)
+
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(self.instruction_sets) or 'no vector extensions known'})"
 
@@ -63,22 +72,65 @@ def this_processor() -> Processor:
         return Processor.parse("")
 
 
-def linear_choice(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the float32 product to use, one of `LINEAR_CHOICES`.
+@dataclass(frozen=True, slots=True)
+class DtypeChoice:
+    """The dtype of a model on a CPU, by its name in the configuration, and the reason for it."""
+
+    dtype: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"dtype {self.dtype}: {self.reason}"
+
+
+def choose_cpu_dtype(config: EngineConfig, processor: Processor | None = None) -> DtypeChoice:
+    """Return the configured dtype; auto is bfloat16 on processors that multiply it, otherwise float32.
+
+    Args:
+        config: the engine's settings.
+        processor: this machine's by default.
 
     Raises:
-        ConfigError: if the environment names an unknown product.
+        ConfigError: if quantization is combined with a dtype other than float32.
     """
-    choice = environment.get(LINEAR_VARIABLE) or LINEAR_CHOICES[0]
+    if config.quantization != "none":
+        if config.dtype not in ("auto", "float32"):
+            raise ConfigError(
+                f"--quantization {config.quantization} computes in float32: remove --dtype {config.dtype}"
+            )
+        return DtypeChoice("float32", f"--quantization {config.quantization} computes in it")
+    if config.dtype != "auto":
+        return DtypeChoice(config.dtype, "set by --dtype")
+    found = (processor or this_processor()).bfloat16_set
+    if found is None:
+        return DtypeChoice("float32", f"the processor has neither {' nor '.join(_BFLOAT16_SETS)}")
+    return DtypeChoice("bfloat16", f"the processor has {found}")
+
+
+def linear_choice(dtype: str = "float32", environment: Mapping[str, str] = os.environ) -> str:
+    """Return the product to use, one of `LINEAR_CHOICES`.
+
+    Args:
+        dtype: float32 or bfloat16.
+        environment: may name another product than the default.
+
+    Raises:
+        ConfigError: if the environment names an unknown product, or one that the dtype lacks.
+    """
+    choice = environment.get(LINEAR_VARIABLE) or DEFAULT_LINEAR[dtype]
     if choice not in LINEAR_CHOICES:
         raise ConfigError(f"{LINEAR_VARIABLE}={choice}: choose one of {', '.join(LINEAR_CHOICES)}")
+    if choice == "tiled" and dtype != "float32":
+        raise ConfigError(f"{LINEAR_VARIABLE}=tiled computes in float32: choose onednn or plain, or --dtype float32")
     return choice
 
 
-def describe() -> str:
+def describe(dtype: str = "float32") -> str:
     """Return the processor, its instruction sets and the selected product, for the log.
 
     Raises:
         ConfigError: as `linear_choice`.
     """
-    return f"processor {this_processor()}; float32 product {linear_choice()}, kernels with {WIDTH * 32}-bit vectors"
+    return (
+        f"processor {this_processor()}; {dtype} product {linear_choice(dtype)}, kernels with {WIDTH * 32}-bit vectors"
+    )

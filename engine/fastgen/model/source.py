@@ -16,7 +16,7 @@ from fastgen.model.config.huggingface_families import is_native
 from fastgen.model.hub import download, hub_repository
 from fastgen.text.source import TokenizerSource
 
-__all__ = ["ModelError", "ModelSource"]
+__all__ = ["ModelError", "ModelSource", "read_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class ModelSource:
             )
             raise ModelError(f"model {path}: the directory has no config.json: {remedy}")
         generation_path = path / "generation_config.json"
-        generation_config = _read_json(generation_path) if generation_path.is_file() else None
+        generation_config = read_json(generation_path) if generation_path.is_file() else None
         try:
-            architecture = _native(_read_json(config_path), generation_config)
+            architecture = _native(read_json(config_path), generation_config)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         return cls(path, "huggingface", architecture, TokenizerSource("huggingface", {}, path), None)
@@ -117,7 +117,12 @@ def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) ->
     return None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file.
+
+    Raises:
+        ModelError: if it cannot be read, or is none.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

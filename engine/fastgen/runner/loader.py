@@ -6,6 +6,7 @@ torch is imported only when a model is loaded, because OpenMP and numba read the
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from subprocess import Popen
@@ -21,7 +22,7 @@ from fastgen.kv_cache.sizing import (
     resolve_max_model_length,
     working_memory_bytes,
 )
-from fastgen.model.processor import describe, this_processor
+from fastgen.model.processor import choose_cpu_dtype, describe, this_processor
 from fastgen.model.source import ModelSource
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
     """
     progress("starting", 0.0)
     environment.prepare()
-    if source.native is not None and config.device == "cpu" and config.dtype in ("auto", "float32"):
+    if source.native is not None and config.device == "cpu" and config.dtype != "float16":
         return with_cache(_load_on_cpu(source, config, progress), config, host_runner)
     if source.native is not None and config.device == "cuda" and has_gpu_operators(source.architecture):
         return with_cache(_load_on_gpu(source, config, progress), config, gpu_runner)
@@ -67,24 +68,26 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
 
 def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model[ForwardInput]:
     """Load a native model for the CPU kernels, which another thread compiles and imports meanwhile."""
-    log.info("%s", describe())
-    compiling = build.start(build.MODULES if config.quantization == "int8" else build.ALWAYS)
+    choice = choose_cpu_dtype(config)
+    log.info("%s; %s", describe(choice.dtype), choice)
+    compiling = build.start(_modules(choice.dtype, config.quantization))
     import torch
 
-    torch.set_num_threads(environment.usable_cpus())
+    torch.set_num_threads(_num_threads())
     from fastgen.model.native import load_on_cpu
 
     with ThreadPoolExecutor(1, "kernels") as pool:
-        importing = pool.submit(_import_backend, compiling)
+        importing = pool.submit(_import_backend, compiling, choice.dtype)
 
-        def make_backend(architecture: ModelArchitecture, ropes: Sequence[Rope]) -> CPUBackend:
+        def make_backend(architecture: ModelArchitecture, ropes: Sequence[Rope], dtype: torch.dtype) -> CPUBackend:
             progress("compiling kernels", 0.0)
-            backend = importing.result()(architecture, ropes)
+            backend = importing.result()(architecture, ropes, dtype)
             progress("compiling kernels", 1.0)
             return backend
 
         return load_on_cpu(
             source,
+            dtype=getattr(torch, choice.dtype),
             quantization=config.quantization,
             max_model_length=config.max_model_length,
             make_backend=make_backend,
@@ -92,12 +95,26 @@ def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) 
         )
 
 
-def _import_backend(compiling: Iterable[Popen[bytes]]) -> type[CPUBackend]:
+def _num_threads() -> int:
+    """Return OpenMP's number of threads. A program may have imported torch before `environment.prepare` chose it."""
+    return int(os.environ["OMP_NUM_THREADS"].partition(",")[0])
+
+
+def _modules(dtype: str, quantization: str) -> tuple[str, ...]:
+    """Return the modules of the kernels that a model needs."""
+    if dtype == "bfloat16":
+        return build.BFLOAT16
+    return (*build.ALWAYS, "int8_matmul") if quantization == "int8" else build.ALWAYS
+
+
+def _import_backend(compiling: Iterable[Popen[bytes]], dtype: str) -> type[CPUBackend]:
     """Import the backend after its kernels are compiled: importing it earlier would compile them twice."""
     for process in compiling:
         process.wait()
     from fastgen.model.layers.cpu_backend import CPUBackend
 
+    if dtype == "bfloat16":
+        import fastgen.kernels.cpu.bfloat16  # noqa: F401  (compiles the kernels that the processes did not)
     return CPUBackend
 
 
@@ -127,13 +144,14 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress
             f"--kv-cache-dtype {config.kv_cache_dtype}: not available for this model, which torch operations run: "
             "remove it"
         )
-    log.info("processor %s; products by torch", this_processor())
     import torch
 
-    torch.set_num_threads(environment.usable_cpus())
+    torch.set_num_threads(_num_threads())
     from fastgen.runner.device import choose_device, choose_dtype
 
     device, dtype = choose_device(config), choose_dtype(config)
+    reason = choose_cpu_dtype(config) if config.device == "cpu" else f"dtype {dtype}"
+    log.info("processor %s; products by torch; %s", this_processor(), reason)
 
     def on_weights(fraction: float) -> None:
         progress("loading weights", fraction)

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 from llvmlite import binding
 
+from fastgen.kernels.cpu import environment
+
 V2 = ("cx16", "popcnt", "sse3", "ssse3", "sse4.1", "sse4.2")
 V3 = (*V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 SETS = {"x86-64-v2": V2, "x86-64-v3": V3, "x86-64-v4": V4}
+# One is enough: how kernels share their work does not depend on the instruction set.
+WITH_ALL_THREADS = "x86-64-v3"
 HERE = Path(__file__).parent
 # Plugins that take seconds to import and that these tests do not use.
 UNUSED = ("cacheprovider", "schemathesis", "hypothesispytest")
@@ -34,6 +38,8 @@ def compiled_for(name: str) -> dict[str, str]:
     # `environment.prepare` sets the last one on processors with 512-bit vectors.
     features = ",".join([*(f"+{feature}" for feature in SETS[name]), "-prefer-256-bit"])
     settings = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+    if name == WITH_ALL_THREADS:
+        settings |= dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), str(environment.usable_cpus()))
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
     return kept | settings
 

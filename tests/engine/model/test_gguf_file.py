@@ -44,6 +44,7 @@ def theirs() -> gguf.GGUFReader:
     return gguf.GGUFReader(demo_model())
 
 
+@pytest.mark.slow
 def test_tensors_of_the_demo_model_equal_package_gguf_bit_for_bit(theirs: gguf.GGUFReader) -> None:
     """Those outside of the layers, and those of the first and the last layer: the others are like them."""
     ours = GGUFFile(demo_model())

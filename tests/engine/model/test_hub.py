@@ -14,6 +14,8 @@ import pytest
 from fastgen.model.hub import hub_repository
 from support.hub import COMMIT, TOKEN, Hub, serving
 
+pytestmark = pytest.mark.slow  # each starts a process or two
+
 CONFIG = {
     "model_type": "llama",
     "vocab_size": 64,

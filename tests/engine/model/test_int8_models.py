@@ -17,6 +17,7 @@ from fastgen.text.tokenizer import Tokenizer
 from support.demo_weights import demo_model
 from support.driving import generate, load, run_in_chunks
 from support.gguf_writing import write_gguf
+from support.perplexity import perplexity, text_tokens
 from support.prompts import PROMPTS
 
 
@@ -84,6 +85,16 @@ def test_next_token_probabilities_of_the_demo_model_stay_close_to_float32(
     assert max(errors) < 0.06, errors
     assert sum(errors) / len(errors) < 0.03, errors
     assert sum(divergences) / len(divergences) < 0.005, divergences
+
+
+@pytest.mark.slow
+def test_perplexity_of_the_demo_model_is_within_two_percent_of_float32(
+    int8_demo: ModelRunner, demo_runner: ModelRunner, demo_source: ModelSource
+) -> None:
+    tokens = text_tokens(demo_source)[:192]
+    ours, exact = (perplexity(runner, tokens) for runner in (int8_demo, demo_runner))
+    assert ours != exact
+    assert abs(ours / exact - 1) < 0.02
 
 
 @pytest.mark.slow

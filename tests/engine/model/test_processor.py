@@ -6,15 +6,16 @@ import platform
 
 import pytest
 
-from fastgen.config import ConfigError
+from fastgen.commands.calibrate import formats
+from fastgen.config import ConfigError, EngineConfig
 from fastgen.kernels.cpu.vector_width import WIDTH
-from fastgen.model.processor import Processor, describe, linear_choice, this_processor
+from fastgen.model.processor import Processor, choose_cpu_dtype, describe, linear_choice, this_processor
 
 XEON = """\
 processor\t: 0
 vendor_id\t: GenuineIntel
 model name\t: Intel(R) Xeon(R) Platinum 8481C
-flags\t\t: fpu avx avx2 avx512f avx512_bf16 avx512_vnni amx_bf16 amx_tile avx_vnni
+flags\t\t: fpu avx avx2 avx512f avx512_bf16 avx512_vnni amx_bf16 amx_tile amx_int8 avx_vnni
 
 processor\t: 1
 model name\t: another
@@ -24,7 +25,7 @@ flags\t\t: fpu
 
 def test_instruction_sets_are_those_of_the_first_processor() -> None:
     assert str(Processor.parse(XEON)) == (
-        "Intel(R) Xeon(R) Platinum 8481C (AVX2, AVX-512, AVX512-BF16, AVX512-VNNI, AVX-VNNI, AMX)"
+        "Intel(R) Xeon(R) Platinum 8481C (AVX2, AVX-512, AVX512-BF16, AVX512-VNNI, AVX-VNNI, AMX-BF16, AMX-INT8)"
     )
 
 
@@ -45,5 +46,42 @@ def test_description_names_the_processor_and_the_forced_product(monkeypatch: pyt
         describe()
 
 
-def test_product_is_tiled_unless_the_environment_names_another() -> None:
-    assert [linear_choice(environment) for environment in ({}, {"FASTGEN_CPU_LINEAR": "onednn"})] == ["tiled", "onednn"]
+def test_product_is_the_dtypes_default_unless_the_environment_names_another() -> None:
+    forced = {"FASTGEN_CPU_LINEAR": "onednn"}
+    assert [linear_choice("float32", environment) for environment in ({}, forced)] == ["tiled", "onednn"]
+    assert [linear_choice("bfloat16", environment) for environment in ({}, forced)] == ["onednn", "onednn"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype", "reason"),
+    [
+        ("avx512f avx512_bf16 amx_bf16", "bfloat16", "the processor has AMX-BF16"),
+        ("avx512f avx512_bf16", "bfloat16", "the processor has AVX512-BF16"),
+        ("avx512f avx512_vnni amx_int8", "float32", "the processor has neither AMX-BF16 nor AVX512-BF16"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_processor_multiplies_it(flags: str, dtype: str, reason: str) -> None:
+    processor = Processor.parse(f"flags: {flags}")
+    auto = choose_cpu_dtype(EngineConfig(model=""), processor)
+    assert (auto.dtype, auto.reason) == (dtype, reason)
+    assert str(auto) == f"dtype {dtype}: {reason}"
+    assert choose_cpu_dtype(EngineConfig(model="", dtype="bfloat16"), processor).dtype == "bfloat16"
+    assert choose_cpu_dtype(EngineConfig(model="", dtype="float32"), processor).dtype == "float32"
+    assert choose_cpu_dtype(EngineConfig(model="", quantization="int8"), processor).dtype == "float32"
+    with pytest.raises(ConfigError, match="--quantization int8 computes in float32: remove --dtype bfloat16"):
+        choose_cpu_dtype(EngineConfig(model="", quantization="int8", dtype="bfloat16"), processor)
+
+
+def test_calibrate_measures_the_default_first_then_the_processors_other_formats() -> None:
+    fast, slow = Processor.parse("flags: avx512_bf16"), Processor.parse("flags: avx2")
+    auto = EngineConfig(model="")
+
+    def measured(processor: Processor, config: EngineConfig = auto, *, is_native: bool = True) -> list[tuple[str, str]]:
+        found = formats(config, processor, is_native=is_native)
+        return [(settings.dtype, settings.quantization) for settings in found.values()]
+
+    assert measured(fast) == [("bfloat16", "none"), ("float32", "none"), ("auto", "int8")]
+    assert measured(slow) == [("float32", "none"), ("auto", "int8")]
+    assert measured(slow, is_native=False) == [("float32", "none")]
+    assert measured(fast, EngineConfig(model="", dtype="float32")) == [("float32", "none")]
+    assert next(iter(formats(auto, fast, is_native=True))) == "bfloat16, the default: the processor has AVX512-BF16"

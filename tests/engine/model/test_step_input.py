@@ -106,6 +106,7 @@ def test_a_step_can_be_sent_to_other_processes() -> None:
         for field in fields(StepInput):
             ours, sent = getattr(step, field.name), getattr(copy, field.name)
             assert np.array_equal(ours, sent)
+            assert not isinstance(ours, np.ndarray) or ours.dtype == sent.dtype == np.int32, field.name
 
 
 def test_a_block_that_the_prefix_cache_replaced_is_sent_although_later_steps_are_in_flight() -> None:

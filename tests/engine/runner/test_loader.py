@@ -31,7 +31,7 @@ from fastgen.model.processor import describe
 from fastgen.runner.loader import load_runner
 from fastgen.model.source import ModelSource
 
-config = EngineConfig(model=sys.argv[1], kv_cache_memory=16 << 20)
+config = EngineConfig(model=sys.argv[1], kv_cache_memory=16 << 20, dtype="float32")
 runner = load_runner(ModelSource.open(config.model), config, lambda stage, fraction: None)
 (kilobytes,) = re.findall(r"^Pss_Anon:\\s+(\\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
 print(int(kilobytes) * 1024 - runner.num_parameters * 4)
@@ -61,7 +61,8 @@ VARIANTS = {
     "plain": {"FASTGEN_CPU_LINEAR": "plain"},
     "plain, AVX2": {"FASTGEN_CPU_LINEAR": "plain", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
 }
-FORCED = {name for settings in VARIANTS.values() for name in settings}
+# Forced by variants, or by the tests of small models.
+FORCED = {name for settings in VARIANTS.values() for name in settings} | {"OMP_NUM_THREADS", "NUMBA_NUM_THREADS"}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from pathlib import Path
 from fastgen.kernels.cpu import environment
 
 ALWAYS = ("decode_attention", "elementwise", "matmul", "prefill_attention")  # importing a module compiles its kernels
-MODULES = (*ALWAYS, "int8_matmul")  # including those that only some models need
+BFLOAT16 = ("bfloat16",)  # compiles the same modules for both element types
+MODULES = (*ALWAYS, *BFLOAT16, "int8_matmul")  # including those that only some settings need
 
 
 def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:

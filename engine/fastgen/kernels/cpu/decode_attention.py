@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.kernels.cpu.decode_work_items import TILE
+from fastgen.kernels.cpu.elements import ElementArray, narrowed, widened
 from fastgen.kernels.cpu.jit import intrinsic, kernel, prange, serial, types
 from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
 
@@ -35,7 +36,7 @@ _MASKED = np.finfo(np.float32).min  # below every score, and finite: less itself
 @serial
 def _score_tile(
     query: FloatArray,
-    keys: FloatArray,
+    keys: ElementArray,
     tables: IntArray,
     table: int,
     head: int,
@@ -57,10 +58,10 @@ def _score_tile(
                 s0, s1, s2, s3 = _f32(0), _f32(0), _f32(0), _f32(0)
                 for d in range(head_dim):
                     q = query[g, d]
-                    s0 += q * keys[block, head, o, d]
-                    s1 += q * keys[block, head, o + 1, d]
-                    s2 += q * keys[block, head, o + 2, d]
-                    s3 += q * keys[block, head, o + 3, d]
+                    s0 += q * widened(keys[block, head, o, d])
+                    s1 += q * widened(keys[block, head, o + 1, d])
+                    s2 += q * widened(keys[block, head, o + 2, d])
+                    s3 += q * widened(keys[block, head, o + 3, d])
                 scores[g, first + j] = s0
                 scores[g, first + j + 1] = s1
                 scores[g, first + j + 2] = s2
@@ -144,7 +145,7 @@ def _softmax_tile(
 @serial
 def _add_values(
     scores: FloatArray,
-    values: FloatArray,
+    values: ElementArray,
     tables: IntArray,
     table: int,
     head: int,
@@ -172,20 +173,20 @@ def _add_values(
                 p4, p5, p6, p7 = scores[g, s + 4], scores[g, s + 5], scores[g, s + 6], scores[g, s + 7]
                 for d in range(head_dim):
                     acc[g, d] += (
-                        p0 * values[block, head, o, d]
-                        + p1 * values[block, head, o + 1, d]
-                        + p2 * values[block, head, o + 2, d]
-                        + p3 * values[block, head, o + 3, d]
-                        + p4 * values[block, head, o + 4, d]
-                        + p5 * values[block, head, o + 5, d]
-                        + p6 * values[block, head, o + 6, d]
-                        + p7 * values[block, head, o + 7, d]
+                        p0 * widened(values[block, head, o, d])
+                        + p1 * widened(values[block, head, o + 1, d])
+                        + p2 * widened(values[block, head, o + 2, d])
+                        + p3 * widened(values[block, head, o + 3, d])
+                        + p4 * widened(values[block, head, o + 4, d])
+                        + p5 * widened(values[block, head, o + 5, d])
+                        + p6 * widened(values[block, head, o + 6, d])
+                        + p7 * widened(values[block, head, o + 7, d])
                     )
         for j in range(eights, end):
             for g in range(group):
                 weight = scores[g, first + j]
                 for d in range(head_dim):
-                    acc[g, d] += weight * values[block, head, offset + j, d]
+                    acc[g, d] += weight * widened(values[block, head, offset + j, d])
 
 
 @serial
@@ -193,11 +194,11 @@ def _attend_item(
     n: int,
     items: IntArray,
     queries: FloatArray,
-    keys: FloatArray,
-    values: FloatArray,
+    keys: ElementArray,
+    values: ElementArray,
     tables: IntArray,
     parts: FloatArray,
-    out: FloatArray,
+    out: ElementArray,
     scale: np.float32,
     softcap: np.float32,
 ) -> None:
@@ -226,7 +227,7 @@ def _attend_item(
         if part < 0:
             inverse = _f32(1) / state[g, 1]
             for d in range(head_dim):
-                out[row, head * group + g, d] = acc[g, d] * inverse
+                out[row, head * group + g, d] = narrowed(acc[g, d] * inverse, out)
         else:
             for d in range(head_dim):
                 parts[part, g, d] = acc[g, d]
@@ -234,9 +235,10 @@ def _attend_item(
 
 
 @serial
-def _merge_parts(merges: IntArray, parts: FloatArray, out: FloatArray) -> None:
+def _merge_parts(merges: IntArray, parts: FloatArray, out: ElementArray) -> None:
     """Merge the parts of split contexts; `parts` hold acc, maximum score and sum of exponentials."""
     group, head_dim = parts.shape[1], out.shape[2]
+    merged = np.empty(head_dim, np.float32)
     for m in range(merges.shape[0]):
         row, head, first, count = merges[m, 0], merges[m, 1], merges[m, 2], merges[m, 3]
         for g in range(group):
@@ -245,29 +247,27 @@ def _merge_parts(merges: IntArray, parts: FloatArray, out: FloatArray) -> None:
                 highest = max(highest, parts[p, g, head_dim])
             total = _f32(0)
             for d in range(head_dim):
-                out[row, head * group + g, d] = _f32(0)
+                merged[d] = _f32(0)
             for p in range(first, first + count):
                 weight = _f32(math.exp(parts[p, g, head_dim] - highest))
                 total += weight * parts[p, g, head_dim + 1]
                 for d in range(head_dim):
-                    out[row, head * group + g, d] += weight * parts[p, g, d]
+                    merged[d] += weight * parts[p, g, d]
             inverse = _f32(1) / total
             for d in range(head_dim):
-                out[row, head * group + g, d] *= inverse
+                out[row, head * group + g, d] = narrowed(merged[d] * inverse, out)
 
 
-@kernel(
-    "void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[:,::1], i8[:,::1], f4[:,:,::1], f4[:,:,::1], f4, f4)"
-)
+@kernel("void(f4[:,:,::1], E[:,:,:,::1], E[:,:,:,::1], i8[::1], i8[:,::1], i8[:,::1], f4[:,:,::1], E[:,:,::1], f4, f4)")
 def attend_decodes(
     queries: FloatArray,
-    keys: FloatArray,
-    values: FloatArray,
+    keys: ElementArray,
+    values: ElementArray,
     tables: IntArray,
     items: IntArray,
     merges: IntArray,
     parts: FloatArray,
-    out: FloatArray,
+    out: ElementArray,
     scale: np.float32,
     softcap: np.float32,
 ) -> None:

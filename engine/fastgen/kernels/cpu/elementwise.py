@@ -1,7 +1,8 @@
 """Element-wise operations of a decoder layer as numba kernels, parallel over rows.
 
-Arrays are float32 and contiguous; T is the number of rows (tokens) of the step. Results are written to arguments.
-Twins in plain torch: `reference.py`.
+Arrays are contiguous; T is the number of rows (tokens) of the step. Results are written to arguments. The residual
+stream, weights, angles and queries are float32; other activations and the cache are elements (`elements.py`), computed
+in float32 and rounded when they are written. Twins in plain torch: `reference.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastgen.kernels.cpu.elements import ElementArray, narrowed, widened
 from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, serial, types
 from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
 
@@ -24,43 +26,45 @@ _TWICE_ROOT = 1.5957691216057308  # 2 * sqrt(2 / pi)
 LANES = 16
 
 
-@kernel("void(f4[:,::1], f4[:,::1], f4[::1], f4, f4[:,::1])")
-def add_rms_norm(x: FloatArray, update: FloatArray, weight: FloatArray, epsilon: np.float32, out: FloatArray) -> None:
+@kernel("void(f4[:,::1], E[:,::1], f4[::1], f4, E[:,::1])")
+def add_rms_norm(
+    x: FloatArray, update: ElementArray, weight: FloatArray, epsilon: np.float32, out: ElementArray
+) -> None:
     """Compute x += update; out = x / rms(x) * weight. All [T, hidden], weight [hidden]."""
     hidden = x.shape[1]
     for t in prange(x.shape[0]):
         total = _f32(0)
         for i in range(hidden):
-            value = x[t, i] + update[t, i]
+            value = x[t, i] + widened(update[t, i])
             x[t, i] = value
             total += value * value
         scale = _f32(1) / np.sqrt(total / _f32(hidden) + epsilon)
         for i in range(hidden):
-            out[t, i] = x[t, i] * scale * weight[i]
+            out[t, i] = narrowed(x[t, i] * scale * weight[i], out)
 
 
 @serial
-def _norm_segment(row: FloatArray, first: int, weight: FloatArray, epsilon: np.float32) -> None:
+def _norm_segment(row: ElementArray, first: int, weight: FloatArray, epsilon: np.float32) -> None:
     """Replace row[first : first + size] by its RMS norm times `weight` [size]."""
     size = weight.shape[0]
     total = _f32(0)
     for i in range(size):
-        total += row[first + i] * row[first + i]
+        total += widened(row[first + i]) * widened(row[first + i])
     scale = _f32(1) / np.sqrt(total / _f32(size) + epsilon)
     for i in range(size):
-        row[first + i] = row[first + i] * scale * weight[i]
+        row[first + i] = narrowed(widened(row[first + i]) * scale * weight[i], row)
 
 
-@kernel("void(f4[:,::1], f4[::1], f4)")
-def rms_norm(x: FloatArray, weight: FloatArray, epsilon: np.float32) -> None:
+@kernel("void(E[:,::1], f4[::1], f4)")
+def rms_norm(x: ElementArray, weight: FloatArray, epsilon: np.float32) -> None:
     """Compute x = x / rms(x) * weight in place; x [T, hidden], weight [hidden]."""
     for t in prange(x.shape[0]):
         _norm_segment(x[t], 0, weight, epsilon)
 
 
-@kernel("void(f4[:,::1], f4[::1], f4[::1], i8, i8, f4)")
+@kernel("void(E[:,::1], f4[::1], f4[::1], i8, i8, f4)")
 def norm_heads(
-    qkv: FloatArray, query_norm: FloatArray, key_norm: FloatArray, heads: int, kv_heads: int, epsilon: np.float32
+    qkv: ElementArray, query_norm: FloatArray, key_norm: FloatArray, heads: int, kv_heads: int, epsilon: np.float32
 ) -> None:
     """Normalise each head's queries and keys in place; qkv [T, (heads + 2 * kv heads) * head_dim]."""
     head_dim = query_norm.shape[0]
@@ -71,13 +75,13 @@ def norm_heads(
             _norm_segment(qkv[t], h * head_dim, key_norm, epsilon)
 
 
-@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[::1], f4[:,:,::1])")
+@kernel("void(E[:,::1], f4[:,::1], f4[:,::1], E[:,:,:,::1], E[:,:,:,::1], i8[::1], i8[::1], f4[:,:,::1])")
 def rotate_and_store(
-    qkv: FloatArray,
+    qkv: ElementArray,
     cosines: FloatArray,
     sines: FloatArray,
-    keys: FloatArray,
-    values: FloatArray,
+    keys: ElementArray,
+    values: ElementArray,
     blocks: IntArray,
     slots: IntArray,
     queries: FloatArray,
@@ -99,17 +103,17 @@ def rotate_and_store(
         for h in range(heads):
             base = h * head_dim
             for d in range(half):
-                a, b = qkv[t, base + d], qkv[t, base + half + d]
+                a, b = widened(qkv[t, base + d]), widened(qkv[t, base + half + d])
                 queries[t, h, d] = a * cosines[t, d] - b * sines[t, d]
                 queries[t, h, half + d] = b * cosines[t, d] + a * sines[t, d]
             for d in range(2 * half, head_dim):
-                queries[t, h, d] = qkv[t, base + d]
+                queries[t, h, d] = widened(qkv[t, base + d])
         for h in range(kv_heads):
             base = (heads + h) * head_dim
             for d in range(half):
-                a, b = qkv[t, base + d], qkv[t, base + half + d]
-                keys[block, h, slot, d] = a * cosines[t, d] - b * sines[t, d]
-                keys[block, h, slot, half + d] = b * cosines[t, d] + a * sines[t, d]
+                a, b = widened(qkv[t, base + d]), widened(qkv[t, base + half + d])
+                keys[block, h, slot, d] = narrowed(a * cosines[t, d] - b * sines[t, d], keys)
+                keys[block, h, slot, half + d] = narrowed(b * cosines[t, d] + a * sines[t, d], keys)
             for d in range(2 * half, head_dim):
                 keys[block, h, slot, d] = qkv[t, base + d]
             base = (heads + kv_heads + h) * head_dim
@@ -117,16 +121,18 @@ def rotate_and_store(
                 values[block, h, slot, d] = qkv[t, base + d]
 
 
-def _emit_gated(is_gelu: bool, builder: Any, arguments: Sequence[Any]) -> None:
-    """Compute out = gate * sigmoid(slope) * up for `count` floats, a multiple of LANES, given addresses."""
-    gates, ups, count, out = arguments
+def _emit_gated(is_gelu: bool, element: Any, builder: Any, arguments: Sequence[Any]) -> None:
+    """Compute out = gate * sigmoid(slope) * up for `count` elements, a multiple of LANES, given addresses."""
+    _, gates, ups, count, out = arguments
     emit = Emitter(builder, LANES)
+    line = LANES * element.bitwidth // 8
     with lowering.for_range(builder, builder.udiv(count, I64(LANES))) as step:
-        gate, up = (emit.load(emit.offset(first, step.index, LANES * 4)) for first in (gates, ups))
+        gate, up = (emit.load_elements(emit.offset(first, step.index, line), element) for first in (gates, ups))
         slope = _emit_gelu_slope(emit, gate) if is_gelu else gate
         divisor = emit.add(emit.constant(1.0), emit.exp(builder.fneg(slope)))
         # Divide first: the product of gate and up may overflow although the result does not.
-        emit.store(emit.multiply(emit.divide(gate, divisor), up), emit.offset(out, step.index, LANES * 4))
+        result = emit.multiply(emit.divide(gate, divisor), up)
+        emit.store_elements(result, emit.offset(out, step.index, line), element)
 
 
 def _emit_gelu_slope(emit: Emitter, x: Any) -> Any:
@@ -136,48 +142,50 @@ def _emit_gelu_slope(emit: Emitter, x: Any) -> Any:
 
 
 @intrinsic
-def _gate_silu(_typing: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
-    return types.void(gates, ups, count, out), lowered(partial(_emit_gated, False))
+def _gate_silu(_typing: Any, array: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
+    return types.void(array, gates, ups, count, out), lowered(partial(_emit_gated, False, array.dtype))
 
 
 @intrinsic
-def _gate_gelu(_typing: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
-    return types.void(gates, ups, count, out), lowered(partial(_emit_gated, True))
+def _gate_gelu(_typing: Any, array: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
+    return types.void(array, gates, ups, count, out), lowered(partial(_emit_gated, True, array.dtype))
 
 
 @serial
-def _padded_rest(gate_up: FloatArray, row: int, whole: int) -> FloatArray:
+def _padded_rest(gate_up: ElementArray, row: int, whole: int) -> ElementArray:
     """Return [3, LANES]: gates and ups of the columns from `whole` on, and space for their results."""
     width = gate_up.shape[1] // 2
-    rest = np.zeros((3, LANES), np.float32)
+    rest = np.zeros((3, LANES), gate_up.dtype)
     for i in range(whole, width):
         rest[0, i - whole], rest[1, i - whole] = gate_up[row, i], gate_up[row, width + i]
     return rest
 
 
-@kernel("void(f4[:,::1], f4[:,::1])")
-def silu_multiply(gate_up: FloatArray, out: FloatArray) -> None:
+@kernel("void(E[:,::1], E[:,::1])")
+def silu_multiply(gate_up: ElementArray, out: ElementArray) -> None:
     """Compute out [T, width] = silu(gate) * up for gate_up [T, 2 * width] with the gate first."""
     width = out.shape[1]
     whole = width // LANES * LANES
     for t in prange(out.shape[0]):
-        gates, results = gate_up.ctypes.data + t * width * 8, out.ctypes.data + t * width * 4
-        _gate_silu(gates, gates + width * 4, whole, results)
+        size = out.itemsize
+        gates, results = gate_up.ctypes.data + t * width * 2 * size, out.ctypes.data + t * width * size
+        _gate_silu(out, gates, gates + width * size, whole, results)
         if whole < width:
             rest = _padded_rest(gate_up, t, whole)
-            _gate_silu(rest.ctypes.data, rest[1].ctypes.data, LANES, rest[2].ctypes.data)
+            _gate_silu(out, rest.ctypes.data, rest[1].ctypes.data, LANES, rest[2].ctypes.data)
             out[t, whole:] = rest[2, : width - whole]
 
 
-@kernel("void(f4[:,::1], f4[:,::1])")
-def gelu_tanh_multiply(gate_up: FloatArray, out: FloatArray) -> None:
+@kernel("void(E[:,::1], E[:,::1])")
+def gelu_tanh_multiply(gate_up: ElementArray, out: ElementArray) -> None:
     """Compute out [T, width] = gelu(gate) * up, with gelu's tanh form, for gate_up [T, 2 * width], gate first."""
     width = out.shape[1]
     whole = width // LANES * LANES
     for t in prange(out.shape[0]):
-        gates, results = gate_up.ctypes.data + t * width * 8, out.ctypes.data + t * width * 4
-        _gate_gelu(gates, gates + width * 4, whole, results)
+        size = out.itemsize
+        gates, results = gate_up.ctypes.data + t * width * 2 * size, out.ctypes.data + t * width * size
+        _gate_gelu(out, gates, gates + width * size, whole, results)
         if whole < width:
             rest = _padded_rest(gate_up, t, whole)
-            _gate_gelu(rest.ctypes.data, rest[1].ctypes.data, LANES, rest[2].ctypes.data)
+            _gate_gelu(out, rest.ctypes.data, rest[1].ctypes.data, LANES, rest[2].ctypes.data)
             out[t, whole:] = rest[2, : width - whole]

@@ -22,6 +22,10 @@ lowering: Any = numba.core.cgutils
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# Type of the elements of activations and cache, E in signatures. Numba has no bfloat16: kernels take its bits as int16
+# (`elements`).
+_FLOAT32, _BFLOAT16 = "f4", "i2"
+
 # Products and sums may fuse, and sums may be reordered so that LLVM vectorises them. Nothing else is relaxed: kernels
 # meet infinities (overflowed exponentials, scores of 1e38). With `arcp`, `ninf` and `nnan` LLVM divides by an estimate
 # of the reciprocal and a Newton step, which makes NaN of a division by infinity.
@@ -31,10 +35,25 @@ _OPTIONS: dict[str, Any] = {"fastmath": {"contract", "reassoc"}, "error_model": 
 def kernel(signature: str) -> Callable[[Function], Function]:
     """Compile a function for one signature immediately; its `prange` loops run on all threads.
 
-    The code is cached on disk if `environment.prepare` found a folder.
+    The signature's E is float32; `compile_for_bfloat16` adds the other element type. The code is cached on disk if
+    `environment.prepare` found a folder.
     """
-    compile_now: Any = numba.njit(signature, parallel=True, cache=bool(os.environ.get("NUMBA_CACHE_DIR")), **_OPTIONS)
-    return cast("Callable[[Function], Function]", compile_now)
+
+    def compile_now(function: Function) -> Function:
+        cache = bool(os.environ.get("NUMBA_CACHE_DIR"))
+        made: Any = numba.njit(signature.replace("E", _FLOAT32), parallel=True, cache=cache, **_OPTIONS)(function)
+        made.element_signature = signature
+        return cast("Function", made)
+
+    return compile_now
+
+
+def compile_for_bfloat16(compiled: Callable[..., Any]) -> None:
+    """Compile a kernel for bfloat16 elements too. A call then takes the version of its arrays' type."""
+    dispatcher: Any = compiled
+    dispatcher.disable_compile(False)
+    dispatcher.compile(dispatcher.element_signature.replace("E", _BFLOAT16))
+    dispatcher.disable_compile()
 
 
 def serial(function: Function) -> Function:

@@ -11,9 +11,9 @@ from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from fastgen.kernels.cpu.jit import lowering
+from fastgen.kernels.cpu.jit import lowering, types
 
-I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 _LOG2E = 1.4426950408889634
 # numba adds the kernel's flags to every instruction without flags. These exclude `reassoc`, so operations run in the
@@ -31,6 +31,34 @@ def lowered(emit: Callable[[Any, Sequence[Any]], Any]) -> Callable[..., Any]:
         return context.get_dummy_value() if result is None else result
 
     return generate
+
+
+def widened(builder: Any, bits: Any) -> Any:
+    """Return the float32 of bfloat16 bits, a scalar or a vector: they are its upper half."""
+    integers, floats = _like(bits.type, I32), _like(bits.type, F32)
+    upper = builder.shl(builder.zext(bits, integers), _constant(integers, 16))
+    return builder.bitcast(upper, floats)
+
+
+def narrowed(builder: Any, floats: Any) -> Any:
+    """Return the bits of the nearest bfloat16, ties to even; NaN stays NaN."""
+    integers = _like(floats.type, I32)
+    bits = builder.bitcast(floats, integers)
+    last = builder.and_(builder.lshr(bits, _constant(integers, 16)), _constant(integers, 1))
+    rounded = builder.add(bits, builder.add(last, _constant(integers, 0x7FFF)))
+    is_nan = builder.fcmp_unordered("uno", floats, floats)
+    # Rounding could carry a NaN's bits into its exponent.
+    kept = builder.select(is_nan, _constant(integers, 0x7FC00000), rounded)
+    return builder.trunc(builder.lshr(kept, _constant(integers, 16)), _like(floats.type, I16))
+
+
+def _like(kind: Any, element: Any) -> Any:
+    """Return the type of as many elements as `kind` has."""
+    return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
+
+
+def _constant(kind: Any, value: int) -> Any:
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
 
 class Emitter:
@@ -54,8 +82,18 @@ class Emitter:
         return self.builder.load(self.builder.inttoptr(address, (kind or self.floats).as_pointer()), align=1)
 
     def store(self, values: Any, address: Any) -> None:
-        """Store the floats of all lanes."""
-        self.builder.store(values, self.builder.inttoptr(address, self.floats.as_pointer()), align=1)
+        """Store the values of all lanes."""
+        self.builder.store(values, self.builder.inttoptr(address, values.type.as_pointer()), align=1)
+
+    def load_elements(self, address: Any, element: Any) -> Any:
+        """Load floats in all lanes from elements of numba's type `element`: float32, or int16 for bfloat16."""
+        if element == types.float32:
+            return self.load(address)
+        return widened(self.builder, self.load(address, ir.VectorType(I16, self.floats.count)))
+
+    def store_elements(self, values: Any, address: Any, element: Any) -> None:
+        """Store the floats of all lanes as elements of numba's type `element`."""
+        self.store(values if element == types.float32 else narrowed(self.builder, values), address)
 
     def spread(self, scalar: Any) -> Any:
         """Load a scalar into all lanes."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastgen.kernels.cpu.elements import ElementArray, is_float32, narrowed, widened
 from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, serial, types
 from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
 from fastgen.kernels.cpu.matmul_tile import ROWS, product_tile
@@ -120,28 +121,53 @@ def _softmax(
 
 
 @serial
+def _load_tile(
+    pages: ElementArray, tables: IntArray, table: int, head: int, tile: int, num_keys: int, wide: FloatArray
+) -> None:
+    """Widen a tile's keys or values to `wide` [TILE, head_dim], unless they are float32: these are used in place."""
+    if not is_float32(pages):
+        block_size, head_dim = pages.shape[2], pages.shape[3]
+        for offset in range(-(-num_keys // ROWS) * ROWS):
+            block, slot = tables[table + (tile + offset) // block_size], (tile + offset) % block_size
+            for d in range(head_dim):
+                wide[offset, d] = widened(pages[block, head, slot, d])
+
+
+@serial
+def _row(pages: ElementArray, tables: IntArray, table: int, head: int, tile: int, offset: int, wide: FloatArray) -> Any:
+    """Return the address of row `offset` of a loaded tile, in float32. The other rows of its block follow."""
+    line = pages.shape[3] * 4
+    if not is_float32(pages):
+        return wide.ctypes.data + offset * line
+    block_size, at = pages.shape[2], tile + offset
+    page = (tables[table + at // block_size] * pages.shape[1] + head) * block_size + at % block_size
+    return pages.ctypes.data + page * line
+
+
+@serial
 def _attend_item(
     item: IntArray,
     queries: FloatArray,
-    keys: FloatArray,
-    values: FloatArray,
+    keys: ElementArray,
+    values: ElementArray,
     tables: IntArray,
-    out: FloatArray,
+    out: ElementArray,
     scale: np.float32,
     softcap: np.float32,
 ) -> None:
     """Compute one item's rows of `out`."""
     row, num_tokens, context, table, head, first_lane, window = item
-    kv_heads, block_size, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
+    kv_heads, head_dim = keys.shape[1], keys.shape[3]
     group = queries.shape[1] // kv_heads
     num_lanes = min(LANES, num_tokens * group - first_lane)
     line = head_dim * 4
-    run = min(TILE, block_size)  # contiguous keys of a tile
+    run = min(TILE, keys.shape[2])  # contiguous keys of a tile
     turned = np.zeros((head_dim, LANES), np.float32)
     sums = np.zeros((head_dim, LANES), np.float32)
     scores = np.empty((TILE, LANES), np.float32)
     highest, total = np.full(LANES, _MASKED, np.float32), np.zeros(LANES, np.float32)
     tops = np.empty(LANES, np.float32)
+    wide = np.empty((TILE, head_dim), np.float32)
     first, last = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
     for lane in range(LANES):
         # Lanes beyond the chunk repeat its last query.
@@ -153,10 +179,9 @@ def _attend_item(
     end = last[LANES - 1] + 1
     for tile in range(first[0] // TILE * TILE, end, TILE):
         num_keys = min(TILE, end - tile)
+        _load_tile(keys, tables, table, head, tile, num_keys, wide)
         for offset in range(0, num_keys, ROWS):
-            at = tile + offset
-            page = (tables[table + at // block_size] * kv_heads + head) * block_size + at % block_size
-            key, score = keys.ctypes.data + page * line, scores.ctypes.data + offset * _STRIDE
+            key, score = _row(keys, tables, table, head, tile, offset, wide), scores.ctypes.data + offset * _STRIDE
             _product(key, line, 4, turned.ctypes.data, head_dim, score, _STRIDE, 0)
         if softcap > _f32(0):
             _squeeze(scores, num_keys, softcap)
@@ -165,30 +190,29 @@ def _attend_item(
         _softmax(scores, num_keys, highest, total, sums, tops)
         # Skip slots before the first visible key: a weight of 0 does not mask infinity or NaN.
         begin = max(first[0] - tile, 0)
+        _load_tile(values, tables, table, head, tile, num_keys, wide)
         for offset in range(begin // run * run, num_keys, run):
             skipped = max(begin - offset, 0)
-            at = tile + offset + skipped
-            page = (tables[table + at // block_size] * kv_heads + head) * block_size + at % block_size
+            page = _row(values, tables, table, head, tile, offset + skipped, wide)
             weights = scores.ctypes.data + (offset + skipped) * _STRIDE
             depth = min(run, num_keys - offset) - skipped
             for d in range(0, head_dim, ROWS):
-                value = values.ctypes.data + page * line + d * 4
-                _product(value, 4, line, weights, depth, sums.ctypes.data + d * _STRIDE, _STRIDE, 1)
+                _product(page + d * 4, 4, line, weights, depth, sums.ctypes.data + d * _STRIDE, _STRIDE, 1)
     for lane in range(num_lanes):
         token, g = divmod(first_lane + lane, group)
         inverse = _f32(1) / total[lane]
         for d in range(head_dim):
-            out[row + token, head * group + g, d] = sums[d, lane] * inverse
+            out[row + token, head * group + g, d] = narrowed(sums[d, lane] * inverse, out)
 
 
-@kernel("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[:,::1], f4[:,:,::1], f4, f4)")
+@kernel("void(f4[:,:,::1], E[:,:,:,::1], E[:,:,:,::1], i8[::1], i8[:,::1], E[:,:,::1], f4, f4)")
 def attend_chunks(
     queries: FloatArray,
-    keys: FloatArray,
-    values: FloatArray,
+    keys: ElementArray,
+    values: ElementArray,
     tables: IntArray,
     items: IntArray,
-    out: FloatArray,
+    out: ElementArray,
     scale: np.float32,
     softcap: np.float32,
 ) -> None:

@@ -1,4 +1,8 @@
-"""Operations in float32 on CPUs, by the project's kernels."""
+"""Operations on CPUs, by the project's kernels.
+
+In bfloat16 the results of operations and the cache are rounded. The residual stream and queries stay float32, and so
+does all arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from fastgen.kernels.cpu import elementwise, prefill_work_items
 from fastgen.kernels.cpu.decode_attention import attend_decodes
 from fastgen.kernels.cpu.decode_work_items import DecodeItems
+from fastgen.kernels.cpu.elements import ElementArray
 from fastgen.kernels.cpu.matmul_tile import ROWS
 from fastgen.kernels.cpu.prefill_attention import attend_chunks
 from fastgen.kernels.cpu.vector_width import LANES
@@ -21,6 +27,7 @@ from fastgen.model import ModelError
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.config.architecture import Activation, ModelArchitecture
 from fastgen.model.forward_input import ForwardInput
+from fastgen.model.layers.linear import padded_rows
 from fastgen.model.layers.moe import mixture_of_experts
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.weights import Mixture
@@ -28,7 +35,7 @@ from fastgen.model.layers.weights import Mixture
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-_ACTIVATE: dict[Activation, Callable[[FloatArray, FloatArray], None]] = {
+_ACTIVATE: dict[Activation, Callable[[ElementArray, ElementArray], None]] = {
     "silu": elementwise.silu_multiply,
     "gelu_tanh": elementwise.gelu_tanh_multiply,
 }
@@ -37,8 +44,12 @@ _ACTIVATE: dict[Activation, Callable[[FloatArray, FloatArray], None]] = {
 class CPUBackend:
     """The CPUs of one machine."""
 
-    def __init__(self, architecture: ModelArchitecture, ropes: Sequence[Rope]) -> None:
-        """Take `ropes`, one for each of the architecture's RoPE configurations."""
+    def __init__(
+        self, architecture: ModelArchitecture, ropes: Sequence[Rope], dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Take `ropes`, one for each of the architecture's RoPE configurations, and the dtype of activations."""
+        if dtype == torch.bfloat16:
+            from fastgen.kernels.cpu import bfloat16  # noqa: F401  (importing it compiles the kernels)
         if architecture.head_dim % ROWS:
             # Tile size of the prefill attention kernel.
             raise ModelError(
@@ -46,6 +57,7 @@ class CPUBackend:
             )
         self.architecture = architecture
         self.ropes = ropes
+        self.dtype = dtype
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
     def begin(self, forward_input: ForwardInput, cache: KVCache) -> CPUOperations:
@@ -60,6 +72,12 @@ class CPUBackend:
         return kept[1]
 
 
+def as_array(tensor: torch.Tensor) -> ElementArray:
+    """Return a tensor as an array of kernel elements, without copying it."""
+    array: ElementArray = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
 class _Shared:
     """Scratch memory [rows, ...] as a tensor and as an array.
 
@@ -72,7 +90,7 @@ class _Shared:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.flat = tensor.flatten(1)
-        self.array: FloatArray = tensor.numpy()
+        self.array = as_array(tensor)
 
     def first(self, rows: int) -> _Shared:
         """Return the first rows."""
@@ -89,14 +107,17 @@ class _Work:
 
 
 class CPUOperations:
-    """Operations of one step; see `backend.Operations`."""
+    """Operations of one step; see `backend.Operations`.
+
+    In bfloat16, rows are padded to a number for which oneDNN's products keep their code; padding rows are never read.
+    """
 
     def __init__(self, backend: CPUBackend, forward_input: ForwardInput, cache: KVCache) -> None:
         a = backend.architecture
         self._backend = backend
         self._forward_input = forward_input
-        self._keys: FloatArray = cache.keys.numpy()
-        self._values: FloatArray = cache.values.numpy()
+        self._dtype = backend.dtype
+        self._keys, self._values = as_array(cache.keys), as_array(cache.values)
         self._epsilon = np.float32(a.rms_norm_eps)
         self._scale, self._softcap = np.float32(a.attention_scale), np.float32(a.attention_softcap or 0)
         self._activate = _ACTIVATE[a.activation]
@@ -104,18 +125,22 @@ class CPUOperations:
         self._rotations = [tuple(part.numpy() for part in rope(positions)) for rope in backend.ropes]
         self._work = {window: self._plan(window) for window in {layer.window for layer in a.layers}}
         self._logit_rows = torch.from_numpy(forward_input.logit_rows)
+        self._rows = forward_input.num_rows
+        rows = self._rows if self._dtype == torch.float32 else padded_rows(self._rows)
+        self._padding = rows - self._rows
         # The last layer has more rows than the step has tokens if several logprobs are requested after one token.
-        most_rows = max(forward_input.num_rows, len(forward_input.logit_rows))
-        self._normed = _Shared(torch.empty(most_rows, a.hidden_size))
-        self._activated = torch.empty(most_rows * a.intermediate_size)
+        most_rows = max(rows, len(forward_input.logit_rows))
+        self._normed = _Shared(torch.empty(most_rows, a.hidden_size, dtype=self._dtype))
+        self._activated = torch.empty(most_rows * a.intermediate_size, dtype=self._dtype)
         self._gated: dict[tuple[int, int], _Shared] = {}
-        self._queries = _Shared(torch.empty(forward_input.num_rows, a.num_heads, a.head_dim))
-        self._attended = _Shared(torch.empty(forward_input.num_rows, a.num_heads, a.head_dim))
+        self._queries = _Shared(torch.empty(self._rows, a.num_heads, a.head_dim))
+        self._attended = _Shared(torch.empty(rows, a.num_heads, a.head_dim, dtype=self._dtype))
+        self._attended.tensor[self._rows :] = 0  # freed memory may hold NaN, which is slow to compute with
         self._stream: tuple[torch.Tensor, FloatArray] | None = None
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         """Look up the embeddings of the step's tokens."""
-        stream = table(torch.from_numpy(self._forward_input.token_ids))
+        stream = table(F.pad(torch.from_numpy(self._forward_input.token_ids), (0, self._padding)))
         return stream if scale == 1 else stream.mul_(scale)
 
     def add_norm(
@@ -129,8 +154,8 @@ class CPUOperations:
         if self._stream is None or self._stream[0] is not stream:
             self._stream = (stream, stream.numpy())
         if update is None:
-            update = torch.zeros_like(stream)
-        added = update.numpy()
+            update = torch.zeros(stream.shape, dtype=self._dtype)
+        added = as_array(update)
         if update_weight is not None:
             elementwise.rms_norm(added, self._backend.array(update_weight), self._epsilon)
         out = self._normed.first(len(update))
@@ -142,7 +167,7 @@ class CPUOperations:
     ) -> torch.Tensor:
         """Normalise, rotate, store and attend."""
         a, forward_input, backend = self._backend.architecture, self._forward_input, self._backend
-        kind, mixed = a.layers[layer], qkv.numpy()
+        kind, mixed = a.layers[layer], as_array(qkv)[: self._rows]
         keys, values, queries, out = self._keys[layer], self._values[layer], self._queries.array, self._attended.array
         if query_norm is not None and key_norm is not None:
             norms = backend.array(query_norm), backend.array(key_norm)
@@ -165,15 +190,17 @@ class CPUOperations:
         out = self._gated.get(shape)
         if out is None:
             out = self._gated[shape] = _Shared(self._activated[: math.prod(shape)].view(shape))
-        self._activate(gate_up.numpy(), out.array)
+        self._activate(as_array(gate_up), out.array)
         return out.tensor
 
     def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
         """Compute each expert over its rows."""
-        return mixture_of_experts(mixture, x, self.activate)
+        out = mixture_of_experts(mixture, x[: self._rows], self.activate)
+        return out if len(out) == len(x) else F.pad(out, (0, 0, 0, len(x) - len(out)))
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Select the rows that need logits."""
+        """Select the rows that need logits. From then on there is no padding."""
+        self._rows = len(self._logit_rows)
         return x.index_select(0, self._logit_rows)
 
     def _plan(self, window: int | None) -> _Work:

@@ -1,13 +1,16 @@
 """Matrix products with constant weights: packed once, used for any number of rows.
 
-The project's kernel is the default on every processor: its layout takes the weight's size plus padding of less than one
-tile of columns. `FASTGEN_CPU_LINEAR` selects torch's oneDNN product or the plain one instead. A oneDNN packing made for
-256 rows serves any number of rows, which is undocumented, so it is tested on every shape of the model before use. MKL's
-packed product is not offered: its packing reserves more than twice the weight's size.
+In float32 the project's kernel is the default on every processor: its layout takes the weight's size plus padding of
+less than one tile of columns. In bfloat16 oneDNN's packed product is the default, because it uses AMX.
+`FASTGEN_CPU_LINEAR` selects another one. A oneDNN packing made for 256 rows serves any number of rows, which is
+undocumented, so it is tested on every shape of the model before use. MKL's packed product is not offered: its packing
+reserves more than twice the weight's size.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -22,13 +25,19 @@ from fastgen.kernels.cpu.vector_width import LANES
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE, linear_choice
 
+log = logging.getLogger("fastgen.model")
+
 _PACKED_FOR_ROWS = 256
 _TESTED_ROWS = (1, 2, 7, 16, 65, 129, 300)
 # For weights as large as a head, which take long and are used for few rows.
 _TESTED_ROWS_OF_LARGE = (1, 7, 65)
 _LARGE = 10_000_000
-# Relative to the largest result: far above rounding by another order of summation, far below a wrong result.
-_TOLERANCE = 1e-4
+# Relative to the largest result: above rounding by another order of summation, or to bfloat16 (half its last place is
+# 2e-3), and far below a wrong result.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-3}
+# oneDNN generates code for each number of rows, and keeps a limited number of versions (`environment.prepare`). From
+# this number on, rows are padded to a multiple of it; below it, to a power of two.
+_ROWS_STEP = 16
 
 
 class Linear(Protocol):
@@ -55,6 +64,11 @@ class WeightFormat(Protocol):
 
     def experts(self, mlps: tuple[Any, ...]) -> Any:
         """Return the experts of a mixture, an `MLP` each, as the backend's `mixture` takes them."""
+
+
+def padded_rows(rows: int) -> int:
+    """Return the number of rows, or a few more, for which oneDNN's code is kept."""
+    return -(-rows // _ROWS_STEP) * _ROWS_STEP if rows > _ROWS_STEP else 1 << (rows - 1).bit_length()
 
 
 class PlainLinear:
@@ -84,8 +98,12 @@ class OneDNNLinear:
         assert x.dim() == 2
         assert x.shape[1] == self._in_features
         assert x.is_contiguous()
+        rows = len(x)
+        padding = padded_rows(rows) - rows
+        if padding:
+            x = F.pad(x, (0, 0, 0, padding))
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, None, "none", [], "")
-        return y
+        return y[:rows] if padding else y
 
 
 class TiledLinear:
@@ -139,27 +157,32 @@ KINDS: dict[str, LinearKind] = dict(zip(LINEAR_CHOICES, (TiledLinear, OneDNNLine
 
 
 class PackedFormat:
-    """Float32 weights on the CPU, packed for the selected product.
+    """Weights on the CPU in float32 or bfloat16, packed for the selected product.
 
     Raises:
-        ConfigError: if the environment names an unknown product.
+        ConfigError: if the environment names an unknown product, or one that the dtype lacks.
     """
 
-    def __init__(self) -> None:
-        self._kind = KINDS[linear_choice()]
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
+        self._kind = KINDS[linear_choice(str(dtype).removeprefix("torch."))]
         self._tried: set[torch.Size] = set()
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the packed product.
 
         Raises:
-            ConfigError: if oneDNN is selected and gives wrong results.
+            ConfigError: if the environment selects oneDNN and it gives wrong results.
         """
-        weight = stacked(parts)
+        weight = stacked(parts).to(self._dtype)
         if self._kind is OneDNNLinear and weight.shape not in self._tried:
             fault = packing_fault(self._kind, weight)
+            if fault is not None and os.environ.get(LINEAR_VARIABLE):
+                choices = "plain" if self._dtype == torch.bfloat16 else "tiled or plain"
+                raise ConfigError(f"{LINEAR_VARIABLE}=onednn cannot be used here: {fault}; choose {choices}")
             if fault is not None:
-                raise ConfigError(f"{LINEAR_VARIABLE}=onednn cannot be used here: {fault}; choose tiled or plain")
+                log.warning("%s product plain, which is slow: onednn cannot be used here: %s", self._dtype, fault)
+                self._kind = PlainLinear
             self._tried.add(weight.shape)
         return self._kind(weight)
 
@@ -187,14 +210,15 @@ def stacked(parts: Sequence[StoredTensor]) -> torch.Tensor:
 
 def packing_fault(kind: LinearKind, weight: torch.Tensor) -> str | None:
     """Test a product with this weight for several numbers of rows; return the error, or None if it is right."""
+    wide, tolerance = weight.float(), _TOLERANCE[weight.dtype]
     try:
         packed = kind(weight)
         generator = torch.Generator().manual_seed(0)
         for rows in _TESTED_ROWS_OF_LARGE if weight.numel() > _LARGE else _TESTED_ROWS:
-            x = torch.randn(rows, weight.shape[1], generator=generator)
-            expected = F.linear(x, weight)
-            error = (packed(x) - expected).abs().max()
-            if not error <= _TOLERANCE * expected.abs().max():
+            x = torch.randn(rows, weight.shape[1], generator=generator).to(weight.dtype)
+            expected = F.linear(x.float(), wide)
+            error = (packed(x).float() - expected).abs().max()
+            if not error <= tolerance * expected.abs().max():
                 return f"shape {tuple(weight.shape)} with {rows} rows: off by {error:.1e}"
     except (RuntimeError, AttributeError) as error:
         return str(error).splitlines()[0]

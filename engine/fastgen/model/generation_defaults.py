@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from fastgen.config import ConfigError
 from fastgen.core.request import RequestError, SamplingParams
+from fastgen.model import ModelError
+from fastgen.model.source import read_json
 
 # The fields that vLLM reads too. `do_sample` is left out, as there: a server samples unless temperature is 0.
 _FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -20,32 +20,25 @@ def generation_defaults(name: str, model: Path) -> GenerationDefaults:
     """Return the sampling parameters of requests that do not set them.
 
     Args:
-        name: value of `--generation-config`: `auto` reads the file, `none` leaves OpenAI's defaults.
+        name: value of the setting `generation_config`: `auto` reads the file, `none` leaves OpenAI's defaults.
         model: the model's folder; a GGUF file has no such defaults.
 
     Raises:
-        ConfigError: if the file is not JSON or a value cannot be used.
+        ModelError: if the file is not JSON or a value cannot be used.
     """
     path = model / "generation_config.json"
     if name == "none" or not model.is_dir() or not path.is_file():
         return {}
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
-    if not isinstance(given, dict):
-        raise ConfigError(f"{path}: expected a JSON object")
+    given = read_json(path)
     named = {field: given.get(field) for field in _FIELDS} | {"max_tokens": given.get(_MAX_TOKENS)}
     defaults = {field: value for field, value in named.items() if value is not None}
     for field, value in defaults.items():
         if type(value) not in (int, float):
-            raise ConfigError(
-                f"{path}: {field} is {value!r}: expected a number, or start with --generation-config none"
-            )
+            raise ModelError(f"{path}: {field} is {value!r}: expected a number, or start with --generation-config none")
     if defaults.get("top_k", 0) < 0:  # -1 is "off" in vLLM's spelling
         defaults["top_k"] = 0
     try:
         SamplingParams(**defaults)
     except RequestError as error:
-        raise ConfigError(f"{path}: {error}; correct it, or start with --generation-config none") from None
+        raise ModelError(f"{path}: {error}; correct it, or start with --generation-config none") from None
     return defaults

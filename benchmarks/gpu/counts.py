@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from fastgen.kernels.gpu.attention import attention_bytes
 from fastgen.kernels.gpu.elementwise import add_rms_norm_bytes, gated_activation_bytes
 from fastgen.kernels.gpu.embedding import embed_bytes
+from fastgen.kernels.gpu.experts import experts_bytes, route_experts_bytes
 from fastgen.kernels.gpu.rotary_cache import rotary_cache_bytes
-from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.config.architecture import Experts, ModelArchitecture
 
 _FLOAT32 = 4
 
@@ -60,7 +61,9 @@ def step_work(
     num_sampled: int | None = None,
     element_bytes: int = 2,
 ) -> Work:
-    """Count one step of a model without experts.
+    """Count one step.
+
+    A mixture of experts reads the experts that have a token: on average, if each token chooses its own evenly.
 
     Args:
         architecture: of the model.
@@ -83,9 +86,8 @@ def step_work(
         work += attention_work(a, sequences, element_bytes=size)
         work += _product(after, queries, a.hidden_size, size)
         work += _norm(a, after, size, with_update=True)
-        work += _product(after, a.hidden_size, 2 * a.mlp_size, size)
-        work += Work(activations=gated_activation_bytes(after, a.mlp_size, size))
-        work += _product(after, a.mlp_size, a.hidden_size, size)
+        mixture = a.layers[index].experts
+        work += _mlp(after, a.hidden_size, a.mlp_size, size) if mixture is None else _mixture(after, a, mixture, size)
     if sampled:
         work += _norm(a, sampled, size, with_update=True)
         work += _product(sampled, a.hidden_size, a.vocab_size, size)
@@ -115,6 +117,25 @@ def _product(rows: int, inputs: int, outputs: int, size: int) -> Work:
         activations=rows * (inputs + outputs) * size,
         operations=2 * rows * inputs * outputs,
     )
+
+
+def _mlp(rows: int, hidden: int, width: int, size: int) -> Work:
+    gate_up, down = _product(rows, hidden, 2 * width, size), _product(rows, width, hidden, size)
+    return gate_up + Work(activations=gated_activation_bytes(rows, width, size)) + down
+
+
+def _mixture(rows: int, architecture: ModelArchitecture, experts: Experts, size: int) -> Work:
+    hidden, width, shared = architecture.hidden_size, experts.intermediate_size, experts.shared_intermediate_size
+    busy = round(experts.count * (1 - (1 - experts.top_k / experts.count) ** rows))
+    weights = 3 * busy * hidden * width * size
+    moved = experts_bytes(rows, experts.top_k, busy, hidden, width, size)
+    work = _product(rows, hidden, experts.count, size)
+    work += Work(activations=route_experts_bytes(rows, experts.count, experts.top_k, size))
+    work += Work(weights, activations=moved - weights, operations=6 * rows * experts.top_k * hidden * width)
+    if shared:
+        work += _mlp(rows, hidden, shared, size) + _product(rows, hidden, 1, size)
+        work += Work(activations=3 * rows * hidden * size)  # the shared expert's output is scaled and added
+    return work
 
 
 def _norm(architecture: ModelArchitecture, rows: int, size: int, *, with_update: bool) -> Work:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,6 +21,8 @@ from fastgen.core.request import SamplingParams
 _ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided"}
 # They wait for the device, because their result is a Python number or has a size that depends on data.
 _WAITS = {"_local_scalar_dense", "item", "nonzero", "masked_select", "unique", "equal", "is_nonzero"}
+# They wait as well, but are no operations where the tensor is on the host already.
+_READS = {"tolist", "numpy", "cpu"}
 
 SAMPLING = {
     "greedy": SamplingParams(temperature=0),
@@ -66,6 +69,19 @@ class _CountedCapture:
         return 0
 
 
+class _Reads(TorchFunctionMode):
+    """Counts calls that copy a tensor to the host, but not those within an operator's twin."""
+
+    def __init__(self, waits: Counter[str]) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        self._waits.update([name] if name in _READS else [])
+        return func(*args, **kwargs or {})
+
+
 class Counting(TorchDispatchMode):
     """Counts launches and waits by the names of operations."""
 
@@ -73,6 +89,16 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self.launches: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
+        self._reads = _Reads(self.waits)
+
+    def __enter__(self) -> Self:
+        self._reads.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._reads.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})

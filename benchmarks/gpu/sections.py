@@ -79,7 +79,11 @@ def peaks(bench: Bench) -> Iterator[Row]:
 
 def decode(bench: Bench, size: ModelSize, batch: int, context: int) -> Iterator[Row]:
     """Time decode steps of the engine, and the forward pass alone."""
-    ours, steps = bench.ours(size), bench.sizes.decode_steps
+    yield from _decode(bench, bench.ours(size), batch, context)
+
+
+def _decode(bench: Bench, ours: Ours, batch: int, context: int) -> Iterator[Row]:
+    size, steps = ours.size, bench.sizes.decode_steps
     engine = ours.engine(max(batch, 16))
     _decode_steps(engine, ours, batch, context, 4)  # compiles the kernels
     times, length = _decode_steps(engine, ours, batch, context, steps)
@@ -141,7 +145,11 @@ def _forward_alone(bench: Bench, ours: Ours, shape: Sequence[tuple[int, int]], n
 
 def prefill(bench: Bench, size: ModelSize) -> Iterator[Row]:
     """Time one prompt alone."""
-    ours, n = bench.ours(size), bench.sizes.prefill
+    yield from _prefill(bench, bench.ours(size))
+
+
+def _prefill(bench: Bench, ours: Ours) -> Iterator[Row]:
+    size, n = ours.size, bench.sizes.prefill
     steps, shape = Steps(ours, [(n, n)]), [(n, n)]
     seconds = call_seconds(steps.run, bench.device, bench.sizes.seconds)
     name = f"{size.label}, prefill of {n} tokens: launch to result"
@@ -208,6 +216,14 @@ def curve(bench: Bench, size: ModelSize) -> Iterator[Row]:
             seconds = Steps(ours, shape).seconds_ahead(s.seconds / 2)
             name = f"{size.label}, step of {tokens} tokens in {group} sequence{'s' * (group > 1)}"
             yield Row(name, seconds, tokens, bench.work(size, shape))
+
+
+def mixture(bench: Bench) -> Iterator[Row]:
+    """Time decodes and a prompt of a mixture of experts."""
+    ours, s = bench.ours(bench.sizes.mixture), bench.sizes
+    yield from _decode(bench, ours, 1, s.decode_context)
+    yield from _decode(bench, ours, s.batch, s.batch_context)
+    yield from _prefill(bench, ours)
 
 
 def attention(bench: Bench, size: ModelSize) -> Iterator[Row]:
@@ -362,5 +378,6 @@ SECTIONS: dict[str, Section] = {
     "tail": _large(tail),
     "curve": _large(curve),
     "attention": _large(attention),
+    "mixture": mixture,
     "transformers": transformers,
 }

@@ -48,6 +48,27 @@ _QWEN3_SMALL: dict[str, Any] = {
     "bos_token_id": 151643,
     "eos_token_id": 151645,
 }
+# config.json of Qwen3-30B-A3B with a third of its 48 layers: 11 billion parameters, a tenth of which a token uses.
+_QWEN3_MIXTURE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
 _TINY: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 32,
@@ -60,6 +81,7 @@ _TINY: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_TINY_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +110,8 @@ class Sizes:
     """The size of everything that is measured.
 
     Attributes:
-        large, small: the two models.
+        large, small: the two models without experts.
+        mixture: a mixture of experts.
         block_size: token slots of a KV block.
         decode_context: context of a decode alone.
         decode_steps: decode steps that are timed.
@@ -106,6 +129,7 @@ class Sizes:
 
     large: ModelSize
     small: ModelSize
+    mixture: ModelSize
     block_size: int
     decode_context: int
     decode_steps: int
@@ -131,6 +155,7 @@ class Sizes:
 FULL = Sizes(
     large=ModelSize("8B", _LLAMA_8B, 9216, 131072),
     small=ModelSize("0.6B", _QWEN3_SMALL, 4096, 393216),
+    mixture=ModelSize("30B-A3B, 16 layers", _QWEN3_MIXTURE, 4096, 131072),
     block_size=64,
     decode_context=512,
     decode_steps=256,
@@ -155,6 +180,7 @@ FULL = Sizes(
 TINY = Sizes(
     large=ModelSize("tiny Llama", {"model_type": "llama", **_TINY}, 256, 2048),
     small=ModelSize("tiny Qwen3", {"model_type": "qwen3", "tie_word_embeddings": True, **_TINY}, 256, 2048),
+    mixture=ModelSize("tiny mixture", {"model_type": "qwen3_moe", **_TINY, **_TINY_EXPERTS}, 256, 2048),
     block_size=16,
     decode_context=24,
     decode_steps=6,

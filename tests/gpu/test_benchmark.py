@@ -57,6 +57,9 @@ def test_every_section_measures_what_the_table_promises(whole: tuple[str, dict[s
         "tiny Qwen3, 5 requests, 4 to 12 tokens in and out: output",
         "tiny Llama, p24/g4, 2 clients: p99 inter-token latency",
         "tiny Llama, step of 16 tokens in 8 sequences",
+        "tiny mixture, 1 decode at 24 tokens: step of the engine",
+        "tiny mixture, 3 decodes at 20 tokens: step of the engine",
+        "tiny mixture, prefill of 40 tokens: launch to result",
         "tiny Llama, attention of one layer, prefill of 40 tokens: ours",
         "tiny Llama, attention of one layer, prefill of 40 tokens: torch, its choice",
         "transformers tiny Llama, 3 decodes at 20 tokens: step",
@@ -169,3 +172,16 @@ def test_chunks_of_a_prompt_do_the_operations_of_the_whole() -> None:
     parts = step_work(a, [(100, 100)], num_sampled=0) + step_work(a, [(200, 300)])
     assert parts.operations == whole.operations
     assert parts.weights > whole.weights
+
+
+def test_a_mixture_reads_the_experts_that_have_a_token() -> None:
+    a = FULL.mixture.architecture
+    expert = 3 * a.hidden_size * 768
+    assert a.num_parameters == 10_592_262_144
+    besides = a.num_parameters - a.num_layers * 128 * expert - a.vocab_size * a.hidden_size  # but for the embedding
+    besides -= (2 * a.num_layers + 1) * a.hidden_size + a.num_layers * 2 * a.head_dim  # and the norms
+    one, many = step_work(a, [(1, 1000)]), step_work(a, [(1, 1000)] * 64)
+    assert one.weights == 2 * (besides + a.num_layers * 8 * expert)
+    assert many.weights == 2 * (besides + a.num_layers * 126 * expert), "128 * (1 - (1 - 8 / 128) ** 64) have a token"
+    pairs = 4 * 1000 * a.num_layers * a.num_heads * a.head_dim
+    assert many.operations == 64 * (one.weights + pairs)

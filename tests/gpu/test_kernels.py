@@ -362,13 +362,13 @@ def runner_of(kind: str, device: torch.device, dtype: torch.dtype, num_blocks: i
     return GPURunner(model, cache, max_model_length=256, max_sequences=8)
 
 
-def model_of(kind: str, device: torch.device, dtype: torch.dtype) -> Decoder[Any]:
+def model_of(kind: str, device: torch.device, dtype: torch.dtype, longest: int = 256) -> Decoder[Any]:
     architecture = architecture_from_huggingface({"model_type": kind, **SIZES, **MODELS[kind]}, None)
     tensors = {name: Fixed(name, shape) for name, shape in architecture.tensor_shapes().items()}
     checkpoint = Checkpoint(lambda name: tensors[name])  # type: ignore[arg-type,return-value]
     weights = DecoderWeights.load(architecture, checkpoint, GPUFormat(device, dtype), lambda _fraction: None)
-    ropes = tuple(Rope(rope, longest=256) for rope in architecture.rope_configs)
-    return Decoder(weights, GPUBackend(architecture, ropes, 256, device), device=device, dtype=dtype)
+    ropes = tuple(Rope(rope, longest=longest) for rope in architecture.rope_configs)
+    return Decoder(weights, GPUBackend(architecture, ropes, longest, device), device=device, dtype=dtype)
 
 
 def sequences() -> list[Sequence]:
@@ -450,15 +450,13 @@ def test_generations_on_a_gpu_equal_those_on_the_cpu(device: torch.device, kind:
 
 # --- Graphs, and copies beside the forward pass ---
 
-NUM_BLOCKS = 160
 
-
-def mixed_step(num_tokens: int, rng: random.Random) -> StepInput:
+def mixed_step(num_tokens: int, num_blocks: int, rng: random.Random) -> StepInput:
     """Return a step of decodes and chunks in up to 8 sequences, over random blocks."""
     sizes: list[int] = []
     while (left := num_tokens - sum(sizes)) > 0:
         sizes.append(left if len(sizes) == 7 else rng.choice((1, 1, rng.randint(1, left), left)))
-    chunks, blocks = [], rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
+    chunks, blocks = [], rng.sample(range(num_blocks), num_blocks)
     for number, size in enumerate(sorted(sizes, key=lambda size: size > 1)):
         length = rng.randint(size, size + 50)
         request = Request(id=str(number), prompt_token_ids=rng.choices(range(3, 331), k=length))
@@ -487,23 +485,25 @@ def capture_on(device: torch.device) -> GraphCapture:
     return CUDAGraphCapture(device) if device.type == "cuda" else Repeated()
 
 
-@table(dtype=[torch.float32, torch.bfloat16], kind=MODELS)
-@torch.inference_mode()
-def test_replayed_forward_passes_equal_eager_ones(device: torch.device, dtype: torch.dtype, kind: str) -> None:
-    """Bit for bit those of the same padded input, and nearly those of the input without padding, for every graph."""
-    budget, random_steps = (192, 30) if device.type == "cuda" else (12, 3)
-    model = model_of(kind, device, dtype)
-    cache = KVCache(model.kv_shape, NUM_BLOCKS, BLOCK_SIZE, device=device, dtype=dtype)
+def check_replays(
+    kind: str, device: torch.device, dtype: torch.dtype, counts: tuple[int, ...], random_steps: int
+) -> None:
+    """Compare each graph, and graphs for random steps, with eager forward passes.
+
+    They equal those of the same padded input bit for bit, and nearly those of the input without padding.
+    """
+    longest, rng = counts[-1] + 64, random.Random(len(kind))
+    num_blocks = -(-longest // BLOCK_SIZE) + 8 * 6
+    model = model_of(kind, device, dtype, longest)
+    cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE, device=device, dtype=dtype)
     cache.keys.normal_()
     cache.values.normal_()
-    rows = TableRows(8, 16, torch.zeros(8, dtype=torch.int32, device=device))
-    counts = token_counts(EngineConfig(model="", device="cuda", token_budget=budget))
+    rows = TableRows(8, -(-longest // BLOCK_SIZE), torch.zeros(8, dtype=torch.int32, device=device))
     layouts = [InputLayout.padded(count, 8, BLOCK_SIZE) for count in counts]
     hidden = torch.zeros(8, 128, dtype=dtype, device=device)
     graphs = StepGraphs(layouts, rows, lambda step: model.forward(step, cache), hidden, capture_on(device))
-    rng = random.Random(len(kind))
-    for num_tokens in (*counts, *rng.choices(range(1, budget + 1), k=random_steps)):
-        step = mixed_step(num_tokens, rng)
+    for num_tokens in (*counts, *rng.choices(range(1, counts[-1] + 1), k=random_steps)):
+        step = mixed_step(num_tokens, num_blocks, rng)
         num_sampled = len(step.sampled)
         assert graphs.eager_reason(step) is None
         found = graphs.replay(step).hidden[:num_sampled].clone()
@@ -513,6 +513,23 @@ def test_replayed_forward_passes_equal_eager_ones(device: torch.device, dtype: t
         if dtype == torch.float32:  # products of other sizes add in another order
             exact = model.forward(rows.apply(step), cache)[:num_sampled]
             torch.testing.assert_close(found, exact, atol=1e-3, rtol=1e-3)
+
+
+@table(dtype=[torch.float32, torch.bfloat16], kind=MODELS)
+@torch.inference_mode()
+def test_replayed_forward_passes_equal_eager_ones(device: torch.device, dtype: torch.dtype, kind: str) -> None:
+    budget, random_steps = (192, 30) if device.type == "cuda" else (12, 3)
+    counts = token_counts(EngineConfig(model="", device="cuda", token_budget=budget))
+    check_replays(kind, device, dtype, counts, random_steps)
+
+
+@table(dtype=[torch.float32, torch.bfloat16], kind=MODELS)
+@torch.inference_mode()
+def test_the_largest_graphs_equal_eager_forward_passes(device: torch.device, dtype: torch.dtype, kind: str) -> None:
+    """The default ladder has these counts among others, the last one is its largest."""
+    counts = token_counts(EngineConfig(model="", device="cuda"))
+    assert counts[-1] == 4096
+    check_replays(kind, device, dtype, counts[-1:-17:-5][::-1] if device.type == "cuda" else (60, 70), 4)
 
 
 @table(swaps=[True, False], num_blocks=[16, 64], kind=MODELS)

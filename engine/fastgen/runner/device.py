@@ -16,6 +16,7 @@ from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers.torch_attention import MAX_SCRATCH_ELEMENTS
+from fastgen.model.processor import choose_cpu_dtype
 from fastgen.model.step_input import StepInputBuilder
 from fastgen.runner.device_errors import first_line
 from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner
@@ -93,16 +94,14 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def choose_dtype(config: EngineConfig) -> torch.dtype:
-    """Return the configured dtype; auto is float32 on CPUs and bfloat16 on GPUs.
+    """Return the configured dtype; auto is bfloat16 on GPUs and as `choose_cpu_dtype` on CPUs.
 
     Raises:
-        ConfigError: if quantization is combined with a dtype other than float32.
+        ConfigError: as `choose_cpu_dtype`.
     """
-    dtype = {"cpu": torch.float32, "cuda": torch.bfloat16}[config.device]
-    dtype = _DTYPES.get(config.dtype, dtype)
-    if config.quantization != "none" and dtype != torch.float32:
-        raise ConfigError(f"--quantization {config.quantization} computes in float32: remove --dtype {config.dtype}")
-    return dtype
+    if config.device == "cpu":
+        return _DTYPES[choose_cpu_dtype(config).dtype]
+    return _DTYPES.get(config.dtype, torch.bfloat16)
 
 
 def choose_cache_dtype(config: EngineConfig, dtype: torch.dtype, capability: tuple[int, int]) -> torch.dtype:

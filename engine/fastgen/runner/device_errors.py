@@ -30,6 +30,11 @@ def is_device_failure(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _FAILURES)
 
 
+def is_capture_failure(error: Exception) -> bool:
+    """Return whether launches could not be captured as a CUDA graph. They can still be launched one by one."""
+    return isinstance(error, RuntimeError) and "captur" in str(error)
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text: torch appends hints for its own developers."""
     return (str(error).splitlines() or [""])[0].strip()

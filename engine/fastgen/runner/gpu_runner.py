@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,14 @@ from fastgen.kv_cache.swap import CUDAStreams, Streams, Swapper
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.step_input import StepInput
+from fastgen.runner.device_errors import first_line, is_capture_failure, is_out_of_memory, release_cached_memory
 from fastgen.runner.graphs import ForwardPass, GraphCapture, StepGraphs
 from fastgen.runner.pooling import pool, sums_by_sequence
 from fastgen.runner.runner import Model
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
 from fastgen.sampling.rows import Mask, row_slices
+
+log = logging.getLogger("fastgen.model")
 
 # Rows beyond the sequences that may run at once: calibration needs some of its own.
 SPARE_ROWS = 64
@@ -85,12 +89,28 @@ class GPURunner:
 
     @torch.inference_mode()
     def capture_graphs(self, token_counts: Sequence[int], capture: GraphCapture) -> None:
-        """Capture the forward passes of steps with up to each of `token_counts` tokens, ascending."""
+        """Capture the forward passes of steps with up to each of `token_counts` tokens, ascending.
+
+        There are no graphs if memory runs out or CUDA cannot capture a pass: all steps are launched one by one then.
+        """
         model, cache = self._model, self._cache
         layouts = [InputLayout.padded(count, self._rows.max_rows, self.block_size) for count in token_counts]
         size = layouts[-1].num_logit_rows, self.architecture.hidden_size
-        hidden = torch.zeros(size, dtype=model.dtype, device=model.device)
-        self.graphs = StepGraphs(layouts, self._rows, lambda step: model.forward(step, cache), hidden, capture)
+        try:
+            hidden = torch.zeros(size, dtype=model.dtype, device=model.device)
+            self.graphs = StepGraphs(layouts, self._rows, lambda step: model.forward(step, cache), hidden, capture)
+            return
+        except Exception as error:
+            if not (is_out_of_memory(error) or is_capture_failure(error)):
+                raise
+            reason = first_line(error)
+        log.warning(
+            "no CUDA graphs of up to %d tokens: %s; steps are launched one by one; give --cuda-graphs fewer or smaller "
+            "token counts, or off",
+            token_counts[-1],
+            reason,
+        )
+        release_cached_memory()
 
     def start_prefault(self) -> None:
         """Do nothing: memory of a GPU is allocated up front."""

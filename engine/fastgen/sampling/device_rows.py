@@ -189,15 +189,10 @@ def _columns_and_lists(
         ring,
     )
     columns = np.zeros(len(Column), np.int64)
-    columns[:FLOAT_COLUMNS].view(np.float64)[:] = (
-        0.0 if Draw(sampling, 0).is_greedy else sampling.temperature,
-        sampling.top_p,
-        sampling.min_p,
-        sampling.typical_p,
-        sampling.repetition_penalty,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-    )
+    numbers = columns[:FLOAT_COLUMNS].view(np.float64)
+    numbers[:] = [getattr(sampling, column.name.lower()) for column in Column if column < FLOAT_COLUMNS]
+    if Draw(sampling, 0).is_greedy:
+        numbers[Column.TEMPERATURE] = 0.0
     columns[Column.NUM_BIASES] = len(biases)
     columns[Column.BANS] = 2 * len(biases)
     columns[Column.NUM_BANS] = len(bans)

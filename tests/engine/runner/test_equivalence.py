@@ -20,6 +20,8 @@ from support.simulation import Clock
 from support.tiny_models import VOCABULARY, saved
 from support.workloads import Arrival, Workload, play, random_workload
 
+pytestmark = pytest.mark.slow  # over five seconds
+
 BLOCK_SIZE = 16
 WORKLOADS = 40
 
@@ -39,8 +41,9 @@ class Clocked(FewBlocks):
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     folder = saved("llama", tmp_path_factory.mktemp("equivalence"))
     config = EngineConfig(
-        model=str(folder), block_size=BLOCK_SIZE, max_model_length=160, kv_cache_memory=4 << 20, swap_space=4 << 20
-    )
+        model=str(folder), dtype="float32", block_size=BLOCK_SIZE, max_model_length=160, kv_cache_memory=4 << 20,
+        swap_space=4 << 20,
+    )  # fmt: skip
     return load_runner(ModelSource.open(str(folder)), config, lambda _stage, _fraction: None)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
 
 from fastgen.config import EngineConfig
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import FinishReason, Grammar, Request, SamplingParams
 from fastgen.engine.core import Engine, Runner
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers.gpu_backend import DeviceTable
@@ -18,6 +19,7 @@ from fastgen.model.native import load_on_gpu
 from fastgen.model.source import ModelSource
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.runner.loader import load_runner
+from support.given_grammars import Given
 from support.tiny_models import VOCABULARY, saved
 from support.workloads import random_requests
 
@@ -131,6 +133,50 @@ def test_a_float8_cache_gives_nearly_the_same_scores_with_any_chunks(tmp_path: P
     assert shape.block_bytes(BLOCK_SIZE) * 4 == gpu_runner(folder)._model.kv_shape.block_bytes(BLOCK_SIZE)
 
 
+@dataclass
+class InTurn:
+    """A grammar that allows one token at a time."""
+
+    tokens: list[int]
+    accepted: list[int] = field(default_factory=list)
+    end: FinishReason | None = None
+
+    def fill_mask(self, mask: memoryview) -> None:
+        token = self.tokens[len(self.accepted)]
+        mask[token // 32] = 1 << token % 32
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+def test_masks_of_grammars_apply_to_their_rows_alone(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path)
+    wanted = {"b": [70, 5, 150, 33], "d": [9, 8, 120, 64, 31, 95]}
+    free = [("a", 3, 6), ("c", 40, 3), ("e", 5, 6)]
+
+    def request(name: str, length: int, generate: int, grammar: Grammar | None = None) -> Request:
+        prompt = [3 + (7 * length + place) % 90 for place in range(length)]
+        sampling = SamplingParams(temperature=0, max_tokens=generate, ignore_eos=True, grammar=grammar)
+        return Request(id=name, prompt_token_ids=prompt, sampling=sampling)
+
+    expected = {
+        name: tokens for name, (tokens, _, _) in generate(gpu_runner(folder), [request(*f) for f in free]).items()
+    }
+    engine = Engine(
+        gpu_runner(folder),
+        EngineConfig(model="", token_budget=32, max_sequences=8),
+        grammars=Given(*(InTurn(tokens) for tokens in wanted.values())),
+    )
+    masked = [request(name, 20, len(tokens), Grammar(kind="json_object")) for name, tokens in wanted.items()]
+    found: dict[str, list[int]] = {}
+    for asked in sorted([*masked, *(request(*f) for f in free)], key=lambda asked: asked.id):
+        engine.add(asked)
+    while engine.has_work:
+        for output in engine.step().outputs:
+            found.setdefault(output.request_id, []).extend(output.token_ids)
+    assert found == expected | wanted
+
+
 def test_a_step_ahead_is_launched_before_the_results_of_the_last_are_read(tmp_path: Path) -> None:
     runner = gpu_runner(saved("llama", tmp_path))
     engine = Engine(runner, EngineConfig(model="", token_budget=32, max_sequences=8))
@@ -148,7 +194,7 @@ def test_a_tied_embedding_exists_once(tmp_path: Path) -> None:
     model = load_on_gpu(
         ModelSource.open(str(saved("qwen2", tmp_path))),
         CPU,
-        torch.float32,
+        torch.bfloat16,  # a second conversion of the float32 weights would be a second tensor
         max_model_length=None,
         progress=lambda _fraction: None,
     )

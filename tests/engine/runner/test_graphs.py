@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ from fastgen.runner.device import measure_gpu_cache_memory
 from fastgen.runner.gpu_runner import GPURunner, GPUTicket
 from fastgen.runner.graphs import token_counts
 from fastgen.runner.loader import gpu_runner, with_cache
-from support.simulated_graphs import SimulatedCapture
+from support.simulated_graphs import SimulatedCapture, SimulatedGraph
 from support.tiny_models import VOCABULARY, saved
 from support.workloads import random_requests
 
@@ -216,6 +218,31 @@ def test_a_step_sampled_after_the_next_was_launched_is_an_error(tmp_path: Path) 
         ticket.sample([])
 
 
+def test_graphs_are_captured_into_one_memory_pool_after_their_launches_were_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
+
+    @contextmanager
+    def capturing(graph: Any, **how: Any) -> Iterator[None]:
+        done.append((graph, how["pool"], how["capture_error_mode"]))
+        yield
+
+    stream = SimpleNamespace(wait_stream=lambda _other: None)
+    stands_in = {
+        "graph_pool_handle": lambda: "pool", "Stream": lambda _device: stream, "current_stream": lambda _device: stream,
+        "stream": lambda _stream: nullcontext(), "CUDAGraph": lambda: f"graph {len(done)}", "graph": capturing,
+    }  # fmt: skip
+    for name, value in stands_in.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    capture = graphs.CUDAGraphCapture(CPU)
+    assert [capture.capture(lambda: done.append("run")) for _ in range(2)] == ["graph 1", "graph 4"]
+    assert done == [
+        *("run", ("graph 1", "pool", "thread_local"), "run"),
+        *("run", ("graph 4", "pool", "thread_local"), "run"),
+    ]
+
+
 # --- Loading ---
 
 
@@ -233,6 +260,40 @@ def test_the_loader_captures_the_ladder_and_logs_one_line(
         said = [record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()]
         assert len(said) == lines
     assert re.fullmatch(r"captured 2 CUDA graphs of 4 to 16 tokens in \d+\.\d s: they take 2 MiB", said[0])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("operation not permitted when stream is capturing")],
+)
+def test_steps_are_launched_one_by_one_if_they_cannot_be_captured(
+    error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(SimulatedCapture):
+        """Fails at the third graph."""
+
+        def capture(self, run: Callable[[], None]) -> SimulatedGraph:
+            if len(self.graphs) == 2:
+                raise error
+            return super().capture(run)
+
+    model, asked = loaded("llama", tmp_path), requests(3, seed=1)
+    runner = Poisoned(model)
+    with caplog.at_level("WARNING", "fastgen.model"):
+        runner.capture_graphs(LADDER, Failing())
+    (said,) = caplog.messages
+    assert said.startswith(f"no CUDA graphs of up to {BUDGET} tokens: {error}; steps are launched one by one")
+    assert generate(runner, asked) == generate(Poisoned(model), asked)
+    assert set(runner.executed) == {"off"}
+
+
+def test_other_errors_of_a_capture_end_the_engine(tmp_path: Path) -> None:
+    class Broken(SimulatedCapture):
+        def used_bytes(self) -> int:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        Poisoned(loaded("llama", tmp_path)).capture_graphs(LADDER, Broken())
 
 
 def test_the_memory_of_graphs_is_not_given_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,10 @@ def test_waits_and_launches_are_told_from_views_and_allocations() -> None:
     with Counting() as counting:
         total = torch.empty(4, 3).zero_().view(12)[2:].sum()
         total.item()
+        total.tolist()
+        total.cpu().numpy()
     assert counting.launches == {"zero_": 1, "sum": 1}
-    assert counting.waits.total() == 1
+    assert counting.waits == {"_local_scalar_dense": 1, "tolist": 1, "cpu": 1, "numpy": 1}
 
 
 def test_arrays_of_a_step_are_uploaded_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:

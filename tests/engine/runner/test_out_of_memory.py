@@ -85,6 +85,7 @@ def tokens_of(runner: Runner) -> dict[str, list[int]]:
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["cpu", "gpu"])
 def test_running_out_of_memory_changes_no_token(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_limit, "STEPS_PER_GROWTH", 2)

@@ -102,3 +102,14 @@ def peak_memory() -> int:
     """Return the peak resident bytes of this process."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) << 10
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_torch_has_as_many_threads_as_openmp(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    before = torch.get_num_threads()
+    try:
+        load(saved("llama", tmp_path), kv_cache_memory=4 << 20)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -1,10 +1,11 @@
-"""Grammars with the real engine and the demo model."""
+"""Grammars with the real engine and the demo model's vocabulary. Its weights are random: grammars must hold anyway."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,7 +18,7 @@ from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
 from fastgen.text.grammar import GrammarFactory
 from fastgen.text.tokenizer import Tokenizer
-from support.driving import FewBlocks
+from support.driving import FewBlocks, load
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Structured:
-    """The demo model with grammars."""
+    """A small model with grammars."""
 
     runner: ModelRunner
     tokenizer: Tokenizer
@@ -85,10 +86,11 @@ class Structured:
 
 
 @pytest.fixture(scope="module")
-def structured(demo_runner: ModelRunner, demo_source: ModelSource) -> Structured:
-    tokenizer = Tokenizer.load(demo_source.tokenizer)
-    shape = demo_runner.architecture
-    return Structured(demo_runner, tokenizer, GrammarFactory(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids))
+def structured(small_model: Path) -> Structured:
+    runner = load(small_model, kv_cache_memory=8 << 20)
+    tokenizer = Tokenizer.load(ModelSource.open(str(small_model)).tokenizer)
+    shape = runner.architecture
+    return Structured(runner, tokenizer, GrammarFactory(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids))
 
 
 def schema(value: dict[str, Any], **settings: Any) -> SamplingParams:

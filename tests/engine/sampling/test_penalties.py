@@ -10,7 +10,9 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from fastgen.core.request import SamplingParams
+from fastgen.core.row_parameters import RowParameters
 from fastgen.sampling.penalties import Bias, TokenHistory, add_bias, penalise
+from fastgen.sampling.rows import SamplingRows
 
 
 def history(sampling: SamplingParams, tokens: list[int], num_prompt_tokens: int) -> TokenHistory:
@@ -86,3 +88,11 @@ def test_biases_are_added_and_accumulate_for_one_token() -> None:
     logits = torch.zeros(3, 5)
     add_bias(logits, [Bias.of(SamplingParams(logit_bias=((1, 2.5), (4, -100.0), (1, 1.0)))), None, None])
     assert logits.tolist() == [[0, 3.5, 0, 0, -100], [0] * 5, [0] * 5]
+
+
+def test_a_rows_biases_become_arrays_once() -> None:
+    rows = SamplingRows(frozenset())
+    sampling = SamplingParams(logit_bias=((1, 2.5),))
+    rows.admit(RowParameters(row=0, sampling=sampling, seed=0, tokens=[1], num_prompt_tokens=1))
+    first, second = (rows.draws([0], {})[0].bias for _ in range(2))
+    assert first is second is not None

@@ -128,6 +128,7 @@ def test_a_row_gets_the_same_token_in_every_batch() -> None:
     assert together[::-1] == sample(logits.flip(0), rows[::-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{}, {"temperature": 0.5}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.7}],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -68,6 +69,7 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[Draw]]:
     return logits.clamp(-6e4, 6e4).to(dtype), rows
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(batch=batches())
 def test_any_parameters_give_each_row_an_allowed_token_equal_to_the_row_alone(

@@ -72,7 +72,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("size", [40, 1000])
+@pytest.mark.parametrize("size", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_filters_give_the_distribution_of_transformers(settings: dict[str, Any], size: int) -> None:
     sampling = SamplingParams(**settings)
     logits = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 3

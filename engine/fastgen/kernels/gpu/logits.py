@@ -23,6 +23,8 @@ CHUNK, GROUP = 4096, 32
 class Column(IntEnum):
     """Columns of the parameters of a slot, int64. The first seven hold the bits of a float64.
 
+    Their names are those of fields of `SamplingParams`.
+
     Offsets count elements of `lists`. A segment holds, in this order:
 
     - NUM_BIASES tokens, ascending, then as many biases (bits of float32);

@@ -394,8 +394,16 @@ _CHUNKS = {
     (4, 128): Configuration(16, 32, 8, 2),
     (4, 256): Configuration(32, 16, 8, 2),
 }
-# Most keys of a tile and stages of decodes that spill no registers, by major compute capability and head size.
-_MOST_OF_DECODES = {(8, 256): (32, 2), (12, 128): (32, 3), (12, 256): (32, 2)}
+# Where these would spill registers: by major compute capability, too.
+_DECODES_BY_MAJOR = {
+    (8, 1, 256): Configuration(16, 32, 4, 2),
+    (8, 2, 256): Configuration(16, 32, 4, 2),
+    (10, 1, 64): Configuration(16, 64, 4, 3),
+    (12, 1, 128): Configuration(16, 32, 4, 2),
+    (12, 1, 256): Configuration(16, 32, 4, 2),
+    (12, 2, 128): Configuration(16, 32, 4, 3),
+    (12, 2, 256): Configuration(16, 32, 4, 2),
+}
 _SPLIT_TILES = 2
 
 
@@ -422,9 +430,7 @@ def choose(
         raise ValueError(f"no attention kernel for heads of {head_dim} with {group} query heads to a KV head")
     major = capability // 10
     if group <= 16 and num_rows <= max(num_sequences, 64):
-        block_n, num_stages = _MOST_OF_DECODES.get((major, key[1]), (64, 3))
-        chosen = _DECODES[key]
-        return replace(chosen, block_n=min(chosen.block_n, block_n), num_stages=min(chosen.num_stages, num_stages))
+        return _DECODES_BY_MAJOR.get((major, *key), _DECODES[key])
     if major in (9, 10):
         return _CHUNKS[key]
     # Other devices multiply from registers; the pointers of a third stage would spill.

@@ -150,11 +150,8 @@ def _draw(
     sums = tl.load(chunk_sum + row * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
     sums *= tl.where(sums > 0, tl.exp((maxima.to(tl.float64) - top) / temperature), 0.0)
     total = tl.sum(sums)
-    uniform = _uniform(tl.load(column + _SEED), tl.load(positions + row).to(tl.int64))
     top_k = tl.load(column + _TOP_K)
-    top_p = load_float(column, _TOP_P)
-    min_p = load_float(column, _MIN_P)
-    is_bounded = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    is_bounded = (top_k > 0) | (load_float(column, _TOP_P) < 1) | (load_float(column, _MIN_P) > 0)
     if (load_float(column, _TYPICAL_P) < 1) | (is_bounded & (tl.minimum(top_k, vocabulary) > TOP)):
         chosen = tl.full([], -1, tl.int32)
     elif is_bounded:
@@ -169,10 +166,16 @@ def _draw(
             GROUP,
             CHUNKS * (CHUNK // GROUP),
         )
+        # The parameters are loaded here: while the top tokens are found, registers are scarce.
+        uniform = _uniform(tl.load(column + _SEED), tl.load(positions + row).to(tl.int64))
         score = tl.load(scores + token, mask=token < vocabulary, other=float("-inf"))
-        weights = tl.exp((score.to(tl.float64) - top) / temperature)
-        chosen = _draw_from_top(token, weights, total, uniform, top_k, top_p, min_p, vocabulary, TOP)
+        weights = tl.exp((score.to(tl.float64) - top) / load_float(column, _TEMPERATURE))
+        chosen = _draw_from_top(
+            token, weights, total, uniform,
+            tl.load(column + _TOP_K), load_float(column, _TOP_P), load_float(column, _MIN_P), vocabulary, TOP,
+        )  # fmt: skip
     else:
+        uniform = _uniform(tl.load(column + _SEED), tl.load(positions + row).to(tl.int64))
         chosen = _draw_from_all(scores, sums, uniform * total, top, temperature, vocabulary, CHUNK, CHUNKS)
     tl.store(tokens + row, tl.minimum(chosen, vocabulary - 1))
 

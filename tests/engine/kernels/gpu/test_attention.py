@@ -193,6 +193,26 @@ def test_a_step_without_sequences_writes_nothing(interpreted: Import) -> None:
     step.run(interpreted("attention").paged_attention, workspace=step.workspace())
 
 
+def test_a_launch_depends_on_shapes_alone(interpreted: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph repeats the grid and the numbers of its capture, whatever the lengths are."""
+    kernels = interpreted("attention")
+    use_split_programs(24, kernels, monkeypatch)
+    launches: list[Any] = []
+
+    def record(_self: Any, *arguments: Any, grid: Any, **keywords: Any) -> None:
+        numbers = [value for value in arguments if not isinstance(value, torch.Tensor)]
+        launches.append((grid, numbers, {name: value for name, value in keywords.items() if name != "warmup"}))
+
+    monkeypatch.setattr(importlib.import_module("triton.runtime.interpreter").InterpretedFunction, "run", record)
+    table = torch.zeros(8, 40, dtype=torch.int32)
+    for sequences in (((1, 500), (1, 3), (70, 20)), ((72, 0),), ((9, 300), *((1, 0),) * 7)):
+        step = Step(sequences, padded_rows=80 - sum(rows for rows, _ in sequences), padded_sequences=8 - len(sequences))
+        step.tables = table
+        step.run(kernels.paged_attention, workspace=step.workspace())
+    assert len(launches) == 3
+    assert launches[0] == launches[1] == launches[2]
+
+
 def test_keys_before_the_window_are_not_read(interpreted: Import) -> None:
     step = Step(((1, 150), (70, 60)), options={"window": 5})
     expected = step.run(attention._paged_attention)

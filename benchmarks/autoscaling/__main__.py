@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 from benchmarks.autoscaling.approximate import ApproximateReplica
-from benchmarks.autoscaling.comparison import Grid, compare
+from benchmarks.autoscaling.comparison import Grid, compare, stored
 from benchmarks.autoscaling.configurations import OURS
 from benchmarks.autoscaling.device import A100_8B, CPU_135M
 from benchmarks.autoscaling.exact import ExactReplica
 from benchmarks.autoscaling.pool import Store
 from benchmarks.autoscaling.replica import Engine, Targets
-from benchmarks.autoscaling.report import draw, lines
+from benchmarks.autoscaling.report import draw, lines, summary
 from benchmarks.autoscaling.scenarios import SITUATIONS
 from benchmarks.autoscaling.traces import traces
 
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--exact", action="store_true", help="simulate replicas with the real scheduler: far slower")
     parser.add_argument("--plots", type=Path, help="folder to write plots to")
     parser.add_argument("--json", type=Path, help="JSON file of results; those it already has are not run again")
+    parser.add_argument("--stored", action="store_true", help="run nothing; print what --json has, and a summary")
     parser.add_argument("--quick", action="store_true", help="run one short trace with two policies")
     given = parser.parse_args()
     seconds, names, policies, seeds, sweep_seeds = (
@@ -73,6 +74,10 @@ def main() -> None:
     settings = {name: getattr(given, name) for name in ("device", "scale", "start", "situation", "exact")}
     store = Store(given.json, {**settings, "seconds": seconds})
     store.load()
+    if given.stored:
+        rows = stored(grid, store)
+        print("\n".join([*summary(rows), *lines(rows)]))
+        return
     begun = time.perf_counter()
     rows = compare(grid, store, given.jobs)
     print("\n".join(lines(rows)))

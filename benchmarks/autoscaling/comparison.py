@@ -9,6 +9,7 @@ from typing import Final
 
 from benchmarks.autoscaling.approximate import ApproximateReplica
 from benchmarks.autoscaling.configurations import (
+    BASELINES,
     CLAIRVOYANT,
     CONSTANT,
     OURS,
@@ -100,7 +101,6 @@ class Grid:
 
 def compare(grid: Grid, store: Store, jobs: int) -> list[Row]:
     """Run what the store lacks, in `jobs` processes, and return a row for each trace and policy."""
-    found = [(trace, configuration) for trace in grid.traces for configuration in grid.configurations(trace)]
 
     def task(trace: Trace, configuration: PolicyConfiguration, seed: int) -> Callable[[], Figures]:
         return lambda: figures(grid.simulate(trace, configuration, seed))
@@ -109,21 +109,26 @@ def compare(grid: Grid, store: Store, jobs: int) -> list[Row]:
     tasks = [
         ((trace.name, configuration.name, seed), task(trace, configuration, seed))
         for trace in grid.traces
+        for configurations in [grid.configurations(trace)]
         for seed in range(1, max(grid.seeds, grid.sweep_seeds) + 1)
-        for of, configuration in found
-        if of is trace and seed <= grid.num_seeds(configuration)
+        for configuration in configurations
+        if seed <= grid.num_seeds(configuration)
     ]
     run_all(tasks, store, jobs)
-    return [
-        Row(
-            trace,
-            configuration,
-            tuple(
-                store.runs[trace.name, configuration.name, seed] for seed in range(1, grid.num_seeds(configuration) + 1)
-            ),
-        )
-        for trace, configuration in found
-    ]
+    return stored(grid, store)
+
+
+def stored(grid: Grid, store: Store) -> list[Row]:
+    """Return a row for each trace and policy of which the store has the first seed; run nothing."""
+    rows = []
+    for trace in grid.traces:
+        for configuration in grid.configurations(trace):
+            runs: list[Figures] = []
+            while (run := store.runs.get((trace.name, configuration.name, len(runs) + 1))) is not None:
+                runs.append(run)
+            if runs:
+                rows.append(Row(trace, configuration, tuple(runs)))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +137,17 @@ class Verdict:
 
     Attributes:
         ours: our default.
-        paired: our default with the seeds that all other systems have.
-        rival: the best row of another system at no more GPU-hours than `paired`; None if all cost more.
-        constant, clairvoyant: attainment of the baselines at our GPU-hours, interpolated.
+        rival: the row of another system that is furthest ahead at no more GPU-hours; None if all cost more.
+        paired: our default with the seeds that `rival` has.
+        same: our default with the seeds that the baselines have.
+        constant, clairvoyant: attainment of the baselines at the GPU-hours of `same`, interpolated.
     """
 
     trace: Trace
     ours: Row
     paired: Row
     rival: Row | None
+    same: Row
     constant: float | None
     clairvoyant: float | None
 
@@ -149,7 +156,7 @@ class Verdict:
         """How far we are from the constant fleet, 0, to the clairvoyant one, 1."""
         if self.constant is None or self.clairvoyant is None or self.clairvoyant <= self.constant:
             return None
-        return (self.ours.attainment.mean - self.constant) / (self.clairvoyant - self.constant)
+        return (self.same.attainment.mean - self.constant) / (self.clairvoyant - self.constant)
 
 
 def verdicts(rows: Sequence[Row]) -> Iterator[Verdict]:
@@ -159,19 +166,29 @@ def verdicts(rows: Sequence[Row]) -> Iterator[Verdict]:
         ours = next((row for row in here if row.configuration.family == OURS), None)
         if ours is None:
             continue
-        hours = ours.gpu_hours.mean
+        baselines = [row for row in here if row.configuration.family in BASELINES]
+        same = ours.first(min((len(row.runs) for row in baselines), default=len(ours.runs)))
+        baselines = [row.first(len(same.runs)) for row in baselines]
+        hours = same.gpu_hours.mean
         others = [row for row in here if row.configuration.is_rival]
-        seeds = min(len(row.runs) for row in (ours, *others))
-        paired = ours.first(seeds)
-        rivals = [row.first(seeds) for row in others if row.first(seeds).gpu_hours.mean <= paired.gpu_hours.mean]
+        pairs = [
+            (row.first(seeds), ours.first(seeds)) for row in others for seeds in [min(len(row.runs), len(ours.runs))]
+        ]
+        cheaper = [(row, paired) for row, paired in pairs if row.gpu_hours.mean <= paired.gpu_hours.mean]
+        rival, paired = max(cheaper, key=lambda pair: _lead(*pair), default=(None, ours))
         yield Verdict(
             trace,
             ours,
             paired,
-            max(rivals, key=lambda row: row.attainment.mean, default=None),
-            at_cost([row for row in here if row.configuration.family == CONSTANT], hours),
-            at_cost([row for row in here if row.configuration.family == CLAIRVOYANT], hours),
+            rival,
+            same,
+            at_cost([row for row in baselines if row.configuration.family == CONSTANT], hours),
+            at_cost([row for row in baselines if row.configuration.family == CLAIRVOYANT], hours),
         )
+
+
+def _lead(row: Row, paired: Row) -> float:
+    return row.attainment.mean - paired.attainment.mean
 
 
 def at_cost(rows: Sequence[Row], hours: float) -> float | None:

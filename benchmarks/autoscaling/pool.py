@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -71,15 +71,22 @@ def run_all(tasks: Sequence[tuple[Key, Callable[[], Figures]]], store: Store, jo
     _tasks = [(key, task) for key, task in tasks if key not in store.runs]
     if not _tasks:
         return
-    begun = saved = time.monotonic()
+    if jobs == 1:
+        _collect(map(_run, range(len(_tasks))), store)
+        return
     with multiprocessing.get_context("fork").Pool(min(jobs, len(_tasks))) as pool:
-        for done, (key, figures) in enumerate(pool.imap_unordered(_run, range(len(_tasks))), 1):
-            store.runs[key] = figures
-            now = time.monotonic()
-            _show(done, len(_tasks), now - begun)
-            if now - saved > _SAVE_SECONDS:
-                store.save()
-                saved = now
+        _collect(pool.imap_unordered(_run, range(len(_tasks))), store)
+
+
+def _collect(results: Iterable[tuple[Key, Figures]], store: Store) -> None:
+    begun = saved = time.monotonic()
+    for done, (key, figures) in enumerate(results, 1):
+        store.runs[key] = figures
+        now = time.monotonic()
+        _show(done, len(_tasks), now - begun)
+        if now - saved > _SAVE_SECONDS:
+            store.save()
+            saved = now
     sys.stderr.write("\n")
     store.save()
 

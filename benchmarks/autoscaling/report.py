@@ -51,15 +51,43 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
             yield f"\n{_told(judged[trace])}"
 
 
+SUMMARY_HEAD = (
+    "| trace | FastGen's default | other policy | FastGen's lead, points | constant fleet | clairvoyant | way |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a table with one row a trace: requests in time in percent at GPU-hours, with the number of seeds."""
+    yield SUMMARY_HEAD
+    for verdict in verdicts(rows):
+        rival = "–"
+        lead = "–"
+        if verdict.rival is not None:
+            rival = f"{verdict.rival.configuration.name}: {_seeded(verdict.rival)}"
+            lead = f"{100 * (verdict.paired.attainment.mean - verdict.rival.attainment.mean):+.1f}"
+        constant, clairvoyant, way = (
+            "–" if value is None else f"{100 * value:.{digits}f}"
+            for value, digits in ((verdict.constant, 1), (verdict.clairvoyant, 1), (verdict.way, 0))
+        )
+        way = way if verdict.way is None else f"{way} %"
+        cells = (verdict.trace.name, _seeded(verdict.ours), rival, lead, constant, clairvoyant, way)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _seeded(row: Row) -> str:
+    return f"{row.attainment.show(100, 1)} at {row.gpu_hours.show(1, 2)} ({len(row.runs)})"
+
+
 def _told(verdict: Verdict) -> str:
     ours = verdict.ours
     parts = [f"FastGen's default: {_point(ours)}."]
     if verdict.rival is not None:
-        ahead = verdict.rival.attainment.mean - verdict.paired.attainment.mean
+        rival, paired = verdict.rival, verdict.paired
+        lead = 100 * (paired.attainment.mean - rival.attainment.mean)
         parts.append(
-            f"With the {len(verdict.paired.runs)} seeds that all others have, it is {_point(verdict.paired)}, and the "
-            f"best other policy at no more GPU-hours is {verdict.rival.configuration.name}, "
-            f"{_point(verdict.rival)}: {abs(100 * ahead):.1f} points {'ahead' if ahead > 0 else 'behind'}."
+            f"With {len(paired.runs)} seeds: {_point(paired)}; the best other policy at no more GPU-hours, "
+            f"{rival.configuration.name}, {_point(rival)}: FastGen leads by {lead:.1f} points."
         )
     if verdict.constant is not None:
         parts.append(f"A constant fleet of that cost, chosen with hindsight, has {100 * verdict.constant:.1f} %.")

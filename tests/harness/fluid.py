@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.decision import Change, Decision
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.recommend import State, recommend
@@ -142,6 +142,12 @@ class FluidFleet:
             replica.ended += (done + left) / PROMPT
         self.backlogs.append(sum(replica.backlog for replica in ready))
 
+    @property
+    def changes(self) -> list[tuple[int, Change]]:
+        """The size after each change, and its reason."""
+        found = [(each.replicas, each.change) for each in self.decisions if each.change is not None]
+        return [one for one, before in zip(found, [None, *found], strict=False) if one != before]
+
     def observed(self) -> Fleet:
         """Return the fleet as the operator observes it now."""
         pods = tuple(replica.view(name, self.time) for name, replica in self.replicas.items())
@@ -154,7 +160,7 @@ class FluidFleet:
             pods=pods,
             starts=self.starts,
         )
-        return subject.fleet(dict(self.samples), self.time)
+        return subject.fleet(dict(self.samples), subject.supply(self.time))
 
     def _decide(self, wobble: Callable[[], float]) -> None:
         for name, replica in self.replicas.items():

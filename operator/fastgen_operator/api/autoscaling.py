@@ -62,10 +62,10 @@ class ScaleDown(ApiModel):
     doubles, up to four times, if a burst requires new replicas soon after some were removed."""
     max_step_percent: int = Field(default=25, ge=1, le=100)
     """Maximum share of the current replicas, in percent, to remove in one step. At least one replica can always be
-    removed."""
+    removed. Steps are at least 30 seconds apart."""
     policies: list[ScalingPolicy] = Field(default=[], max_length=4)
-    """Limits for the replicas that can be removed within a period, besides maxStepPercent. maxReplicas is not
-    limited."""
+    """Limits for the replicas that can be removed within a period. maxStepPercent limits each step and these limit the
+    sum of the steps in a period, so both apply. maxReplicas is not limited."""
     select_policy: SelectPolicy = "Max"
     """Which policy applies if there are several: the one that allows the largest change (Max) or the smallest (Min).
     Disabled removes no replicas when the load falls."""

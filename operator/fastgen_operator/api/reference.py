@@ -18,7 +18,7 @@ _HEADER: Final = """\
 `apiVersion: fastgen.dev/v1alpha1`, `kind: FastGenDeployment`, short name `fgd`, also listed by `kubectl get all` and
 `kubectl get fastgen`. `kubectl explain fgd.spec.autoscaling` shows the same descriptions. Required fields are in bold.
 The status conditions are described in [operations.md](../operations.md). Example resources are in
-[examples/](../../examples).
+the folder `examples/`.
 
 `kubectl scale fgd/NAME --replicas=N` sets `spec.replicas`. It is rejected if `spec.autoscaling` is set, unless its mode
 is DryRun: change `minReplicas` and `maxReplicas` instead. A HorizontalPodAutoscaler, or any other client of the scale

@@ -108,15 +108,14 @@ class _Speed:
         sample, rates = load.sample, load.rates
         if sample.time <= self.time:
             return self
-        seconds = min(sample.time - self.time, policy.scrape_seconds)
-        after = replace(self, time=sample.time, token_budget=sample.token_budget)
+        average, throughput, throughput_at = self.modelled, self.throughput, self.throughput_at
         found = modelled(sample, shape, policy.inter_token_seconds, policy.max_sequences)
         if found is not None:
-            after = replace(after, modelled=self.modelled.add(found, seconds))
+            average = average.add(found, min(sample.time - self.time, policy.scrape_seconds))
         if rates.backlogged:
-            throughput = self.throughput.add(rates.computed + rates.decoded, rates.seconds)
-            after = replace(after, throughput=throughput, throughput_at=sample.time)
-        return after
+            throughput = throughput.add(rates.computed + rates.decoded, rates.seconds)
+            throughput_at = sample.time
+        return _Speed(sample.time, sample.token_budget, average, throughput, throughput_at)
 
     @property
     def is_judged(self) -> bool:

@@ -16,6 +16,7 @@ class Change:
         "DemandJumped",
         "BacklogTooLong",
         "ReplicasMissing",
+        "ReplicasReplaced",
         "DemandFell",
         "BoundsChanged",
         "ScheduleStarted",
@@ -53,12 +54,14 @@ class Sizing:
         capacity: forward tokens per second that a replica computes within the latency targets.
         utilization: target share of the capacity.
         missing: replicas beyond the demand, for pods that do not serve.
+        is_warm: whether the demand was measured for long enough to correct one that was told before.
     """
 
     demand: float
     capacity: float
     utilization: float
     missing: float
+    is_warm: bool = True
 
     @property
     def required(self) -> float:
@@ -66,10 +69,13 @@ class Sizing:
         return self.demand / (self.capacity * self.utilization)
 
     def differs(self, told: float | None) -> bool:
-        """Return whether the demand is notably different from the one told last, or none was told."""
+        """Return whether the demand is notably different from the one told last, or none was told.
+
+        The first intervals after a restart of the operator are noise: they correct nothing.
+        """
         if told is None:
             return True
-        return abs(self.demand - told) > max(_MOVED * told, _MOVED_REPLICAS * self.capacity)
+        return self.is_warm and abs(self.demand - told) > max(_MOVED * told, _MOVED_REPLICAS * self.capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,6 @@ class Decision:
     sizing: Sizing | None = field(default=None, compare=False)
 
 
-def counted(replicas: int) -> str:
+def counted(number: int, noun: str = "replica") -> str:
     """Return the number with its noun, for messages."""
-    return f"{replicas} replica" if replicas == 1 else f"{replicas} replicas"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from fastgen_operator.autoscale.averages import Average
@@ -18,6 +18,8 @@ from fastgen_operator.autoscale.rates import ReplicaLoad, RequestSums, load_afte
 # Time constants of the averages: one for sizing the fleet, one for detecting a sudden jump.
 SLOW_SECONDS: Final = 30.0
 FAST_SECONDS: Final = 10.0
+# Weight from which the slow average is warm: a single interval after a restart is noise.
+_WARM: Final = 1 - math.exp(-1.0) - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class Demand:
         """Whether an arrival rate has been measured."""
         return self.slow.weight > 0
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the slow average covers its time constant, so that the fleet may grow because of it."""
+        return self.slow.weight >= _WARM
+
     def fresh(self, fleet: Fleet, now: float, scrape_seconds: float) -> dict[str, ReplicaLoad]:
         """Return the ready replicas whose samples are not stale."""
         oldest = now - MISSED_SCRAPES * scrape_seconds
@@ -58,13 +65,15 @@ class Demand:
 
     def observe(self, fleet: Fleet, now: float, scrape_seconds: float) -> Demand:
         """Return the demand updated with the fleet's newest samples."""
+        # Sorted: a set has another order in each process, and a sum in another order is another one, so the decision
+        # could not be repeated elsewhere.
         replicas = {
             name: load_after(self.replicas.get(name), fleet.samples[name])
-            for name in fleet.ready
+            for name in sorted(fleet.ready)
             if name in fleet.samples
         }
         first_seen = {name: self.first_seen.get(name, now) for name in fleet.ready}
-        after = replace(self, replicas=replicas, first_seen=first_seen)
+        after = Demand(replicas, first_seen, self.slow, self.fast, self.requests, self.time)
         fresh = [load.rates for load in after.fresh(fleet, now, scrape_seconds).values()]
         if not any(rates.seconds for rates in fresh):
             return after
@@ -75,6 +84,5 @@ class Demand:
         arriving = sum(rates.arriving for rates in fresh) * loaded / len(fresh)
         rate = arriving * requests.work_per_prompt_token
         seconds = now - self.time if self.is_known else scrape_seconds
-        return replace(
-            after, slow=self.slow.add(rate, seconds), fast=self.fast.add(rate, seconds), requests=requests, time=now
-        )
+        slow, fast = self.slow.add(rate, seconds), self.fast.add(rate, seconds)
+        return Demand(replicas, first_seen, slow, fast, requests, now)

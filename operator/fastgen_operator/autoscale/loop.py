@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.exposition import UnusableError
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape import Scraper, Target, UnusableError, metrics_url
+from fastgen_operator.autoscale.scrape import Answer, Scraper, Target
 from fastgen_operator.autoscale.watchlist import Record, Subject, Watchlist
 from fastgen_operator.kinds import Key
 from fastgen_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Fleets of a fixed size are scraped once in so many intervals: nothing but their status depends on it.
+# Fleets of a fixed size are scraped once in so many intervals: nothing but their status depends on it. By default that
+# is a minute, below the 75 s after which an engine closes a connection.
 FIXED_PERIODS: Final = 12
 
 
@@ -38,7 +40,7 @@ class Autoscaler:
     async def run(self) -> None:
         """Scrape and decide periodically until cancelled."""
         period = self.watchlist.scrape_seconds
-        async with self.scraper:
+        with self.scraper:
             await asyncio.gather(
                 self._repeat(period, lambda subject: subject.is_autoscaled),
                 # In a loop of its own: fleets that do not answer must not delay decisions.
@@ -60,17 +62,16 @@ class Autoscaler:
         """Scrape every chosen fleet once, and decide for each."""
         subjects = [(key, subject) for key, subject in self.watchlist.subjects() if chosen(subject)]
         targets = {key: _targets(subject) for key, subject in subjects}
-        answers = await self.scraper.scrape(target for of_one in targets.values() for target in of_one)
+        each = [target for of_one in targets.values() for target in of_one]
+        answers = await asyncio.to_thread(self.scraper.scrape, each)
         for key, subject in subjects:
-            record = self.watchlist.open_record(key, subject.uid)
+            record = self.watchlist.open_record(key, subject)
             if record is not None:
                 self._update(key, subject, record, {target: answers[target] for target in targets[key]})
             # Yield between fleets: thousands of decisions would block the probes and watches in this loop.
             await asyncio.sleep(0)
 
-    def _update(
-        self, key: Key, subject: Subject, record: Record, answers: dict[Target, Sample | UnusableError]
-    ) -> None:
+    def _update(self, key: Key, subject: Subject, record: Record, answers: dict[Target, Answer]) -> None:
         samples: dict[str, Sample | None] = {}
         for target, answer in answers.items():
             samples[target.pod] = answer if isinstance(answer, Sample) else None
@@ -115,7 +116,7 @@ def _reason(decision: Decision) -> str:
 
 def _targets(subject: Subject) -> tuple[Target, ...]:
     return tuple(
-        Target(pod.name, metrics_url(pod.address), subject.model_name)
+        Target(pod.name, pod.address, subject.model_name)
         for pod in subject.pods
         if pod.address and pod.ready_since is not None and pod.gone_by is None
     )

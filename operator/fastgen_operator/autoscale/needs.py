@@ -22,8 +22,6 @@ _LEAST_START_SECONDS: Final = 5.0
 # Failing and lost pods are replaced up to this share of the ready ones, rounded up: if more fail, the cause is not a
 # node or a GPU, and further pods would fail as well.
 _REPLACED_SHARE: Final = 0.25
-# Weight from which the averages cause a scale-up: a single interval after a restart is noise.
-_WARM: Final = 1 - math.exp(-1.0) - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class Need:
         priority: the need with the highest one explains a scale-up. In replicas; infinite to come first.
         up: replicas to scale up to.
         down: replicas to keep for the scale-down window.
-        floor: replicas to keep only now: added replicas would start too late to help.
+        floor: replicas to keep only now.
     """
 
     change: Change
@@ -77,9 +75,22 @@ def required_replicas(
     ]
 
 
-def missing_replicas(fleet: Fleet, speeds: ReplicaSpeeds) -> float:
-    """Return how many replicas the fleet must have beyond its needs, because some of its pods supply less than one."""
-    return speeds.deficit + min(fleet.failing, math.ceil(_REPLACED_SHARE * len(fleet.ready)))
+def missing_replicas(fleet: Fleet, speeds: ReplicaSpeeds, replicas: int) -> float:
+    """Return how many replicas the fleet must have beyond its needs, because some of its pods supply less than one.
+
+    Args:
+        replicas: the last decision.
+    """
+    return speeds.deficit + min(failing_replicas(fleet, replicas), math.ceil(_REPLACED_SHARE * len(fleet.ready)))
+
+
+def failing_replicas(fleet: Fleet, replicas: int) -> int:
+    """Return how many of the decided `replicas` are failing or lost pods.
+
+    Of more pods than replicas, the ReplicaSet controller deletes those first that are not ready.
+    """
+    surplus = len(fleet.ready) + len(fleet.starting) + fleet.failing - replicas
+    return max(0, fleet.failing - max(0, surplus))
 
 
 def explain_missing(fleet: Fleet, speeds: ReplicaSpeeds) -> Change:
@@ -106,13 +117,21 @@ def _kv_cache(fleet: Fleet, used: float) -> Need:
 
 
 def _demand(fleet: Fleet, demand: Demand, stale: int, rate: float, policy: Policy) -> Need:
-    """Serve the slow average; `stale` replicas without fresh metrics count as fully utilized when scaling down."""
+    """Serve the slow average. While replicas are `stale`, without fresh metrics, they count as fully utilized.
+
+    Only while they are: their counters tell later what arrived meanwhile, so the window need not remember the doubt.
+    """
     ready = len(fleet.ready)
     load = demand.slow.value / rate
     need = load / policy.utilization
     message = f"the demand uses {100 * load / ready:.0f} % of {counted(ready)}; target {100 * policy.utilization:.0f} %"
-    up = need if demand.slow.weight >= _WARM else 0.0
-    return Need(Change("DemandGrew", message), priority=need, up=up, down=(load + stale) / policy.down_utilization)
+    return Need(
+        Change("DemandGrew", message),
+        priority=need,
+        up=need if demand.is_warm else 0.0,
+        down=load / policy.down_utilization,
+        floor=(load + stale) / policy.down_utilization,
+    )
 
 
 def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
@@ -125,7 +144,7 @@ def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
         f"ready, target {100 * policy.utilization:.0f} %"
     )
     jumped = need >= JUMP_RATIO * ready
-    up = need if jumped and demand.slow.weight >= _WARM else 0.0
+    up = need if jumped and demand.is_warm else 0.0
     return Need(Change("DemandJumped", message), priority=math.inf if jumped else 0.0, up=up)
 
 

@@ -8,8 +8,9 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.api.autoscaling import Autoscaling
 
-# Ratio of the scale-down to the scale-up utilization: 70 % at the default of 85 %.
-HYSTERESIS: Final = 0.70 / 0.85
+# Ratio of the scale-down to the scale-up utilization: 65 % at a target of 70 %. The window, of which the highest need
+# counts, prevents flapping; the difference only covers the noise of the demand's average.
+HYSTERESIS: Final = 0.93
 # Target utilization until it can be derived.
 DEFAULT_UTILIZATION: Final = 0.85
 # Inter-token target of engines that have none in milliseconds.

@@ -73,30 +73,35 @@ def load_after(before: ReplicaLoad | None, sample: Sample) -> ReplicaLoad:
 
 def rates_between(before: Sample, after: Sample) -> Rates:
     """Return the rates between two samples of one replica. Counters that decreased mean an engine restart."""
-    counters = ("arrived_tokens", "prefill_tokens", "decode_tokens")
-    restarted = any(getattr(after, counter) < getattr(before, counter) for counter in counters)
+    restarted = (
+        after.arrived_tokens < before.arrived_tokens
+        or after.prefill_tokens < before.prefill_tokens
+        or after.decode_tokens < before.decode_tokens
+    )
     start = Sample(time=before.time) if restarted else before
     seconds = after.time - before.time
-
-    def growth(counter: str) -> float:
-        return max(0.0, float(getattr(after, counter)) - float(getattr(start, counter)))
-
-    rejected, ended_prompt = growth("rejected_tokens"), growth("ended_prompt_tokens")
+    rejected = _growth(start.rejected_tokens, after.rejected_tokens)
+    ended_prompt = _growth(start.ended_prompt_tokens, after.ended_prompt_tokens)
+    cancelled = _growth(start.cancelled_tokens, after.cancelled_tokens)
     # Requests that were cancelled before their first token say nothing about the tokens that a request generates.
-    served = 1 - min(1.0, growth("cancelled_tokens") / ended_prompt) if ended_prompt > 0 else 0.0
+    served = 1 - min(1.0, cancelled / ended_prompt) if ended_prompt > 0 else 0.0
     enough = _BACKLOG_STEPS * after.token_budget
     return Rates(
         seconds=seconds,
-        admitted=max(0.0, growth("arrived_tokens") - rejected) / seconds,
+        admitted=_growth(rejected, _growth(start.arrived_tokens, after.arrived_tokens)) / seconds,
         rejected=rejected / seconds,
-        computed=growth("prefill_tokens") / seconds,
-        cached=growth("cached_tokens") / seconds,
-        decoded=growth("decode_tokens") / seconds,
-        ended=growth("ended_requests") * served,
+        computed=_growth(start.prefill_tokens, after.prefill_tokens) / seconds,
+        cached=_growth(start.cached_tokens, after.cached_tokens) / seconds,
+        decoded=_growth(start.decode_tokens, after.decode_tokens) / seconds,
+        ended=_growth(start.ended_requests, after.ended_requests) * served,
         ended_prompt=ended_prompt * served,
-        ended_generated=growth("ended_generated_tokens"),
+        ended_generated=_growth(start.ended_generated_tokens, after.ended_generated_tokens),
         backlogged=0 < enough < min(before.backlog_tokens, after.backlog_tokens),
     )
+
+
+def _growth(before: float, after: float) -> float:
+    return after - before if after > before else 0.0
 
 
 @dataclass(frozen=True, slots=True)

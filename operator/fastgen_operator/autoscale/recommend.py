@@ -14,7 +14,13 @@ from fastgen_operator.autoscale.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, Sizing, counted
 from fastgen_operator.autoscale.demand import Demand
 from fastgen_operator.autoscale.headroom import derived_utilization
-from fastgen_operator.autoscale.needs import Need, explain_missing, missing_replicas, required_replicas
+from fastgen_operator.autoscale.needs import (
+    Need,
+    explain_missing,
+    failing_replicas,
+    missing_replicas,
+    required_replicas,
+)
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rates import ReplicaLoad
@@ -24,8 +30,9 @@ from fastgen_operator.autoscale.release import Release
 UP_SECONDS: Final = 15.0
 UP_FACTOR: Final = 2
 UP_REPLICAS: Final = 4
-# Minimum time between two scale-down steps.
-DOWN_SECONDS: Final = 60.0
+# Minimum time between two scale-down steps: the slow average of the demand, and so a queue that a step causes, shows by
+# then.
+DOWN_SECONDS: Final = 30.0
 # Reasons of scale-ups during which requests are late until the new replicas are ready.
 BURSTS: Final = ("DemandJumped", "BacklogTooLong")
 # Tolerance for floating-point errors: 3.0000000001 replicas are three.
@@ -73,15 +80,15 @@ def measure(policy: Policy, state: State, fleet: Fleet, now: float) -> State:
 
 def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[Decision, State]:
     """Return the decision at `now` and the state for the next one."""
-    state = _within_bounds(policy, replace(state, replicas=state.replicas or fleet.replicas))
-    state = measure(policy, state, fleet, now)
+    state = _within_bounds(policy, measure(policy, state, fleet, now), fleet.replicas)
     demand, speeds = state.demand, state.speeds
     fresh = demand.fresh(fleet, now, policy.scrape_seconds)
     loaded = len(fleet.ready) - demand.num_new(fleet, now, policy.scrape_seconds)
     hold = _missing_data(fleet, fresh, loaded, policy)
     if hold is not None:
         return _held(state, hold)
-    state = replace(state, since=min(state.since, now))
+    if now < state.since:
+        state = replace(state, since=now)
     if not demand.is_known:
         # A single sample gives no rate.
         return _held(state, None)
@@ -101,14 +108,15 @@ def _with_headroom(policy: Policy, state: State) -> Policy:
         return policy
     shape = state.demand.requests.mean
     share = derived_utilization(shape, capacity.tokens_per_second, policy.first_token_seconds)
-    return replace(policy, utilization=share)
+    return policy if share == policy.utilization else replace(policy, utilization=share)
 
 
-def _within_bounds(policy: Policy, state: State) -> State:
-    allowed = policy.within_bounds(state.replicas)
-    if allowed == state.replicas:
-        return state
-    message = f"{counted(state.replicas)} outside the bounds {policy.min_replicas} to {policy.max_replicas}"
+def _within_bounds(policy: Policy, state: State, present: int) -> State:
+    before = state.replicas or present
+    allowed = policy.within_bounds(before)
+    if allowed == before:
+        return state if state.replicas else replace(state, replicas=present)
+    message = f"{counted(before)} outside the bounds {policy.min_replicas} to {policy.max_replicas}"
     return replace(state, replicas=allowed, change=Change("BoundsChanged", message))
 
 
@@ -133,30 +141,31 @@ def _held(state: State, hold: Hold | None) -> tuple[Decision, State]:
 
 
 def _decide(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: float) -> tuple[Decision, State]:
-    missing = missing_replicas(fleet, state.speeds)
+    missing = missing_replicas(fleet, state.speeds, state.replicas)
     up = _whole(max(need.up for need in needs) + missing)
-    down = max(need.down for need in needs) + missing
+    # Failing pods are kept only until others are ready in their place.
+    down = max(need.down for need in needs) + state.speeds.deficit
     release = state.release.after_quiet(now, policy.down_window)
     state = replace(
         state,
         release=release,
-        down_needs=state.down_needs.add(now, down, policy.down_window * release.factor),
+        down_needs=state.down_needs.add(now, down, release.window(policy.down_window)),
         up_needs=state.up_needs.add(now, -up, policy.up_window),
         unbounded_needs=state.unbounded_needs.add(now, up, max(policy.down_window, UP_SECONDS)),
     )
-    state, hold, limit = _scale(policy, state, fleet, needs, missing, now)
+    state, hold, limit = _scale(policy, state, fleet, needs, now)
     if limit is None:
         limit = _node_limit(state, fleet) or _bound_limit(policy, state)
     capacity = state.speeds.capacity
     if capacity is None:
         return Decision(state.replicas, state.change, hold, limit), state
     arriving = state.demand.slow.value
-    sizing = Sizing(arriving, capacity.tokens_per_second, policy.utilization, missing)
+    sizing = Sizing(arriving, capacity.tokens_per_second, policy.utilization, missing, state.demand.is_warm)
     return Decision(state.replicas, state.change, hold, limit, arriving / sizing.capacity, sizing), state
 
 
 def _scale(
-    policy: Policy, state: State, fleet: Fleet, needs: list[Need], missing: float, now: float
+    policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: float
 ) -> tuple[State, Hold | None, Limit | None]:
     current = state.replicas
     up = policy.within_bounds(round(-state.up_needs.value))
@@ -174,10 +183,11 @@ def _scale(
                 release = release.after_burst(now, policy.down_window)
             state = replace(state, replicas=allowed, change=change, release=release)
         return state, None, limit
-    needed = max(state.down_needs.value, *(need.floor + missing for need in needs))
+    deficit = state.speeds.deficit
+    needed = max(state.down_needs.value, *(need.floor + deficit for need in needs))
     down = policy.within_bounds(_whole(needed))
     # Pods that do not serve carry no load, so enough ready replicas must remain.
-    if down >= current or policy.within_bounds(_whole(needed - missing)) > len(fleet.ready):
+    if down >= current or policy.within_bounds(_whole(needed - deficit)) > len(fleet.ready):
         return state, None, None
     if now - state.since < policy.down_window:
         message = f"fewer replicas would suffice; the scale-down window of {policy.down_window:g} s is not over yet"
@@ -186,7 +196,13 @@ def _scale(
         return state, None, None
     step = max(1, math.floor(current * policy.max_step))
     fewer = max(down, current - step)
-    window = policy.down_window * state.release.factor
+    failing = failing_replicas(fleet, current)
+    if current - fewer <= failing:
+        message = (
+            f"{counted(len(fleet.ready))} ready and sufficient; {counted(current - fewer)} failing or lost removed"
+        )
+        return replace(state, replicas=fewer, down_at=now, change=Change("ReplicasReplaced", message)), None, None
+    window = state.release.window(policy.down_window)
     change = Change("DemandFell", f"fewer than {current} replicas were sufficient for {window:g} s")
     release = state.release.after_scale_down(now)
     return replace(state, replicas=fewer, down_at=now, change=change, release=release), None, None

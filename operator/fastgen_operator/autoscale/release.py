@@ -31,6 +31,10 @@ class Release:
     released: float = -math.inf
     learned: float = -math.inf
 
+    def window(self, configured: float) -> float:
+        """Return the scale-down window that applies; `configured` is that of the resource."""
+        return configured * self.factor
+
     def after_scale_down(self, now: float) -> Release:
         """Return the state after replicas were removed."""
         return Release(self.factor, now, self.learned)
@@ -41,12 +45,12 @@ class Release:
         Within one window of the last release, longer waiting would have avoided the cold start. One release is
         regretted once.
         """
-        if now - self.released > window * self.factor:
+        if now - self.released > self.window(window):
             return self
         return Release(min(MOST_FACTOR, 2 * self.factor), -math.inf, now)
 
     def after_quiet(self, now: float, window: float) -> Release:
         """Return the state with half the window, if nothing was regretted for `QUIET_WINDOWS` windows."""
-        if self.factor == 1 or now - self.learned <= QUIET_WINDOWS * window * self.factor:
+        if self.factor == 1 or now - self.learned <= QUIET_WINDOWS * self.window(window):
             return self
         return Release(self.factor // 2, self.released, now)

@@ -1,206 +1,244 @@
-"""Scrape the metrics of replicas and validate them. `Scraper` returns errors, it does not raise."""
+"""Scrape the metrics of many replicas over kept connections. `Scraper` returns errors, it does not raise.
+
+One thread serves all requests: it waits for the sockets of those in flight with `selectors`, without a task, a timer or
+a transport for each. See docs/decisions/036-scrapes-over-sockets.md.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping
+import selectors
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, Self
+from itertools import islice
+from threading import Lock
+from typing import Final, Self
 
-import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
-from yarl import URL
-
+from fastgen_operator.autoscale.connection import Connection, StaleConnectionError, TooLargeError
+from fastgen_operator.autoscale.exposition import QUERY, UnusableError, parse_sample
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.children.metadata import HTTP_PORT
 
-# Why a response is unusable. Failures are counted by it.
-Reason = Literal[
-    "Unreachable", "TimedOut", "BadStatus", "TooLarge", "NotMetrics", "Incomplete", "OtherModel", "BadValue"
-]
-
-# A response is about 30 KiB.
+# A response has 3 KiB, or 30 KiB if the engine ignores which samples are asked for.
 _LIMIT_BYTES: Final = 1 << 20
-# Counters of tokens or requests stay far below this.
-_LARGEST: Final = 1e15
-_PREFIX: Final = "fastgen_"
-
-# (metric, label value) -> field of Sample.
-_FIELDS: Final[Mapping[tuple[str, str], str]] = {
-    ("arrived_prompt_tokens_total", ""): "arrived_tokens",
-    ("rejected_prompt_tokens_total", ""): "rejected_tokens",
-    ("cancelled_prompt_tokens_total", ""): "cancelled_tokens",
-    ("scheduled_tokens_total", "prefill"): "prefill_tokens",
-    ("scheduled_tokens_total", "decode"): "decode_tokens",
-    ("prefix_cache_hit_tokens_total", ""): "cached_tokens",
-    ("request_prompt_tokens_count", ""): "ended_requests",
-    ("request_prompt_tokens_sum", ""): "ended_prompt_tokens",
-    ("request_generation_tokens_sum", ""): "ended_generated_tokens",
-    ("backlog_prompt_tokens", ""): "backlog_tokens",
-    ("num_requests_running", ""): "running",
-    ("num_requests_waiting", ""): "waiting",
-    ("kv_cache_usage_ratio", ""): "kv_used",
-    ("kv_cache_capacity_tokens", ""): "kv_capacity_tokens",
-    ("kv_cache_tokens", ""): "kv_tokens",
-    ("token_budget", ""): "token_budget",
-}
-_COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
-_NAMES: Final = frozenset(_PREFIX + name for name, _ in (*_FIELDS, *_COEFFICIENTS))
-# Asks for these samples alone. What does not know the parameter returns all.
-_QUERY: Final = "&".join(f"name[]={name}" for name in sorted(_NAMES))
-
-
-class UnusableError(Exception):
-    """A response is unusable."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A replica to scrape: its pod name, metrics URL, and the model name that its metrics must have."""
+    """A replica to scrape: its pod name and IP address, the model name that its metrics must have, and its port."""
 
     pod: str
-    url: str
+    address: str
     model_name: str
+    port: int = HTTP_PORT
 
 
-def metrics_url(address: str) -> str:
-    """Return the metrics URL of the engine in the pod with IP `address`."""
-    host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{HTTP_PORT}/metrics"
-
-
-def parse_sample(text: str, model_name: str, time: float) -> Sample:
-    """Parse a response in the Prometheus text format.
-
-    Raises:
-        UnusableError: the response is not an engine's metrics, is for another model, or has impossible values.
-    """
-    values = _values(text, model_name)
-    missing = [name for name in (*_FIELDS, *_COEFFICIENTS) if name not in values]
-    if missing:
-        raise UnusableError("Incomplete", f"metric {_PREFIX}{missing[0][0]} is missing")
-    fields = {field: values[key] for key, field in _FIELDS.items()}
-    if fields["kv_used"] > 1 + 1e-6:
-        raise UnusableError("BadValue", f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
-    base, token, kv_token = (values[key] for key in _COEFFICIENTS)
-    return Sample(time=time, step_model=(base, token, kv_token), **fields)
-
-
-def _values(text: str, model_name: str) -> dict[tuple[str, str], float]:
-    """Return values by (metric, label value). Parses only the required lines: most are histogram buckets."""
-    lines = [line for line in text.splitlines() if line.split("{", 1)[0] in _NAMES]
-    if not lines:
-        raise UnusableError("NotMetrics", "the response contains no engine metrics")
-    values: dict[tuple[str, str], float] = {}
-    for line in lines:
-        head, _, text_of_value = line.rpartition(" ")
-        try:
-            name, model, label = _parse_head(head)
-            value = float(text_of_value)
-        except (ValueError, KeyError, IndexError) as error:
-            raise UnusableError("NotMetrics", f"the response is not in the Prometheus text format: {error}") from None
-        if model != model_name:
-            raise UnusableError("OtherModel", f"the replica serves model {model!r}, not {model_name!r}")
-        if not 0 <= value < _LARGEST:
-            raise UnusableError("BadValue", f"{name} is {value}")
-        values[name.removeprefix(_PREFIX), label] = value
-    return values
-
-
-@lru_cache(maxsize=10_000)
-def _parse_head(head: str) -> tuple[str, str, str]:
-    """Return name, model name and other label of a line without its value.
-
-    Kept, because the replicas of a model send the same heads in each response, and parsing is slow.
-
-    Raises:
-        ValueError, KeyError, IndexError: it is not in the Prometheus text format.
-    """
-    ((sample,),) = (family.samples for family in text_string_to_metric_families(f"{head} 0\n"))
-    if sample.value != 0 or sample.timestamp is not None:
-        raise ValueError(f"{head} is followed by a timestamp")
-    labels = dict(sample.labels)
-    return sample.name, labels.pop("model_name", ""), "".join(labels.values())
+Answer = Sample | UnusableError
 
 
 class Scraper:
-    """Scrapes many replicas concurrently; an asynchronous context manager, which closes its connections.
+    """Scrapes many replicas concurrently, in the thread of the caller; a context manager, which closes its connections.
 
-    Connections are kept for the next scrape. One that the engine has closed meanwhile is replaced.
+    Several threads may use it. Connections are kept for the next scrape. One that the engine has closed meanwhile is
+    replaced.
 
     Args:
         period: scrape interval in seconds. It caps `deadline`, so that a hanging replica does not make others stale.
-        concurrency: maximum number of concurrent requests.
+        concurrency: maximum number of concurrent requests of one call.
         deadline: timeout for one replica in seconds, connecting included.
+        keep: maximum number of connections to keep. Each is an open file.
+        keep_seconds: a connection without a request for this long is closed. The default is above the 75 s after which
+            an engine closes it, so only those to engines that vanished are left.
     """
 
-    def __init__(self, period: float, *, concurrency: int = 100, deadline: float = 2.0) -> None:
-        self._concurrency, self._deadline = concurrency, min(deadline, period)
-        self._keep_seconds = 3 * period
-        self._session: aiohttp.ClientSession | None = None
+    def __init__(
+        self,
+        period: float,
+        *,
+        concurrency: int = 100,
+        deadline: float = 2.0,
+        keep: int = 256,
+        keep_seconds: float = 90.0,
+    ) -> None:
+        self.concurrency, self.deadline = concurrency, min(deadline, period)
+        self._keep, self._keep_seconds = keep, keep_seconds
+        self._lock = Lock()
+        # In the order of their last use, with its time.
+        self._kept: OrderedDict[Target, tuple[float, Connection]] = OrderedDict()
+        self.is_closed = False
 
-    async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keep_seconds)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=self._deadline),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            headers={"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"},
-        )
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        assert self._session is not None
-        await self._session.close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    async def scrape(self, targets: Iterable[Target]) -> dict[Target, Sample | UnusableError]:
+    def close(self) -> None:
+        """Close the connections. Calls of `scrape` in other threads end early, at the latest after one deadline."""
+        with self._lock:
+            self.is_closed = True
+            kept = [connection for _, connection in self._kept.values()]
+            self._kept.clear()
+        for connection in kept:
+            connection.close()
+
+    def scrape(self, targets: Iterable[Target]) -> dict[Target, Answer]:
         """Scrape all targets. Takes at most ceil(targets / concurrency) times the deadline."""
-        loop = asyncio.get_running_loop()
-        waiting = iter(tuple(targets))
-        found: dict[Target, Sample | UnusableError] = {}
+        self._close_unused(time.monotonic() - self._keep_seconds)
+        with _Round(self) as running:
+            running.run(iter(tuple(targets)))
+        return running.found
 
-        async def work() -> None:
-            # All workers share one iterator, so their number limits the concurrency.
-            for target in waiting:
-                try:
-                    text = await self._fetch(target.url)
-                    found[target] = parse_sample(text, target.model_name, loop.time())
-                except UnusableError as error:
-                    found[target] = error
+    def take(self, target: Target) -> Connection | None:
+        """Return the kept connection to a replica if it can be used again, and keep it no longer."""
+        with self._lock:
+            _, connection = self._kept.pop(target, (0.0, None))
+        if connection is not None and not connection.is_silent():
+            connection.close()
+            return None
+        return connection
 
-        await asyncio.gather(*(work() for _ in range(self._concurrency)))
-        return found
+    def put(self, target: Target, connection: Connection) -> None:
+        """Keep a connection whose request has ended, or close it."""
+        with self._lock:
+            keeps = connection.is_open and not self.is_closed
+            keeps = keeps and len(self._kept) < self._keep and target not in self._kept
+            if keeps:
+                self._kept[target] = time.monotonic(), connection
+        if not keeps:
+            connection.close()
 
-    async def _fetch(self, url: str) -> str:
-        assert self._session is not None, "use `async with`"
+    def _close_unused(self, since: float) -> None:
+        """Close the connections that were not used since then: to pods that are gone."""
+        unused = []
+        with self._lock:
+            while self._kept and next(iter(self._kept.values()))[0] < since:
+                unused.append(self._kept.popitem(last=False)[1][1])
+        for connection in unused:
+            connection.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A request in flight; it may be sent once more if its connection was kept and is stale."""
+
+    target: Target
+    deadline: float
+    connection: Connection
+    was_kept: bool
+
+
+class _Round:
+    """One call of `Scraper.scrape`: the requests in flight, and what came of the others."""
+
+    def __init__(self, scraper: Scraper) -> None:
+        self._scraper = scraper
+        self._selector = selectors.DefaultSelector()
+        self._flights: set[_Flight] = set()
+        self.found: dict[Target, Answer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for flight in self._flights:
+            flight.connection.close()
+        self._selector.close()
+
+    def run(self, waiting: Iterator[Target]) -> None:
+        """Scrape the targets, unless the scraper is closed meanwhile."""
+        while not self._scraper.is_closed:
+            begun = list(islice(waiting, self._scraper.concurrency - len(self._flights)))
+            for target in begun:
+                self._begin(target)
+            if self._flights:
+                self._wait()
+            elif not begun:
+                return
+
+    def _wait(self) -> None:
+        """Wait until something happens to requests in flight, and follow it."""
+        first = min(flight.deadline for flight in self._flights)
+        for key, _ in self._selector.select(max(0.0, first - time.monotonic())):
+            self._advance(key.data)
+        if (now := time.monotonic()) >= first:
+            late = UnusableError("TimedOut", f"no response within {self._scraper.deadline:g} s")
+            for flight in [each for each in self._flights if each.deadline <= now]:
+                self._end(flight, late)
+
+    def _begin(self, target: Target) -> None:
+        deadline = time.monotonic() + self._scraper.deadline
+        kept = self._scraper.take(target)
+        if kept is None:
+            self._connect(target, deadline)
+        else:
+            self._send(_Flight(target, deadline, kept, was_kept=True))
+
+    def _connect(self, target: Target, deadline: float) -> None:
         try:
-            async with self._session.get(_with_query(url), allow_redirects=False) as response:
-                if response.status != 200:
-                    raise UnusableError("BadStatus", f"HTTP {response.status}")
-                body = await _read(response)
-        except TimeoutError:
-            raise UnusableError("TimedOut", f"no response within {self._deadline:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise UnusableError("Unreachable", str(error) or type(error).__name__) from None
-        return body.decode(errors="replace")
+            connection = Connection(target.address, target.port, _LIMIT_BYTES)
+        except OSError as error:
+            self.found[target] = _unreachable(error)
+        else:
+            self._send(_Flight(target, deadline, connection, was_kept=False))
+
+    def _send(self, flight: _Flight) -> None:
+        flight.connection.begin(_request(flight.target.address, flight.target.port))
+        self._flights.add(flight)
+        self._selector.register(flight.connection, flight.connection.events, flight)
+
+    def _advance(self, flight: _Flight) -> None:
+        """Send or receive what is possible now."""
+        connection, events = flight.connection, flight.connection.events
+        try:
+            response = connection.advance()
+        except StaleConnectionError as error:
+            self._end(flight, _unreachable(error))
+            if flight.was_kept:
+                # The engine has closed the connection at the moment of the request.
+                self._connect(flight.target, flight.deadline)
+        except OSError as error:
+            self._end(flight, _unreachable(error))
+        except TooLargeError as error:
+            self._end(flight, UnusableError("TooLarge", str(error)))
+        else:
+            if response is not None:
+                self._end(flight, _answer(*response, flight.target))
+            elif connection.events != events:
+                self._selector.modify(connection, connection.events, flight)
+
+    def _end(self, flight: _Flight, answer: Answer) -> None:
+        self._flights.discard(flight)
+        self._selector.unregister(flight.connection)
+        if flight.connection.is_waiting:
+            flight.connection.close()
+        self._scraper.put(flight.target, flight.connection)
+        self.found[flight.target] = answer
+
+
+def _unreachable(error: OSError) -> UnusableError:
+    return UnusableError("Unreachable", str(error) or type(error).__name__)
+
+
+def _answer(status: int, body: bytes, target: Target) -> Answer:
+    if status != 200:
+        return UnusableError("BadStatus", f"HTTP {status}")
+    try:
+        return parse_sample(body.decode(errors="replace"), target.model_name, time.monotonic())
+    except UnusableError as error:
+        return error
 
 
 @lru_cache(maxsize=20_000)
-def _with_query(url: str) -> URL:
-    """Return the URL of the samples alone. Kept, because parsing it is a fifth of the cost of a scrape."""
-    return URL(f"{url}?{_QUERY}")
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for part in response.content.iter_any():
-        body += part
-        if len(body) > _LIMIT_BYTES:
-            raise UnusableError("TooLarge", f"the response exceeds {_LIMIT_BYTES >> 10} KiB")
-    return bytes(body)
+def _request(address: str, port: int) -> bytes:
+    """Return the request for the samples that are read."""
+    host = f"[{address}]" if ":" in address else address
+    head = (
+        f"GET /metrics?{QUERY} HTTP/1.1",
+        f"Host: {host}:{port}",
+        "Accept: text/plain;version=0.0.4",
+        "Accept-Encoding: identity",
+    )
+    return "\r\n".join((*head, "\r\n")).encode()

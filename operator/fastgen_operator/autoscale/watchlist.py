@@ -5,17 +5,19 @@ Reconciles run in other threads than the autoscaler's loop. Values are frozen an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fastgen_operator.autoscale.capacity import ReplicaSpeeds
+from fastgen_operator.autoscale.decide import Case, decide
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.dry_run import DryRun, rebased
+from fastgen_operator.autoscale.dry_run import DryRun
+from fastgen_operator.autoscale.journal import Entry, Journal
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.rate_limits import NO_LIMITS, RateLimits, Scaling, limited
-from fastgen_operator.autoscale.recommend import State, measure, recommend
-from fastgen_operator.autoscale.schedules import Floor, explained, with_floor
+from fastgen_operator.autoscale.rate_limits import NO_LIMITS, RateLimits, Scaling
+from fastgen_operator.autoscale.recommend import State, measure
+from fastgen_operator.autoscale.schedules import Floor
 from fastgen_operator.autoscale.supply import PodState, PodSupply, PodView, StartTimes, supply_of
 from fastgen_operator.kinds import Key
 
@@ -57,9 +59,8 @@ class Subject:
         """Return the state of each pod at a time in seconds since 1970."""
         return tuple(supply_of(pod, self.starts, self.startup_deadline, time) for pod in self.pods)
 
-    def fleet(self, samples: Mapping[str, Sample], time: float) -> Fleet:
-        """Return the fleet at a time in seconds since 1970, with the newest usable sample of each pod."""
-        supply = self.supply(time)
+    def fleet(self, samples: Mapping[str, Sample], supply: Sequence[PodSupply]) -> Fleet:
+        """Return the fleet with the state of each pod, and the newest usable sample of each."""
         usual = self.starts.expected_of_next(self.revision)
         return Fleet(
             replicas=self.replicas,
@@ -82,22 +83,26 @@ class Record:
     """What is remembered of one fleet.
 
     Attributes:
+        mode: that of the subject. A record of another mode has no decision about it.
         samples: the newest usable sample of each ready pod.
         state: demand, speeds and previous decisions.
         scalings: the latest changes of the number of replicas by decisions, as far as rate limits need them.
         dry_run: the latest recommendations of a dry run.
         decision: the last one; None without autoscaling, and before the first one.
+        journal: the last decisions with their inputs.
         states: the state of each pod at the last round.
         told: the demand that the status shows, about.
         shown: the reason counted last.
     """
 
     uid: str
+    mode: tuple[bool, bool] = (True, False)
     samples: dict[str, Sample] = field(default_factory=dict)
     state: State = field(default_factory=State)
     scalings: tuple[Scaling, ...] = ()
     dry_run: DryRun = field(default_factory=DryRun)
     decision: Decision | None = None
+    journal: Journal = field(default_factory=Journal)
     states: tuple[tuple[str, PodState], ...] = ()
     told: float | None = None
     shown: str = ""
@@ -111,6 +116,11 @@ class Record:
     def in_flight_tokens(self) -> dict[str, float]:
         """Tokens of running and waiting requests, by pod."""
         return {pod: sample.in_flight_tokens for pod, sample in self.samples.items()}
+
+    def without_decisions(self, mode: tuple[bool, bool]) -> Record:
+        """Return a record of another mode of autoscaling, with the measurements of this one."""
+        state = State(demand=self.state.demand, speeds=self.state.speeds)
+        return Record(self.uid, mode, self.samples, state)
 
     def update(self, subject: Subject, answers: Mapping[str, Sample | None], now: float, time: float) -> bool:
         """Add one round of scrapes, and decide if the fleet is autoscaled.
@@ -128,43 +138,35 @@ class Record:
         # Replaced as a whole: a reconcile may read it in another thread.
         self.samples = {**kept, **usable}
         before = self._shown()
-        fleet = subject.fleet(self.samples, time)
+        supply = subject.supply(time)
+        fleet = subject.fleet(self.samples, supply)
         if subject.is_autoscaled:
-            self.decision = self._decide(subject, fleet, now)
+            self.decision = self._decide(subject, fleet, now, time)
         else:
             self.decision, self.state = None, measure(subject.policy, self.state, fleet, now)
         sizing = None if self.decision is None else self.decision.sizing
         if sizing is not None and sizing.differs(self.told):
             self.told = sizing.demand
-        self.states = tuple((pod.pod, pod.state) for pod in subject.supply(time))
+        self.states = tuple((pod.pod, pod.state) for pod in supply)
         return self._shown() != before
 
-    def _decide(self, subject: Subject, fleet: Fleet, now: float) -> Decision:
-        """Apply the schedule's floor, the policy, and either the rate limits or the dry run, in this order."""
-        policy = with_floor(subject.policy, subject.floor)
-        if subject.is_dry_run:
-            decision, self.state = recommend(policy, rebased(self.state, fleet.replicas), fleet, now)
-            self.dry_run = self.dry_run.show(
-                explained(decision, subject.floor), fleet.replicas, policy.down_window, now
-            )
-            assert self.dry_run.shown is not None
-            return self.dry_run.shown
-        before = self.state
-        decision, state = recommend(policy, before, fleet, now)
-        last = before.replicas or fleet.replicas
-        current = policy.within_bounds(last)
-        scalings = subject.rate_limits.kept(self.scalings, now)
-        allowed = subject.rate_limits.allowed(current, decision.replicas, scalings, now)
-        decision = limited(decision, current, allowed)
-        if allowed == last:
-            # Nothing is done, so there is no new reason, and the next step down need not wait.
-            decision, state = replace(decision, change=before.change), replace(state, down_at=before.down_at)
-        else:
-            scalings = (*scalings, Scaling(now, allowed - last))
-        self.scalings = scalings
-        decision = explained(decision, subject.floor)
-        self.state = replace(state, replicas=allowed, change=decision.change)
-        return decision
+    def _decide(self, subject: Subject, fleet: Fleet, now: float, time: float) -> Decision:
+        """Decide, and keep what the next decision depends on."""
+        case = Case(
+            policy=subject.policy,
+            fleet=fleet,
+            now=now,
+            floor=subject.floor,
+            rate_limits=subject.rate_limits,
+            is_dry_run=subject.is_dry_run,
+            state=self.state,
+            scalings=self.scalings,
+            dry_run=self.dry_run,
+        )
+        outcome = decide(case)
+        self.state, self.scalings, self.dry_run = outcome.state, outcome.scalings, outcome.dry_run
+        self.journal = self.journal.add(Entry(time, case, outcome.decision))
+        return outcome.decision
 
     def _shown(self) -> tuple[object, ...]:
         """Return what the status shows, without values that fluctuate."""
@@ -186,11 +188,9 @@ class Watchlist:
 
     def register(self, key: Key, subject: Subject) -> None:
         """Add a fleet, or replace its last observation. Another mode of autoscaling drops earlier decisions."""
-        before = self._subjects.get(key)
         record = self.lookup(key, subject.uid)
-        if record is not None and before is not None and before.mode != subject.mode:
-            state = State(demand=record.state.demand, speeds=record.state.speeds)
-            self._records[key] = Record(subject.uid, record.samples, state)
+        if record is not None and record.mode != subject.mode:
+            self._records[key] = record.without_decisions(subject.mode)
         self._subjects[key] = subject
 
     def forget(self, key: Key) -> None:
@@ -212,11 +212,21 @@ class Watchlist:
         found = self._records.get(key)
         return found if found is not None and found.uid == uid else None
 
-    def open_record(self, key: Key, uid: str) -> Record | None:
-        """Return the record of a resource, a new one if needed; None if the resource was forgotten meanwhile."""
-        if key not in self._subjects:
+    def journal(self, key: Key) -> Journal | None:
+        """Return the last decisions about an autoscaled resource; None for any other."""
+        record = self._records.get(key)
+        return record.journal if record is not None and record.decision is not None else None
+
+    def open_record(self, key: Key, subject: Subject) -> Record | None:
+        """Return the record of a fleet, a new one if needed.
+
+        None if the resource was forgotten since `subject` was registered, or has another mode of autoscaling by now:
+        what was scraped for the earlier one would decide about the later one.
+        """
+        registered = self._subjects.get(key)
+        if registered is None or (registered.uid, registered.mode) != (subject.uid, subject.mode):
             return None
-        found = self.lookup(key, uid)
-        if found is None:
-            found = self._records[key] = Record(uid)
-        return found
+        found = self.lookup(key, subject.uid) or Record(subject.uid, subject.mode)
+        # A registration in another thread may be half done.
+        self._records[key] = found if found.mode == subject.mode else found.without_decisions(subject.mode)
+        return self._records[key]

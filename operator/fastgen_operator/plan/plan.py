@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.schedules import faults
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.template import TemplateRefused
@@ -276,12 +277,12 @@ def _spec_change(kind: Kind, manifest: Object, live: Object, applied: str) -> st
     if kind == DEPLOYMENT:
         wanted, before = manifest["spec"]["replicas"], live["spec"].get("replicas")
         if _fingerprint(_with_spec(manifest, replicas=before)) == applied:
-            return f"scaled from {before} to {wanted} replicas"
+            return f"scaled from {before} to {counted(wanted)}"
         update = manifest["spec"]["strategy"]["rollingUpdate"]
         room = live["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable")
         strategy = {**manifest["spec"]["strategy"], "rollingUpdate": {**update, "maxUnavailable": room}}
         if _fingerprint(_with_spec(manifest, strategy=strategy)) == applied:
-            return f"may have {update['maxUnavailable']} pods unavailable from now on ({room} before)"
+            return f"may have {counted(update['maxUnavailable'], 'pod')} unavailable from now on ({room} before)"
         if template_digest(manifest) == template_digest(live):
             return _change_of_rest(manifest, live)
     return "updated to the new spec"
@@ -291,7 +292,7 @@ def _change_of_rest(manifest: Object, live: Object) -> str:
     """Return the reason of an apply that keeps the live pod template."""
     changed = _changed_fields(manifest, live)
     if changed == ["replicas"]:
-        return f"scaled from {live['spec']['replicas']} to {manifest['spec']['replicas']} replicas"
+        return f"scaled from {live['spec']['replicas']} to {counted(manifest['spec']['replicas'])}"
     return "updated to the new spec, except its pod template" if changed else "keeps its pod template"
 
 

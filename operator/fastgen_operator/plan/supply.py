@@ -20,6 +20,12 @@ from fastgen_operator.plan.pod_failures import Failure, failure_of
 from fastgen_operator.pods import ENGINE_CONTAINER, has_ended, is_ready, is_silent, name_of, node_of, pod_condition
 
 
+def mode_of(spec: Spec) -> tuple[bool, bool]:
+    """Return whether the autoscaler decides on the resource, and whether it only recommends."""
+    decides = spec.autoscaling is not None
+    return decides, decides and not spec.is_autoscaled
+
+
 def subject_of(spec: Spec, observed: Observed, scrape_seconds: float, known: StartTimes) -> Subject:
     """Return the fleet to measure and, with spec.autoscaling, to decide on.
 
@@ -33,16 +39,17 @@ def subject_of(spec: Spec, observed: Observed, scrape_seconds: float, known: Sta
     views = (view_of(pod, observed.pod_failures) for pod in present)
     pods = tuple(replace(view, has_room=view.name not in without_room) for view in views)
     deadline = float(spec.startup_deadline_seconds)
+    is_autoscaled, is_dry_run = mode_of(spec)
     return Subject(
         uid=observed.resource["metadata"]["uid"],
         policy=policy_of(spec, observed.desired_replicas, scrape_seconds),
-        is_dry_run=spec.autoscaling is not None and spec.autoscaling.mode == "DryRun",
+        is_dry_run=is_dry_run,
         floor=observed.timetable.floor,
         rate_limits=rate_limits_of(spec.autoscaling),
         model_name=spec.model.served_name or observed.resource["metadata"]["name"],
         replicas=observed.desired_replicas,
         pods=pods,
-        is_autoscaled=spec.autoscaling is not None,
+        is_autoscaled=is_autoscaled,
         revision=current_template(observed) or "",
         starts=known.learn(pods, deadline),
         startup_deadline=deadline,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fastgen_operator.children.pod import engine_arguments
 from fastgen_operator.kube.transport import KubeError
 from harness.space import Space, resource
 from support.namespace import Object
+from support.pages import documents
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,6 +77,16 @@ INVALID: dict[str, tuple[Object, str]] = {
     "a request above its limit": (
         resource(resources={"requests": {"cpu": "1500m"}, "limits": {"cpu": 1}}),
         "spec.resources.requests must not exceed spec.resources.limits",
+    ),
+    "a request of the download above its limit": (
+        resource(
+            model={**HUB, "download": {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}}}
+        ),
+        "spec.model.download.resources.requests must not exceed spec.model.download.resources.limits",
+    ),
+    "an excluded address range with too many bits": (
+        resource(network={"allowFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/33"]}}]}),
+        "spec.network.allowFrom[0].ipBlock.except[0]",
     ),
     "an address range with a byte above 255": (peer("10.0.256.0/8"), "spec.network.allowFrom[0].ipBlock.cidr"),
     "an address range with too many bits": (peer("10.0.0.0/33"), "spec.network.allowFrom[0].ipBlock.cidr"),
@@ -287,6 +299,29 @@ def test_a_negative_scale_is_rejected(plane: ControlPlane, space: Space) -> None
 def test_every_example_is_accepted_without_warnings(plane: ControlPlane, path: Path) -> None:
     said = plane.kubectl("apply", "--dry-run=server", "--warnings-as-errors", "--filename", str(path))
     assert "created" in said
+
+
+@pytest.mark.controlplane
+def test_every_resource_of_the_documentation_is_accepted_without_warnings(plane: ControlPlane) -> None:
+    found = {place: made for place, made in documents() if made.get("kind") == "FastGenDeployment"}
+    for number, made in enumerate(found.values()):
+        made["metadata"]["name"] += f"-{number}"
+    text = yaml.safe_dump_all(found.values())
+    said = plane.kubectl("apply", "--dry-run=server", "--warnings-as-errors", "--filename", "-", stdin=text)
+    assert said.count("created") == len(found) > 8
+
+
+@pytest.mark.controlplane
+def test_every_part_of_a_resource_in_the_documentation_is_accepted(plane: ControlPlane) -> None:
+    """Blocks that only show some fields of the spec: the rest is that of a minimal resource."""
+    for place, part in documents():
+        if part.keys() <= {"spec", "podTemplate", "autoscaling"}:
+            spec = part.get("spec", part)
+            made = resource(**{**spec, "engine": {"device": "cpu", **spec.get("engine", {})}})
+            try:
+                plane.kubectl("apply", "--dry-run=server", "--filename", "-", stdin=json.dumps(made))
+            except CommandError as error:
+                pytest.fail(f"{place}: {error}")
 
 
 @pytest.mark.controlplane

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from fastgen_operator.autoscale.decision import Sizing
 from harness.adverse import NO_GPU
 from harness.engines import FakeEngine
-from harness.fluid import PROMPT_RATE
+from harness.fluid import PROMPT_RATE, RATE
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.namespace import Object
@@ -67,6 +68,14 @@ def desired(space: Space) -> int:
     """Return the replicas that status and Deployment agree on; 0 while they differ."""
     replicas: int = space.get("deployment", "chat")["spec"]["replicas"]
     return replicas if status(space)["autoscaling"]["desiredReplicas"] == replicas else 0
+
+
+def tells(space: Space, demand: float) -> bool:
+    """Return whether the status tells the capacity and about this demand, in tokens per second."""
+    found = status(space)
+    told = found.get("autoscaling", {}).get("demandTokensPerSecond")
+    # Notably different ones are corrected once the demand has been measured for long enough.
+    return "capacity" in found and told is not None and not Sizing(demand, RATE, 1.0, 0.0).differs(told)
 
 
 def let_be_asked(engine: FakeEngine, times: int) -> None:
@@ -127,9 +136,10 @@ def test_a_backlog_scales_up_and_its_end_scales_down_and_the_status_records_it(
 def test_a_noisy_load_and_a_restart_cause_no_writes(space: Space, operator: OperatorProcess, engines: Engines) -> None:
     space.apply(autoscaled(minReplicas=2))
     for engine in engines(space, 2):
-        engine.prompt_rate = 0.5 * PROMPT_RATE
+        # In the middle between one replica and three: no interval alone requires another number.
+        engine.prompt_rate = 0.65 * PROMPT_RATE
     space.wait_condition("ScalingActive", "True", "Active")
-    eventually(lambda: status(space).get("capacity"), within=20, what="the capacity")
+    eventually(lambda: tells(space, 1.3 * RATE), within=60, what="the capacity and the demand")
     before = space.settled()
     let_be_asked(engine, 10)
     assert space.versions() == before, "noise is written down"

@@ -77,8 +77,8 @@ def test_a_change_is_recorded_once_with_its_reason() -> None:
     assert again == second, "an unchanged decision must not change the status"
 
 
-def sized(demand: float, replicas: int, before: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    sizing = Sizing(demand, 8000.0, 0.85, missing=0.0)
+def sized(demand: float, replicas: int, before: dict[str, Any], is_warm: bool = True, **fields: Any) -> dict[str, Any]:
+    sizing = Sizing(demand, 8000.0, 0.85, missing=0.0, is_warm=is_warm)
     return scaling_status(decided(autoscaled(2, {"autoscaling": before}), replicas, sizing=sizing, **fields), LATER)
 
 
@@ -109,6 +109,13 @@ def test_the_message_is_about_now_and_stays_while_the_demand_is_about_the_same()
     assert (later["history"], later["lastScaleTime"]) == (first["history"], LATER), "it is no change"
     idle = sized(0.0, 1, {"desiredReplicas": 1, "demandTokensPerSecond": 0, "message": f"1 replica: {ARITHMETIC}"})
     assert sized(1500.0, 1, idle) == idle, "noise of an idle fleet"
+
+
+def test_the_first_intervals_after_a_restart_of_the_operator_correct_no_message() -> None:
+    first = sized(17_120.0, 3, {"desiredReplicas": 2})
+    assert sized(8000.0, 3, first, is_warm=False) == first
+    assert sized(8000.0, 3, first, is_warm=True) != first
+    assert sized(8000.0, 3, {"desiredReplicas": 3}, is_warm=False)["demandTokensPerSecond"] == 8000
 
 
 def test_the_message_does_not_repeat_the_reason_of_the_last_change() -> None:
@@ -251,6 +258,9 @@ def test_only_a_change_records_an_event() -> None:
     notice = scaling_notice(owner, after)
     assert notice is not None
     assert (notice.reason, notice.message) == ("ScaledUp", f"from 2 to 3 replicas: {GREW.message}")
+    fewer = scaling_notice({"status": after}, {"autoscaling": scaling_status(decided(autoscaled(3, after), 1))})
+    assert fewer is not None
+    assert (fewer.reason, fewer.message) == ("ScaledDown", f"from 3 to 1 replica: {GREW.message}")
     assert scaling_notice({"status": after}, after) is None
     assert scaling_notice(owner, {"autoscaling": {"desiredReplicas": 2}}) is None
 
@@ -342,13 +352,15 @@ def test_the_replicas_are_sized_for_the_inter_token_target_of_the_engines(target
     assert found == str(target)
 
 
-def test_a_target_of_the_autoscaler_sizes_the_replicas_and_changes_no_pod() -> None:
-    engine = {"device": "cpu", "interTokenTarget": 20}
+@pytest.mark.parametrize("target", [20, "auto"])
+def test_a_target_of_the_autoscaler_sizes_the_replicas_and_changes_no_pod(target: int | str) -> None:
+    engine = {"device": "cpu", "interTokenTarget": target}
     targets = {"targets": {"interTokenLatencyMilliseconds": 80}}
     sized, plain = (spec_of(stored(engine=engine, autoscaling={"maxReplicas": 2, **more})) for more in (targets, {}))
+    fixed = spec_of(stored(engine=engine, replicas=2))
     policy = policy_of(sized, 1, 5.0)
     assert policy.inter_token_seconds == 0.08
-    assert engine_arguments("chat", sized) == engine_arguments("chat", plain)
+    assert engine_arguments("chat", sized) == engine_arguments("chat", plain) == engine_arguments("chat", fixed)
 
 
 @pytest.mark.parametrize(("access_mode", "without_room"), [("ReadWriteOnce", 1), ("ReadWriteMany", 0)])
@@ -360,7 +372,8 @@ def test_a_pod_that_does_not_fit_on_the_node_of_the_volume_is_no_supply(access_m
     owner = autoscaled(2).resource
     cache = {"size": "1Gi", "accessMode": access_mode}
     owner = {**owner, "spec": {**owner["spec"], "model": {"source": "hf://a/b"}, "cache": cache}}
-    fleet = subject(replace(autoscaled(2), resource=owner, pods=(serves, waits))).fleet({}, 0.0)
+    observed_fleet = subject(replace(autoscaled(2), resource=owner, pods=(serves, waits)))
+    fleet = observed_fleet.fleet({}, observed_fleet.supply(0.0))
     assert (fleet.without_room, len(fleet.ready), fleet.starting) == (without_room, 1, ())
 
 
@@ -369,20 +382,21 @@ def test_a_recreated_resource_starts_without_a_decision() -> None:
     observed = autoscaled(2)
     assert watchlist.lookup(observed.key, "uid-of-chat") is None
     watchlist.register(observed.key, subject(observed))
-    record = watchlist.open_record(observed.key, "uid-of-chat")
+    record = watchlist.open_record(observed.key, subject(observed))
     assert record is not None
+    assert watchlist.open_record(observed.key, replace(subject(observed), uid="another")) is None
     assert watchlist.lookup(observed.key, "uid-of-chat") is record
     assert watchlist.lookup(observed.key, "another") is None
     watchlist.forget(observed.key)
     assert watchlist.subjects() == []
-    assert watchlist.open_record(observed.key, "another") is None
+    assert watchlist.open_record(observed.key, subject(observed)) is None
 
 
 def test_switching_autoscaling_off_and_on_forgets_the_decision_and_not_the_speeds() -> None:
     watchlist = Watchlist(5.0)
     observed = autoscaled(2)
     watchlist.register(observed.key, subject(observed))
-    record = watchlist.open_record(observed.key, "uid-of-chat")
+    record = watchlist.open_record(observed.key, subject(observed))
     assert record is not None
     capacity = Capacity(7200.0, 256, "StepModel")
     record.decision = Decision(5)
@@ -394,3 +408,16 @@ def test_switching_autoscaling_off_and_on_forgets_the_decision_and_not_the_speed
     now = watchlist.lookup(observed.key, "uid-of-chat")
     assert now is not None
     assert (now.decision, now.state.replicas, now.speeds.capacity) == (None, 0, capacity)
+
+
+def test_what_was_scraped_before_autoscaling_was_switched_off_decides_nothing() -> None:
+    watchlist = Watchlist(5.0)
+    observed = autoscaled(2)
+    in_flight = subject(observed)
+    watchlist.register(observed.key, in_flight)
+    watchlist.register(observed.key, subject(fixed(2)))
+    assert watchlist.open_record(observed.key, in_flight) is None
+    watchlist.register(observed.key, subject(observed))
+    record = watchlist.open_record(observed.key, in_flight)
+    assert record is not None
+    assert (record.mode, record.decision) == (in_flight.mode, None)

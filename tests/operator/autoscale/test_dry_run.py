@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.release import Release
 from fastgen_operator.autoscale.schedules import Floor
 from fastgen_operator.autoscale.supply import PodView
 from fastgen_operator.autoscale.watchlist import Record, Subject
@@ -85,6 +86,15 @@ def test_one_above_the_number_that_runs_is_held_for_the_window_and_causes_no_oth
     fleet.load = 0.3
     fleet.watch(WINDOW / 2)
     assert fleet.decisions[-1].replicas == 3
+
+
+def test_one_above_the_number_that_runs_is_held_for_the_learned_window() -> None:
+    fleet = OwnedFleet(size=1, load=2.0)
+    assert fleet.watch(120) == 3
+    fleet.record.state = replace(fleet.record.state, release=Release(factor=4, learned=fleet.time))
+    fleet.load = 0.3
+    assert fleet.watch(3 * WINDOW) == 3
+    assert fleet.watch(2 * WINDOW) == 1
 
 
 def test_a_fleet_that_is_too_large_is_told_to_shrink_as_the_autoscaler_would() -> None:

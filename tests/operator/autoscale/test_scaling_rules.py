@@ -262,7 +262,7 @@ def test_only_the_backlog_that_remains_when_a_new_pod_is_ready_adds_replicas() -
 def test_a_scale_down_leaves_enough_ready_replicas(ready: int, wanted: int) -> None:
     # The used KV cache requires two replicas, regardless of how many are ready.
     fleet = SteadyFleet(policy(down_window=10.0), 4, ready, load=0.01, kv_used=min(0.99, 1.2 / ready))
-    assert fleet.watch(60).last.replicas == wanted
+    assert fleet.watch(35).last.replicas == wanted
 
 
 # --- sudden growth

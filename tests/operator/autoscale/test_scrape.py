@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -13,14 +13,18 @@ import pytest
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.engine.messages import EngineInfo, StepReport
+from fastgen.server.main import _KEEP_ALIVE_SECONDS
 from fastgen.server.serving.metrics import Metrics
+from fastgen_operator.autoscale.exposition import QUERY, UnusableError, _usual_values, _values, parse_sample
+from fastgen_operator.autoscale.loop import FIXED_PERIODS
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape import Scraper, Target, UnusableError, parse_sample
+from fastgen_operator.autoscale.scrape import Scraper, Target
+from fastgen_operator.runtime.settings import Settings
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def exposed(model: str = "chat") -> str:
+def exposed(model: str = "chat", names: Sequence[str] = ()) -> str:
     """Return the metrics of a real engine server after some requests."""
     metrics = Metrics(model)
     info = EngineInfo(
@@ -59,7 +63,7 @@ def exposed(model: str = "chat") -> str:
     metrics.finished(FinishReason.STOP, 2.0, 500, 40)
     metrics.finished(FinishReason.ABORT, 2.0, 70, 0)
     metrics.count_rejected("invalid_value")
-    body, _ = metrics.expose("text/plain", 1)
+    body, _ = metrics.expose("text/plain", 1, names)
     return body.decode()
 
 
@@ -120,14 +124,24 @@ def test_an_invalid_response_is_unusable(text: str, reason: str) -> None:
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
-    """Yield the URL of a test server."""
-    server = await asyncio.start_server(handler, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+async def serving(handler: Handler, host: str = "127.0.0.1") -> AsyncIterator[int]:
+    """Yield the port of a test server."""
+    server = await asyncio.start_server(handler, host, 0)
     try:
-        yield f"http://127.0.0.1:{port}/metrics"
+        yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+
+
+def replica(port: int, pod: str = "pod", address: str = "127.0.0.1") -> Target:
+    return Target(pod, address, "chat", port)
+
+
+async def answer_of(port: int, scraper: Scraper | None = None, **of: str) -> Sample | UnusableError:
+    """Scrape one replica."""
+    with Scraper(0.5) if scraper is None else nullcontext(scraper) as used:
+        (answer,) = (await asyncio.to_thread(used.scrape, [replica(port, **of)])).values()
+    return answer
 
 
 def answering(head: str, body: bytes) -> Handler:
@@ -179,8 +193,8 @@ HOSTILE = [
 async def test_a_misbehaving_engine_costs_at_most_its_deadline(handler: Handler, reason: str) -> None:
     async with serving(handler) as bad, serving(answering("200 OK", exposed().encode())) as good:
         began = time.monotonic()
-        async with Scraper(0.5) as scraper:
-            found = await scraper.scrape([Target("bad", bad, "chat"), Target("good", good, "chat")])
+        with Scraper(0.5) as scraper:
+            found = await asyncio.to_thread(scraper.scrape, [replica(bad, "bad"), replica(good, "good")])
         assert time.monotonic() - began < 3
     answers = {target.pod: answer for target, answer in found.items()}
     assert isinstance(answers["good"], Sample), "one bad engine spoils the others' answers"
@@ -189,10 +203,9 @@ async def test_a_misbehaving_engine_costs_at_most_its_deadline(handler: Handler,
 
 
 async def test_a_closed_port_is_unreachable() -> None:
-    async with serving(hang) as address:
+    async with serving(hang) as port:
         pass
-    async with Scraper(0.5) as scraper:
-        (answer,) = (await scraper.scrape([Target("gone", address, "chat")])).values()
+    answer = await answer_of(port)
     assert isinstance(answer, UnusableError)
     assert answer.reason == "Unreachable"
 
@@ -208,10 +221,10 @@ async def test_concurrent_scrapes_are_limited() -> None:
         await answering("200 OK", exposed().encode())(reader, writer)
         at_once -= 1
 
-    async with serving(count) as address:
-        targets = [Target(f"pod-{n}", address, "chat") for n in range(20)]
-        async with Scraper(5.0, concurrency=4) as scraper:
-            found = await scraper.scrape(targets)
+    async with serving(count) as port:
+        targets = [replica(port, f"pod-{n}") for n in range(20)]
+        with Scraper(5.0, concurrency=4) as scraper:
+            found = await asyncio.to_thread(scraper.scrape, targets)
     assert len(found) == 20
     assert all(isinstance(answer, Sample) for answer in found.values())
     assert most <= 4
@@ -238,17 +251,18 @@ class Keeping:
 @pytest.mark.parametrize(("requests", "connections"), [(100, 1), (2, 3)], ids=["kept", "closed by the engine"])
 async def test_connections_are_kept_between_scrapes_and_replaced_when_closed(requests: int, connections: int) -> None:
     engine = Keeping(requests)
-    async with serving(engine) as address, Scraper(5.0) as scraper:
-        for _ in range(6):
-            (answer,) = (await scraper.scrape([Target("pod", address, "chat")])).values()
-            assert isinstance(answer, Sample), answer
+    async with serving(engine) as port:
+        with Scraper(5.0) as scraper:
+            for _ in range(6):
+                answer = await answer_of(port, scraper)
+                assert isinstance(answer, Sample), answer
     assert engine.connections == connections
 
 
 async def test_only_the_samples_that_are_read_are_asked_for() -> None:
     engine = Keeping(1)
-    async with serving(engine) as address, Scraper(5.0) as scraper:
-        await scraper.scrape([Target("pod", address, "chat")])
+    async with serving(engine) as port:
+        await answer_of(port)
     (path,) = engine.paths
     names = parse_qs(urlsplit(path.decode()).query)["name[]"]
     metrics = Metrics("chat")
@@ -257,3 +271,207 @@ async def test_only_the_samples_that_are_read_are_asked_for() -> None:
     assert parse_sample(body.decode(), "chat", 0.0).step_model == (0.02, 0.0005, 1e-6)
     lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
     assert len(lines) == len(names) + 3, "two phases of scheduled tokens, three coefficients"
+
+
+class Scripted:
+    """An engine that answers the requests of a connection with these bytes, and closes it at the request after them."""
+
+    def __init__(self, *responses: bytes, waits: bool = True) -> None:
+        self.responses, self.waits = responses, waits
+        self.connections, self.open = 0, 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open += 1
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            for response in self.responses:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(response)
+                await writer.drain()
+            if self.waits:
+                await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        self.open -= 1
+
+
+BODY = exposed()
+LENGTH = f"Content-Length: {len(BODY)}"
+
+
+def response(*headers: str, body: str = BODY, version: str = "1.1", status: str = "200 OK") -> bytes:
+    return "\r\n".join((f"HTTP/{version} {status}", *headers, "", body)).encode()
+
+
+def chunked(body: str, size: int = 700) -> str:
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    return "".join(f"{len(part):x}\r\n{part}\r\n" for part in (*parts, ""))
+
+
+CHUNKED = "Transfer-Encoding: chunked"
+FORMS = [
+    ("a length", response(LENGTH), True),
+    ("chunks", response(CHUNKED, body=chunked(BODY)), True),
+    ("the end of the connection", response(), False),
+    ("a length, and closes", response("Connection: close", LENGTH), False),
+    ("HTTP/1.0", response(LENGTH, version="1.0"), False),
+    ("a second response", response(LENGTH) * 2, False),
+]
+
+
+@pytest.mark.parametrize(("answer", "is_kept"), [case[1:] for case in FORMS], ids=[case[0] for case in FORMS])
+async def test_every_way_to_end_a_response_is_understood(answer: bytes, is_kept: bool) -> None:
+    has_end = answer != response()
+    engine = Scripted(*[answer] * (2 if has_end else 1), waits=has_end)
+    async with serving(engine) as port:
+        with Scraper(5.0) as scraper:
+            for _ in range(2):
+                sample = await answer_of(port, scraper)
+                assert isinstance(sample, Sample), sample
+    assert engine.connections == (1 if is_kept else 2)
+
+
+async def test_a_response_in_many_pieces_is_put_together() -> None:
+    async def send_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        whole = response(LENGTH)
+        for at in (*range(0, 60, 3), *range(60, len(whole), 1000)):
+            writer.write(whole[at : at + (3 if at < 60 else 1000)])
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with serving(send_slowly) as port:
+        answer = await answer_of(port)
+    assert isinstance(answer, Sample), answer
+
+
+BROKEN = [
+    ("less than its length", response("Content-Length: 99999"), "Unreachable"),
+    ("no last chunk", response(CHUNKED, body=chunked(BODY)[:-5]), "Unreachable"),
+    ("no size of a chunk", response(CHUNKED, body="size\r\n"), "Unreachable"),
+    ("half a head", b"HTTP/1.1 200 OK\r\nContent-", "Unreachable"),
+    ("no bytes", b"", "Unreachable"),
+    ("a head without end", b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200_000, "TooLarge"),
+    ("a huge body", response("Content-Length: 2000000", body="fastgen_x 1\n" * 160_000), "TooLarge"),
+    ("an interim response", response(status="103 Early Hints", body="") + response(LENGTH), "BadStatus"),
+    ("a compressed body", response("Content-Encoding: gzip", "Content-Length: 1", body="\x1f"), "NotMetrics"),
+]
+
+
+@pytest.mark.parametrize(("answer", "reason"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+async def test_a_broken_response_is_unusable_and_its_connection_is_closed(answer: bytes, reason: str) -> None:
+    engine = Scripted(answer, waits=False)
+    async with serving(engine) as port:
+        with Scraper(5.0) as scraper:
+            unusable = await answer_of(port, scraper)
+            assert isinstance(unusable, UnusableError)
+            assert unusable.reason == reason
+            engine.responses = (response(LENGTH),)
+            assert isinstance(await answer_of(port, scraper), Sample)
+    assert engine.connections == 2, "one attempt per scrape"
+
+
+async def test_a_scrape_is_not_lost_when_the_engine_closes_the_connection_at_its_request() -> None:
+    engine = Scripted(response(LENGTH))
+    async with serving(engine) as port:
+        with Scraper(5.0) as scraper:
+            for _ in range(3):
+                answer = await answer_of(port, scraper)
+                assert isinstance(answer, Sample), answer
+    assert engine.connections == 3
+
+
+async def test_a_kept_connection_on_which_the_engine_sent_more_is_not_used_again() -> None:
+    connections = 0
+
+    async def send_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response(LENGTH))
+        await more.wait()
+        writer.write(response(LENGTH, body=BODY.replace("1200.0", "7.0")))
+
+    async with serving(send_more) as port:
+        with Scraper(5.0) as scraper:
+            for _ in range(2):
+                more = asyncio.Event()
+                answer = await answer_of(port, scraper)
+                assert isinstance(answer, Sample), answer
+                assert answer.backlog_tokens == 1200
+                more.set()
+                await asyncio.sleep(0.01)
+    assert connections == 2
+
+
+async def test_closing_the_scraper_ends_a_scrape_in_another_thread() -> None:
+    async with serving(hang) as port:
+        scraper = Scraper(0.2, concurrency=1)
+        running = asyncio.create_task(asyncio.to_thread(scraper.scrape, [replica(port, f"p{n}") for n in range(50)]))
+        await asyncio.sleep(0.01)
+        scraper.close()
+        assert len(await asyncio.wait_for(running, 5)) <= 2, "ten seconds would pass until all have timed out"
+
+
+async def test_another_pod_at_the_same_address_gets_a_connection_of_its_own() -> None:
+    engine = Scripted(*[response(LENGTH)] * 3)
+    async with serving(engine) as port:
+        with Scraper(5.0) as scraper:
+            for pod in ("old", "new", "new"):
+                assert isinstance(await answer_of(port, scraper, pod=pod), Sample)
+    assert engine.connections == 2
+
+
+async def test_pods_are_reached_at_ipv6_addresses_and_never_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    hosts = []
+
+    async def remember(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hosts.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[1])
+        writer.write(response(LENGTH))
+
+    async with serving(remember, "::1") as port:
+        answer = await answer_of(port, address="::1")
+        assert isinstance(answer, Sample), answer
+    assert hosts == [f"Host: [::1]:{port}".encode()]
+
+
+async def test_kept_connections_are_limited_and_closed_when_unused() -> None:
+    engine = Scripted(*[response(LENGTH)] * 9)
+    async with serving(engine) as port:
+        with Scraper(5.0, keep=3, keep_seconds=0.1) as scraper:
+            for _ in range(2):
+                found = await asyncio.to_thread(scraper.scrape, [replica(port, f"pod-{number}") for number in range(7)])
+                assert all(isinstance(answer, Sample) for answer in found.values())
+            assert engine.connections == 7 + 4, "three were kept"
+            await until(lambda: engine.open == 3)
+            await asyncio.sleep(0.11)
+            await asyncio.to_thread(scraper.scrape, [])
+            await until(lambda: engine.open == 0)
+            await asyncio.to_thread(scraper.scrape, [replica(port)])
+            await until(lambda: engine.open == 1)
+        await until(lambda: engine.open == 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for the other side of connections in the same loop."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_connections_outlive_the_interval_of_fleets_of_a_fixed_size() -> None:
+    assert FIXED_PERIODS * Settings(engine_image="engine").scrape_seconds < _KEEP_ALIVE_SECONDS
+
+
+@pytest.mark.parametrize("names", [(), parse_qs(QUERY)["name[]"]], ids=["all samples", "those asked for"])
+def test_the_fast_parser_returns_what_the_library_returns(names: Sequence[str]) -> None:
+    text = exposed(names=names)
+    assert _usual_values(text, "chat") == _values(text, "chat")
+
+
+def test_lines_that_another_program_wrote_are_parsed_by_the_library() -> None:
+    other = exposed().replace('{coefficient="token",model_name="chat"}', '{ model_name="chat", coefficient="token" }')
+    assert _usual_values(other, "chat") is None
+    assert parse_sample(other, "chat", 0.0) == parse_sample(exposed(), "chat", 0.0)
+    assert parse_sample(exposed('a "b"'), 'a "b"', 0.0) == parse_sample(exposed(), "chat", 0.0)

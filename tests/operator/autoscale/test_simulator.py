@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.autoscaling import comparison
 from benchmarks.autoscaling.approximate import ApproximateReplica
+from benchmarks.autoscaling.comparison import Grid, Row, stored, verdicts
+from benchmarks.autoscaling.configurations import CONSTANT, OURS, Limits, PolicyConfiguration
 from benchmarks.autoscaling.device import A100_8B, CPU_135M, Device
 from benchmarks.autoscaling.exact import ExactReplica
 from benchmarks.autoscaling.fleet import Cluster, Pod, least_loaded, least_loaded_of_all, random_pod
@@ -77,6 +80,7 @@ def operator() -> Operator:
     return Operator({"maxReplicas": 8}, {"device": "cuda", "maxSequences": 256})
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 8))
 def test_every_request_ends_exactly_once_while_the_fleet_changes(seed: int, gpus: int) -> None:
@@ -86,6 +90,7 @@ def test_every_request_ends_exactly_once_while_the_fleet_changes(seed: int, gpus
     assert all(arrival < first <= end for arrival, first, end, _ in result.log.served)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [ApproximateReplica, ExactReplica])
 def test_the_same_seed_gives_the_same_run(make: MakeReplica) -> None:
     one, other = (run(Restless(4), rate=1.0, seconds=45.0, make=make) for _ in range(2))
@@ -133,6 +138,33 @@ def test_a_comparison_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
         Store(path, {"start": 300.0}).load()
 
 
+def test_a_rival_is_compared_over_the_seeds_that_both_have_and_at_no_more_cost() -> None:
+    def row(family: str, *runs: tuple[float, float]) -> Row:
+        configuration = PolicyConfiguration(family, "default", False, lambda _: Fixed(1))
+        return Row(
+            trace, configuration, tuple(Figures(share, 1.0, 0.1, 0.2, 0.0, cost, 4.0, 5) for share, cost in runs)
+        )
+
+    trace = traces(1.0, 60.0)[0]
+    ours = row(OURS, (0.9, 3.0), (0.7, 1.0))
+    one_seed, too_dear = row("KubeAI", (0.85, 2.5)), row("Knative", (0.95, 2.5), (0.95, 2.5))
+    (verdict,) = verdicts([ours, one_seed, too_dear])
+    assert verdict.rival == one_seed
+    assert verdict.paired == ours.first(1)
+    (alone,) = verdicts([ours, too_dear])
+    assert (alone.rival, alone.paired) == (None, ours)
+    (known,) = verdicts([ours, row(CONSTANT, (0.5, 1.0)), row(CONSTANT, (0.6, 2.0), (0.9, 2.0))])
+    assert (len(known.same.runs), known.constant) == (1, 0.6), "the baselines too"
+
+
+def test_stored_rows_need_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "limits_of", lambda *_: Limits(1.0, 1000.0))
+    run = Figures(0.5, 1.0, 0.1, 0.2, 0.0, 3.0, 4.0, 5)
+    grid = Grid(engine=GPU, traces=traces(1.0, 60.0)[:1], seeds=9, only=["Constant fleet, 2"])
+    found = Store(None, {}, {("poisson", "Constant fleet, 2", seed): run for seed in (1, 2, 4)})
+    assert [len(row.runs) for row in stored(grid, found)] == [2], "seeds without a gap"
+
+
 def test_the_operator_in_the_simulator_knows_only_what_pods_and_metrics_show() -> None:
     subject = operator()
     run(subject, rate=9.0, seconds=240.0, gpus=8)
@@ -145,11 +177,13 @@ def test_the_operator_in_the_simulator_knows_only_what_pods_and_metrics_show() -
         assert sample.step_model == pytest.approx(exact, rel=0.5)
 
 
-def test_the_operator_replaces_a_pod_that_never_becomes_ready() -> None:
-    plain = run(operator(), rate=12.0, seconds=300.0, gpus=8)
-    stuck = run(operator(), rate=12.0, seconds=300.0, gpus=8, stuck=frozenset({3}))
-    assert plain.samples[-1].ready == stuck.samples[-1].ready == plain.samples[-1].desired_replicas
-    assert stuck.samples[-1].desired_replicas == plain.samples[-1].desired_replicas + 1
+def test_the_operator_replaces_a_pod_that_never_becomes_ready_and_removes_it() -> None:
+    # Longer than the first scale-down window, in which nothing is removed.
+    plain = run(operator(), rate=12.0, seconds=360.0, gpus=8)
+    stuck = run(operator(), rate=12.0, seconds=360.0, gpus=8, stuck=frozenset({3}))
+    last, size = stuck.samples[-1], plain.samples[-1].desired_replicas
+    assert plain.samples[-1].ready == last.ready == last.desired_replicas == size
+    assert max(sample.desired_replicas for sample in stuck.samples) == size + 1
 
 
 def test_the_operator_names_a_straggler_and_keeps_the_size_of_the_fleet() -> None:
@@ -224,6 +258,7 @@ def play(make: MakeReplica, engine: Engine, arrivals: list[Arrival]) -> tuple[Re
     return log, replica.metrics("pod", end), end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "mix", "rate", "seconds"),
     [
@@ -344,6 +379,7 @@ def test_results_exclude_the_warm_up() -> None:
     assert got.attainment > 0.95
 
 
+@pytest.mark.slow
 def test_a_large_fleet_is_simulated_in_seconds() -> None:
     device = Device(
         name="small", base=0.05, token=0.0005, kv_token=0.0, token_budget=256, max_sequences=64, kv_tokens=9999
@@ -358,6 +394,7 @@ def test_a_large_fleet_is_simulated_in_seconds() -> None:
     assert result.samples[-1].ready == 1000
 
 
+@pytest.mark.slow
 def test_the_quick_comparison_prints_a_table() -> None:
     # One run of a small constant fleet: on a cold cache, most of the time is compilation.
     root = Path(__file__).parents[3]

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from fastgen_operator.autoscale.capacity import ReplicaSpeeds
+from fastgen_operator.autoscale.needs import missing_replicas
+from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.supply import PodView, StartTime, StartTimes, supply_of
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_failures import Failure
@@ -169,15 +172,24 @@ def test_many_starts_are_not_kept_for_ever() -> None:
 # --- what the autoscaler does about it
 
 
-def test_a_pod_that_never_becomes_ready_is_replaced() -> None:
+def test_a_pod_that_never_becomes_ready_is_replaced_and_then_removed() -> None:
     stuck = FluidFleet.of(3, policy(max_replicas=16), lambda time: 2.4 if time < 600 else 3.1, stuck={"pod-4"})
     stuck.run(2400)
-    ready_pods = stuck.observed().ready
-    assert len(ready_pods) == 4, "as many as the load needs"
-    assert stuck.sizes[-1] == 5
-    change = next(decision.change for decision in stuck.decisions if decision.replicas == 5)
-    assert change is not None
-    assert change.reason == "ReplicasMissing"
+    assert "pod-4" not in stuck.replicas
+    assert len(stuck.observed().ready) == 4, "as many as the load needs"
+    changes = [(change.reason, size) for size, change in stuck.changes if size > 3]
+    assert changes == [("DemandGrew", 4), ("ReplicasMissing", 5), ("ReplicasReplaced", 4)]
+    replaced = next(change for size, change in stuck.changes if change.reason == "ReplicasReplaced")
+    assert replaced.message == "4 replicas ready and sufficient; 1 replica failing or lost removed"
+
+
+def test_a_failing_pod_that_still_has_a_replica_is_replaced_once() -> None:
+    """Of five pods for four replicas, the ReplicaSet controller deletes the failing one: it needs no replacement."""
+    fleet = Fleet(replicas=4, ready=frozenset("abcd"), failing=1)
+    assert missing_replicas(fleet, ReplicaSpeeds(), 5) == 1
+    assert missing_replicas(fleet, ReplicaSpeeds(), 4) == 0
+    starting = replace(fleet, starting=(0.0,))
+    assert missing_replicas(starting, ReplicaSpeeds(), 6) == 1, "a pod that is ordered already does not change that"
 
 
 def test_the_growth_for_failing_pods_is_bounded() -> None:

@@ -52,6 +52,8 @@ def test_an_edit_writes_only_what_it_touches() -> None:
     assert [(apply.kind.name, apply.why) for apply in plan_of(observed).applies] == [
         ("Deployment", "scaled from 1 to 3 replicas")
     ]
+    observed = replace(carried_out(stored(replicas=3)), resource=stored())
+    assert [apply.why for apply in plan_of(observed).applies] == ["scaled from 3 to 1 replica"]
 
 
 def test_a_new_default_image_of_the_operator_is_rolled_out() -> None:

@@ -20,12 +20,19 @@ CRASHED = container(restarts=5, state={"waiting": {"reason": "CrashLoopBackOff"}
 SERVED = container(started=True, state={"running": {}})
 
 
+def gated() -> Object:
+    found = pod(scheduled="blocked")
+    found["status"]["conditions"][-1]["reason"] = "SchedulingGated"
+    return found
+
+
 def room(seen: Observed) -> int:
     return unblock_rollout(spec_of(seen.resource), seen).rollout.max_unavailable
 
 
 ROOM: list[tuple[str, Observed, int]] = [
     ("an old pod that crashes holds the GPU", observed(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO), 2),
+    ("an old pod that crashes holds the quota of Kueue", observed(pod("old", **CRASHED), gated(), owner=TWO), 2),
     ("an old pod that still loads holds it", observed(pod("old", **container()), pod(scheduled=NO_GPU), owner=TWO), 2),
     (
         "a ready one beside it stays",
@@ -176,5 +183,5 @@ def test_a_change_of_max_unavailable_alone_is_named_as_the_reason() -> None:
     )
     plan = plan_of(seen)
     whys = [apply.why for apply in plan.applies if apply.kind == DEPLOYMENT]
-    assert whys == ["may have 1 pods unavailable from now on (3 before)"]
+    assert whys == ["may have 1 pod unavailable from now on (3 before)"]
     assert plan.deletion_costs == ()

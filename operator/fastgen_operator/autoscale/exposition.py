@@ -1,0 +1,128 @@
+"""Parse and validate the metrics of a replica, in the Prometheus text format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, Literal
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastgen_operator.autoscale.observation import Sample
+
+# Why a response is unusable. Failures are counted by it.
+Reason = Literal[
+    "Unreachable", "TimedOut", "BadStatus", "TooLarge", "NotMetrics", "Incomplete", "OtherModel", "BadValue"
+]
+
+# Counters of tokens or requests stay far below this.
+_LARGEST: Final = 1e15
+_PREFIX: Final = "fastgen_"
+
+# Metric and label value.
+_Key = tuple[str, str]
+
+# The field of Sample by key.
+_FIELDS: Final[Mapping[_Key, str]] = {
+    ("arrived_prompt_tokens_total", ""): "arrived_tokens",
+    ("rejected_prompt_tokens_total", ""): "rejected_tokens",
+    ("cancelled_prompt_tokens_total", ""): "cancelled_tokens",
+    ("scheduled_tokens_total", "prefill"): "prefill_tokens",
+    ("scheduled_tokens_total", "decode"): "decode_tokens",
+    ("prefix_cache_hit_tokens_total", ""): "cached_tokens",
+    ("request_prompt_tokens_count", ""): "ended_requests",
+    ("request_prompt_tokens_sum", ""): "ended_prompt_tokens",
+    ("request_generation_tokens_sum", ""): "ended_generated_tokens",
+    ("backlog_prompt_tokens", ""): "backlog_tokens",
+    ("num_requests_running", ""): "running",
+    ("num_requests_waiting", ""): "waiting",
+    ("kv_cache_usage_ratio", ""): "kv_used",
+    ("kv_cache_capacity_tokens", ""): "kv_capacity_tokens",
+    ("kv_cache_tokens", ""): "kv_tokens",
+    ("token_budget", ""): "token_budget",
+}
+_COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
+_NAMES: Final = frozenset(_PREFIX + name for name, _ in (*_FIELDS, *_COEFFICIENTS))
+# Asks for these samples alone. What does not know the parameter returns all.
+QUERY: Final = "&".join(f"name[]={name}" for name in sorted(_NAMES))
+# The second label of metrics that have one; its value is in the tables above.
+_LABELS: Final = {"scheduled_tokens_total": "phase", "step_model": "coefficient"}
+
+
+class UnusableError(Exception):
+    """A response is unusable."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def parse_sample(text: str, model_name: str, time: float) -> Sample:
+    """Parse a response in the Prometheus text format.
+
+    Raises:
+        UnusableError: the response is not an engine's metrics, is for another model, or has impossible values.
+    """
+    values = _usual_values(text, model_name) or _values(text, model_name)
+    for (name, _), value in values.items():
+        if not 0 <= value < _LARGEST:
+            raise UnusableError("BadValue", f"{_PREFIX}{name} is {value}")
+    fields = {field: values[key] for key, field in _FIELDS.items()}
+    if fields["kv_used"] > 1 + 1e-6:
+        raise UnusableError("BadValue", f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
+    base, token, kv_token = (values[key] for key in _COEFFICIENTS)
+    return Sample(time=time, step_model=(base, token, kv_token), **fields)
+
+
+def _usual_values(text: str, model_name: str) -> dict[_Key, float] | None:
+    """Return what `_values` returns if each line is written as the engine writes it, else None. Ten times as fast."""
+    keys = _usual_heads(model_name)
+    values: dict[_Key, float] = {}
+    try:
+        for line in text.split("\n"):
+            if line.startswith(_PREFIX):
+                head, _, number = line.rpartition(" ")
+                if (key := keys.get(head)) is not None:
+                    values[key] = float(number)
+    except ValueError:
+        return None
+    return values if len(values) == len(keys) else None
+
+
+@lru_cache(maxsize=10_000)
+def _usual_heads(model_name: str) -> dict[str, _Key]:
+    """Return the key of each line without its value, as the engine's library writes it for a name without escapes."""
+    heads = {}
+    for name, value in (*_FIELDS, *_COEFFICIENTS):
+        labels = {"model_name": model_name} | ({_LABELS[name]: value} if value else {})
+        written = ",".join(f'{label}="{text}"' for label, text in sorted(labels.items()))
+        heads[f"{_PREFIX}{name}{{{written}}}"] = (name, value)
+    return heads
+
+
+def _values(text: str, model_name: str) -> dict[_Key, float]:
+    """Return all values that are read.
+
+    Raises:
+        UnusableError: the response is not an engine's metrics, or is for another model.
+    """
+    lines = [line for line in text.splitlines() if line.split("{", 1)[0] in _NAMES]
+    if not lines:
+        raise UnusableError("NotMetrics", "the response contains no engine metrics")
+    values: dict[_Key, float] = {}
+    for line in lines:
+        try:
+            ((sample,),) = (family.samples for family in text_string_to_metric_families(line + "\n"))
+        except (ValueError, KeyError, IndexError) as error:
+            raise UnusableError("NotMetrics", f"the response is not in the Prometheus text format: {error}") from None
+        if sample.timestamp is not None:
+            raise UnusableError("NotMetrics", f"{sample.name} has a timestamp")
+        labels = dict(sample.labels)
+        model = labels.pop("model_name", "")
+        if model != model_name:
+            raise UnusableError("OtherModel", f"the replica serves model {model!r}, not {model_name!r}")
+        values[sample.name.removeprefix(_PREFIX), "".join(labels.values())] = sample.value
+    for key in (*_FIELDS, *_COEFFICIENTS):
+        if key not in values:
+            raise UnusableError("Incomplete", f"metric {_PREFIX}{key[0]} is missing")
+    return values

@@ -18,11 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("engine",
 
 import httpx  # noqa: E402
 from fake_nodes import PODS_PER_NODE, create, ensure_kwok, fake_nodes  # noqa: E402
+from pod_network import BOUND, POD_ADDRESSES, answering_at  # noqa: E402
 from prober import Prober  # noqa: E402
 from simulated_engines import MODEL  # noqa: E402
 
 from cluster.commands import print_to_stderr as say  # noqa: E402
-from cluster.commands import run  # noqa: E402
 from cluster.controlplane import ControlPlane, free_ports  # noqa: E402
 from cluster.programs import ensure_programs  # noqa: E402
 from cluster.waiting import wait_for  # noqa: E402
@@ -45,9 +45,9 @@ from harness.space import resource  # noqa: E402
 NAMESPACES = 10
 # One of so many resources has autoscaling.
 AUTOSCALED = 5
-# Of the range for benchmarks (RFC 2544).
-POD_ADDRESSES = "198.18.0.0/16"
+ENGINES = (sys.executable, str(Path(__file__).with_name("simulated_engines.py")))
 READY, WRITES = "fastgen_operator_ready_replicas", "fastgen_operator_writes_total"
+SCRAPE_AGE = "fastgen_operator_scrape_age_seconds"
 TICKS = os.sysconf("SC_CLK_TCK")
 # Counts the operator's requests. The priority level is that of all service accounts.
 FLOW_SCHEMA: dict[str, Any] = {
@@ -108,7 +108,7 @@ class Operator:
 
     def __init__(self, plane: ControlPlane, container: dict[str, Any], log: Path) -> None:
         self.plane, self.log = plane, log
-        self.metrics_port, self.health_port = free_ports(2)
+        self.metrics_port, self.health_port, self.decisions_port = free_ports(3)
         self.prober = Prober(container, f"http://127.0.0.1:{self.health_port}")
         self._arguments = container["args"]
         self._kubeconfig = operator_kubeconfig(plane)
@@ -117,9 +117,9 @@ class Operator:
     def start(self) -> None:
         """Start the process with the chart's arguments, and probe it."""
         command = [
-            *(sys.executable, "-m", "fastgen_operator.main", *self._arguments),
+            *(*BOUND, sys.executable, "-m", "fastgen_operator.main", *self._arguments),
             *("--bind-address", "127.0.0.1", "--metrics-port", str(self.metrics_port)),
-            *("--health-port", str(self.health_port)),
+            *("--health-port", str(self.health_port), "--decisions-port", str(self.decisions_port)),
         ]
         environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig), "PYTHONPATH": os.pathsep.join(sys.path[:3])}
         with self.log.open("ab") as log:
@@ -153,9 +153,15 @@ class Operator:
         text = self._metrics()
         return [sum(_samples(text, name)) for name in names]
 
-    def greatest(self, name: str) -> float:
-        """Return the greatest of a metric's samples."""
-        return max(_samples(self._metrics(), name))
+    def num_scraped(self) -> int:
+        """Return the number of fleets that were scraped."""
+        return len(_samples(self._metrics(), SCRAPE_AGE))
+
+    def oldest_scrape(self) -> float:
+        """Return the age of the oldest scrape of a resource with autoscaling, in seconds."""
+        names = re.compile(rf'{SCRAPE_AGE}{{name="chat-(\d+)",.*}} (.*)')
+        found = (names.fullmatch(line) for line in self._metrics().splitlines())
+        return max(float(each[2]) for each in found if each and int(each[1]) % AUTOSCALED == 0)
 
     def _metrics(self) -> str:
         try:
@@ -245,6 +251,7 @@ def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: f
     wait_until_quiet(operator)
     figures.converged_cpu_seconds, figures.converged_requests = operator.cpu_seconds(), operator.requests()
     figures.peak_memory_mib = operator.memory_mib("VmHWM")
+    wait_until_measured(operator, figures)
     operator.stop()
     say("restart")
     started = time.monotonic()
@@ -254,6 +261,7 @@ def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: f
     wait_until_quiet(operator)
     figures.restart_writes = int(operator.total(WRITES))
     figures.restart_cpu_seconds = operator.cpu_seconds()
+    wait_until_measured(operator, figures)
     say(f"steady state for {steady:.0f} s")
     cpu, requests, writes = operator.cpu_seconds(), operator.requests(), operator.total(WRITES)
     started = time.monotonic()
@@ -263,40 +271,8 @@ def measure(plane: ControlPlane, operator: Operator, figures: Figures, steady: f
     figures.steady_requests_per_minute = 60 * (operator.requests() - requests) / elapsed
     figures.steady_writes = int(operator.total(WRITES) - writes)
     figures.memory_mib = operator.memory_mib("VmRSS")
-    figures.oldest_scrape_seconds = operator.greatest("fastgen_operator_scrape_age_seconds")
+    figures.oldest_scrape_seconds = operator.oldest_scrape()
     figures.edit_seconds = edit(plane)
-
-
-@contextmanager
-def engines() -> Iterator[None]:
-    """Run the simulated engines at all addresses of pods, in a network namespace of their own. Needs root."""
-    name = f"fastgen-{os.getpid()}"
-    here, there, port = "198.19.0.1", "198.19.0.2", f"fgen{os.getpid() % 10**7}"
-    inside = ("ip", "netns", "exec", name)
-    program = [sys.executable, str(Path(__file__).with_name("simulated_engines.py"))]
-    try:
-        for command in (
-            ("ip", "netns", "add", name),
-            ("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name),
-            ("ip", "address", "add", f"{here}/30", "dev", port),
-            ("ip", "link", "set", port, "up"),
-            (*inside, "ip", "address", "add", f"{there}/30", "dev", "eth0"),
-            (*inside, "ip", "link", "set", "eth0", "up"),
-            (*inside, "ip", "link", "set", "lo", "up"),
-            (*inside, "ip", "route", "add", "local", POD_ADDRESSES, "dev", "lo"),
-            ("ip", "route", "add", POD_ADDRESSES, "via", there),
-        ):
-            run(list(command))
-        process = subprocess.Popen([*inside, *program])
-        try:
-            yield
-        finally:
-            process.kill()
-            process.wait()
-    finally:
-        # With the device, its routes and addresses go.
-        subprocess.run(["ip", "link", "delete", port], check=False)
-        subprocess.run(["ip", "netns", "delete", name], check=False)
 
 
 def wait_until_quiet(operator: Operator) -> None:
@@ -308,6 +284,12 @@ def wait_until_quiet(operator: Operator) -> None:
         return seen[-1] == seen[-2]
 
     wait_for("the end of writes", quiet, seconds=300, every=5)
+
+
+def wait_until_measured(operator: Operator, figures: Figures) -> None:
+    """Wait until each fleet was scraped, those of a fixed size once a minute, and its status has the capacity."""
+    wait_for("a scrape of each fleet", lambda: operator.num_scraped() == figures.deployments, seconds=180, every=5)
+    wait_until_quiet(operator)
 
 
 def edit(plane: ControlPlane) -> float:
@@ -336,11 +318,13 @@ def main() -> None:
     parser.add_argument("--steady-seconds", type=float, default=330)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
+    # As an exit, so that everything is cleaned up; SIGINT is an exception already.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     autoscaled = -(-options.deployments // AUTOSCALED)
     figures = Figures(options.deployments, autoscaled, options.deployments * options.replicas)
     log = Path(f"/tmp/operator-scale-{os.getpid()}.log")
     ensure_kwok()
-    with ControlPlane(ensure_programs(), scheduler=True) as plane, engines():
+    with ControlPlane(ensure_programs(), scheduler=True) as plane, answering_at(ENGINES):
         plane.kubectl("create", "namespace", SYSTEM)
         deployment = install(plane)
         plane.kubectl("apply", "--filename", "-", stdin=json.dumps(FLOW_SCHEMA))

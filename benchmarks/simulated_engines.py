@@ -3,7 +3,7 @@
 Nothing is computed: the counters grow as those of engines under a constant load. The response has the same metrics, and
 so the same size, as that of a real engine. It serves until it is killed.
 
-    python benchmarks/simulated_engines.py [--port 8000] [--model simulated] [--utilization 0.65]
+    python benchmarks/simulated_engines.py [--port 8000] [--model simulated] [--utilization 0.6]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -24,6 +25,8 @@ from fastgen_operator.children.metadata import HTTP_PORT  # noqa: E402
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, STEP  # noqa: E402
 
 MODEL = "simulated"
+# Of the rate with full steps, so that the autoscaler holds the replicas. At 0.65 it adds some.
+UTILIZATION = 0.6
 
 
 class Exposition:
@@ -59,10 +62,11 @@ class Exposition:
             self._texts.clear()
             self._rendered_at = now
         if query not in self._texts:
-            self._texts[query] = self._render(now - self._began, parse_qs(query.decode()).get("name[]", []))
+            self._texts[query] = self.text_at(now - self._began, parse_qs(query.decode()).get("name[]", []))
         return self._texts[query]
 
-    def _render(self, seconds: float, names: list[str]) -> bytes:
+    def text_at(self, seconds: float, names: Collection[str]) -> bytes:
+        """Return the samples of these names, all if there are none, so many seconds after the start."""
         prompts = seconds * self._rate
         requests = prompts / PROMPT
         self._set("arrived_prompt_tokens_total", prompts)
@@ -71,8 +75,14 @@ class Exposition:
         self._set("request_prompt_tokens_count", requests)
         self._set("request_prompt_tokens_sum", prompts)
         self._set("request_generation_tokens_sum", requests * GENERATED)
-        lines = (f"{name} {value}".rstrip() for name, value in self._lines.items())
-        chosen = [line for line in lines if not names or line.partition("{")[0] in names]
+        # A real engine also sends the comments of each metric of which a sample is asked for.
+        chosen, comments = [], []
+        for name, value in self._lines.items():
+            if name.startswith("#"):
+                comments = [*comments, name] if name.startswith("# TYPE") else [name]
+            elif not names or name.partition("{")[0] in names:
+                chosen += [*comments, f"{name} {value}"]
+                comments = []
         return "\n".join(chosen).encode() + b"\n"
 
     def _set(self, name: str, value: float, label: str = "") -> None:
@@ -116,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=HTTP_PORT)
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--utilization", type=float, default=0.65, help="of the rate with full steps")
+    parser.add_argument("--utilization", type=float, default=UTILIZATION, help="of the rate with full steps")
     options = parser.parse_args()
     asyncio.run(serve(options.port, Exposition(options.model, options.utilization)))
 

@@ -35,12 +35,14 @@ from fastgen_operator.metrics import Metrics
 from fastgen_operator.reconcile.pod_loads import read_loads
 from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.controller import Controller
+from fastgen_operator.runtime.decision_server import DecisionServer
 from fastgen_operator.runtime.discovery import Discovery
 from fastgen_operator.runtime.health_server import HealthServer
 from fastgen_operator.runtime.informers import build_registry, kinds_read, kopf_settings
 from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, SoleLeadership
 from fastgen_operator.runtime.liveness import Progress
 from fastgen_operator.runtime.logs import configure_logging
+from fastgen_operator.runtime.process import collect_garbage_less_often, raise_open_files_limit
 from fastgen_operator.runtime.settings import Settings, parse_settings
 
 # Where the kubelet writes the pod's namespace.
@@ -56,9 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     settings = parse_settings(arguments)
     configure_logging(settings.log_format, verbose=settings.verbose)
+    collect_garbage_less_often()
     metrics = Metrics()
     try:
-        api_client = connect()
+        # One for each worker, the resync and the Lease.
+        api_client = connect(settings.workers + 2)
     except ConfigException as error:
         reason = str(error).rstrip(".")
         _exit_usage(f"no credentials for a cluster: {reason}: set KUBECONFIG, or run the operator in a pod")
@@ -77,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cache, client, metrics, discovery.platform, watchlist, _now, read_loads, settings.operator_class
     )
     controller = Controller(settings, cache, relister, reconciler, discovery, metrics, leadership, watches, progress)
-    autoscaler = Autoscaler(watchlist, Scraper(settings.scrape_seconds), metrics, controller.queue.add)
+    # The other half is for new connections, the API server and the probes.
+    scraper = Scraper(settings.scrape_seconds, keep=raise_open_files_limit() // 2)
+    autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add)
     try:
         metrics_server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
     except OSError as error:
@@ -88,10 +94,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         _exit_usage(f"--health-port {settings.health_port}: {error.strerror}")
     health.start()
+    try:
+        decisions = DecisionServer(settings.decisions_port, watchlist.journal)
+    except OSError as error:
+        _exit_usage(f"--decisions-port {settings.decisions_port}: {error.strerror}")
+    decisions.start()
     registry = build_registry(controller.queue, cache, watches, kinds)
     try:
         asyncio.run(_run(settings, controller, autoscaler, leadership, registry, kopf_settings(settings, kinds)))
     finally:
+        decisions.stop()
         health.stop()
         metrics_server.shutdown()
 
@@ -134,8 +146,9 @@ async def _run(
     registry: kopf.OperatorRegistry,
     kopf_options: kopf.OperatorSettings,
 ) -> None:
-    # A thread for each worker and for the resync, and some to resolve names. Python's default depends on the machine.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(settings.workers + 4))
+    # A thread for each worker, the resync and the two loops of scrapes, and some to resolve names. Python's default
+    # depends on the machine.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(settings.workers + 6))
     stopped, watches_open = asyncio.Event(), asyncio.Event()
     _stop_on_signals(stopped)
     # kopf cancels every task that was started after it, so these start before it.

@@ -74,6 +74,21 @@ def bury(space: Space) -> None:
             space.kubectl("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0", "--wait=false")
 
 
+def record(space: Space, pod: Object, reason: str, message: str, *, count: int = 2, time: str = NOW) -> None:
+    """Record an Event about the pod, as the kubelet would."""
+    metadata = pod["metadata"]
+    kind = "Normal" if reason == "Pulling" else "Warning"
+    event = {
+        **{"apiVersion": "v1", "kind": "Event", "metadata": {"generateName": "pod-"}, "type": kind, "reason": reason},
+        **{"message": message, "count": count, "firstTimestamp": NOW, "lastTimestamp": time},
+        "involvedObject": {
+            **{"apiVersion": "v1", "kind": "Pod", "namespace": space.name},
+            **{"name": metadata["name"], "uid": metadata["uid"]},
+        },
+    }
+    space.kubectl("create", "--filename", "-", stdin=json.dumps(event))
+
+
 def crashed(restarts: int, words: str, *, code: int = 1, finished: str = NOW) -> Object:
     """Return the status of an engine container in CrashLoopBackOff after `restarts` restarts."""
     ended = {"exitCode": code, "reason": "Error", "message": words, "startedAt": NOW, "finishedAt": finished}

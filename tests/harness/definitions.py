@@ -50,6 +50,9 @@ POD_MONITOR_CRD: Final = Definition(
 PROMETHEUS_RULE_CRD: Final = replace(
     POD_MONITOR_CRD, path="example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml"
 )
+SERVICE_MONITOR_CRD: Final = replace(
+    POD_MONITOR_CRD, path="example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml"
+)
 INFERENCE_POOL_CRD: Final = Definition(
     "sigs.k8s.io/gateway-api-inference-extension",
     "v1.3.0",

@@ -43,6 +43,7 @@ class OperatorProcess:
     election: Sequence[str] = ("--no-leader-elect",)
     metrics_port: int = 0
     health_port: int = 0
+    decisions_port: int = 0
     _process: Forked | None = field(default=None, repr=False)
 
     def start(self) -> None:
@@ -52,10 +53,11 @@ class OperatorProcess:
 
     def launch(self) -> None:
         """Start the process."""
-        self.metrics_port, self.health_port = free_ports(2)
+        self.metrics_port, self.health_port, self.decisions_port = free_ports(3)
         arguments = [
             *("--engine-image", "engine:test", "--bind-address", "127.0.0.1", "--verbose"),
             *("--metrics-port", str(self.metrics_port), "--health-port", str(self.health_port)),
+            *("--decisions-port", str(self.decisions_port)),
             *("--scrape-seconds", str(SCRAPE_SECONDS)),
             *("--resync-seconds", str(RESYNC_SECONDS), "--retry-seconds", "0.2", "--retry-limit-seconds", "1"),
             *("--relist-seconds", "5"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -53,10 +54,13 @@ def downloaded() -> Object:
 class Space(Namespace[ControlPlane]):
     """A namespace whose pods have no kubelet."""
 
-    def wait_pods(self, count: int, name: str = "chat") -> list[Object]:
+    def wait_pods(self, count: int, name: str = "chat", *, replaced: Collection[str] = ()) -> list[Object]:
+        """Wait until the resource has `count` pods, none of them with a name in `replaced`, and return them."""
+
         def poll() -> list[Object] | None:
             pods = self.pods(name)
-            return pods if len(pods) == count else None
+            names = [pod["metadata"]["name"] for pod in pods]
+            return pods if len(names) == count and set(replaced).isdisjoint(names) else None
 
         pods = eventually(poll, within=20, what=f"{count} pods of {name}", every=0.1)
         assert pods is not None

@@ -15,7 +15,7 @@ from fastgen_operator.kinds import NETWORK_POLICY, OWNER_LABEL, Object
 # A NetworkPolicyPeer or NetworkPolicyEgressRule.
 Rule = dict[str, Any]
 
-DNS_PORT: Final = 53
+DNS_PORTS: Final = (53,)
 CLUSTER_DNS: Final[tuple[Rule, ...]] = (
     {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
@@ -35,12 +35,14 @@ class Neighbours:
         operator: peers of the operator's pods.
         prometheus: peers of Prometheus; used if PodMonitors are created.
         dns: peers of the cluster's DNS servers.
+        dns_ports: ports of the DNS servers' pods, which can differ from their Service's.
         model_sources: egress rules for pods that download a model.
     """
 
     operator: tuple[Rule, ...] = ()
     prometheus: tuple[Rule, ...] = ()
     dns: tuple[Rule, ...] = CLUSTER_DNS
+    dns_ports: tuple[int, ...] = DNS_PORTS
     model_sources: tuple[Rule, ...] = HTTPS_ANYWHERE
 
 
@@ -83,7 +85,7 @@ def dns_egress(neighbours: Neighbours) -> Rule:
     """Return the egress rule for DNS."""
     return {
         "to": list(neighbours.dns),
-        "ports": [{"port": DNS_PORT, "protocol": "UDP"}, {"port": DNS_PORT, "protocol": "TCP"}],
+        "ports": [{"port": port, "protocol": way} for port in neighbours.dns_ports for way in ("UDP", "TCP")],
     }
 
 

@@ -57,8 +57,11 @@ class KubeError(Exception):
         return self.status in _REFUSALS or any(words in str(self) for words in _REFUSED_WITH_500)
 
 
-def connect() -> ApiClient:
+def connect(connections: int = 1) -> ApiClient:
     """Return a client with the pod's service account, or else with the kubeconfig.
+
+    Args:
+        connections: number of threads that send requests at once. Each keeps a connection.
 
     Raises:
         ConfigException: there is neither; the message names the missing file.
@@ -71,6 +74,8 @@ def connect() -> ApiClient:
     # Only the work queue retries: it serves other resources meanwhile, and honours Retry-After. A retry in the client
     # would block a worker.
     configuration.retries = 0
+    # By default it depends on the machine's processors; a connection beyond it is closed after each request.
+    configuration.connection_pool_maxsize = connections
     return ApiClient(configuration)
 
 

@@ -48,7 +48,7 @@ class PodEvents:
             return {}
         at, known = self._read.get(observed.key, (None, {}))
         if at is None or not is_within(_INTERVAL, at, now):
-            known = {}
+            before, known = known, {}
             for obj, cause in sorted(stuck, key=lambda pair: _name(pair[0]))[:_OBJECTS]:
                 try:
                     _, events = self.client.list(
@@ -56,9 +56,9 @@ class PodEvents:
                     )
                     failure = cause(obj, events)
                 except KubeError as error:
-                    # No state depends on Events.
+                    # What was read before stays, so that the status does not change back and forth.
                     logger.debug("%s/%s: reading the Events of %s: %s", *observed.key, _name(obj), error)
-                    continue
+                    failure = before.get(_name(obj))
                 if failure is not None:
                     known[_name(obj)] = failure
             self._read[observed.key] = now, known

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Final
 
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape import Scraper, Target, UnusableError, metrics_url
+from fastgen_operator.autoscale.scrape import Scraper, Target
 from fastgen_operator.kinds import Object
 from fastgen_operator.pods import name_of
 
@@ -19,23 +18,17 @@ _SECONDS: Final = 2.0
 
 
 def read_loads(pods: Sequence[Object], model_name: str) -> dict[str, float]:
-    """Return the tokens in flight by pod name, without the pods that gave no usable answer in time.
-
-    Call it from a thread without an event loop.
-    """
+    """Return the tokens in flight by pod name, without the pods that gave no usable answer in time."""
     addresses = {name_of(pod): pod.get("status", {}).get("podIP") for pod in pods}
-    targets = [Target(name, metrics_url(address), model_name) for name, address in addresses.items() if address]
+    targets = [Target(name, address, model_name) for name, address in addresses.items() if address]
     if not targets:
         return {}
+    with Scraper(_SECONDS) as scraper:
+        answers = scraper.scrape(targets)
     loads = {}
-    for target, answer in asyncio.run(_scrape(targets)).items():
+    for target, answer in answers.items():
         if isinstance(answer, Sample):
             loads[target.pod] = answer.in_flight_tokens
         else:
             logger.debug("pod %s: reading its load: %s: %s", target.pod, answer.reason, answer)
     return loads
-
-
-async def _scrape(targets: Sequence[Target]) -> dict[Target, Sample | UnusableError]:
-    async with Scraper(_SECONDS) as scraper:
-        return await scraper.scrape(targets)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -20,13 +21,13 @@ from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
-from fastgen_operator.plan.supply import subject_of
+from fastgen_operator.plan.supply import mode_of, subject_of
 from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.observe import needs_reconciles, observe
 from fastgen_operator.reconcile.pod_events import PodEvents
-from fastgen_operator.reconcile.settled import Settled, inputs_of
+from fastgen_operator.reconcile.settled import Inputs, Settled, inputs_of
 from fastgen_operator.status.status import build_status, scaling_notice, schedule_notice, shows_ready, transition_notice
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,23 @@ class Reconciler:
         self._failing_since.pop(key, None)
         return problem
 
+    def unsettled(self, keys: Iterable[Key]) -> list[Key]:
+        """Return the resources for which a reconcile may have something to do now; of the others nothing has changed.
+
+        The others count as reconciled: alerts watch that reconciles go on. A later change queues its resource, so this
+        may run beside reconciles.
+        """
+        platform, now = self.platform(), self.now()
+        found = []
+        for key in keys:
+            began = time.perf_counter()
+            observed = observe(self.cache, key, platform.kinds, self.operator_class)
+            if observed is None or not self._settled.is_settled(key, self._inputs(observed, platform), now):
+                found.append(key)
+            else:
+                self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
+        return found
+
     def seconds_until_due(self, key: Key) -> float | None:
         """Return the seconds until a schedule of the resource starts or ends; None if none does."""
         due = self._due.get(key)
@@ -100,7 +118,7 @@ class Reconciler:
         if observed is None:
             self._forget(key)
             return None
-        inputs = inputs_of(observed, platform, self.watchlist.lookup(key, observed.resource["metadata"]["uid"]))
+        inputs = self._inputs(observed, platform)
         if self._settled.is_settled(key, inputs, now):
             return None
         self._settled.forget(key)
@@ -136,6 +154,10 @@ class Reconciler:
         if is_in_cache and is_done and is_served and shows_ready(status):
             self._settled.remember(key, inputs, now, observed.timetable.due)
         return problem
+
+    def _inputs(self, observed: Observed, platform: Platform) -> Inputs:
+        record = self.watchlist.lookup(observed.key, observed.resource["metadata"]["uid"])
+        return inputs_of(observed, platform, record)
 
     def _report_failure(self, key: Key, error: Exception) -> None:
         """Write the status of a resource whose reconciles keep failing, so that it does not stay at an old success."""
@@ -183,7 +205,9 @@ class Reconciler:
             observed = replace(observed, speeds=record.speeds)
         if record is not None and spec.autoscaling is not None:
             # The samples of other fleets are too old to order their pods.
-            observed = replace(observed, decision=record.decision, in_flight_tokens=record.in_flight_tokens)
+            observed = replace(observed, in_flight_tokens=record.in_flight_tokens)
+            if record.mode == mode_of(spec):
+                observed = replace(observed, decision=record.decision)
         observed = settle_replicas(spec, observed)
         period = self.watchlist.scrape_seconds * (1 if spec.autoscaling is not None else FIXED_PERIODS)
         subject = subject_of(spec, observed, period, self.watchlist.known_starts(observed.key, uid))

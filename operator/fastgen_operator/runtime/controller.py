@@ -173,7 +173,9 @@ class Controller:
                 if changed or self._clock() >= next_list:
                     await self._relist()
                     next_list = self._clock() + self._settings.relist_seconds
-                for key in self._cache.resources():
+                # In one thread for all: handing each to a worker takes longer than to see that nothing has changed.
+                unsettled = self._reconciler.unsettled
+                for key in await asyncio.to_thread(self._progress.run, "list", unsettled, self._cache.resources()):
                     self.queue.add(key)
                 self.listed.set()
                 pause = retry

@@ -28,6 +28,7 @@ class Settings:
         namespaces: the watched namespaces; empty for all.
         operator_class: the class of the resources to reconcile; None for those without a class.
         bind_address, metrics_port, health_port: address and ports of /metrics, and of /healthz and /readyz.
+        decisions_port: port of the last decisions, on the loopback interface only.
         resync_seconds: interval between reconciles of all resources from the cache.
         relist_seconds: interval between full lists, which find changes that a watch missed.
         retry_seconds, retry_limit_seconds: first and longest backoff after a failed reconcile; it doubles in between.
@@ -52,11 +53,12 @@ class Settings:
     bind_address: str = "0.0.0.0"
     metrics_port: int = 8080
     health_port: int = 8081
+    decisions_port: int = 8082
     resync_seconds: float = 30.0
     relist_seconds: float = 300.0
     retry_seconds: float = 1.0
     retry_limit_seconds: float = 60.0
-    workers: int = 4
+    workers: int = 10
     without: tuple[str, ...] = ()
     neighbours: Neighbours = UNKNOWN_NEIGHBOURS
     pod_monitor_labels: tuple[tuple[str, str], ...] = ()
@@ -117,6 +119,9 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
     parser.add_argument("--metrics-port", type=int, help="port of /metrics")
     parser.add_argument("--health-port", type=int, help="port of /healthz and /readyz")
     parser.add_argument(
+        "--decisions-port", type=int, help="port of /decisions on the loopback interface, for kubectl fastgen"
+    )
+    parser.add_argument(
         "--workers", type=int, choices=range(1, 65), metavar="N", help="number of concurrent reconciles"
     )
     parser.add_argument("--log-format", choices=("json", "text"))
@@ -150,7 +155,8 @@ def _add_children(parser: argparse.ArgumentParser) -> None:
         "--neighbours",
         type=_neighbours,
         metavar="JSON",
-        help="peers of the NetworkPolicies: lists of peers operator, prometheus and dns, of egress rules modelSources",
+        help="peers of the NetworkPolicies: lists of peers operator, prometheus and dns, ports dnsPorts, and egress "
+        "rules modelSources",
     )
     parser.add_argument(
         "--pod-monitor-label",
@@ -254,7 +260,13 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _neighbours(text: str) -> Neighbours:
-    names = {"operator": "operator", "prometheus": "prometheus", "dns": "dns", "modelSources": "model_sources"}
+    names = {
+        "operator": "operator",
+        "prometheus": "prometheus",
+        "dns": "dns",
+        "dnsPorts": "dns_ports",
+        "modelSources": "model_sources",
+    }
     try:
         given = json.loads(text)
     except ValueError as error:
@@ -262,6 +274,7 @@ def _neighbours(text: str) -> Neighbours:
     if not isinstance(given, dict) or not given.keys() <= names.keys():
         raise argparse.ArgumentTypeError(f"give an object with lists named {', '.join(names)}")
     for name, rules in given.items():
-        if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-            raise argparse.ArgumentTypeError(f"{name}: give a list of objects")
+        kind, items = (int, "port numbers") if name == "dnsPorts" else (dict, "objects")
+        if not isinstance(rules, list) or not all(isinstance(rule, kind) for rule in rules):
+            raise argparse.ArgumentTypeError(f"{name}: give a list of {items}")
     return Neighbours(**{names[name]: tuple(rules) for name, rules in given.items()})

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.schedules import Floor
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
@@ -83,7 +84,7 @@ def scaling_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
         return None
     step = after["history"][0]
     reason = "ScaledUp" if step["toReplicas"] > step["fromReplicas"] else "ScaledDown"
-    words = f"from {step['fromReplicas']} to {step['toReplicas']} replicas: {step['message']}"
+    words = f"from {step['fromReplicas']} to {counted(step['toReplicas'])}: {step['message']}"
     return Notice("Normal", reason, words)
 
 

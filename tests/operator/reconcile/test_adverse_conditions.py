@@ -208,13 +208,7 @@ def test_replicas_of_a_lost_node_wait_for_their_volume_and_start_elsewhere_when_
         eventually(lambda: supply()["draining"] == 2, within=20, what="two pods that are being deleted")
     # The pod garbage collector removes the pods of a node that does not exist.
     bury(space)
-    names = {pod["metadata"]["name"] for pod in waiting}
-
-    def replaced() -> bool:
-        return len(space.pods()) == 2 and names.isdisjoint(pod["metadata"]["name"] for pod in space.pods())
-
-    eventually(replaced, within=20, what="pods that the scheduler looks at again")
-    for pod in space.pods():
+    for pod in space.wait_pods(2, replaced={pod["metadata"]["name"] for pod in waiting}):
         space.set_downloaded(pod)
     space.wait_condition("Ready", "True", "AllReplicasReady")
     assert pods_made(space) == 2 + 2 + 2 + 1, "and the one of the other resource"

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from cluster.controlplane import ControlPlane
-from harness.adverse import NO_GPU, bind, bury, node, quota
+from fastgen import exit_codes
+from harness.adverse import NO_GPU, bind, bury, node, quota, record
 from harness.chart import operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.proxy import Answer, Cut, Fault, Gone, Hang, Mute, Proxy, Request, Slow
-from harness.space import Space, resource
+from harness.space import NOW, Space, resource
 from harness.webhook import mirror_image, mutating
+from support.namespace import Object
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
@@ -325,13 +327,7 @@ def test_refused_and_rewritten_children_and_replaced_pods_converge_although_ever
         space.wait_condition("PodsScheduled", "False", "VolumeOnOneNode")
         space.kubectl("delete", "pod", first["metadata"]["name"], "--wait=false")
         bury(space)
-        gone = {first["metadata"]["name"], waiting["metadata"]["name"]}
-
-        def replaced() -> bool:
-            return len(space.pods()) == 2 and gone.isdisjoint(pod["metadata"]["name"] for pod in space.pods())
-
-        eventually(replaced, within=20, what="another pod in the place of the one that waited")
-        for pod in space.pods():
+        for pod in space.wait_pods(2, replaced={first["metadata"]["name"], waiting["metadata"]["name"]}):
             space.set_downloaded(pod)
         space.wait_condition("Ready", "True", "AllReplicasReady")
     deleted = [request.path for request, status in proxy.responses if request.method == "DELETE" and status == 200]
@@ -340,6 +336,60 @@ def test_refused_and_rewritten_children_and_replaced_pods_converge_although_ever
     ]
     assert len(hook.seen) < 20, "a few writes of the operator's, and the controller's"
     assert len(space.items("replicasets")) == 1
+    assert "Traceback" not in operator.log.read_text()
+
+
+def test_what_stops_a_download_and_its_pods_is_named_although_each_first_write_fails(
+    proxy: Proxy, space: Space, start: Start, plane: ControlPlane
+) -> None:
+    """A quota, a scheduling gate, a missing Secret and a hung engine. The first read of Events fails, too."""
+    operator = start()
+    writes, failed = once_each(Answer(500)), list[str]()
+
+    def rule(request: Request) -> Fault | None:
+        if request.is_list and "involvedObject" in request.query and not failed:
+            failed.append(request.query)
+            return Answer(500)
+        return writes(request)
+
+    proxy.rule = rule
+    quota(space, "pods")
+    gate: Object = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}
+    model: Object = {"source": "hf://tests/tiny"}
+    spec: Object = {"cache": {"size": "1Gi"}, "podTemplate": gate, "apiKeySecretName": "nope"}
+    space.apply(resource(model=model, **spec))
+    condition = space.wait_condition("Ready", "False", "FailedCreate")
+    assert "exceeded quota: none, requested: count/pods=1" in condition["message"]
+    space.kubectl("delete", "quota", "none")
+    # Another Job does not wait for the retry of the Job controller.
+    space.apply(resource(model={**model, "download": {"resources": {}}}, **spec))
+    downloads = "fastgen.dev/deployment=chat_fetch"
+    (download,) = eventually(lambda: space.items("pods", labels=downloads), within=20, what="the download's pod") or ()
+    space.patch(f"pod/{download['metadata']['name']}", {"status": {"phase": "Succeeded"}}, "status")
+    condition = space.wait_condition("Ready", "False", "SchedulingGated")
+    assert "held by the scheduling gate kueue.x-k8s.io/admission" in condition["message"]
+
+    home = f"home-{space.name[-20:]}"
+    with node(plane, home):
+        (pod,) = space.wait_pods(1)
+        place = f"pod/{pod['metadata']['name']}"
+        space.patch(place, {"spec": {"schedulingGates": None}})
+        bind(space, pod, home)
+        space.set_pod(pod, ready=False, container={"state": {"waiting": {"reason": "ContainerCreating"}}})
+        record(space, pod, "FailedMount", 'secret "nope" not found')
+        condition = space.wait_condition("Ready", "False", "FailedMount")
+        assert condition["message"].endswith('a volume cannot be mounted: secret "nope" not found')
+        died = {"exitCode": exit_codes.HUNG, "reason": "Error", "message": "the engine hangs", "finishedAt": NOW}
+        hung = {"restartCount": 1, "state": {"running": {"startedAt": NOW}}, "lastState": {"terminated": died}}
+        space.set_pod(pod, ready=False, container=hung)
+        condition = space.wait_condition("Ready", "False", "EngineHung")
+        assert condition["message"].endswith(": the engine hangs")
+        space.set_pod(pod, ready=True)
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+        bury(space)
+    assert failed, "the Events of the Job"
+    made = Counter(request.path for request, status in proxy.responses if status == 201 and request.method == "PATCH")
+    assert max(made.values()) == 1
     assert "Traceback" not in operator.log.read_text()
 
 

@@ -154,12 +154,13 @@ class Life:
         self.proxy.before_response, self.proxy.after_response = before, after
 
     def start(self, operator_class: str | None = None) -> None:
-        ports = free_ports(2)
+        ports = free_ports(3)
         chosen = () if operator_class is None else ("--operator-class", operator_class)
         arguments = [
             *("--engine-image", f"engine:{operator_class or 'test'}", *chosen),
             *("--bind-address", "127.0.0.1", "--no-leader-elect"),
-            *("--metrics-port", str(ports[0]), "--health-port", str(ports[1]), "--namespace", self.namespace),
+            *("--metrics-port", str(ports[0]), "--health-port", str(ports[1])),
+            *("--decisions-port", str(ports[2]), "--namespace", self.namespace),
             *("--retry-seconds", "0.1", "--retry-limit-seconds", "0.5", "--resync-seconds", "2"),
         ]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}

@@ -127,6 +127,28 @@ def test_events_of_a_stuck_pod_are_read_at_most_every_five_seconds_whatever_the_
         assert read == ["Event involvedObject.uid=u"] * reads, seconds
 
 
+def test_the_cause_of_a_stuck_pod_stays_while_its_events_cannot_be_read() -> None:
+    warning = {"type": "Warning", "reason": "FailedMount", "message": "no secret", "count": 2}
+    answers: list[Object | None] = [None, warning, None, {**warning, "message": "no volume"}, {}]
+
+    class Reader:
+        def list(self, *_: object, **__: object) -> tuple[str, list[Object]]:
+            answer = answers.pop(0)
+            if answer is None:
+                raise KubeError(500, "etcdserver: request timed out")
+            about = {"involvedObject": {"uid": "u"}, "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}
+            return "1", [{**about, **answer}]
+
+    client: Any = Reader()
+    events, stuck = PodEvents(client), pod()
+    stuck["metadata"] |= {"uid": "u", "creationTimestamp": "2025-12-31T00:00:00Z"}
+    seen, said = Observed(stored(), pods=(stuck,)), []
+    for number in range(5):
+        found = events.failures(seen, T0 + number * timedelta(seconds=5))
+        said.append([failure.message.rpartition(": ")[2] for failure in found.values()])
+    assert said == [[], ["no secret"], ["no secret"], ["no volume"], []]
+
+
 def test_a_deleted_event_is_created_again_and_a_failure_is_no_error() -> None:
     fake = Fake()
     recorder = Recorder(fake)

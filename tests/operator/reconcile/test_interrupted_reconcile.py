@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fastgen import exit_codes
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import (
@@ -21,6 +23,7 @@ from fastgen_operator.kinds import (
     OWNER_LABEL,
     POD,
     POD_DISRUPTION_BUDGET,
+    REPLICA_SET,
     Key,
     Kind,
     Object,
@@ -30,7 +33,7 @@ from fastgen_operator.metrics import Metrics
 from fastgen_operator.objects import foreign_entries
 from fastgen_operator.reconcile import reconciler as reconciler_module
 from fastgen_operator.reconcile.reconciler import Reconciler
-from harness.objects import applied, deployment, pod, stored
+from harness.objects import applied, container, deployment, pod, replica_set, stored
 
 KEY = ("space", "chat")
 
@@ -75,7 +78,7 @@ class FakeCluster:
                 self.creations.append(kind.name)
             version = int(old["metadata"]["resourceVersion"]) + 1 if old else 1
             generation = {"uid": f"uid-of-{kind.name}", "generation": version, "resourceVersion": str(version)}
-            new = applied(copy.deepcopy(manifest), **generation)
+            new = applied(copy.deepcopy(manifest), **generation, creationTimestamp=BEFORE)
             if old and (others := foreign_entries(old)):
                 # Server-side apply keeps what another manager owns.
                 new["metadata"]["managedFields"] += others
@@ -159,6 +162,19 @@ class FakeCluster:
         return done
 
 
+@dataclass
+class Warned(FakeCluster):
+    """A cluster in which controllers and the kubelet have recorded these Events."""
+
+    warnings: Sequence[Object] = ()
+
+    def list(self, kind: Kind, namespace: str, *, fields: str) -> tuple[str, Sequence[Object]]:
+        del kind, namespace
+        uid = fields.removeprefix("involvedObject.uid=")
+        return "1", [each for each in self.warnings if each["involvedObject"]["uid"] == uid]
+
+
+BEFORE = "2025-12-31T00:00:00Z"
 NOWHERE = {"disk": "none"}
 CREATED = ["ServiceAccount", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
 
@@ -231,6 +247,12 @@ def test_a_reconcile_that_fails_at_any_write_converges(fault_at: int, commits_fi
     assert cluster.writes == writes
 
 
+def test_a_child_that_fails_does_not_stop_those_after_it() -> None:
+    cluster = a_cluster(fault_at=CREATED.index("Service") + 1)
+    reconcile(cluster, 1)
+    assert cluster.creations == [kind for kind in CREATED if kind != "Service"]
+
+
 def condition_of(cluster: FakeCluster, kind: str) -> Object:
     conditions = cluster.objects[FASTGEN.name, "chat"]["status"]["conditions"]
     return next((each for each in conditions if each["type"] == kind), {})
@@ -292,7 +314,68 @@ def check_the_waiting_pods(cluster: FakeCluster) -> None:
     assert condition_of(cluster, "PodsScheduled")["reason"] == "NoPods"
 
 
+def warning(reason: str, message: str, uid: str) -> Object:
+    time = {"count": 2, "lastTimestamp": BEFORE}
+    return {"type": "Warning", "reason": reason, "message": message, "involvedObject": {"uid": uid}, **time}
+
+
+def with_a_refused_download() -> FakeCluster:
+    """A quota refuses the pod of the download Job."""
+    cached = {"model": {"source": "hf://tests/tiny"}, "cache": {"size": "1Gi"}}
+    refusal = warning("FailedCreate", "Error creating: exceeded quota: tight", "uid-of-Job")
+    return Warned(objects={(FASTGEN.name, "chat"): stored(**cached)}, warnings=(refusal,))
+
+
+def check_the_refused_download(cluster: FakeCluster) -> None:
+    first = set(CREATED) - {DEPLOYMENT.name}
+    assert Counter(cluster.creations) == Counter([*first, "NetworkPolicy", "PersistentVolumeClaim", "Job"])
+    assert condition_of(cluster, "Ready")["reason"] == "FailedCreate"
+
+
+def with_a_pod(found: Object, *warnings: Object) -> FakeCluster:
+    """Return a cluster in which the only replica is this pod, which the Deployment controller has created."""
+    before = reference()
+    cluster = Warned(before.objects, before.creations, warnings=warnings)
+    live = cluster.objects[DEPLOYMENT.name, "chat"]
+    live["status"] = {"observedGeneration": live["metadata"]["generation"], "replicas": 1, "updatedReplicas": 1}
+    owned = replica_set("new", live["spec"]["template"])
+    owned["metadata"]["ownerReferences"][0]["uid"] = live["metadata"]["uid"]
+    cluster.objects[REPLICA_SET.name, "chat-new"] = owned
+    found["metadata"] |= {"namespace": "space", "uid": "uid-of-pod", "creationTimestamp": BEFORE}
+    found["metadata"]["labels"][OWNER_LABEL] = "chat"
+    cluster.objects[POD.name, found["metadata"]["name"]] = found
+    return cluster
+
+
+def with_a_gated_pod() -> FakeCluster:
+    found = pod(scheduled="blocked")
+    found["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    found["status"]["conditions"][-1]["reason"] = "SchedulingGated"
+    return with_a_pod(found)
+
+
+def with_a_missing_secret() -> FakeCluster:
+    return with_a_pod(pod(), warning("FailedMount", 'secret "nope" not found', "uid-of-pod"))
+
+
+def with_a_hung_engine() -> FakeCluster:
+    hung = {"terminated": {"exitCode": exit_codes.HUNG, "reason": "Error", "message": "the engine hangs"}}
+    return with_a_pod(pod(**container(restarts=1, state={"running": {}}, lastState=hung)))
+
+
+def check_reason(reason: str, words: str, cluster: FakeCluster) -> None:
+    assert sorted(cluster.creations) == sorted(CREATED), "each once"
+    found = condition_of(cluster, "Ready")
+    assert (found["status"], found["reason"]) == ("False", reason)
+    assert words in found["message"]
+    assert Counter(cluster.events)[reason] <= 1, "one Event"
+
+
 SCENARIOS: dict[str, tuple[Callable[[], FakeCluster], Callable[[FakeCluster], None]]] = {
+    "a refused download": (with_a_refused_download, check_the_refused_download),
+    "a gated pod": (with_a_gated_pod, partial(check_reason, "SchedulingGated", "kueue.x-k8s.io/admission")),
+    "a missing Secret": (with_a_missing_secret, partial(check_reason, "FailedMount", 'secret "nope" not found')),
+    "a hung engine": (with_a_hung_engine, partial(check_reason, "EngineHung", "the engine hangs")),
     "a refused child": (with_a_refused_child, check_the_refused_child),
     "a webhook that rewrites": (with_a_webhook, check_the_webhook),
     "a foreign field": (with_a_foreign_field, check_the_foreign_field),

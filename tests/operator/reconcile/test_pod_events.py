@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from cluster.controlplane import ControlPlane
-from harness.adverse import bury, node, schedule
-from harness.space import NOW, Space, resource
+from harness.adverse import bury, node, record, schedule
+from harness.space import Space, resource
 from support.namespace import Object
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
@@ -19,21 +17,6 @@ VAGUE = "Unable to attach or mount volumes: unmounted volumes=[api-keys]: timed 
 ELSEWHERE = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) chat-0'
 CREATING: Object = {"ready": False, "state": {"waiting": {"reason": "ContainerCreating"}}}
 ONE_GPU: Object = {"engine": {"device": "cuda"}, "resources": {"gpu": {"count": 1}}}
-
-
-def record(space: Space, pod: Object, reason: str, message: str, *, count: int = 2, time: str = NOW) -> None:
-    """Record an Event about the pod, as the kubelet would."""
-    metadata = pod["metadata"]
-    kind = "Normal" if reason == "Pulling" else "Warning"
-    event = {
-        **{"apiVersion": "v1", "kind": "Event", "metadata": {"generateName": "pod-"}, "type": kind, "reason": reason},
-        **{"message": message, "count": count, "firstTimestamp": NOW, "lastTimestamp": time},
-        "involvedObject": {
-            **{"apiVersion": "v1", "kind": "Pod", "namespace": space.name},
-            **{"name": metadata["name"], "uid": metadata["uid"]},
-        },
-    }
-    space.kubectl("create", "--filename", "-", stdin=json.dumps(event))
 
 
 def stuck(space: Space) -> Object:

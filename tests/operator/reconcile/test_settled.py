@@ -153,7 +153,10 @@ def test_a_ready_resource_without_a_change_is_not_planned_again(plans: list[Plan
     for _ in range(3):
         world.now += timedelta(seconds=30)
         world.reconciler.reconcile(KEY)
+        assert world.reconciler.unsettled([KEY]) == []
     assert plans == []
+    counted = world.reconciler.metrics.registry.get_sample_value("fastgen_operator_reconcile_seconds_count")
+    assert counted == 3, "an alert watches that reconciles go on"
 
 
 def test_a_ready_resource_that_a_webhook_rewrites_is_not_planned_again(plans: list[Plan]) -> None:
@@ -168,7 +171,7 @@ def test_a_ready_resource_that_a_webhook_rewrites_is_not_planned_again(plans: li
 
 
 def record_of(world: World) -> Record:
-    record = world.watchlist.open_record(KEY, "uid-of-chat")
+    record = world.watchlist.open_record(KEY, dict(world.watchlist.subjects())[KEY])
     assert record is not None
     return record
 
@@ -212,6 +215,7 @@ def test_any_change_is_planned(change: str, plans: list[Plan]) -> None:
     world.reconciler.reconcile(KEY)
     assert plans == []
     CHANGES[change](world)
+    assert world.reconciler.unsettled([KEY]) == [KEY]
     world.reconciler.reconcile(KEY)
     assert len(plans) >= 1
 
@@ -361,3 +365,16 @@ async def test_a_change_that_arrives_right_after_the_decision_to_skip_is_planned
         queue.done(key)
     assert decided == [True, False]
     assert [apply.kind for apply in plans[0].applies] == [SERVICE]
+
+
+def test_the_recommendation_of_a_dry_run_is_not_carried_out_when_the_dry_run_ends() -> None:
+    world = serving(replicas=1, autoscaling={"maxReplicas": 4, "mode": "DryRun"})
+    decide(world, Decision(3))
+    world.settle()
+    live = world.cache.get(FASTGEN, *KEY)
+    assert live is not None
+    world.put(FASTGEN, {**live, "spec": {**stored(autoscaling={"maxReplicas": 4})["spec"]}})
+    world.reconciler.reconcile(KEY)
+    deployment = world.cache.get(DEPLOYMENT, *KEY)
+    assert deployment is not None
+    assert deployment["spec"]["replicas"] == 1, "the autoscaler starts from the number that runs"

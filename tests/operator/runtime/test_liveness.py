@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,8 @@ class Stuck:
     gate: threading.Event = field(default_factory=threading.Event)
     resources: int = 1
     fault: KubeError | None = None
+    settled: tuple[Key, ...] = ()
+    reconciled: list[Key] = field(default_factory=list)
     list_gate: threading.Event = field(default_factory=threading.Event)
     lists: int = 0
 
@@ -76,7 +78,11 @@ class Stuck:
     def refresh(self) -> bool:
         return False
 
-    def reconcile(self, _: Key) -> None:
+    def unsettled(self, keys: Sequence[Key]) -> Sequence[Key]:
+        return [key for key in keys if key not in self.settled]
+
+    def reconcile(self, key: Key) -> None:
+        self.reconciled.append(key)
         self.gate.wait(20)
 
     def seconds_until_due(self, _: Key) -> None:
@@ -324,6 +330,18 @@ async def test_a_standby_is_healthy_and_ready_although_its_queue_is_full(stuck: 
         ages = controller.heartbeat.check()
         assert ages["queueSeconds"] == ages["reconcileSeconds"] == 0.0
         assert controller.check_ready() == {"leads": 0.0}
+    finally:
+        await stop(tasks)
+
+
+async def test_a_resync_queues_only_the_resources_that_are_not_settled(stuck: Stuck) -> None:
+    stuck.gate.set()
+    stuck.resources, stuck.settled = 2, (("space", "chat0"),)
+    tasks = controller_of(stuck).start()
+    try:
+        again = [("space", "chat1")] * 3
+        await asyncio.to_thread(eventually, lambda: stuck.reconciled[-3:] == again, within=20, what="three", every=0.01)
+        assert stuck.reconciled.count(("space", "chat0")) == 1, "when the first list has found it"
     finally:
         await stop(tasks)
 

@@ -56,9 +56,12 @@ def test_missing_credentials_exit_with_code_2_and_one_line(tmp_path: Path) -> No
     assert len(ended.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("flag", ["--metrics-port", "--health-port"])
+PORTS = ("--metrics-port", "--health-port", "--decisions-port")
+
+
+@pytest.mark.parametrize("flag", PORTS)
 def test_a_port_in_use_exits_with_code_2_and_names_the_flag(unreachable: Path, flag: str) -> None:
-    others = {"--metrics-port", "--health-port"} - {flag}
+    others = {*PORTS} - {flag}
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

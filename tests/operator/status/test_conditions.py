@@ -174,6 +174,14 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
         "BadConfiguration",
         "bad path",
     ),
+    (
+        "an engine that hung",
+        observed(pod(**container(restarts=1, state={"running": {}}, lastState=ended(4, "no step for 60 s")))),
+        PROGRESSING,
+        "False",
+        "EngineHung",
+        "no step for 60 s",
+    ),
     ("a first crash", observed(pod(**container(state=ended(137)))), PROGRESSING, "True", "RollingOut", ""),
     (
         "back-off after crashes",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import fastgen_operator
+from fastgen_operator.autoscale.supply import PodState
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import ORDER
 
@@ -39,16 +41,31 @@ def reasons_by_file() -> dict[Path, set[str]]:
         makers = {**MAKERS, **_helpers(module)}
         local = {**constants, **dict(_constants(module))}
         for function in [module, *(n for n in ast.walk(module) if isinstance(n, ast.FunctionDef))]:
-            assigned: dict[str, list[ast.expr]] = {}
-            for node in ast.walk(function):
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                    assigned.setdefault(node.targets[0].id, []).append(node.value)
+            assigned = _assigned(function)
             for node in ast.walk(function):
                 if isinstance(node, ast.Call) and (place := makers.get(_name(node.func))) is not None:
                     argument = _argument(node, place)
                     if argument is not None:
                         found |= set(_words(argument, assigned, local))
     return by_file
+
+
+def _assigned(function: ast.AST) -> dict[str, list[ast.expr]]:
+    """Return the values that a function assigns to each of its variables."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, []).append(node.value)
+    return found
+
+
+def _calls(paths: Iterable[Path]) -> Iterator[tuple[ast.Call, dict[str, list[ast.expr]]]]:
+    """Yield the calls within functions, with the values of the function's variables."""
+    for path in paths:
+        for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)):
+            assigned = _assigned(function)
+            for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+                yield call, dict(assigned)
 
 
 def _argument(call: ast.Call, place: int) -> ast.expr | None:
@@ -118,7 +135,7 @@ def test_every_condition_has_a_section() -> None:
     page = PAGE.read_text()
     assert [kind for kind in ORDER if f"\n### {kind}\n" not in page] == []
     assert f"`{READY}`" in page
-    assert sorted(re.findall(r"^### (\w+)$", page, flags=re.MULTILINE)) == sorted(ORDER)
+    assert sorted(re.findall(r"^### (?!FastGen)(\w+)$", page, flags=re.MULTILINE)) == sorted(ORDER)
 
 
 def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
@@ -167,6 +184,38 @@ def test_the_section_of_a_condition_has_its_reasons_and_other_sections_name_thos
 def test_the_documentation_of_a_condition_has_the_reasons_that_its_code_sets(kind: str) -> None:
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
     assert sorted(reasons_by_file()[CONDITIONS / f"{name}.py"] - documented(kind)) == []
+
+
+def statuses(kind: str) -> set[tuple[str, str]]:
+    """Return reasons of a condition with their status, as far as its module creates them directly."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+    found = set()
+    for call, assigned in _calls([CONDITIONS / f"{name}.py"]):
+        match _name(call.func), call.args:
+            case "Condition", [_, ast.Constant(str(status)), reason, *_]:
+                found |= {(word, status) for word in _words(reason, assigned, {})}
+            case (("_true" | "_false" as helper), [reason, *_]):
+                found |= {(word, helper[1:].title()) for word in _words(reason, assigned, {})}
+    return found
+
+
+@pytest.mark.parametrize("kind", ORDER)
+def test_each_reason_has_the_status_on_the_page_that_the_code_sets(kind: str) -> None:
+    found = statuses(kind)
+    assert found, "the search finds nothing any more"
+    shown = {reason: row.split("|")[2].strip() for reason, row in rows(kind).items()}
+    assert [pair for pair in sorted(found) if shown.get(pair[0], pair[1]) != pair[1]] == []
+
+
+def test_every_reason_of_an_event_is_on_the_page() -> None:
+    notices = (each for each in _calls(CODE.rglob("*.py")) if _name(each[0].func) == "Notice")
+    events = {word for call, assigned in notices for word in _words(call.args[1], assigned, {})}
+    assert {"Applied", "ScaledUp"} <= events, "the search finds nothing any more"
+    assert [reason for reason in sorted(events) if f"`{reason}`" not in PAGE.read_text()] == []
+
+
+def test_the_states_of_pods_are_those_of_the_supply() -> None:
+    assert re.findall(r"^\| (\w+) \| (?:yes|no) \|", PAGE.read_text(), re.MULTILINE) == list(get_args(PodState))
 
 
 def test_every_metric_that_the_page_names_is_one_of_the_operator() -> None:

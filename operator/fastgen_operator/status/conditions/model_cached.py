@@ -51,7 +51,7 @@ _REFUSALS: Final = (
     ("exceeded quota", "reduce spec.model.download.resources, or raise the quota"),
     ("usage per", "correct spec.model.download.resources"),
     ("violates PodSecurity", "correct spec.podTemplate, or the namespace's label"),
-    ("priority class", "correct spec.scheduling.priorityClassName"),
+    ("PriorityClass", "correct spec.scheduling.priorityClassName"),
     ("serviceaccount", "correct spec.podTemplate.spec.serviceAccountName"),
     (
         "admission webhook",

@@ -1,0 +1,172 @@
+"""The arithmetic of a recorded decision, step by step. Pure.
+
+The decision is repeated with `autoscale.decide`, the operator's own function. The steps are read from its result, or
+computed by the functions that it calls, with the inputs that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fastgen_operator.autoscale.capacity import Straggler
+from fastgen_operator.autoscale.decide import Outcome, decide
+from fastgen_operator.autoscale.decision import counted
+from fastgen_operator.autoscale.demand import FAST_SECONDS, SLOW_SECONDS
+from fastgen_operator.autoscale.headroom import DEVIATIONS, LEAST, MOST
+from fastgen_operator.autoscale.journal import Entry, to_json
+from fastgen_operator.autoscale.needs import Need, required_replicas, start_seconds
+from fastgen_operator.autoscale.schedules import with_floor
+
+# Pods whose speeds are listed.
+_LISTED: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A recorded decision, and what the present policy makes of the same inputs."""
+
+    entry: Entry
+    outcome: Outcome
+
+    @classmethod
+    def of(cls, entry: Entry) -> Replay:
+        """Repeat a decision."""
+        return cls(entry, decide(entry.case))
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the decision is the recorded one in every figure, also in those that `Decision` does not compare."""
+        return bool(to_json(self.outcome.decision) == to_json(self.entry.decision))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the arithmetic: its title and its lines."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+def steps_of(replay: Replay) -> Iterator[Step]:
+    """Yield the steps of a replayed decision in order, as far as it got."""
+    case, state, decision = replay.entry.case, replay.outcome.state, replay.outcome.decision
+    policy, fleet = with_floor(case.policy, case.floor), case.fleet
+    floor = "" if case.floor is None else f"; {case.floor}"
+    before = case.state.replicas or fleet.replicas
+    yield Step(
+        "fleet",
+        (
+            f"{counted(fleet.replicas)}: {len(fleet.ready)} ready, {len(fleet.starting)} starting, {fleet.failing} "
+            f"failing or lost, {fleet.without_room} without room; last decision {before}",
+            f"bounds {case.policy.min_replicas} to {case.policy.max_replicas}{floor}; targets: first token "
+            f"{policy.first_token_seconds:g} s, between tokens {1000 * policy.inter_token_seconds:g} ms",
+        ),
+    )
+    if decision.hold is not None:
+        yield Step("hold", (f"{decision.hold.reason}: {decision.hold.message}",))
+    if decision.sizing is None:
+        yield Step("result", (_result(before, replay),))
+        return
+    sizing, demand, speeds = decision.sizing, state.demand, state.speeds
+    fresh = demand.fresh(fleet, case.now, policy.scrape_seconds)
+    loaded = len(fleet.ready) - demand.num_new(fleet, case.now, policy.scrape_seconds)
+    shape, requests = demand.requests.mean, demand.requests
+    arriving = sum(load.rates.arriving for load in fresh.values())
+    work = requests.work_per_prompt_token
+    yield Step(
+        "request",
+        (
+            f"mean of the last requests: {shape.prompt:,.0f} prompt tokens, of which {requests.computed_share:.0%} are "
+            f"computed, and {shape.generated:,.0f} generated",
+            f"forward tokens per prompt token: {requests.computed_share:.2f} + {shape.generated:,.0f} / "
+            f"{shape.prompt:,.0f} = {work:.2f}",
+        ),
+    )
+    scaled = "" if len(fresh) == loaded else f" x {loaded} replicas with load / {len(fresh)} with fresh metrics"
+    now_rate = arriving * loaded / len(fresh) * work if fresh else 0.0
+    yield Step(
+        "demand",
+        (
+            f"last scrapes: {arriving:,.0f} prompt tokens/s arrive{scaled} x {work:.2f} = {now_rate:,.0f} tokens/s",
+            f"average over {SLOW_SECONDS:g} s, of which {demand.slow.weight:.0%} are known: {demand.slow.value:,.0f} "
+            f"tokens/s; over {FAST_SECONDS:g} s: {demand.fast.value:,.0f}",
+        ),
+    )
+    yield Step("capacity", tuple(_capacity(replay)))
+    yield Step("utilization", tuple(_utilization(replay)))
+    needs = required_replicas(fleet, demand, fresh, loaded, speeds, replace(policy, utilization=sizing.utilization))
+    yield Step("needs", tuple(_need(need) for need in needs))
+    highest = max(need.up for need in needs)
+    least = max(need.down for need in needs)
+    total = f"; {sizing.missing:.2f} more for replicas that do not serve" if sizing.missing else ""
+    kept = f"; {speeds.deficit:.2f} more for stragglers" if speeds.deficit else ""
+    window = policy.down_window * state.release.factor
+    doubled = f" ({policy.down_window:g} s x {state.release.factor}, learned)" if state.release.factor > 1 else ""
+    yield Step(
+        "windows",
+        (
+            f"up: the largest need is {highest:.2f}{total}; least of the last {policy.up_window:g} s, rounded up: "
+            f"{round(-state.up_needs.value)}",
+            f"down: the largest need is {least:.2f}{kept}; most of the last {window:g} s{doubled}: "
+            f"{state.down_needs.value:.2f}",
+            f"a new pod is expected to take {start_seconds(fleet):.0f} s",
+        ),
+    )
+    yield Step("result", (_result(before, replay),))
+
+
+def _capacity(replay: Replay) -> Iterator[str]:
+    sizing, speeds = replay.outcome.decision.sizing, replay.outcome.state.speeds
+    assert sizing is not None
+    assert speeds.capacity is not None
+    source = {"StepModel": "from the engines' step times", "Throughput": "their throughput under a backlog"}
+    yield (
+        f"a replica computes {sizing.capacity:,.0f} tokens/s within the targets: median, "
+        f"{source[speeds.capacity.source]}, steps of at most {speeds.capacity.token_budget} tokens"
+    )
+    known = [
+        f"{pod} {found.tokens_per_second:,.0f}"
+        for pod, speed in sorted(speeds.replicas.items())
+        if (found := speed.capacity(replay.entry.case.now)) is not None
+    ]
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    yield f"by pod: {', '.join(known[:_LISTED])}{more}"
+    if speeds.stragglers:
+        yield "stragglers: " + ", ".join(_straggler(each) for each in speeds.stragglers)
+
+
+def _straggler(straggler: Straggler) -> str:
+    return f"{straggler.pod} at {straggler.share:.0%} of the median"
+
+
+def _utilization(replay: Replay) -> Iterator[str]:
+    case, sizing = replay.entry.case, replay.outcome.decision.sizing
+    assert sizing is not None
+    if not case.policy.derives_utilization:
+        yield f"{sizing.utilization:.0%}, from spec.autoscaling.targets.utilizationPercent"
+    else:
+        shape, target = replay.outcome.state.demand.requests.mean, case.policy.first_token_seconds
+        seconds = (shape.computed + shape.generated) / sizing.capacity
+        yield (
+            f"u = {sizing.utilization:.0%} solves u T + {DEVIATIONS:g} sqrt(2 s u T) = T, within {LEAST:.0%} and "
+            f"{MOST:.0%}, with s = ({shape.computed:,.0f} + {shape.generated:,.0f}) / {sizing.capacity:,.0f} = "
+            f"{seconds:.3g} s and T = {target:g} s"
+        )
+    yield (
+        f"{sizing.demand:,.0f} / {sizing.capacity:,.0f} / {sizing.utilization:.2f} = {sizing.required:.2f} replicas; "
+        f"when fewer are kept, at most {replace(case.policy, utilization=sizing.utilization).down_utilization:.0%}"
+    )
+
+
+def _need(need: Need) -> str:
+    keep = f", keep {max(need.down, need.floor):.2f}" if need.down or need.floor else ""
+    return f"{need.change.reason}: up to {need.up:.2f}{keep}: {need.change.message}"
+
+
+def _result(before: int, replay: Replay) -> str:
+    decision = replay.outcome.decision
+    change = "" if decision.change is None else f"; {decision.change.reason}: {decision.change.message}"
+    words = f"{counted(decision.replicas)} (last decision {before}){change}"
+    return words if decision.limit is None else f"{words}; limit {decision.limit.reason}: {decision.limit.message}"

@@ -1,0 +1,248 @@
+"""The cluster as the user of a kubeconfig sees it. Every error is one line that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+import http.client
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from kubernetes.client import ApiClient, ApiException, Configuration, CoreV1Api
+from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
+from kubernetes.stream import portforward
+from urllib3.exceptions import HTTPError
+
+from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, Object
+from fastgen_operator.kube.transport import ApiServer, KubeError
+from fastgen_operator.metrics import Metrics
+
+_REQUEST_SECONDS: Final = 30.0
+_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class PluginError(Exception):
+    """The command fails; the message is one line."""
+
+    exit_code = 1
+
+
+class UsageError(PluginError):
+    """The command line or the kubeconfig is wrong."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster and the namespace in use.
+
+    Attributes:
+        context: name of the kubeconfig's context, for messages.
+    """
+
+    configuration: Configuration
+    context: str
+    namespace: str
+    server: ApiServer
+
+    def request(
+        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Object | None = None
+    ) -> Any:
+        """Send a request and return the decoded response.
+
+        Raises:
+            KubeError: 404 or 409, or 429 for an eviction; the caller knows what it means.
+            PluginError: anything else.
+        """
+        try:
+            return self.server.request(method, path, query, body, None if body is None else "application/json")
+        except KubeError as error:
+            if error.status in (404, 409, 429):
+                raise
+            raise self._failure(error) from error
+
+    def resources(self, namespace: str | None) -> list[Object]:
+        """Return the FastGenDeployments of a namespace; None for all."""
+        try:
+            found: list[Object] = self.request("GET", FASTGEN.path(namespace))["items"]
+        except KubeError as error:
+            raise PluginError(
+                f"{self._place} has no resource {FASTGEN.plural}.{FASTGEN.group}: install the chart charts/fastgen"
+            ) from error
+        return found
+
+    def resource(self, name: str) -> Object:
+        """Return a FastGenDeployment of the namespace in use."""
+        try:
+            found: Object = self.request("GET", FASTGEN.path(self.namespace, name))
+            return found
+        except KubeError:
+            raise PluginError(self._missing(name)) from None
+
+    def pods(self, name: str) -> list[Object]:
+        """Return the engine pods of a FastGenDeployment, oldest first."""
+        return self.pods_with(self.namespace, f"{OWNER_LABEL}={name}")
+
+    def pods_with(self, namespace: str, selector: str) -> list[Object]:
+        """Return the pods with these labels, oldest first."""
+        items = self.request("GET", POD.path(namespace), [("labelSelector", selector)])["items"]
+        return sorted(items, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+
+    def evict(self, pod: Object) -> None:
+        """Delete a pod as a drain of its node does.
+
+        Raises:
+            PluginError: a PodDisruptionBudget does not allow it now.
+        """
+        metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        try:
+            self.request("POST", POD.path(metadata["namespace"], metadata["name"], "eviction"), body=body)
+        except KubeError as error:
+            raise PluginError(f"evicting pod {metadata['name']}: {error}") from None
+
+    def log(self, pod: Object, query: list[tuple[str, str]]) -> Iterator[str]:
+        """Yield the lines of a container's log. With `follow` in the query it ends with the container.
+
+        Raises:
+            KubeError: the pod has no such log.
+        """
+        metadata = pod["metadata"]
+        client = ApiClient(self.configuration)
+        path = POD.path(metadata["namespace"], metadata["name"], "log")
+        verb, url, headers, _, _ = client.param_serialize(
+            "GET", path, query_params=query, auth_settings=["BearerToken"]
+        )
+        try:
+            response = client.call_api(verb, url, headers, _request_timeout=(_REQUEST_SECONDS, None)).response
+            if response.status != 200:
+                raise KubeError(response.status, _message_of(response.read()))
+            rest = b""
+            while data := response.read1(1 << 16):
+                *lines, rest = (rest + data).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+            if rest:
+                yield rest.decode(errors="replace")
+        except HTTPError as error:
+            raise PluginError(f"the log of pod {metadata['name']} ended: {error}") from error
+
+    def connection(self, namespace: str, pod: str, port: int, timeout: float) -> http.client.HTTPConnection:
+        """Return an HTTP connection to a port of a pod, through the API server and the pod's kubelet.
+
+        Unlike a request through the API server's proxy, it reaches servers of the loopback interface, and no
+        NetworkPolicy applies to it.
+
+        Raises:
+            PluginError: the user may not forward ports, or the pod does not run.
+        """
+        # A client of its own: forwarding replaces a method of the client for a moment, and other threads use others.
+        core = CoreV1Api(ApiClient(self.configuration))
+        try:
+            forward = portforward(core.connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port))
+        except ApiException as error:
+            raise PluginError(
+                f"forwarding port {port} of pod {namespace}/{pod}: {_handshake(str(error.reason))}"
+            ) from None
+        made = http.client.HTTPConnection("localhost", port, timeout=timeout)
+        made.sock = forward.socket(port)
+        made.sock.settimeout(timeout)
+        return made
+
+    def _missing(self, name: str) -> str:
+        """Say that there is no such resource, and which one may be meant."""
+        words = f'no FastGenDeployment "{name}" in namespace "{self.namespace}"'
+        names = [each["metadata"]["name"] for each in self.resources(self.namespace)]
+        near = difflib.get_close_matches(name, names, 3)
+        if near:
+            return f"{words}: did you mean {' or '.join(near)}?"
+        try:
+            elsewhere = [each["metadata"] for each in self.resources(None)]
+        except PluginError:  # the user may not list all namespaces
+            elsewhere = []
+        others = [each["namespace"] for each in elsewhere if each["name"] == name]
+        if others:
+            return f"{words}: there is one in namespace {' and '.join(others[:3])}"
+        return f"{words}: it has {', '.join(names[:5])}" if names else f"{words}: it has none"
+
+    def _failure(self, error: KubeError) -> PluginError:
+        if error.status == 0:
+            return PluginError(f"{self._place} cannot be reached: {_cause(error)}")
+        if error.status == 401:
+            return PluginError(f"{self._place} rejects your credentials")
+        return PluginError(f"{self._place}: {error}")
+
+    @property
+    def _place(self) -> str:
+        return f"the API server {self.configuration.host} of context {self.context}"
+
+
+def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
+    """Return the cluster of the kubeconfig that kubectl would use; without one, in a pod, that of its service account.
+
+    Raises:
+        UsageError: there are no credentials, or no such context.
+    """
+    configuration = Configuration()
+    given = kubeconfig or os.environ.get("KUBECONFIG") or None
+    try:
+        contexts, active = list_kube_config_contexts(given)  # type: ignore[no-untyped-call]
+        chosen = active if context is None else _named(contexts, context)
+        load_kube_config(given, chosen["name"], client_configuration=configuration)  # type: ignore[no-untyped-call]
+        name, default = str(chosen["name"]), chosen["context"].get("namespace") or "default"
+    except (ConfigException, yaml.YAMLError, OSError) as error:
+        inside = _in_pod(configuration) if given is None and context is None else None
+        if inside is None:
+            raise UsageError(f"no kubeconfig: {_one_line(error)}: set --kubeconfig or KUBECONFIG") from error
+        name, default = inside
+    # A person waits: the first error is better than a late one.
+    configuration.retries = 0
+    server = ApiServer(ApiClient(configuration), Metrics(), _REQUEST_SECONDS)
+    return Cluster(configuration, name, namespace or default, server)
+
+
+def _named(contexts: list[Any], name: str) -> Any:
+    for context in contexts:
+        if context["name"] == name:
+            return context
+    names = ", ".join(str(context["name"]) for context in contexts)
+    raise UsageError(f'no context "{name}" in the kubeconfig: it has {names}')
+
+
+def _in_pod(configuration: Configuration) -> tuple[str, str] | None:
+    try:
+        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except ConfigException:
+        return None
+    return "in-cluster", _NAMESPACE_FILE.read_text().strip()
+
+
+def _cause(error: KubeError) -> str:
+    """Return the innermost reason of a failed connection."""
+    reason = getattr(error.__cause__, "reason", None) or error.__cause__ or error
+    return re.sub(r"^\[Errno -?\d+\] ", "", _one_line(reason).rpartition(": ")[2])
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _message_of(body: bytes) -> str:
+    """Return the message of an error response."""
+    try:
+        return str(yaml.safe_load(body)["message"])
+    except (yaml.YAMLError, TypeError, KeyError):
+        return body.decode(errors="replace").strip()
+
+
+def _handshake(reason: str) -> str:
+    """Return what the API server answered instead of a connection: the message of its body, if there is one."""
+    status = reason.partition(" -+-+- ")[0]
+    start, end = reason.find('{"kind"'), reason.rfind("}")
+    if 0 <= start < end:
+        return _message_of(reason[start : end + 1].encode().decode("unicode_escape").encode())
+    return _one_line(status)

@@ -1,0 +1,189 @@
+"""`kubectl fastgen drain-test`: does the restart of a pod lose a request?
+
+Streams run on all ready pods, each through a port-forward. One pod is evicted, as by a drain of its node, while streams
+are open on it. They have to end completely; later requests go to the pods that are ready then, as a Service sends them.
+How fast kube-proxy and gateways notice that a pod leaves is not tested, because no request passes through them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from fastgen.api_client.api_keys import own_key
+from fastgen_operator.children.metadata import HTTP_PORT
+from fastgen_operator.kinds import POD, Object
+from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
+from fastgen_operator.plugin.screen import Cell, Screen, counted
+from fastgen_operator.plugin.streams import Load
+from fastgen_operator.pods import is_ready, is_terminating, name_of
+
+_POLL_SECONDS: Final = 0.5
+# A stream without any data for this long is lost.
+_SILENCE_SECONDS: Final = 60.0
+_MOST_STREAMS: Final = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument("name", metavar="NAME", help="the FastGenDeployment")
+    parser.add_argument("--pod", help="the pod to evict; default: the newest that is ready")
+    parser.add_argument("--streams", type=int, default=4, metavar="N", help="streams at a time (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=128, metavar="N", help="tokens of a stream (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="until a new pod is ready (default: %(default)s)"
+    )
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask before the eviction")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
+
+
+class _Fleet:
+    """The pods of a FastGenDeployment, listed at most twice a second."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster, self._name = cluster, name
+        self._lock = threading.Lock()
+        self._pods: list[Object] = []
+        self._read_at = -_POLL_SECONDS
+
+    def ready(self) -> list[str]:
+        """Return the names of the pods that a Service sends requests to."""
+        return [name_of(pod) for pod in self.pods() if is_ready(pod) and not is_terminating(pod)]
+
+    def pods(self) -> list[Object]:
+        with self._lock:
+            if time.monotonic() - self._read_at >= _POLL_SECONDS:
+                self._pods, self._read_at = self._cluster.pods(self._name), time.monotonic()
+            return self._pods
+
+
+def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
+    """Test the drain; return 1 if a request was lost."""
+    if not (1 <= options.streams <= _MOST_STREAMS and options.tokens >= 1 and options.timeout > 0):
+        raise UsageError(f"--streams takes 1 to {_MOST_STREAMS}, --tokens 1 or more, --timeout more than 0 seconds")
+    resource = cluster.resource(options.name)
+    fleet = _Fleet(cluster, options.name)
+    before = fleet.ready()
+    if not before:
+        raise PluginError(f"no pod of {options.name} is ready: see kubectl fastgen status {options.name}")
+    victim = options.pod or before[-1]
+    if victim not in before:
+        raise UsageError(f"--pod {victim}: not one of the ready pods {', '.join(before)}")
+    _confirm(options, victim)
+    key = own_key()
+    load = Load(
+        connect=lambda pod: cluster.connection(cluster.namespace, pod, HTTP_PORT, _SILENCE_SECONDS),
+        body={
+            "model": resource["spec"]["model"].get("servedName") or options.name,
+            **{"prompt": "Once upon a time", "max_tokens": options.tokens, "ignore_eos": True, "stream": True},
+        },
+        headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})},
+        ready=fleet.ready,
+    )
+    first = load.send(victim)
+    if first.outcome != "complete":
+        raise PluginError(f"pod {victim} answers no request, so nothing was evicted: {first.message}")
+    with load.running(options.streams):
+        report = _evict(options, cluster, fleet, load, victim, before)
+    _tell(report, load, screen, options)
+    return 1 if any(result.outcome == "lost" for result in load.results) else 0
+
+
+def _confirm(options: argparse.Namespace, victim: str) -> None:
+    if options.yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("drain-test evicts a pod: confirm it with --yes")
+    print(f"This evicts pod {victim} while {options.streams} streams run. Continue? [y/N] ", end="", file=sys.stderr)
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise PluginError("not confirmed, so nothing was evicted")
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What happened to the pod: seconds from the eviction until it was gone, and until as many pods were ready."""
+
+    victim: str
+    open_streams: int
+    gone_seconds: float
+    ready_seconds: float
+    replacement: list[str]
+
+
+def _evict(
+    options: argparse.Namespace, cluster: Cluster, fleet: _Fleet, load: Load, victim: str, before: list[str]
+) -> _Report:
+    _wait(lambda: load.num_open(victim) > 0, _SILENCE_SECONDS, f"no stream began on pod {victim}")
+    (pod,) = (pod for pod in fleet.pods() if name_of(pod) == victim)
+    open_streams = load.num_open(victim)
+    cluster.evict(pod)
+    began = time.monotonic()
+    _wait(lambda: _is_gone(cluster, pod), options.timeout, f"pod {victim} is still there")
+    gone = time.monotonic() - began
+    # The list of pods may be older than the end of this one.
+    _wait(
+        lambda: len({*fleet.ready()} - {victim}) >= len(before),
+        max(0.0, options.timeout - gone),
+        f"fewer than {counted(len(before))} pods are ready after {options.timeout:g} s",
+    )
+    new = sorted({*fleet.ready()} - {*before})
+    return _Report(victim, open_streams, gone, time.monotonic() - began, new)
+
+
+def _wait(condition: Callable[[], bool], seconds: float, failure: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise PluginError(failure)
+        time.sleep(_POLL_SECONDS / 5)
+
+
+def _is_gone(cluster: Cluster, pod: Object) -> bool:
+    try:
+        live = cluster.request("GET", POD.path(pod["metadata"]["namespace"], name_of(pod)))
+    except KubeError as error:
+        if error.status == 404:
+            return True
+        raise PluginError(str(error)) from error
+    return bool(live["metadata"]["uid"] != pod["metadata"]["uid"])
+
+
+def _tell(report: _Report, load: Load, screen: Screen, options: argparse.Namespace) -> None:
+    outcomes = Counter(result.outcome for result in load.results)
+    lost = [result for result in load.results if result.outcome == "lost"]
+    seconds = [result.seconds for result in load.results if result.outcome == "complete"]
+    if options.output == "json":
+        found = {
+            "evicted": report.victim,
+            "replacement": report.replacement,
+            "openStreams": report.open_streams,
+            "goneSeconds": round(report.gone_seconds, 1),
+            "readySeconds": round(report.ready_seconds, 1),
+            "requests": {kind: outcomes[kind] for kind in ("complete", "refused", "lost")},
+            "lost": [{"pod": result.pod, "message": result.message} for result in lost],
+        }
+        screen.write([json.dumps(found, indent=2)])
+        return
+    new = f" by {', '.join(report.replacement)}" if report.replacement else ""
+    times = f"gone after {report.gone_seconds:.1f} s, replaced{new} after {report.ready_seconds:.1f} s"
+    complete = f"{outcomes['complete']} complete (median {median(seconds):.1f} s)"
+    screen.write(
+        [
+            f"pod {report.victim}: evicted with {report.open_streams} open streams, {times}",
+            f"requests: {complete}, {outcomes['refused']} refused before the first token, {len(lost)} lost",
+            *(f"lost on pod {result.pod}: {result.message}" for result in lost),
+            screen.paint(Cell(f"{len(lost)} requests lost", "red") if lost else Cell("no request lost", "green")),
+        ]
+    )

@@ -1,0 +1,83 @@
+"""`kubectl fastgen logs`: the logs of all pods of a FastGenDeployment, each line with its pod."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from typing import Final
+
+from fastgen_operator.kinds import Object
+from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.plugin.cluster import Cluster, PluginError
+from fastgen_operator.plugin.screen import Cell, Screen
+from fastgen_operator.pods import ENGINE_CONTAINER, name_of
+
+# With --follow, new pods are looked for so often.
+_POLL_SECONDS: Final = 2.0
+_COLOURS: Final = ("cyan", "green", "yellow")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument("name", metavar="NAME", help="the FastGenDeployment")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the logs, also of pods that start later")
+    parser.add_argument("-p", "--previous", action="store_true", help="of the container before the last restart")
+    parser.add_argument("-c", "--container", default=ENGINE_CONTAINER, help="container (default: %(default)s)")
+    parser.add_argument("--tail", type=int, metavar="LINES", help="last lines of each pod; default: all")
+    parser.add_argument("--timestamps", action="store_true", help="with the time of each line")
+
+
+def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
+    """Print the logs; return 1 if no pod has any."""
+    cluster.resource(options.name)
+    reader = _Reader(options, cluster, screen)
+    pods = cluster.pods(options.name)
+    if not options.follow:
+        if not pods:
+            raise PluginError(f"{options.name} has no pods: see kubectl fastgen status {options.name}")
+        read = [reader.read(pod) for pod in pods]
+        return 0 if any(read) else 1
+    seen: set[str] = set()
+    while True:
+        for pod in pods:
+            # A pod whose container does not run yet is tried again.
+            if pod["metadata"]["uid"] not in seen and _runs(pod, options.container):
+                seen.add(pod["metadata"]["uid"])
+                threading.Thread(target=reader.read, args=(pod,), daemon=True).start()
+        time.sleep(_POLL_SECONDS)
+        pods = cluster.pods(options.name)
+
+
+class _Reader:
+    def __init__(self, options: argparse.Namespace, cluster: Cluster, screen: Screen) -> None:
+        self._cluster, self._screen = cluster, screen
+        flags = ("follow", "previous", "timestamps")
+        self._query = [("container", options.container), *((flag, "true") for flag in flags if getattr(options, flag))]
+        if options.tail is not None:
+            self._query.append(("tailLines", str(options.tail)))
+        self._lock = threading.Lock()
+        self._colours: dict[str, str] = {}
+
+    def read(self, pod: Object) -> bool:
+        """Print the log of a pod; return whether it has one."""
+        name = name_of(pod)
+        colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+        prefix = self._screen.paint(Cell(f"[{name}]", colour))
+        try:
+            for line in self._cluster.log(pod, self._query):
+                with self._lock:  # a line is written as a whole
+                    self._screen.write([f"{prefix} {line}"])
+        except (KubeError, PluginError) as error:
+            with self._lock:
+                print(f"[{name}] no log: {error}", file=sys.stderr)
+            return False
+        return True
+
+
+def _runs(pod: Object, container: str) -> bool:
+    """Return whether the container runs or has run."""
+    status = pod.get("status", {})
+    statuses = (*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ()))
+    return any(each["name"] == container and "waiting" not in each.get("state", {}) for each in statuses)

@@ -1,0 +1,187 @@
+"""What `kubectl fastgen status` says about a FastGenDeployment, from the resource and its pods. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from fastgen_operator.autoscale.supply import StartTimes, supply_of
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.supply import view_of
+from fastgen_operator.plugin.remedies import remedy
+from fastgen_operator.pods import has_ended, name_of, node_of
+from fastgen_operator.status.conditions.ready import READY
+from fastgen_operator.status.conditions.replicas_uniform import REPLICAS_UNIFORM
+
+# The default of spec.startupDeadlineSeconds, which the API server adds.
+_DEADLINE = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """An engine pod: its state in the words of `status.supply`, and Straggler for a slow one that is ready."""
+
+    name: str
+    state: str
+    node: str
+    created: str
+    restarts: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load of a fleet against its capacity, in forward tokens per second; None if the autoscaler has told none.
+
+    Attributes:
+        capacity: of one replica, within the latency targets.
+        ready: number of ready pods.
+    """
+
+    demand: float | None
+    capacity: float | None
+    ready: int
+
+    @property
+    def utilization(self) -> float | None:
+        """The demand as a share of the capacity of the ready pods."""
+        if self.demand is None or not self.capacity or not self.ready:
+            return None
+        return self.demand / (self.capacity * self.ready)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A condition that needs somebody, and what to do."""
+
+    type: str
+    reason: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """One FastGenDeployment on one screen.
+
+    Attributes:
+        ready: status of the condition Ready; Unknown without one.
+        reason: of Ready.
+        replicas: as the status has them: desired, replicas, readyReplicas, updatedReplicas; and bounds.
+        is_current: whether the status was computed from the present spec.
+    """
+
+    namespace: str
+    name: str
+    ready: str
+    reason: str
+    is_current: bool
+    model: str
+    url: str
+    created: str
+    replicas: dict[str, Any]
+    conditions: list[dict[str, Any]]
+    pods: list[Pod]
+    supply: dict[str, int]
+    load: Load
+    autoscaling: dict[str, Any]
+    problems: list[Finding]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {**asdict(self), "load": {**asdict(self.load), "utilization": self.load.utilization}}
+
+
+def overview_of(resource: Object, pods: list[Object], now: datetime) -> Overview:
+    """Return the overview at a time with a zone. Without pods (`[]`), the counts are those of the status."""
+    metadata, spec, status = resource["metadata"], resource["spec"], resource.get("status", {})
+    conditions = status.get("conditions", [])
+    ready: dict[str, Any] = next((each for each in conditions if each["type"] == READY), {})
+    autoscaling = status.get("autoscaling", {})
+    supply = {state: count for state, count in status.get("supply", {}).items() if state != "pods"}
+    bounds = spec.get("autoscaling")
+    return Overview(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        ready=ready.get("status", "Unknown"),
+        reason=ready.get("reason", "NoStatus"),
+        is_current=status.get("observedGeneration") == metadata["generation"],
+        model=spec["model"]["source"],
+        url=status.get("url", ""),
+        created=metadata["creationTimestamp"],
+        replicas={
+            "desired": status.get("desiredReplicas", 0),
+            "present": status.get("replicas", 0),
+            "ready": status.get("readyReplicas", 0),
+            "updated": status.get("updatedReplicas", 0),
+            "bounds": None if bounds is None else [bounds.get("minReplicas", 1), bounds["maxReplicas"]],
+        },
+        conditions=conditions,
+        pods=_pods(resource, pods, now),
+        supply=supply,
+        load=Load(
+            autoscaling.get("demandTokensPerSecond"),
+            status.get("capacity", {}).get("tokensPerSecond"),
+            supply.get("ready", status.get("readyReplicas", 0)),
+        ),
+        autoscaling=autoscaling,
+        problems=_problems(conditions, is_current=status.get("observedGeneration") == metadata["generation"]),
+    )
+
+
+def _pods(resource: Object, pods: list[Object], now: datetime) -> list[Pod]:
+    """Return the pods with their states, by the operator's own rules.
+
+    The operator knows more: the Events of pods, and starts of pods that are gone. So its word on a pod that does not
+    serve counts, unless the pod has become ready or is being deleted since.
+    """
+    told = {each["name"]: each for each in resource.get("status", {}).get("supply", {}).get("pods", ())}
+    slow = _stragglers(resource)
+    deadline = float(resource["spec"].get("startupDeadlineSeconds", _DEADLINE))
+    views = [view_of(pod, {}) for pod in pods]
+    starts = StartTimes().learn(views, deadline)
+    found = []
+    for pod, view in zip(pods, views, strict=True):
+        known = supply_of(view, starts, deadline, now.timestamp())
+        state, message = str(known.state), known.message
+        if has_ended(pod):
+            state, message = "Ended", str(pod["status"].get("reason") or pod["status"]["phase"])
+        elif state == "Ready" and name_of(pod) in slow:
+            state, message = "Straggler", "less than half as fast as the other replicas"
+        elif state in ("Starting", "Failing", "Unschedulable") and name_of(pod) in told:
+            state, message = told[name_of(pod)]["state"], told[name_of(pod)]["message"]
+        statuses = pod.get("status", {}).get("containerStatuses", ())
+        restarts = sum(each.get("restartCount", 0) for each in statuses)
+        created = pod["metadata"]["creationTimestamp"]
+        found.append(Pod(name_of(pod), state, node_of(pod) or "-", created, restarts, message))
+    return found
+
+
+def _stragglers(resource: Object) -> set[str]:
+    """Return the words of the condition that names the slow pods."""
+    for condition in resource.get("status", {}).get("conditions", ()):
+        if condition["type"] == REPLICAS_UNIFORM and condition["status"] == "False":
+            return set(condition["message"].replace(",", " ").replace(";", " ").split())
+    return set()
+
+
+def _problems(conditions: list[dict[str, Any]], *, is_current: bool) -> list[Finding]:
+    """Return the conditions about which something is to be done. Ready repeats another one."""
+    found = [
+        Finding(each["type"], each["reason"], each["message"], remedy(each["type"], each["reason"], each["status"]))
+        for each in conditions
+        if each["type"] != READY
+    ]
+    found = [each for each in found if each.remedy]
+    # One cause often sets several conditions, for example ModelCached and Progressing.
+    seen: dict[tuple[str, str], Finding] = {}
+    for each in found:
+        first = seen.setdefault((each.reason, each.message), each)
+        if first is not each:
+            seen[each.reason, each.message] = replace(first, type=f"{first.type}, {each.type}")
+    if not is_current:
+        remedy_ = 'See "The operator itself" in docs/operations.md.'
+        behind = Finding("Status", "Outdated", "the operator has not handled the present spec yet", remedy_)
+        return [behind, *seen.values()]
+    return list(seen.values())

@@ -1,0 +1,151 @@
+"""What counts as a lost request. The pods are servers on this machine; no cluster."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+import pytest
+
+from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.plugin.cluster import Cluster, PluginError
+from fastgen_operator.plugin.drain_test import add_arguments, run
+from fastgen_operator.plugin.main import _Parser
+from fastgen_operator.plugin.screen import Screen
+from support.namespace import Object
+
+PIECE = b'data: {"choices": [{"text": "a"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+ERROR = b'data: {"error": {"message": "the engine died"}}\n\n'
+
+
+class Pods:
+    """A cluster of two pods. An evicted one first ends its streams as `ending` says, and then is gone."""
+
+    namespace = "space"
+
+    def __init__(self, ending: str) -> None:
+        self.names, self.ending = ["a", "b"], ending
+        self.evicted = threading.Event()
+        self.headers: set[str | None] = set()
+        pods = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                assert (body["model"], body["max_tokens"], body["stream"]) == ("served", 5, True)
+                pods.headers.add(self.headers["Authorization"])
+                pod = self.headers["X-Pod"]
+                leaving = pod == "b" and pods.evicted.is_set()
+                self.send_response(503 if leaving else 200)
+                self.end_headers()
+                if leaving:
+                    return
+                self.wfile.write(PIECE)
+                self.wfile.flush()
+                if pod == "b":
+                    pods.evicted.wait(0.3)
+                ending = pods.ending if pod == "b" and pods.evicted.is_set() else "complete"
+                self.wfile.write({"complete": PIECE + DONE, "error": ERROR, "cut": PIECE}[ending])
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def resource(self, name: str) -> Object:
+        return {"spec": {"model": {"servedName": "served"}}, "metadata": {"name": name}}
+
+    def pods(self, _: str) -> list[Object]:
+        condition = {"type": "Ready", "status": "True"}
+        metadata = {"namespace": "space", "creationTimestamp": ""}
+        return [
+            {"metadata": {**metadata, "name": name, "uid": name}, "spec": {}, "status": {"conditions": [condition]}}
+            for name in self.names
+        ]
+
+    def evict(self, pod: Object) -> None:
+        if self.ending == "refused":
+            raise PluginError("evicting pod b: Cannot evict pod as it would violate the pod's disruption budget.")
+        assert pod["metadata"]["name"] == "b"
+        self.evicted.set()
+        self.gone_at = time.monotonic() + 0.3
+
+    def request(self, method: str, path: str) -> Object:
+        assert (method, path) == ("GET", "/api/v1/namespaces/space/pods/b")
+        if time.monotonic() < self.gone_at:
+            return {"metadata": {"uid": "b"}}
+        self.names = ["a", "c"]
+        raise KubeError(404, "not found")
+
+    def connection(self, _: str, pod: str, port: int, timeout: float) -> http.client.HTTPConnection:
+        assert port == 8000
+        if pod not in self.names:
+            raise PluginError(f"pod {pod} does not run")
+
+        class Connection(http.client.HTTPConnection):
+            def request(self, method: str, url: str, body: Any = None, headers: Any = None, **_: Any) -> None:
+                super().request(method, url, body, {**headers, "X-Pod": pod})
+
+        return Connection("127.0.0.1", self.server.server_address[1], timeout=timeout)
+
+
+@pytest.fixture
+def pods(request: pytest.FixtureRequest) -> Iterator[Pods]:
+    made = Pods(request.param)
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def drain_test(pods: Pods, *flags: str) -> int:
+    parser = _Parser()
+    add_arguments(parser)
+    options = parser.parse_args(["chat", "--tokens", "5", *flags])
+    return run(options, cast(Cluster, pods), Screen())
+
+
+@pytest.mark.parametrize(
+    ("pods", "message"),
+    [
+        ("complete", ""),
+        ("cut", "lost on pod b: the stream was cut after 2 pieces"),
+        ("error", "lost on pod b: error in the stream: the engine died"),
+    ],
+    indirect=["pods"],
+)
+def test_a_stream_that_does_not_end_completely_is_lost_and_a_refused_request_is_not(
+    pods: Pods, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTGEN_API_KEY", "secret")
+    assert drain_test(pods, "--yes", "-o", "json") == bool(message)
+    said = capsys.readouterr().out
+    found = json.loads(said)
+    assert (found["evicted"], found["replacement"]) == ("b", ["c"])
+    assert found["openStreams"] >= 1
+    assert bool(found["requests"]["lost"]) == bool(message)
+    assert all(f"lost on pod {each['pod']}: {each['message']}" == message for each in found["lost"])
+    assert found["requests"]["complete"] >= 3
+    assert pods.headers == {"Bearer secret"}
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("pods", ["refused"], indirect=True)
+def test_nothing_is_evicted_without_consent_or_against_the_budget(pods: Pods) -> None:
+    with pytest.raises(PluginError, match="confirm it with --yes"):
+        drain_test(pods)
+    with pytest.raises(PluginError, match="--pod x: not one of the ready pods a, b"):
+        drain_test(pods, "--pod", "x", "--yes")
+    with pytest.raises(PluginError, match="disruption budget"):
+        drain_test(pods, "--yes")
+    assert not pods.evicted.is_set()
+    pods.names = []
+    with pytest.raises(PluginError, match="no pod of chat is ready: see kubectl fastgen status chat"):
+        drain_test(pods, "--yes")

@@ -1,9 +1,10 @@
-"""CPU time of the HTTP process per streamed token, in microseconds.
+"""CPU time of the API processes per streamed token, in microseconds.
 
 Uses the tests' scripted engine, which has no model, so only the path from the engine's socket to the client's is
-measured. CPU time, unlike elapsed time, does not depend on other load of the machine.
+measured. CPU time, unlike elapsed time, hardly depends on other load of the machine. But a server that gets too little
+of the processor falls behind and sends several tokens in a chunk, which takes less: the last column tells.
 
-    python benchmarks/http_overhead.py [--streams 1 8 64] [--tokens 200] [--endpoint chat]
+    python benchmarks/http_overhead.py [--streams 1 8 64] [--tokens 200] [--endpoint chat] [--api-processes 2]
 """
 
 from __future__ import annotations
@@ -27,15 +28,22 @@ PROMPTS = {
 }
 
 
-def processor_seconds(pid: int) -> tuple[float, float]:
-    """Return the user and system CPU seconds of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def api_processes(server: Serving) -> list[int]:
+    """Return the pids of the API processes: the server and its children but for the engine."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    engines = [pid for pid in children if b"scripted_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [server.process.pid, *(int(pid) for pid in children if pid not in engines)]
+
+
+def processor_seconds(pids: list[int]) -> list[tuple[float, float]]:
+    """Return the user and system CPU seconds of all threads of each process."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
     ticks = os.sysconf("SC_CLK_TCK")
-    return int(fields[11]) / ticks, int(fields[12]) / ticks
+    return [(int(each[11]) / ticks, int(each[12]) / ticks) for each in fields]
 
 
-async def stream(port: int, endpoint: str, tokens: int) -> None:
-    """Read one stream to its end."""
+async def stream(port: int, endpoint: str, tokens: int) -> int:
+    """Read one stream to its end; return its number of chunks."""
     body = {**PROMPTS[endpoint], "max_tokens": tokens, "ignore_eos": True, "stream": True}
     content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -44,15 +52,23 @@ async def stream(port: int, endpoint: str, tokens: int) -> None:
     received = await reader.read(-1)
     writer.close()
     assert b"data: [DONE]" in received, received[:500]
+    return received.count(b"data: {")
 
 
-async def measure(server: Serving, endpoint: str, streams: int, tokens: int) -> tuple[float, float]:
-    """Return the user and system CPU microseconds of the HTTP process per token, for concurrent streams."""
-    began = processor_seconds(server.process.pid)
-    await asyncio.gather(*(stream(server.port, endpoint, tokens) for _ in range(streams)))
-    spent = zip(processor_seconds(server.process.pid), began, strict=True)
-    program, kernel = ((after - before) / (streams * tokens) * 1e6 for after, before in spent)
-    return program, kernel
+async def measure(server: Serving, endpoint: str, streams: int, tokens: int) -> tuple[float, float, float, float]:
+    """Send concurrent streams; return CPU microseconds of user and system, the busiest process's share, and chunks.
+
+    The times and the number of chunks are per token of all streams, those of all API processes together.
+    """
+    pids = api_processes(server)
+    began = processor_seconds(pids)
+    chunks = sum(await asyncio.gather(*(stream(server.port, endpoint, tokens) for _ in range(streams))))
+    spent = [
+        (user - user_before, system - system_before)
+        for (user, system), (user_before, system_before) in zip(processor_seconds(pids), began, strict=True)
+    ]
+    user, system = (sum(part) / (streams * tokens) * 1e6 for part in zip(*spent, strict=True))
+    return user, system, max(map(sum, spent)) / max(1e-9, sum(map(sum, spent))), chunks / (streams * tokens)
 
 
 def main() -> None:
@@ -62,18 +78,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="tokens per stream (default: %(default)s)")
     parser.add_argument("--endpoint", choices=tuple(PATHS), default="completions")
     parser.add_argument("--step-seconds", default="0.01", help="duration of a step (default: %(default)s)")
+    parser.add_argument("--api-processes", default="1", help="as of `fastgen serve` (default: %(default)s)")
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(Path(folder), environment={"SCRIPT_STEP_SECONDS": options.step_seconds}) as server,
-    ):
+    flags, environment = ("--api-processes", options.api_processes), {"SCRIPT_STEP_SECONDS": options.step_seconds}
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), *flags, environment=environment) as server:
         server.wait_status("/ready", 200)
         asyncio.run(measure(server, options.endpoint, 8, 50))  # warm
-        print(f"{'streams':>8}{'µs/token':>10}{'user':>10}{'system':>10}")
+        print(f"{'streams':>8}{'µs/token':>10}{'user':>10}{'system':>10}{'busiest':>10}{'chunks':>10}")
         for streams in options.streams:
             repeats = max(1, 3000 // (streams * options.tokens))
-            program, kernel = asyncio.run(measure(server, options.endpoint, streams, options.tokens * repeats))
-            print(f"{streams:8}{program + kernel:10.1f}{program:10.1f}{kernel:10.1f}", flush=True)
+            tokens = options.tokens * repeats
+            user, system, busiest, chunks = asyncio.run(measure(server, options.endpoint, streams, tokens))
+            print(
+                f"{streams:8}{user + system:10.1f}{user:10.1f}{system:10.1f}{busiest:10.0%}{chunks:10.2f}", flush=True
+            )
 
 
 if __name__ == "__main__":

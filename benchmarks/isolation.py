@@ -2,8 +2,8 @@
 
 Four streams decode while one aggressor at a time arrives: a request that is large, invalid, or slow to handle, sent by
 another process. For each the table has the largest gap between two tokens of the streams without it and with it. The
-difference is what it costs the others. Then a short prompt is sent after two prompts of 6,000 tokens, and the time to
-its first token is compared with theirs.
+difference is what it costs the others. Then a short prompt is sent after two prompts of 6,000 tokens, while most of
+their tokens are still to be computed, and the time to its first token is compared with theirs.
 
 Without `--model`, the tests' scripted engine is used: the real server, scheduler and grammars over a model that costs
 nothing, so that a gap is the fault of the server or the step loop. Elapsed times, so run it on a quiet machine.
@@ -33,6 +33,10 @@ from engine.server.serving import REAL, SCRIPTED, Serving, serving  # noqa: E402
 STREAMS = 4
 LONG_PROMPT = 6000
 COMPLETIONS = "/v1/completions"
+# Sooner than the scripted engine can compute a fifth of two long prompts.
+LATER_SECONDS = 0.1
+# Ids from here on have no meaning to the scripted engine, as some of the first ones do.
+UNUSED = 1000
 SHORT = {"prompt": [100] * 5, "max_tokens": 4, "ignore_eos": True}
 
 
@@ -101,7 +105,11 @@ def sender(port: int, aggressor: Aggressor) -> Iterator[tuple[Any, Any]]:
 
 
 async def stream(port: int, body: dict[str, Any], times: list[float]) -> None:
-    """Stream a completion and append the time of each chunk that arrives."""
+    """Stream a completion and append the time of each chunk that arrives.
+
+    Raises:
+        RuntimeError: if it is not served, with the response.
+    """
     content = json.dumps({**body, "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     fields = f"Host: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len(content)}"
@@ -110,6 +118,8 @@ async def stream(port: int, body: dict[str, Any], times: list[float]) -> None:
         while data := await reader.read(1 << 16):
             if b'"text"' in data:
                 times.append(time.monotonic())
+            elif not times and not data.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError((data + await reader.read()).decode(errors="replace"))
     finally:
         writer.close()
 
@@ -120,6 +130,8 @@ async def largest_gap(port: int, seconds: float, aggressor: Aggressor | None = N
     columns: list[list[float]] = [[] for _ in range(STREAMS)]
     tasks = [asyncio.create_task(stream(port, body, times)) for times in columns]
     while not all(columns):
+        if failed := [task for task in tasks if task.done()]:
+            await failed[0]  # raises
         await asyncio.sleep(0.01)
     status, began = 0, time.monotonic()
     if aggressor is not None:
@@ -137,19 +149,20 @@ async def largest_gap(port: int, seconds: float, aggressor: Aggressor | None = N
     return max(after - before for times in marks for before, after in itertools.pairwise(times)), status
 
 
-async def first_token(port: int, prompt: int, times: list[float]) -> float:
-    """Return the seconds to the first token of a prompt of so many tokens."""
-    began, salt = time.monotonic(), [len(times) + 1, prompt % 1000 + 1]
-    await stream(port, {"prompt": (salt + [7] * prompt)[:prompt], "max_tokens": 1, "ignore_eos": True}, times)
+async def first_token(port: int, num_tokens: int) -> float:
+    """Return the seconds to the first token of a prompt of so many tokens, which shares no prefix with others."""
+    began, times = time.monotonic(), list[float]()
+    prompt = [UNUSED + num_tokens] + [7] * (num_tokens - 1)
+    await stream(port, {"prompt": prompt, "max_tokens": 1, "ignore_eos": True}, times)
     return times[0] - began
 
 
-async def short_behind_long(port: int) -> tuple[float, list[float]]:
-    """Return the seconds to the first token of a short prompt, and of two long ones sent 0.4 s before it."""
-    longs = [asyncio.create_task(first_token(port, LONG_PROMPT - number, [])) for number in range(2)]
-    await asyncio.sleep(0.4)
-    short = await first_token(port, 5, [])
-    return short, [await long for long in longs]
+async def short_behind_long(port: int, long_prompt: int, seconds: float) -> tuple[float, list[float]]:
+    """Return the seconds to the first token of a short prompt, and of two long ones sent `seconds` before it."""
+    longs = [asyncio.create_task(first_token(port, long_prompt - number)) for number in range(2)]
+    await asyncio.sleep(seconds)
+    short = await first_token(port, 5)
+    return short, list(await asyncio.gather(*longs))
 
 
 def measure(server: Serving, seconds: float, repeats: int) -> None:
@@ -160,7 +173,7 @@ def measure(server: Serving, seconds: float, repeats: int) -> None:
         found = [asyncio.run(largest_gap(server.port, seconds, aggressor)) for _ in range(repeats)]
         gap = min(gap for gap, _ in found)
         print(f"{aggressor.name:40}{found[0][1]:8}{without:10.3f}{gap:10.3f}{gap - without:10.3f}", flush=True)
-    short, longs = asyncio.run(short_behind_long(server.port))
+    short, longs = asyncio.run(short_behind_long(server.port, LONG_PROMPT, LATER_SECONDS))
     print(f"first token of a short prompt: {short:.2f} s; of two of {LONG_PROMPT} tokens before it: ", end="")
     print(", ".join(f"{seconds:.2f} s" for seconds in longs), f"({short / max(longs):.2f} of the last)")
 

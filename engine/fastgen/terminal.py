@@ -16,4 +16,9 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
         task = progress.add_task("starting", total=1.0)
-        yield lambda stage, fraction: progress.update(task, description=stage, completed=fraction)
+
+        def show(stage: str, fraction: float) -> None:
+            begins = stage != progress.tasks[task].description  # show it at once: it may end before the next refresh
+            progress.update(task, description=stage, completed=fraction, refresh=begins)
+
+        yield show

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastgen.kernels.cpu import environment
 
-# Before anything imports torch: OpenMP and numba read their settings once.
+# Before anything imports torch: OpenMP and numba read their settings once. One thread, because two threads of a small
+# model mostly wait for each other, and other test processes use the other cores. test_instruction_sets.py runs the
+# kernels with all threads, and test_loader.py and pods run whole models with them.
+for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 environment.prepare()
 
 import pytest  # noqa: E402

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +19,25 @@ import websocket
 
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _START_SECONDS = 60.0
+# What keys need that do more than send an event to the page.
+_KEYS: dict[str, dict[str, Any]] = {
+    "Enter": {"text": "\r", "windowsVirtualKeyCode": 13},
+    "Tab": {"windowsVirtualKeyCode": 9},
+}
+# By the definitions of WCAG 2.2.
+_CONTRAST = """(() => {
+    const style = getComputedStyle(document.documentElement);
+    const light = (name) => {
+        const hex = style.getPropertyValue(name).trim().replace(/^#(.)(.)(.)$/, '#$1$1$2$2$3$3');
+        const part = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255)
+            .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2];
+    };
+    return Math.min(...%s.map((pair) => {
+        const [low, high] = pair.map(light).sort((x, y) => x - y);
+        return (high + 0.05) / (low + 0.05);
+    }));
+})()"""
 
 
 def chromium() -> str | None:
@@ -56,16 +77,21 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression."""
-        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self._evaluated(expression)
         assert "exceptionDetails" not in answer, (expression, answer)
         return answer["result"].get("value")
 
+    def _evaluated(self, expression: str) -> dict[str, Any]:
+        return self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+
     def wait(self, expression: str, seconds: float = 30.0) -> None:
-        """Poll until an expression is true."""
+        """Poll until an expression is true. It may fail until then: elements are missing while a page loads."""
         deadline = time.monotonic() + seconds
-        while not self.evaluate(expression):
-            shown = self.evaluate("document.body.innerText")
-            assert time.monotonic() < deadline, f"not within {seconds} s: {expression}\n{shown}\n{self.problems}"
+        while not self._evaluated(expression).get("result", {}).get("value"):
+            if time.monotonic() >= deadline:
+                shown = self.evaluate("document.body.innerText")
+                found = self._evaluated(expression)
+                raise AssertionError(f"not within {seconds} s: {expression}: {found}\n{shown}\n{self.problems}")
             time.sleep(0.02)
 
     def type(self, selector: str, text: str) -> None:
@@ -75,14 +101,18 @@ class Page:
 
     def press(self, key: str) -> None:
         """Press a key, for example Enter or ArrowLeft."""
-        extra = {"text": "\r", "windowsVirtualKeyCode": 13} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, **extra)
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, **_KEYS.get(key, {}))
 
     def appearance(self, **features: str) -> None:
         """Set media features, for example `prefers_color_scheme="dark"`."""
         named = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.send("Emulation.setEmulatedMedia", features=named)
+
+    def least_contrast(self, *pairs: tuple[str, str]) -> float:
+        """Return the least contrast ratio of pairs of colours, which are custom properties of the page's root."""
+        ratio: float = self.evaluate(_CONTRAST % json.dumps(pairs))
+        return ratio
 
     def screenshot(self, path: Path, width: int = 1280, height: int = 860) -> None:
         """Write a PNG of the page."""
@@ -102,12 +132,13 @@ def browser_page(folder: Path) -> Iterator[Page]:
         *("--window-size=1280,860", "about:blank"),
     )
     with (folder / "browser.log").open("wb") as log:
-        process = subprocess.Popen([program, *arguments], stdout=log, stderr=log)
+        # A group of processes, because the program may be a script that starts the browser.
+        process = subprocess.Popen([program, *arguments], stdout=log, stderr=log, start_new_session=True)
     try:
         with _connected(process, folder) as connection:
             yield Page(connection)
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

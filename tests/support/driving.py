@@ -27,11 +27,20 @@ if TYPE_CHECKING:
 
 
 def load(
-    path: Path, *, kv_cache_memory: int = 256 << 20, block_size: int = 64, quantization: str = "none"
+    path: Path,
+    *,
+    kv_cache_memory: int = 256 << 20,
+    block_size: int = 64,
+    dtype: str = "float32",
+    quantization: str = "none",
 ) -> ModelRunner:
     """Return a runner for the model at `path`."""
     config = EngineConfig(
-        model=str(path), kv_cache_memory=kv_cache_memory, block_size=block_size, quantization=quantization
+        model=str(path),
+        kv_cache_memory=kv_cache_memory,
+        block_size=block_size,
+        dtype=dtype,
+        quantization=quantization,
     )
     runner = load_runner(ModelSource.open(str(path)), config, lambda _stage, _fraction: None)
     assert isinstance(runner, ModelRunner)

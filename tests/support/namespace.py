@@ -127,12 +127,11 @@ class Namespace(Generic[ClusterT]):
     def wait_condition(self, kind: str, status: str, reason: str | None = None, name: str = "chat") -> Object:
         """Wait until the condition has this status, and this reason if given, and return it."""
 
-        def matching() -> Object | None:
+        def matching() -> Object:
             condition = self.condition(kind, name)
-            fits = condition.get("status") == status and reason in (None, condition.get("reason"))
-            return condition if fits else None
+            if condition.get("status") != status or reason not in (None, condition.get("reason")):
+                raise LookupError(condition)  # shown in the message of the timeout
+            return condition
 
         what = f"{kind}={status}" + (f"/{reason}" if reason else "") + f" of {name}"
-        condition = eventually(matching, within=self.patience, what=what, every=self.every)
-        assert condition is not None
-        return condition
+        return eventually(matching, within=self.patience, what=what, every=self.every)

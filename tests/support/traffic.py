@@ -33,9 +33,17 @@ class Traffic:
         target = len(self.lines()) + count
         eventually(lambda: len(self.lines()) >= target, within=60, what=f"{count} more requests", every=0.5)
 
+    def send_no_more(self) -> None:
+        """Let the clients end after their open streams."""
+        self.namespace.kubectl("exec", self.pod, "--", "python", "-c", "open('/tmp/stop', 'w').close()")
+
     def stop(self) -> None:
         """Stop the clients and wait for their open streams to end."""
-        self.namespace.kubectl("exec", self.pod, "--", "python", "-c", "open('/tmp/stop', 'w').close()")
+        self.send_no_more()
+        self.wait_ended()
+
+    def wait_ended(self) -> None:
+        """Wait for the end of clients that send no more."""
 
         def ended() -> bool:
             return str(self.namespace.get("pod", self.pod)["status"]["phase"]) == "Succeeded"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -67,6 +67,33 @@ class Interval:
     before: Scrape
     after: Scrape
 
+    @classmethod
+    def sum_of(cls, intervals: Sequence[Interval]) -> Interval:
+        """Return the interval of several servers as one: gauges, growths and histograms are summed.
+
+        A server that restarted counts from zero, as in `growth`. Requires at least one interval.
+        """
+        seconds = sum(each.seconds for each in intervals) / len(intervals)
+        names = {name for each in intervals for name in each.after.values}
+        labels = {label for each in intervals for label in each.after.by_label}
+        histograms = {name for each in intervals for name in each.after.buckets}
+        after = Scrape(
+            seconds,
+            intervals[0].after.model_name,
+            {name: sum(each.after.value(name) for each in intervals) for name in names},
+            {label: sum(each.after.by_label.get(label, 0.0) for each in intervals) for label in labels},
+            {name: _added(*(each.after.buckets.get(name, ()) for each in intervals)) for name in histograms},
+        )
+        grown = {name: _added(*(tuple(each._bucket_growth(name)) for each in intervals)) for name in histograms}
+        before = Scrape(
+            0.0,
+            after.model_name,
+            {name: after.value(name) - sum(each.growth(name) for each in intervals) for name in names},
+            {label: after.by_label[label] - sum(each.growth(*label) for each in intervals) for label in labels},
+            {name: _added(after.buckets[name], tuple((b, -count) for b, count in grown[name])) for name in histograms},
+        )
+        return cls(before, after)
+
     @property
     def seconds(self) -> float:
         """Length in seconds."""
@@ -107,3 +134,11 @@ class Interval:
         after = self.after.buckets.get(histogram, ())
         grown = [(bound, count - before.get(bound, 0.0)) for bound, count in after]
         return list(after) if any(count < 0 for _, count in grown) else grown
+
+
+def _added(*histograms: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    """Return the sum of cumulative counts by bound, ascending."""
+    counts: dict[float, float] = {}
+    for bound, count in (each for histogram in histograms for each in histogram):
+        counts[bound] = counts.get(bound, 0.0) + count
+    return tuple(sorted(counts.items()))

@@ -87,11 +87,13 @@ def load_model(config: EngineConfig) -> LLM:
     """
     from fastgen.model.source import ModelSource
 
-    path = str(ModelSource.open(config.model).path)  # errors show before torch is imported
+    source = ModelSource.open(config.model)  # errors show before torch is imported
+    settings = {name: value for name, value in asdict(config).items() if name != "model"}
     with progress_bar() as on_loading:
         from fastgen.llm.llm import LLM
 
-        return LLM(**asdict(config) | {"model": path}, on_loading=on_loading)
+        # Commands have their own sampling parameters.
+        return LLM(source, generation_config="none", on_loading=on_loading, **settings)
 
 
 def _number_or(words: tuple[str, ...]) -> Callable[[str], Any]:

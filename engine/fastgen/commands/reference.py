@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
-from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE
+from fastgen.model.processor import DEFAULT_LINEAR, LINEAR_CHOICES, LINEAR_VARIABLE
 from fastgen.server.openai.field_table import fields_page
 
 FLAGS_PATH: Final = Path("docs/reference/engine-flags.md")
@@ -47,9 +47,10 @@ def flags_page() -> str:
             "",
             "| variable | value | default | what it does |",
             "|---|---|---|---|",
-            f"| `{LINEAR_VARIABLE}` | {', '.join(f'`{choice}`' for choice in LINEAR_CHOICES)} | `{LINEAR_CHOICES[0]}` "
-            "| Float32 matrix product on CPUs: the project's own kernel, oneDNN's packed one, or torch's without "
-            "packing. |",
+            f"| `{LINEAR_VARIABLE}` | {', '.join(f'`{choice}`' for choice in LINEAR_CHOICES)} "
+            f"| {', '.join(f'{dtype}: `{choice}`' for dtype, choice in DEFAULT_LINEAR.items())} "
+            "| Matrix product on CPUs: the project's own kernel (float32 only), oneDNN's packed one, or torch's "
+            "without packing. |",
             "",
         ]
     )

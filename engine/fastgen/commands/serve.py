@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         **given(options, SERVER_SETTINGS),
     )
     logs.configure(server_config.log_format)
-    launch = Launch(server_config.log_format)
+    launch = Launch(server_config.log_format, server_config.api_processes)
     try:
         # Imported after the launch, while the engine process already imports torch.
         from fastgen.engine.client import EngineError

@@ -1,12 +1,15 @@
-"""`fastgen top`: a live view of a server's metrics."""
+"""`fastgen top`: a live view of a server's metrics, or of those of all pods of a FastGenDeployment."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
+from typing import NoReturn
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,6 +25,8 @@ from fastgen.config import ConfigError
 
 _BAR = 30
 _STEPS = 12  # that are shown
+_PLUGIN_MODULES = ("fastgen_operator", "kubernetes")
+_KUBECTL_FLAGS = {"-n --namespace": "namespace", "--context": "context", "--kubeconfig": "kubeconfig"}
 
 
 def add(commands: Subcommands) -> None:
@@ -31,15 +36,24 @@ def add(commands: Subcommands) -> None:
         "url",
         nargs="?",
         default="http://127.0.0.1:8000",
-        metavar="URL",
-        help="server URL (default: %(default)s)",
+        metavar="URL|fgd/NAME",
+        help="server URL (default: %(default)s), or a FastGenDeployment, of which kubectl fastgen top shows all pods",
     )
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two scrapes (default: 1)")
     parser.add_argument("--once", action="store_true", help="print one interval and exit")
+    for flag, text in _KUBECTL_FLAGS.items():
+        parser.add_argument(*flag.split(), metavar="TEXT", help=f"{text} of fgd/NAME")
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the view until interrupted."""
+    given = {flag.split()[-1]: getattr(options, flag.rpartition("--")[2]) for flag in _KUBECTL_FLAGS}
+    chosen = [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    kind, slash, name = options.url.partition("/")
+    if slash and kind in ("fgd", "fastgendeployment"):
+        return _hand_over(["top", name, "--interval", str(options.interval), *chosen, *["--once"] * options.once])
+    if chosen:
+        raise ConfigError(f"{chosen[0]} requires fgd/NAME instead of a URL")
     if not 0.05 <= options.interval <= 3600:
         raise ConfigError(f"--interval {options.interval}: must be from 0.05 to 3600 seconds")
     remote = Remote(options.url, own_key(), timeout=10.0)
@@ -55,6 +69,13 @@ def run(options: argparse.Namespace) -> int:
         console.print(view(options.url, Interval(before, scrape()), steps))
         return 0
     return _watch(options.url, options.interval, scrape, steps, console)
+
+
+def _hand_over(arguments: list[str]) -> NoReturn:
+    """Become `kubectl fastgen`: this program knows nothing of Kubernetes."""
+    if any(find_spec(module) is None for module in _PLUGIN_MODULES):
+        raise ConfigError("top fgd/NAME requires the kubectl plugin: install fastgen[operator]")
+    os.execv(sys.executable, [sys.executable, "-m", f"{_PLUGIN_MODULES[0]}.plugin", *arguments])
 
 
 def _watch(url: str, interval: float, scrape: Callable[[], Scrape], steps: StepWatch, console: Console) -> int:

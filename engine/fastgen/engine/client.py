@@ -7,22 +7,21 @@ messages. This module must not import torch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from fastgen import exit_codes
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Request
 from fastgen.engine.in_flight import InFlight, Receiver
-from fastgen.engine.launch import Launch
+from fastgen.engine.launch import EngineProcess
 from fastgen.engine.messages import (
     Add,
     Cancel,
@@ -30,6 +29,7 @@ from fastgen.engine.messages import (
     EngineInfo,
     Event,
     Failed,
+    Gone,
     Loading,
     Ready,
     Shutdown,
@@ -37,6 +37,7 @@ from fastgen.engine.messages import (
     TokenOutput,
     Watch,
 )
+from fastgen.engine.shared_counts import Count, Counts
 from fastgen.engine.watchdog import Watchdog
 
 # After the process exited, its socket is drained until no message has arrived for this long.
@@ -77,13 +78,15 @@ class EngineClient:
 
     def __init__(
         self,
-        launch: Launch,
-        socket: zmq.asyncio.Socket,
+        process: EngineProcess,
+        socket: zmq.Socket[bytes],
+        on_loading: Callable[[str, float], None],
         on_report: Callable[[StepReport], None] | None,
         step_timeout: float,
+        counts: Counts,
     ) -> None:
-        self._launch = launch
-        self._process = launch.process
+        self._counts = counts
+        self._process = process
         self._socket = socket
         self._on_report = on_report
         self._encoder = msgspec.msgpack.Encoder()
@@ -94,6 +97,12 @@ class EngineClient:
         self._watchdog: Watchdog | None = None  # while the engine is ready
         self._owes_report = False  # a command was sent after the last report
         self._num_received = 0
+        self._loop = asyncio.get_running_loop()
+        # Becomes readable when there are events, but not again before the socket has been found empty.
+        self._descriptor = int(socket.get(zmq.FD))
+        self._broken: asyncio.Future[None] = self._loop.create_future()  # an event could not be handled
+        self._started: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._on_loading = on_loading
         self._ready = False  # the engine reads no messages before
         self._dead = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -101,53 +110,53 @@ class EngineClient:
     @classmethod
     async def start(
         cls,
-        launch: Launch,
+        process: EngineProcess,
         config: EngineConfig,
         on_loading: Callable[[str, float], None],
         *,
         on_report: Callable[[StepReport], None] | None = None,
         step_timeout: float,
+        counts: Counts,
     ) -> EngineClient:
         """Send the configuration and wait until the engine is ready for requests.
 
         Args:
-            launch: the started process.
+            process: the started process.
             config: the model to serve and its settings.
             on_loading: called with a stage and its completed fraction, 0 to 1.
             on_report: called with every report, in order; must return quickly.
             step_timeout: see `ServerConfig.step_timeout_seconds`.
+            counts: of this process, among those of all clients of the engine.
 
         Raises:
             EngineStartError: if the engine cannot serve `config` or exits while loading.
         """
-        socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         socket.set(zmq.LINGER, 0)
         # Never drop a report while the loop is busy. The engine's send queue bounds how many are on their way.
         socket.set(zmq.RCVHWM, 0)
-        socket.bind(launch.address)
-        engine = cls(launch, socket, on_report, step_timeout)
-        launch.hand_over(config)
+        # Commands are bounded by the queue's limit, and none may be lost.
+        socket.set(zmq.SNDHWM, 0)
+        socket.bind(process.address)
+        engine = cls(process, socket, on_loading, on_report, step_timeout, counts)
+        process.hand_over(config)
         try:
-            await engine._wait_ready(on_loading)
+            await engine._wait_ready()
         except BaseException:
             await engine.stop()
             raise
         return engine
 
-    async def _wait_ready(self, on_loading: Callable[[str, float], None]) -> None:
-        ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._watcher = asyncio.create_task(self._watch(ready, on_loading))
+    async def _wait_ready(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
         dead = asyncio.create_task(self._dead.wait())
         try:
-            await _first_of(ready, dead)
+            await _first_of(self._started, dead)
         finally:
             dead.cancel()
-        if not ready.done():
+        if not self._started.done():
             raise EngineStartError(self.exit_message, self.exit_code)
-        self.info = ready.result()
-        self.in_flight = InFlight(self.info.max_sequences)
-        self._watchdog = Watchdog(self._step_timeout, self.info)
-        self._ready = True
+        self.info = self._started.result()
 
     @property
     def alive(self) -> bool:
@@ -169,8 +178,10 @@ class EngineClient:
         """How the engine exited; meaningful once it has."""
         if self._failure is not None:
             return self._failure.message
-        code = self._process.returncode
-        if code is not None and code < 0:
+        code = self._process.poll()
+        if code is None:
+            return "the engine process has ended"
+        if code < 0:
             hint = " (out of memory?)" if code == -signal.SIGKILL else ""
             return f"the engine process was killed by {signal.Signals(-code).name}{hint}"
         return f"the engine process ended with exit code {code}"
@@ -196,6 +207,11 @@ class EngineClient:
         if self.alive:
             self._send(Watch(on))
 
+    def leave(self, client: int) -> None:
+        """Tell the engine that another client has exited: its requests end."""
+        if self.alive and self._ready:
+            self._send(Gone(client))
+
     def abort_all(self) -> None:
         """End all requests with finish reason `abort`; their outputs so far remain valid."""
         for request_id in self.in_flight.ids():
@@ -211,69 +227,95 @@ class EngineClient:
         return EngineDeadError(self.exit_message, self.exit_code)
 
     async def stop(self) -> None:
-        """Stop the engine process and wait for its exit. Unfinished requests get EngineDeadError."""
-        if self.alive and self._ready:
-            self._send(Shutdown())
-            await _first_of(asyncio.create_task(_wait_exit(self._process)), timeout=_STOP_SECONDS)
-        if self._process.poll() is None:
-            self._process.kill()
-        await _first_of(asyncio.create_task(_wait_exit(self._process)), timeout=_EXIT_SECONDS)
+        """Stop the engine process, if this process started it, and wait for its exit.
+
+        Unfinished requests get EngineDeadError.
+        """
+        if self._process.is_owned:
+            if self.alive and self._ready:
+                self._send(Shutdown())
+                await _first_of(asyncio.create_task(_wait_exit(self._process.pid)), timeout=_STOP_SECONDS)
+            if self._process.poll() is None:
+                self._process.kill()
+                await _first_of(asyncio.create_task(_wait_exit(self._process.pid)), timeout=_EXIT_SECONDS)
         if self._watcher is not None:
-            self._failed.set()  # so that it does not wait for a process that cannot be killed
-            await self._watcher
+            if self._process.is_owned:
+                self._failed.set()  # so that it does not wait for a process that cannot be killed
+            else:
+                self._watcher.cancel()
+            await asyncio.wait((self._watcher,))
+            if not self._watcher.cancelled():
+                self._watcher.result()
         self._socket.close()
-        self._launch.end()
+        self._process.end()
 
     def _send(self, command: Command) -> None:
-        # Not awaited: the future is done at once unless the queue is full, and messages keep their order either way.
-        self._socket.send(self._encoder.encode(command))
+        with contextlib.suppress(zmq.Again):  # the engine has exited, which the watcher is about to find
+            self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
         self._owes_report = True
+        # Sending may have taken the sign that there are events.
+        self._loop.call_soon(self._receive)
 
-    async def _watch(self, ready: asyncio.Future[EngineInfo], on_loading: Callable[[str, float], None]) -> None:
+    async def _watch(self) -> None:
         """Receive messages until the engine exits, fails or hangs; then drain the socket and wake all waiters.
 
         Does not kill the process: `stop` does.
         """
-        receiver = asyncio.create_task(self._receive(ready, on_loading))
-        exited = asyncio.create_task(_wait_exit(self._process))
+        self._loop.add_reader(self._descriptor, self._receive)
+        self._receive()
+        exited = asyncio.create_task(_wait_exit(self._process.pid))
         failed = asyncio.create_task(self._failed.wait())
         guard = asyncio.create_task(self._guard())
-        await _first_of(exited, receiver, failed, guard)
-        if receiver.done() and self._failure is None:
-            message = f"the engine process sent a message that cannot be decoded: {receiver.exception()}"
-            self._failure = Failed(message, exit_codes.FAILED)
-        if failed.done():
-            await _first_of(exited, timeout=_EXIT_SECONDS)
-        for task in (exited, failed, guard):
-            task.cancel()
-        num_received = -1
-        while num_received != self._num_received:
-            num_received = self._num_received
-            await asyncio.sleep(_DRAIN_SECONDS)
-        receiver.cancel()
-        self._dead.set()
-        if self._ready:
-            self.in_flight.end_all()
+        try:
+            await _first_of(exited, self._broken, failed, guard)
+            if self._broken.done() and self._failure is None:
+                message = f"the engine process sent a message that cannot be decoded: {self._broken.exception()}"
+                self._failure = Failed(message, exit_codes.FAILED)
+            if failed.done():
+                await _first_of(exited, timeout=_EXIT_SECONDS)
+            num_received = -1
+            while num_received != self._num_received:
+                num_received = self._num_received
+                await asyncio.sleep(_DRAIN_SECONDS)
+        finally:
+            for task in (exited, failed, guard):
+                task.cancel()
+            self._loop.remove_reader(self._descriptor)
+            self._dead.set()
+            if self._ready:
+                self.in_flight.end_all()
 
-    async def _receive(self, ready: asyncio.Future[EngineInfo], on_loading: Callable[[str, float], None]) -> None:
-        while True:
-            event = self._decoder.decode(await self._socket.recv())
-            self._num_received += 1
-            match event:
-                case StepReport():
-                    self._owes_report = False
-                    if self._watchdog is not None:
-                        self._watchdog.record(event)
-                    if self._on_report is not None:
-                        self._on_report(event)
-                    self.in_flight.record(event)
-                case Loading(stage, fraction):
-                    on_loading(stage, fraction)
-                case Ready(info):
-                    ready.set_result(info)
-                case Failed():
-                    self._failure = event
-                    self._failed.set()
+    def _receive(self) -> None:
+        """Handle all events that have arrived. An asyncio socket of ZeroMQ would take a task step for each."""
+        try:
+            while not (self._dead.is_set() or self._broken.done()):
+                self._handle(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            pass
+        except Exception as error:
+            self._broken.set_exception(error)
+
+    def _handle(self, event: Event) -> None:
+        self._num_received += 1
+        match event:
+            case StepReport():
+                self._owes_report = False
+                if self._watchdog is not None:
+                    self._watchdog.record(event)
+                if self._on_report is not None:
+                    self._on_report(event)
+                self.in_flight.record(event)
+            case Loading(stage, fraction):
+                self._on_loading(stage, fraction)
+            case Ready(info):
+                # At once: a report about another client's requests may follow.
+                self.in_flight = InFlight(info.max_sequences, self._counts)
+                self._watchdog = Watchdog(self._step_timeout, info)
+                self._ready = True
+                self._started.set_result(info)
+            case Failed():
+                self._failure = event
+                self._failed.set()
 
     async def _guard(self) -> None:
         """Return when the engine hangs."""
@@ -282,26 +324,29 @@ class EngineClient:
             if self._watchdog is None:
                 continue
             # A report may be on its way that was sent before the engine read the last command.
-            has_work = self._owes_report or bool(self.in_flight.ids())
-            self._watchdog.look(time.monotonic(), has_work=has_work)
+            self._counts.set(Count.AWAITING, self._owes_report or bool(self.in_flight.ids()))
+            self._watchdog.look(time.monotonic(), has_work=self._counts.total(Count.AWAITING) > 0)
             if self._watchdog.is_hung:
                 self._failure = Failed(self._watchdog.message(), exit_codes.HUNG)
                 return
 
 
-async def _wait_exit(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process to exit, without a thread: its pidfd becomes readable (pidfd_open(2))."""
-    if process.poll() is not None:
-        return
+async def _wait_exit(pid: int) -> None:
+    """Wait for a process to exit, without a thread: its pidfd becomes readable (pidfd_open(2)).
+
+    The process is not reaped, so its number means no other process until its parent asks for the exit code.
+    """
     loop, exited = asyncio.get_running_loop(), asyncio.Event()
-    descriptor = os.pidfd_open(process.pid)
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:  # it has been reaped
+        return
     loop.add_reader(descriptor, exited.set)
     try:
         await exited.wait()
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-    process.wait()
 
 
 async def _first_of(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:

@@ -370,7 +370,7 @@ class Engine:
         self._scheduler.check_integrity()
 
     def prepare_grammars(self) -> None:
-        """Do what the first grammar needs. It may delay a step once: call it when idle."""
+        """Do in the background what the first grammar needs. It may delay steps once: call it before the first one."""
         if self._grammars is not None:
             self._grammars.prepare()
 
@@ -380,7 +380,8 @@ class Engine:
         """Return `outputs` with the current state; without `stats` and `plan` if no step was run."""
         state = self._scheduler.stats(self._clock())
         trace = StepTrace.of(plan, self._scheduler.running, self._scheduler.waiting) if self.is_watched else None
-        return StepReport(outputs, stats or StepStats(), state, self.step_model.coefficients, trace)
+        num_finished = sum(output.finish_reason is not None for output in outputs)
+        return StepReport(outputs, stats or StepStats(), state, self.step_model.coefficients, trace, num_finished)
 
     def _compile(self, grammar: Grammar | None) -> Future[NewConstraint] | None:
         if grammar is None:

@@ -1,6 +1,6 @@
-"""The server's view of the requests in the engine process.
+"""An API process's view of the requests in the engine process.
 
-The server is the engine's only client, so it knows all requests of the engine.
+Together the API processes are the engine's only clients, so they know all requests of the engine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fastgen.engine.messages import StepReport, TokenOutput
+from fastgen.engine.shared_counts import Count, Counts
 
 # Time constant of the rate of finished requests: long enough for slow generations, short enough to follow the load.
 _RATE_SECONDS = 30.0
@@ -36,7 +37,10 @@ class InFlight:
     removed.
     """
 
-    def __init__(self, max_sequences: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_sequences: int, counts: Counts | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._counts = counts or Counts.of_only_process()
         self._max_sequences = max_sequences
         self._capacity = max_sequences
         self._receivers: dict[str, Receiver] = {}
@@ -45,37 +49,41 @@ class InFlight:
 
     @property
     def num_queued(self) -> int:
-        """Requests that do not run yet: reported as waiting by the engine, or reserved or sent since.
+        """Requests of all API processes that do not run yet: reported as waiting, or reserved or sent since.
 
         The engine runs up to `max_sequences` requests while none waits. If some wait, memory or the token budget limits
         it to fewer: to as many as ran in its last step.
         """
-        return max(0, len(self._receivers) + len(self._reserved) - self._capacity)
+        return max(0, self._counts.total(Count.PLACES) - self._capacity)
 
     @property
     def finished_per_second(self) -> float:
-        """Recent rate of finished requests."""
+        """Recent rate of finished requests of all API processes, and of those that this process has cancelled."""
         return self._finished.per_second()
 
     def reserve(self, request_ids: Iterable[str]) -> None:
         """Count requests that are admitted but not sent yet."""
         self._reserved.update(request_ids)
+        self._publish()
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Drop the reservations of requests that will not be sent."""
         self._reserved.difference_update(request_ids)
+        self._publish()
 
     def open(self, request_id: str, receiver: Receiver) -> None:
         """Give the outputs of a request, which is sent now, to `receiver`."""
         assert request_id not in self._receivers, f"request id {request_id} is in use"
         self._reserved.discard(request_id)
         self._receivers[request_id] = receiver
+        self._publish()
 
     def close(self, request_id: str) -> bool:
         """Remove a request. Return False if it had ended already."""
-        if self._receivers.pop(request_id, None) is None:
+        if request_id not in self._receivers:
             return False
         self._finished.add(1)
+        self._end(request_id)
         return True
 
     def ids(self) -> list[str]:
@@ -84,13 +92,13 @@ class InFlight:
 
     def record(self, report: StepReport) -> None:
         """Deliver the outputs of a report and update the number of running requests."""
-        num_finished = 0
+        if report.num_finished:
+            self._finished.add(report.num_finished)
         for output in report.outputs:
-            num_finished += output.finish_reason is not None
             self.deliver(output)
         stats = report.scheduler
         is_full = stats.num_waiting or stats.num_swapped
-        self._capacity = stats.num_running + num_finished if is_full else self._max_sequences
+        self._capacity = stats.num_running + report.num_finished if is_full else self._max_sequences
 
     def deliver(self, output: TokenOutput) -> None:
         """Give an output to its request's receiver, unless the request was closed."""
@@ -98,7 +106,7 @@ class InFlight:
         if receiver is None:
             return
         if output.finish_reason is not None:
-            self.close(output.request_id)
+            self._end(output.request_id)
         try:
             receiver.push(output)
         except Exception:  # of this request; the others must get theirs
@@ -108,8 +116,17 @@ class InFlight:
     def end_all(self) -> None:
         """Tell all receivers that the engine has exited."""
         receivers, self._receivers = self._receivers, {}
+        self._publish()
         for receiver in receivers.values():
             receiver.fail()
+
+    def _end(self, request_id: str) -> None:
+        del self._receivers[request_id]
+        self._publish()
+
+    def _publish(self) -> None:
+        """Tell the other API processes how many places this one's requests take."""
+        self._counts.set(Count.PLACES, len(self._receivers) + len(self._reserved))
 
 
 class Rate:

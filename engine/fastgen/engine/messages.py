@@ -1,6 +1,6 @@
-"""Messages between the server and the engine process: msgspec structs over a ZeroMQ PAIR socket.
+"""Messages between the API processes and the engine process: msgspec structs over a ZeroMQ PAIR socket for each.
 
-server  -> engine   Add, Cancel, Watch, Shutdown
+server  -> engine   Add, Cancel, Watch; from the first API process also Gone, Shutdown
 engine  -> server   Loading*, then Ready or Failed; after Ready a StepReport per step; Failed before an exit on error
 """
 
@@ -32,11 +32,17 @@ class Watch(msgspec.Struct, tag="watch", frozen=True):
     on: bool
 
 
+class Gone(msgspec.Struct, tag="gone", frozen=True):
+    """An API process has exited, the engine's client of that number: cancel its requests and send it nothing more."""
+
+    client: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """Exit now and drop unfinished requests."""
 
 
-Command = Add | Cancel | Watch | Shutdown
+Command = Add | Cancel | Watch | Gone | Shutdown
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +82,10 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     exit_code: int
 
 
-class TokenOutput(msgspec.Struct, frozen=True, gc=False):
+class TokenOutput(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The output of one request in one step. Never part of a reference cycle: a step creates hundreds.
+
+    Encoded as an array: names of fields would take longer to read than their values.
 
     Attributes:
         token_ids: newly sampled tokens, including the token that ended the request.
@@ -101,13 +109,15 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepReport(msgspec.Struct, tag="step", frozen=True):
-    """Sent after every step, and after cancellations between steps.
+    """Sent to every client after every step, and after cancellations between steps.
 
     Attributes:
+        outputs: of the client's requests.
+        num_finished: requests of all clients that ended with this report.
         step: counters of the step; all 0 if the report comes without one.
         scheduler: the state after it.
         step_model: (a, b, c) of the fit step = a + b * tokens + c * kv_tokens, in seconds; zeros until there is one.
-        trace: the step by request, while somebody watches.
+        trace: the step by request, while the client watches.
     """
 
     outputs: list[TokenOutput]
@@ -115,6 +125,7 @@ class StepReport(msgspec.Struct, tag="step", frozen=True):
     scheduler: SchedulerStats
     step_model: tuple[float, float, float]
     trace: StepTrace | None = None
+    num_finished: int = 0
 
 
 Event = Loading | Ready | Failed | StepReport

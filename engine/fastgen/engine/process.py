@@ -1,7 +1,7 @@
-"""The engine process: loads the model, then runs the step loop and exchanges messages with the server.
+"""The engine process: loads the model, then runs the step loop and exchanges messages with the API processes.
 
-`fastgen.engine.launch` starts it as `python -m fastgen.engine.process ADDRESS LOG_FORMAT`, with the `EngineConfig` as
-JSON on standard input. It is a separate process so that HTTP work never delays a step.
+`fastgen.engine.launch` starts it as `python -m fastgen.engine.process LOG_FORMAT ADDRESS...`, with the `EngineConfig`
+as JSON on standard input. It is a separate process so that HTTP work never delays a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -23,15 +23,17 @@ import zmq
 from fastgen import exit_codes, logs
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import FinishReason, RequestError
+from fastgen.engine.clients import Clients
 from fastgen.engine.messages import (
     Add,
     Cancel,
     Command,
-    Event,
     Failed,
+    Gone,
     Loading,
     Ready,
     Shutdown,
+    StepReport,
     TokenOutput,
     Watch,
 )
@@ -48,27 +50,55 @@ _IDLE_SECONDS = 1.0
 
 
 class Channel:
-    """The engine's end of the socket pair."""
+    """The engine's ends of the socket pairs, one per client."""
 
-    def __init__(self, address: str) -> None:
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-        self._socket.set(zmq.SNDHWM, _SEND_QUEUE)
-        self._socket.set(zmq.LINGER, 1000)
-        self._socket.connect(address)
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._sockets = [_connect(address) for address in addresses]
+        self._poller = zmq.Poller()
+        self._client = {socket: client for client, socket in enumerate(self._sockets)}
+        for socket in self._sockets:
+            self._poller.register(socket, zmq.POLLIN)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+        self.clients = Clients(len(self._sockets))
 
-    def send(self, event: Event) -> None:
-        """Send one event."""
-        self._socket.send(self._encoder.encode(event))
+    def send(self, event: Loading | Ready | Failed) -> None:
+        """Send one event to all clients."""
+        encoded = self._encoder.encode(event)
+        for client in self.clients.present:
+            self._sockets[client].send(encoded)
 
-    def receive(self, *, wait: float | None) -> list[Command]:
-        """Return all pending commands. Wait for the first one for at most `wait` seconds; without limit if None."""
-        commands: list[Command] = []
-        timeout = None if wait is None else round(wait * 1000)
-        while self._socket.poll(0 if commands else timeout, zmq.POLLIN):
-            commands.append(self._decoder.decode(self._socket.recv()))
+    def report(self, report: StepReport) -> None:
+        """Send each client its part of a report."""
+        for client, part in self.clients.split(report):
+            self._sockets[client].send(self._encoder.encode(part))
+
+    def receive(self, *, wait: float | None) -> list[tuple[int, Command]]:
+        """Return all pending commands, each with its client. Wait for the first one for at most `wait` seconds.
+
+        Without limit if `wait` is None. The commands of one client are in order.
+        """
+        commands: list[tuple[int, Command]] = []
+        for socket, _ in self._poller.poll(None if wait is None else round(wait * 1000)):
+            client = self._client[socket]
+            while socket.poll(0, zmq.POLLIN):
+                commands.append((client, self._decoder.decode(socket.recv())))
         return commands
+
+    def leave(self, client: int) -> list[str]:
+        """Stop exchanging messages with a client that has gone; return its requests."""
+        requests = self.clients.leave(client)
+        self._poller.unregister(self._sockets[client])
+        self._sockets[client].close(linger=0)
+        return requests
+
+
+def _connect(address: str) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    socket.set(zmq.SNDHWM, _SEND_QUEUE)
+    socket.set(zmq.LINGER, 1000)
+    socket.connect(address)
+    return socket
 
 
 def serve(channel: Channel, config: EngineConfig, started: float) -> None:
@@ -90,10 +120,12 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         lambda stage, fraction: channel.send(Loading(stage, fraction)),
         started=started,
     )
-    engine = loaded.engine
+    engine, clients = loaded.engine, channel.clients
     gc.freeze()
     gc.enable()
     channel.send(Ready(loaded.info))
+    # In the background: probes and endpoints take longer to bring the first request, and no later one is delayed.
+    engine.prepare_grammars()
     is_rested = False
     while True:
         owes_report = False
@@ -101,11 +133,13 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         commands = channel.receive(wait=0.0 if engine.has_work else None if is_rested else _IDLE_SECONDS)
         if not commands and not engine.has_work:
             engine.check_integrity()
-            engine.prepare_grammars()
             is_rested = True
-        for command in commands:
+        for client, command in commands:
+            if client not in clients.present:  # it has gone, which another one has just said
+                continue
             match command:
                 case Add(request):
+                    clients.open(request.id, client)
                     try:
                         engine.add(request)
                     except RequestError as error:
@@ -114,17 +148,24 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
                         log.error("request %s rejected: %s", request.id, error)
                         rejected.append(_aborted(request.id))
                 case Cancel(request_id):
+                    clients.close(request_id)
                     owes_report |= engine.cancel(request_id)
                 case Watch(on):
-                    engine.is_watched = on
+                    clients.watch(client, on=on)
+                    engine.is_watched = clients.is_watched
+                    owes_report = True
+                case Gone(gone):
+                    for request_id in channel.leave(gone):
+                        engine.cancel(request_id)
+                    engine.is_watched = clients.is_watched
                     owes_report = True
                 case Shutdown():
                     return
         if rejected or (owes_report and not engine.has_work):
-            channel.send(engine.report(rejected))
+            channel.report(engine.report(rejected))
         if engine.has_work:
             is_rested = False
-            channel.send(engine.step())
+            channel.report(engine.step())
 
 
 def _aborted(request_id: str) -> TokenOutput:
@@ -150,8 +191,9 @@ def main(prepare: Callable[[], None]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1
-    logs.configure(sys.argv[2])
-    channel = Channel(sys.argv[1])
+    log_format, *addresses = sys.argv[1:]
+    logs.configure(log_format)
+    channel = Channel(addresses)
     prepare()
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     try:

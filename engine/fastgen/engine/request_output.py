@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.engine.messages import TokenOutput
@@ -26,8 +28,7 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, frozen=True, gc=False):
     """What engine outputs have added to a request's output since the last delta was taken.
 
     Attributes:
@@ -80,7 +81,7 @@ class RequestOutput:
     @property
     def has_delta(self) -> bool:
         """Return whether there is new text, or the output has finished, since the last `take`."""
-        return len(self._pieces) > self._num_taken_pieces or self.finish_reason is not None
+        return len(self._pieces) > self._num_taken_pieces or self._output.finish_reason is not None
 
     def push(self, output: TokenOutput) -> None:
         """Add an engine output.
@@ -113,7 +114,8 @@ class RequestOutput:
         if self.logprobs is not None:
             logprobs = self.logprobs[self._num_taken_logprobs :]
             self._num_taken_logprobs = len(self.logprobs)
-        return OutputDelta(text, logprobs, self.finish_reason, self.stop_reason)
+        reason = self._output.finish_reason
+        return OutputDelta(text, logprobs) if reason is None else OutputDelta(text, logprobs, reason, self.stop_reason)
 
     def as_delta(self) -> OutputDelta:
         """Return the output so far as one delta."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,6 +17,7 @@ from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, parsed_se
 from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.engine.build import build_engine
 from fastgen.engine.request_output import OutputDelta, RequestOutput
+from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 from fastgen.text.chat import ChatTemplateError
@@ -34,7 +35,9 @@ class LLM:
     Not thread-safe. Several streams may be open at once; they share engine steps.
 
     Args:
-        model: path of a GGUF file or a Hugging Face directory.
+        model: path of a GGUF file or a Hugging Face directory, or a model that is open already.
+        generation_config: `auto` takes sampling parameters that a call leaves out from the model's
+            generation_config.json, `none` from `SamplingParams`.
         on_loading: called with a stage and its completed fraction, 0 to 1, while the model loads. The default is a
             progress bar on a terminal.
         settings: fields of `fastgen.config.EngineConfig`; sizes may be strings such as "2GiB".
@@ -43,25 +46,39 @@ class LLM:
         config: the settings, with `token_budget` resolved to a number.
         tokenizer: the model's tokenizer.
         engine: the engine, for callers that drive requests themselves.
+        default_sampling: the parameters of calls without any.
         max_model_length: maximum number of prompt plus generated tokens.
 
     Raises:
         ConfigError: if the model or the settings are not supported.
     """
 
-    def __init__(self, model: str, *, on_loading: Callable[[str, float], None] | None = None, **settings: Any) -> None:
-        config = EngineConfig(model=str(model), **parsed_settings(settings, ENGINE_SETTINGS))
+    def __init__(
+        self,
+        model: str | ModelSource,
+        *,
+        generation_config: Literal["auto", "none"] = "auto",
+        on_loading: Callable[[str, float], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        name = str(model.path if isinstance(model, ModelSource) else model)
+        config = EngineConfig(model=name, **parsed_settings(settings, ENGINE_SETTINGS))
         started = time.monotonic()
-        source = ModelSource.open(config.model)
+        source = model if isinstance(model, ModelSource) else ModelSource.open(config.model)
+        if generation_config not in ("auto", "none"):
+            raise ConfigError(f"generation_config is {generation_config!r}: it must be auto or none")
+        defaults = generation_defaults(generation_config, source.path)
         if source.native is not None and not source.native.has_head:
             raise ConfigError(
-                f"model {model}: it has no output head and cannot generate; use fastgen serve --task embed"
+                f"model {name}: it has no output head and cannot generate; use fastgen serve --task embed"
             )
         self.tokenizer = tokenizer = Tokenizer.load(source.tokenizer)
         with progress_bar() if on_loading is None else nullcontext(on_loading) as progress:
             loaded = build_engine(source, config, lambda: tokenizer, progress, started=started)
         self.engine, self.config, self._runner = loaded.engine, loaded.config, loaded.runner
         self.max_model_length = loaded.info.max_model_length
+        self.default_sampling = SamplingParams(**defaults)  # type: ignore[arg-type]  # checked when they were read
+        self._reply_tokens = int(defaults.get("max_tokens", self.max_model_length))
         self._ids = itertools.count()
         self._running: dict[str, RequestOutput] = {}
         self._pending: list[tuple[RequestOutput, OutputDelta]] = []
@@ -83,7 +100,8 @@ class LLM:
 
         Args:
             prompts: strings or lists of token ids.
-            sampling: parameters for all prompts, or one entry per prompt.
+            sampling: parameters for all prompts, or one entry per prompt; by default `default_sampling`. What is given
+                is used as it is.
             stop: stop strings; they are not part of the text.
             n: completions per prompt. With a seed, completion i uses seed + i.
             progress: show a progress bar on standard error. By default, shown for several prompts on a terminal.
@@ -97,7 +115,7 @@ class LLM:
         if n < 1:
             raise RequestError(f"n is {n}: it must be at least 1", "n")
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        params = _per_prompt(sampling, len(batch))
+        params = _per_prompt(self.default_sampling if sampling is None else sampling, len(batch))
         outputs = [
             self._prepare(prompt, _with_seed_offset(each, index), stop)
             for prompt, each in zip(batch, params, strict=True)
@@ -113,21 +131,28 @@ class LLM:
         return outputs
 
     def chat(
-        self, messages: Sequence[Message], sampling: SamplingParams | None = None, *, stop: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestOutput:
-        """Generate the next message of a conversation with the model's chat template.
+        """Generate the next message of a conversation with the model's chat template. Reasoning is part of its text.
 
         Args:
             messages: mappings with `role` and `content`.
-            sampling: by default, the reply may use the rest of the model's length.
+            sampling: by default `default_sampling`, with the rest of the model's length for the reply unless
+                generation_config.json limits it.
             stop: stop strings; they are not part of the text.
+            chat_template_kwargs: variables of the chat template, such as `enable_thinking`.
 
         Raises:
             RequestError: if the model has no chat template, or the template rejects the messages.
         """
-        prompt = self.chat_prompt(messages)
-        max_tokens = max(1, self.max_model_length - len(prompt))
-        return self.generate([prompt], sampling or SamplingParams(max_tokens=max_tokens), stop=stop)[0]
+        prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
+        max_tokens = max(1, min(self._reply_tokens, self.max_model_length - len(prompt)))
+        return self.generate([prompt], sampling or replace(self.default_sampling, max_tokens=max_tokens), stop=stop)[0]
 
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, stop: Sequence[str] = ()
@@ -137,10 +162,14 @@ class LLM:
         Raises:
             RequestError: if the model cannot serve the request.
         """
-        yield from self._run([self._prepare(prompt, sampling or SamplingParams(), stop)])
+        yield from self._run([self._prepare(prompt, sampling or self.default_sampling, stop)])
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def chat_prompt(
+        self, messages: Sequence[Message], *, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Render a conversation with the chat template and return its token ids.
+
+        `chat_template_kwargs` are variables of the template, such as `enable_thinking`.
 
         Raises:
             RequestError: if the model has no chat template, or the template rejects the messages.
@@ -149,7 +178,7 @@ class LLM:
         if template is None:
             raise RequestError("messages: this model has no chat template; use generate", "messages")
         try:
-            text = template.render(messages)
+            text = template.render(messages, variables=chat_template_kwargs)
         except ChatTemplateError as error:
             raise RequestError(f"messages: the model's chat template rejects them: {error}", "messages") from error
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -201,9 +230,9 @@ class LLM:
             self._pending.append((output, delta))
 
 
-def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if sampling is None or isinstance(sampling, SamplingParams):
-        return [sampling or SamplingParams()] * count
+def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * count
     if len(sampling) != count:
         raise RequestError(f"sampling has {len(sampling)} entries for {count} prompts: give one for each", "sampling")
     return list(sampling)

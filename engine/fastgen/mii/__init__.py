@@ -1,4 +1,4 @@
 """API compatible with DeepSpeed-MII: a pipeline in this process, and servers that outlive it.
 
-docs/from-deepspeed-mii.md maps each MII call and argument to its equivalent.
+docs/coming-from/deepspeed-mii.md maps each MII call and argument to its equivalent.
 """

@@ -27,6 +27,7 @@ from fastgen.server.openai import chat, completions, embeddings, rerank, tokeniz
 from fastgen.server.openai.other_routes import missing_route
 from fastgen.server.openai.response_api import endpoint as responses
 from fastgen.server.serving.lifecycle import Lifecycle
+from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service
 from fastgen.server.ui import routes as ui
 from fastgen.server.ui.step_feed import StepFeed
@@ -39,10 +40,25 @@ _NOT_REJECTED = frozenset({"engine_dead", "deadline_exceeded", "internal_error",
 
 
 def create_app(
-    service: Service, config: ServerConfig, keys: KeyRing, tracer: Tracer | None, steps: StepFeed | None = None
+    service: Service,
+    config: ServerConfig,
+    keys: KeyRing,
+    tracer: Tracer | None,
+    steps: StepFeed | None = None,
+    exchange: MetricsExchange | None = None,
 ) -> ASGIApp:
-    """Return the application; `tracer` is None if tracing is off, `steps` if there is no page."""
+    """Return the application.
+
+    Args:
+        service: what the endpoints share.
+        config: the server's settings.
+        keys: valid API keys.
+        tracer: None if tracing is off.
+        steps: None if there is no page.
+        exchange: metrics of the other API processes, if there are any.
+    """
     endpoints = _endpoints(service)
+    endpoints.state.exchange = exchange
     if steps is not None:
         endpoints.include_router(ui.router(steps))
     app: ASGIApp = endpoints

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import prometheus_client
 import uvicorn
@@ -19,20 +19,24 @@ import uvloop
 
 from fastgen import exit_codes
 from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
-from fastgen.engine.client import EngineClient, EngineStartError
-from fastgen.engine.launch import Launch
+from fastgen.engine.client import EngineClient, EngineError, EngineStartError
+from fastgen.engine.launch import EngineProcess, Launch
 from fastgen.engine.messages import StepReport
+from fastgen.engine.shared_counts import SharedCounts
+from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
 from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing
 from fastgen.server.http.connection import CLOSE, Connection, connection_class
+from fastgen.server.http.listening import allow_many_connections, listen
 from fastgen.server.http.tracing import Tracer, is_configured
+from fastgen.server.processes import APIProcessError, APIProcesses
 from fastgen.server.serving.encoding import PromptSizeLimit
-from fastgen.server.serving.generation_defaults import generation_defaults
 from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
+from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service
 from fastgen.server.serving.task import ServedTask
 from fastgen.server.ui.step_feed import StepFeed
@@ -47,12 +51,11 @@ log = logging.getLogger("fastgen.server")
 _DEAD_ENGINE_GRACE_SECONDS = 1.0
 # After the drain: time to flush the last bytes to the clients.
 _FLUSH_SECONDS = 5
-# TCP timeout for a peer that acknowledges nothing.
-_PEER_TIMEOUT_SECONDS = 120
-_MAX_OPEN_FILES = 65536
 # How long a connection without a request stays open during a drain. A busy client uses it again within that time, and
 # learns from the response that it ends.
 _IDLE_SECONDS = 2
+# After another API process ended by itself: time for this one to find the cause, most often that the engine failed.
+_FINDING_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 75  # longer than the 60 s common in proxies, which must be the side that closes
 
 
@@ -68,6 +71,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, launch: Launch
         ConfigError: if the settings or the model are not supported.
         EngineStartError: if the engine fails to start for another reason.
         EngineDeadError: if the engine dies or hangs while it serves.
+        APIProcessError: if another API process than this first one dies.
     """
     started = time.monotonic()
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the output, and unused
@@ -76,46 +80,56 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, launch: Launch
     source = ModelSource.open(engine_config.model)
     keys = KeyRing(server_config.api_key_file, os.environ)
     endpoint = server_config.otlp_endpoint
-    tracer = Tracer(endpoint) if is_configured(endpoint, os.environ) else None
-    _allow_many_connections()
-    listener = _listen(server_config.host, server_config.port)
-    try:
-        return uvloop.run(Server(engine_config, server_config, source, listener, keys, tracer, launch, started).run())
-    finally:
-        listener.close()
+    allow_many_connections()
+    num_processes = server_config.api_processes
+    listeners = listen(server_config.host, server_config.port, num_processes)
+    counts = SharedCounts(num_processes)
+
+    def serve(process: int, engine: EngineProcess, others: APIProcesses | None) -> int:
+        for number, listener in enumerate(listeners):
+            if number != process:
+                listener.close()  # its process alone accepts its connections
+        tracer = Tracer(endpoint) if is_configured(endpoint, os.environ) else None  # it has a thread
+        role = Role(process, engine, counts, launch.folder, others)
+        listener = listeners[process]
+        try:
+            return uvloop.run(Server(engine_config, server_config, source, listener, keys, tracer, role, started).run())
+        finally:
+            listener.close()
+
+    def serve_beside(process: int) -> int:
+        try:
+            return serve(process, launch.shared(process), None)
+        except (ConfigError, EngineError) as error:  # the first process finds the same, and its line is the last
+            log.error("API process %d: %s", process, error)
+            return error.exit_code if isinstance(error, EngineError) else exit_codes.BAD_CONFIGURATION
+
+    others = APIProcesses(num_processes - 1, serve_beside)
+    return serve(0, launch, others)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        # Python appends the address to strerror; name resolution errors have their own text.
-        number = error.errno or 0
-        reason = os.strerror(number) if number > 0 else error.strerror
-        raise ConfigError(f"--host {host} --port {port}: {reason}; choose another address or port") from None
-    except OverflowError:
-        raise ConfigError(f"--port {port}: must be from 0 to 65535") from None
-    # Connections inherit these options. Without them, a client whose machine or network vanished would hold its
-    # sequence, and a drain, until the end.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PEER_TIMEOUT_SECONDS // 2)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PEER_TIMEOUT_SECONDS // 8)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _PEER_TIMEOUT_SECONDS * 1000)
-    return listener
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What an API process is within its server.
 
+    Attributes:
+        process: its number; the first, 0, started the engine and the others, and ends with them.
+        engine: the engine process.
+        counts: what the processes count together.
+        folder: private to the server.
+        others: the other processes; None in each of them.
+    """
 
-def _allow_many_connections() -> None:
-    """Raise the limit on open files: each connection needs one, and the usual 1024 is less than the queue takes."""
-    limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_OPEN_FILES if highest == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, highest)
-    if limit != resource.RLIM_INFINITY and limit < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, highest))
+    process: int
+    engine: EngineProcess
+    counts: SharedCounts
+    folder: Path
+    others: APIProcesses | None
 
 
 @dataclass(eq=False)
 class Server:
-    """The server process from start to exit.
+    """An API process from start to exit.
 
     Attributes:
         engine_config: the engine's settings.
@@ -124,8 +138,8 @@ class Server:
         listener: the listening socket.
         keys: valid API keys.
         tracer: None if tracing is off.
-        launch: the engine process, which waits for its configuration.
-        started: start time of the process, in seconds of the monotonic clock.
+        role: which of the server's processes it is, and its engine, which waits for its configuration.
+        started: start time of the server, in seconds of the monotonic clock.
     """
 
     engine_config: EngineConfig
@@ -134,7 +148,7 @@ class Server:
     listener: socket.socket
     keys: KeyRing
     tracer: Tracer | None
-    launch: Launch
+    role: Role
     started: float
 
     def __post_init__(self) -> None:
@@ -142,8 +156,16 @@ class Server:
         names = self.server_config.served_model_names or (default_name,)
         self._defaults = generation_defaults(self.server_config.generation_config, self.source.path)
         self._task = ServedTask.of(self.source, self.server_config.task, self.server_config.pooling)
-        self._lifecycle = Lifecycle()
-        self._metrics = Metrics(names[0], self.server_config.metrics_compat)
+        counts = self._counts = self.role.counts.of(self.role.process)
+        self._lifecycle = lifecycle = Lifecycle(counts)
+        self._metrics = metrics = Metrics(names[0], self.server_config.metrics_compat)
+        self._exchange = MetricsExchange(
+            metrics.registry,
+            lambda: metrics.update(lifecycle.num_open),
+            self.role.folder,
+            self.role.process,
+            self.role.counts.num_processes,
+        )
         self._service = Service(
             names,
             self.engine_config.model,
@@ -155,9 +177,12 @@ class Server:
         self._steps = StepFeed() if self.server_config.ui else None
         self._stop_requested = asyncio.Event()
         self._second_signal = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._loss: APIProcessError | None = None  # which process
+        self._engine: EngineClient | None = None  # once it is ready
         self._http = _HTTPServer(
             uvicorn.Config(
-                create_app(self._service, self.server_config, self.keys, self.tracer, self._steps),
+                create_app(self._service, self.server_config, self.keys, self.tracer, self._steps, self._exchange),
                 http=connection_class(self.server_config.request_read_seconds),
                 log_config=None,
                 access_log=False,
@@ -173,12 +198,15 @@ class Server:
 
         Raises:
             EngineDeadError: if the engine dies or hangs.
+            APIProcessError: if another API process dies.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # Ctrl-C in a terminal reaches all processes. The first one passes it on, as SIGTERM.
+        for number in (signal.SIGTERM, signal.SIGINT) if self._is_first else (signal.SIGTERM,):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         serving = asyncio.create_task(self._http.serve(sockets=[self.listener]))
         try:
-            return await self._load_and_serve()
+            async with self._exchange.serving():
+                return await self._serve_with_others()
         finally:
             self._http.should_exit = True
             if self._steps is not None:
@@ -187,30 +215,88 @@ class Server:
             if self.tracer is not None:
                 await self.tracer.close()
 
-    async def _load_and_serve(self) -> int:
+    async def _serve_with_others(self) -> int:
+        supervising = asyncio.create_task(self._supervise())
+        try:
+            return await self._load_and_serve(supervising)
+        finally:
+            # If the engine has failed, the other processes still tell their clients.
+            self._signal_others()
+            await asyncio.wait((supervising,), timeout=2 * _FLUSH_SECONDS)
+            supervising.cancel()
+
+    async def _load_and_serve(self, supervising: asyncio.Task[None]) -> int:
         loading = asyncio.create_task(self._load())
         stopping = asyncio.create_task(self._stop_requested.wait())
-        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        losing = asyncio.create_task(self._lost.wait())
+        await asyncio.wait((loading, stopping, losing), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             loading.cancel()
             await asyncio.wait((loading,))
+            if self._loss is not None:
+                raise self._loss
             return 0
         model = loading.result()
+        engine = self._engine = model.engine
         try:
-            self._metrics.describe(model.engine.info, VERSION)
+            if self._is_first:
+                self._metrics.describe(engine.info, VERSION)
             self._lifecycle.begin_serving(model)
-            self._announce(model.engine)
-            dead = asyncio.create_task(model.engine.wait_dead())
-            await asyncio.wait((dead, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if self._is_first:
+                self._announce(engine)
+            dead = asyncio.create_task(engine.wait_dead())
+            await asyncio.wait((dead, stopping, losing), return_when=asyncio.FIRST_COMPLETED)
             if dead.done():
                 await asyncio.sleep(_DEAD_ENGINE_GRACE_SECONDS)
-                raise model.engine.dead()
-            return await self._drain(model.engine, dead)
+                raise engine.dead()
+            if not stopping.done():
+                log.error("%s", self._loss)
+                self._stop()
+            await self._drain(engine, dead, supervising)
+            if self._loss is not None:
+                raise self._loss
+            return 0
         finally:
-            await model.engine.stop()
+            await engine.stop()
+
+    @property
+    def _is_first(self) -> bool:
+        return self.role.process == 0
+
+    async def _supervise(self) -> None:
+        """Handle the exits of the other API processes, until there are no more."""
+        others, counts = self.role.others, self.role.counts
+        while others is not None and others.num_running:
+            process, code = await others.wait_exit()
+            counts.clear(process)
+            if self._engine is not None:
+                self._engine.leave(process)
+            if self._stop_requested.is_set() and code in (0, -signal.SIGTERM):  # it may have had no handler yet
+                continue
+            error = APIProcessError.of(process, code)
+            if code > 0:  # this process is about to find out why, unless the error was the other one's alone
+                asyncio.get_running_loop().call_later(_FINDING_SECONDS, self._lose, error)
+            else:
+                self._lose(error)
+
+    def _lose(self, error: APIProcessError) -> None:
+        """End the server because another API process has ended."""
+        if self._loss is None:
+            self._loss = error
+            self._lost.set()
+
+    def _stop(self) -> None:
+        """Drain in all processes; end at once if called again."""
+        (self._second_signal if self._stop_requested.is_set() else self._stop_requested).set()
+        self._signal_others()
+
+    def _signal_others(self) -> None:
+        if self.role.others is not None:
+            self.role.others.signal(signal.SIGTERM)
 
     def _record(self, report: StepReport) -> None:
-        self._metrics.record(report)
+        if self._is_first:
+            self._metrics.record(report)
         if self._steps is not None:
             self._steps.record(report)
 
@@ -218,14 +304,16 @@ class Server:
         """Load the tokenizer here while the engine process loads the weights."""
         # The local path: the download is complete, so the engine process does not contact the hub.
         config = replace(self.engine_config, model=str(self.source.path))
-        log.info("fastgen %s: loading %s", VERSION, self.engine_config.model)
+        if self._is_first:
+            log.info("fastgen %s: loading %s", VERSION, self.engine_config.model)
         engine = asyncio.create_task(
             EngineClient.start(
-                self.launch,
+                self.role.engine,
                 config,
                 self._lifecycle.set_loading_progress,
                 on_report=self._record,
                 step_timeout=self.server_config.step_timeout_seconds,
+                counts=self._counts,
             )
         )
         try:
@@ -278,15 +366,21 @@ class Server:
         if self._steps is not None:
             log.info("page: http://%s:%d/ui", address, port)
 
-    async def _drain(self, engine: EngineClient, dead: asyncio.Task[None]) -> int:
+    async def _drain(self, engine: EngineClient, dead: asyncio.Task[None], supervising: asyncio.Task[None]) -> None:
         """Let open requests finish within the drain time, then abort the rest, which keep their output so far.
 
-        Connections made before end with their next response, and idle ones after a moment.
+        Connections made before end with their next response, and idle ones after a moment. The first API process also
+        waits for the others.
+
+        Raises:
+            EngineDeadError: if the engine dies or hangs.
         """
+        began = time.monotonic()
         self._lifecycle.begin_draining()
         self._http.end_connections(_IDLE_SECONDS)
         seconds = self.server_config.drain_seconds
-        log.info("draining: %d open requests, up to %d s", self._lifecycle.num_open, seconds)
+        if self._is_first:
+            log.info("draining: %d open requests, up to %d s", self._lifecycle.total_open, seconds)
         idle = asyncio.create_task(self._wait_idle())
         immediate = asyncio.create_task(self._second_signal.wait())
         await asyncio.wait((idle, immediate, dead), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -294,10 +388,13 @@ class Server:
             log.info("aborting %d requests that have not finished", self._lifecycle.num_open)
             engine.abort_all()
             await asyncio.wait((idle, dead), timeout=_FLUSH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        # The other processes have got the signal when this one has, and drain as long as it may.
+        remaining = max(0.0, began + seconds - time.monotonic()) + 2 * _FLUSH_SECONDS
+        await asyncio.wait((supervising, dead), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
             raise engine.dead()
-        log.info("stopped")
-        return 0
+        if self._is_first:
+            log.info("stopped")
 
     async def _wait_idle(self) -> None:
         """Wait until no request is open and no idle connection may bring another one."""
@@ -307,8 +404,9 @@ class Server:
             await self._lifecycle.wait_idle()
 
     def _on_signal(self, number: int) -> None:
-        log.info("received %s", signal.Signals(number).name)
-        (self._second_signal if self._stop_requested.is_set() else self._stop_requested).set()
+        if self._is_first:
+            log.info("received %s", signal.Signals(number).name)
+        self._stop()
 
 
 class _HTTPServer(uvicorn.Server):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from fastgen.server.http.errors import APIError
 from fastgen.server.openai.responses import ModelCard, ModelList, json_response
+from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service
 from fastgen.version import VERSION
 
@@ -50,7 +52,7 @@ async def ready(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Return the number of open requests, as vLLM does."""
     service: Service = request.app.state.service
-    return json_response(Load(service.lifecycle.num_open))
+    return json_response(Load(service.lifecycle.total_open))
 
 
 @router.get("/metrics")
@@ -61,7 +63,12 @@ async def metrics(request: Request) -> Response:
     """
     service: Service = request.app.state.service
     accept, names = request.headers.get("accept", ""), request.query_params.getlist("name[]")
-    body, content_type = service.metrics.expose(accept, service.lifecycle.num_open, names)
+    exchange: MetricsExchange | None = request.app.state.exchange
+    try:
+        others = [] if exchange is None else await exchange.others()
+    except OSError as error:
+        raise APIError(503, f"the metrics of an API process are missing: {error}", code="metrics_missing") from None
+    body, content_type = service.metrics.expose(accept, service.lifecycle.num_open, names, others)
     return Response(body, headers={"Content-Type": content_type})
 
 

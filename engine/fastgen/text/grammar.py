@@ -49,8 +49,8 @@ def escaped(text: str) -> str:
 class GrammarFactory:
     """Creates the constraints of one engine, and computes their masks: a `fastgen.core.constraint.Grammars`.
 
-    The first grammar needs tables of the whole vocabulary. Building them takes half a second, and a third of that holds
-    the interpreter's lock, so `prepare` builds them earlier.
+    The first grammar needs tables of the whole vocabulary. Building them takes half a second. Half of that holds the
+    interpreter's lock, in two pieces, so `prepare` builds them before there are requests.
 
     Grammars are compiled in threads. Only the thread that calls `compile` touches the cache.
 
@@ -276,9 +276,10 @@ def _describe(
             return ids
         return _encode_greedily(text, text_tokens, longest)
 
-    return llguidance.LLTokenizer(
-        llguidance.TokenizerWrapper(_Vocabulary(tokens, special, end_tokens[0], encode_exactly)), eos_token=end_tokens
-    )
+    wrapper = llguidance.TokenizerWrapper(_Vocabulary(tokens, special, end_tokens[0], encode_exactly))
+    # In two calls, because each holds the interpreter's lock: other threads run in between.
+    trie = llguidance.LLTokenizer(wrapper, eos_token=end_tokens, slices=[])
+    return trie.with_slices(llguidance.LLTokenizer.general_slices())
 
 
 def _encode_greedily(text: bytes, tokens: Mapping[bytes, int], longest: int) -> list[int]:

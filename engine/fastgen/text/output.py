@@ -60,9 +60,16 @@ class OutputText:
         last token is the end-of-sequence or stop token; it gives no text unless the rules include it.
         """
         assert self.finish_reason is None, "this generation has finished"
-        pieces: list[str] = []
         ends_with_stop_token = finish_reason is FinishReason.STOP and not self._rules.include_stop
         num_text_tokens = len(token_ids) - ends_with_stop_token
+        if not self._rules.stop:  # all tokens at once
+            self.num_tokens += len(token_ids)
+            text = self._detokenizer.push(token_ids[:num_text_tokens] if ends_with_stop_token else token_ids)
+            if finish_reason is not None:
+                text += self._detokenizer.finish()
+                self.finish_reason = finish_reason
+            return text
+        pieces: list[str] = []
         for position, token_id in enumerate(token_ids):
             self.num_tokens += 1
             if position < num_text_tokens and self._append(self._detokenizer.push([token_id]), pieces):

@@ -100,6 +100,22 @@ def scrape_at(seconds: float, count: float, buckets: dict[str, float]) -> Scrape
     return Scrape.parse(f"{text}\n# TYPE fastgen_gap_seconds histogram\n" + "\n".join(lines[2:]) + "\n", seconds)
 
 
+def test_the_sum_of_two_servers_counts_what_each_did_also_after_a_restart() -> None:
+    grown = Interval(scrape_at(0, 10, {"1": 4, "+Inf": 10}), scrape_at(2, 30, {"1": 4, "+Inf": 20}))
+    restarted = Interval(scrape_at(0, 100, {"1": 50, "+Inf": 100}), scrape_at(2, 6, {"1": 6, "+Inf": 6}))
+    both = Interval.sum_of([grown, restarted])
+    assert both.seconds == 2
+    for label in (None, "a", "b"):
+        assert both.growth("things_total", label) == grown.growth("things_total", label) + restarted.growth(
+            "things_total", label
+        )
+    assert both.after.value("things_total") == 3 * 36
+    assert both.growth("gap_seconds_count") == 10 + 6
+    # 6 of the 16 observations are at most 1.
+    assert both.quantile("gap_seconds", 6 / 16) == pytest.approx(1.0)
+    assert both.quantile("gap_seconds", 3 / 16) == pytest.approx(0.5)
+
+
 def test_rates_and_quantiles_cover_only_the_interval() -> None:
     before = scrape_at(10.0, 5, {"0.1": 100, "0.2": 100, "+Inf": 100})
     after = scrape_at(12.0, 15, {"0.1": 100, "0.2": 110, "+Inf": 110})

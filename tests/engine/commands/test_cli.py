@@ -76,6 +76,20 @@ def test_an_invalid_flag_gives_a_one_line_error(
 
 
 @pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("0", "--api-processes 0: must be at least 1"),
+        ("65", "--api-processes 65: must be at most 64"),
+        ("two", "argument --api-processes: invalid int value: 'two'"),
+    ],
+)
+def test_an_invalid_number_of_api_processes_gives_a_one_line_error(
+    capsys: pytest.CaptureFixture[str], value: str, said: str
+) -> None:
+    assert said in refuse(capsys, "serve", "model.gguf", "--api-processes", value)
+
+
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--temperature", "-1"], "temperature is -1.0"),
@@ -137,6 +151,7 @@ def test_an_invalid_address_gives_a_one_line_error(capsys: pytest.CaptureFixture
     assert f"{flag} {value}" in refuse(capsys, "serve", str(demo_model()), flag, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "generate"])
 def test_a_context_larger_than_the_cache_gives_a_one_line_error(command: str, small_model: Path) -> None:
     flags = ["--kv-cache-memory", "1MiB", "--max-model-length", "8192"]

@@ -14,7 +14,12 @@ from fastgen.mii.arguments import GenerateArguments
 from fastgen.server.openai.field_table import fields_page
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("guide.md", "from-deepspeed-mii.md")
+PAGES = (
+    "guide.md",
+    "coming-from/deepspeed-mii.md",
+    "concepts/splitfuse.md",
+    "concepts/paged-kv-cache.md",
+)
 
 
 def test_the_committed_reference_is_up_to_date() -> None:
@@ -47,7 +52,7 @@ def test_links_between_pages_are_valid() -> None:
 
 
 def test_the_mii_page_maps_every_argument_of_generate() -> None:
-    text = (ROOT / "docs" / "from-deepspeed-mii.md").read_text()
+    text = (ROOT / "docs" / "coming-from" / "deepspeed-mii.md").read_text()
     for field in dataclasses.fields(GenerateArguments):
         if field.name != "more":
             assert f"`{field.name}`" in text

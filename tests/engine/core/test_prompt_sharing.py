@@ -89,6 +89,7 @@ def plans(s: Scheduler, in_flight: deque[StepPlan], ahead: int) -> StepPlan | No
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1], ids=["synchronous", "asynchronous"])
 @relaxed
 @given(

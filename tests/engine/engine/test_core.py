@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
 
 from fastgen.config import EngineConfig
-from fastgen.core.constraint import Constraint, NewConstraint
+from fastgen.core.constraint import NewConstraint
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.core.step_trace import StepTrace
 from fastgen.engine.core import Engine
 from fastgen.engine.messages import TokenOutput
 from fastgen.model.step_input import StepInput
+from support.given_grammars import Given
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo_prompt_logprobs
 
 
@@ -101,6 +101,7 @@ def test_no_step_runs_when_all_requests_are_overdue() -> None:
     runner.clock.now = 1.0
     report = engine.step()
     assert [output.finish_reason for output in report.outputs] == [FinishReason.DEADLINE]
+    assert report.num_finished == 1
     assert not runner.steps
     assert not engine.cancel("a")
 
@@ -183,26 +184,6 @@ def test_reports_carry_the_fit_of_step_times() -> None:
     a, b, c = report.step_model
     for tokens, kv_tokens in ((4, 100), (64, 200)):
         assert a + b * tokens + c * kv_tokens == pytest.approx(runner.seconds(tokens, kv_tokens), rel=0.02)
-
-
-class Given:
-    """Grammars that return these constraints, in turn."""
-
-    def __init__(self, *constraints: Constraint) -> None:
-        self.left = list(constraints)
-
-    def compile(self, _grammar: Grammar) -> Future[NewConstraint]:
-        compiled, constraint = Future[NewConstraint](), self.left.pop(0)
-        compiled.set_result(lambda: constraint)
-        return compiled
-
-    def prepare(self) -> None:
-        """Do nothing: there are no tables."""
-
-    def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
-        width = len(masks) // len(constraints)
-        for row, constraint in enumerate(constraints):
-            constraint.fill_mask(masks[row * width : (row + 1) * width])
 
 
 @dataclass
@@ -334,6 +315,31 @@ def test_a_mask_is_computed_after_the_token_before_it_is_known(steps_in_flight: 
         most = max(most, len(engine._in_flight))
     assert most == 1, "a step is launched ahead although a grammar holds its sampling back"
     assert constraint.asked == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_mask_is_computed_while_the_step_runs() -> None:
+    order: list[str] = []
+
+    class Noted(Anything):
+        def fill_mask(self, mask: memoryview) -> None:
+            super().fill_mask(mask)
+            order.append("mask")
+
+    class NotedRunner(SimulatedRunner):
+        def launch(self, step: StepInput) -> SimulatedTicket:
+            order.append("launch")
+            return super().launch(step)
+
+        def run_until(self, ticket: SimulatedTicket) -> None:
+            order.append("wait")
+            super().run_until(ticket)
+
+    engine = make_engine(NotedRunner(16, 4), token_budget=16, max_sequences=4)
+    engine._grammars = Given(Noted())
+    engine.add(request(prompt=8, max_tokens=3, grammar=Grammar(kind="json_object")))
+    while engine.has_work:
+        engine.step()
+    assert order == ["launch", "mask", "wait"] * 3
 
 
 @dataclass

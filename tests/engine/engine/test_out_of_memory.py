@@ -31,6 +31,10 @@ class OutOfMemoryError(RuntimeError):
     """As torch's: not a MemoryError."""
 
 
+class AcceleratorError(RuntimeError):
+    """Named as torch's."""
+
+
 def run_out(text: str = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation") -> NoReturn:
     raise OutOfMemoryError(text)
 
@@ -244,6 +248,7 @@ def test_other_errors_are_not_retried() -> None:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True, True),
         (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors"), False, True),
         (RuntimeError("Triton Error [CUDA]: device-side assert triggered"), False, True),
+        (AcceleratorError("device-side assert triggered"), False, True),
         (RuntimeError("shapes do not match"), False, False),
         (ValueError("out of memory"), False, False),
     ],

@@ -12,6 +12,8 @@ from engine.fetch.running import Ended, fetch, names
 from fastgen_operator.children.pod_settings import PodSettings
 from support.hub import serving
 
+pytestmark = pytest.mark.slow  # each starts a process or two
+
 
 @pytest.fixture
 def secure_hub(tmp_path: Path) -> Iterator[tuple[str, Path]]:

@@ -29,6 +29,7 @@ def volume(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_volume_is_reported_and_the_download_resumes_after_it_has_grown(volume: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()

@@ -21,6 +21,8 @@ from engine.fetch.proxy import cutting
 from engine.fetch.running import environment, fetch, fetch_each, marker, names
 from support.waiting import eventually
 
+pytestmark = pytest.mark.slow  # each starts a process or two
+
 KEY, SECRET = "tests-access", "tests-secret"
 WEIGHTS = bytes(range(256)) * 20_000  # five megabytes
 FILES = {

@@ -106,6 +106,7 @@ def test_a_kernel_that_rejects_prefaulting_is_called_once(
     assert "not prefaulted" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_loaded_model_has_prefaulted_its_cache() -> None:
     llm = LLM(str(demo_model()), kv_cache_memory="64MiB")
     llm.wait_for_prefault()

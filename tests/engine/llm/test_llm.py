@@ -1,9 +1,10 @@
-"""`LLM` and `fastgen generate`, in process, with real weights."""
+"""`LLM` and `fastgen generate`, in process: with real weights where the text matters, otherwise with a small model."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fastgen import LLM, SamplingParams
 from fastgen.commands import main
@@ -19,6 +21,8 @@ from fastgen.core.request import Grammar, RequestError
 from fastgen.engine.request_output import RequestOutput
 from fastgen.mii.pipeline import Pipeline, pipeline
 from fastgen.model import native
+from fastgen.model import source as model_source
+from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.source import ModelSource
 from support.demo_weights import demo_model
@@ -43,10 +47,13 @@ def _weights_are_loaded_once() -> Iterator[None]:
     loaded: dict[tuple[object, ...], Decoder] = {}
     load = native.load_on_cpu
 
-    def load_once(source: ModelSource, *, quantization: str, max_model_length: int | None, **others: Any) -> Decoder:
-        key = source.path, quantization, max_model_length
+    def load_once(
+        source: ModelSource, *, dtype: torch.dtype, quantization: str, max_model_length: int | None, **others: Any
+    ) -> Decoder:
+        key = source.path, dtype, quantization, max_model_length
         if key not in loaded:
-            loaded[key] = load(source, quantization=quantization, max_model_length=max_model_length, **others)
+            options = {"dtype": dtype, "quantization": quantization, "max_model_length": max_model_length}
+            loaded[key] = load(source, **options, **others)
         return loaded[key]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +62,8 @@ def _weights_are_loaded_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
+def demo() -> LLM:
+    """The demo model, whose text is known."""
     stages: list[str] = []
     model = LLM(
         str(demo_model()),
@@ -65,6 +73,11 @@ def llm() -> LLM:
     )
     assert "loading weights" in stages
     return model
+
+
+@pytest.fixture(scope="module")
+def llm(small_model: Path) -> LLM:
+    return LLM(str(small_model), kv_cache_memory="16MiB", max_model_length=512)
 
 
 def test_a_batch_gives_the_same_output_as_each_prompt_alone(llm: LLM) -> None:
@@ -91,14 +104,14 @@ def test_each_prompt_has_its_own_sampling_parameters_and_n_completions(llm: LLM)
         llm.generate("a", short, n=0)
 
 
-def test_logprobs_are_returned_only_if_requested(llm: LLM) -> None:
+def test_logprobs_are_returned_only_if_requested(llm: LLM, demo: LLM) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
     (done,) = llm.generate("The sun is", sampling)
     assert done.logprobs is not None
     assert [one.token_id for one in done.logprobs] == done.token_ids
     assert all(one.rank == 1 and one.top[0] == (one.token_id, one.logprob) for one in done.logprobs)
     assert llm.generate("The sun is", GREEDY)[0].logprobs is None
-    (stopped,) = llm.generate("1, 2, 3, 4,", replace(sampling, max_tokens=50), stop=["7"])
+    (stopped,) = demo.generate("1, 2, 3, 4,", replace(sampling, max_tokens=50), stop=["7"])
     assert stopped.logprobs is not None
     assert len(stopped.logprobs) == len(stopped.token_ids)
 
@@ -122,8 +135,8 @@ def test_a_prompt_may_be_token_ids(llm: LLM) -> None:
     assert contents(llm.generate([tokens], GREEDY)[0]) == contents(llm.generate(["The sun is"], GREEDY)[0])
 
 
-def test_chat_uses_the_chat_template(llm: LLM) -> None:
-    done = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=32))
+def test_chat_uses_the_chat_template(demo: LLM) -> None:
+    done = demo.chat(QUESTION, SamplingParams(temperature=0, max_tokens=32))
     assert (done.text, done.finish_reason) == (ANSWER, "stop")
     assert done.token_ids[-1] == 2  # the special token that ended it
 
@@ -158,11 +171,11 @@ def test_closing_a_stream_cancels_its_generation(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
-def test_a_stop_string_ends_text_and_tokens(llm: LLM) -> None:
-    done = llm.generate("1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=50), stop=["7"])[0]
+def test_a_stop_string_ends_text_and_tokens(demo: LLM) -> None:
+    done = demo.generate("1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=50), stop=["7"])[0]
     assert (done.text, done.finish_reason) == (" 5, 6, ", "stop")
-    assert llm.tokenizer.decode(done.token_ids) == " 5, 6, 7"
-    assert not llm.engine.has_work
+    assert demo.tokenizer.decode(done.token_ids) == " 5, 6, 7"
+    assert not demo.engine.has_work
 
 
 def test_one_invalid_prompt_rejects_the_whole_batch(llm: LLM) -> None:
@@ -199,6 +212,56 @@ def test_a_hugging_face_directory_can_be_loaded(llm: LLM, tmp_path: Path) -> Non
     assert done.text == tiny.tokenizer.decode(done.token_ids)
 
 
+def test_calls_without_parameters_use_those_of_generation_config(small_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(small_model, folder)
+    given = {"temperature": 0.5, "top_k": 7, "max_new_tokens": 3, "eos_token_id": [2]}
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    settings: dict[str, Any] = {"kv_cache_memory": "8MiB", "max_model_length": 256}
+    model = LLM(str(folder), **settings)
+    default = SamplingParams(temperature=0.5, top_k=7, max_tokens=3)
+    assert model.default_sampling == default
+    own = SamplingParams(max_tokens=2)
+    assert model.generate("a")[0].request.sampling == default
+    assert [done.request.sampling for done in model.generate(["a", "b"], [own, default])] == [own, default]
+    assert len(list(model.stream("a"))) <= 3
+    assert model.chat(QUESTION).request.sampling == default
+    assert model.chat(QUESTION, own).request.sampling == own
+    plain = LLM(str(folder), generation_config="none", **settings)
+    assert plain.default_sampling == SamplingParams()
+    reply = plain.chat(QUESTION).request
+    assert reply.sampling == SamplingParams(max_tokens=256 - len(reply.prompt_token_ids))
+    with pytest.raises(ConfigError, match="generation_config is 'on': it must be auto or none"):
+        LLM(str(folder), generation_config="on")  # type: ignore[arg-type]
+
+
+def test_variables_of_the_chat_template_can_be_given(llm: LLM) -> None:
+    template = llm.tokenizer.chat_template
+    assert template is not None
+    tokenizer = replace(llm.tokenizer, chat_template=template.replaced("{{ messages[0].content }}{{ mood }}"))
+    given, llm.tokenizer = llm.tokenizer, tokenizer
+    try:
+        done = llm.chat([{"role": "user", "content": "a"}], GREEDY, chat_template_kwargs={"mood": "!"})
+        assert done.request.prompt_token_ids == tokenizer.encode("a!", add_special_tokens=False)
+    finally:
+        llm.tokenizer = given
+
+
+def test_a_command_reads_the_metadata_of_a_gguf_file_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[Path] = []
+
+    def opening(path: Path) -> GGUFFile:
+        opened.append(path)
+        return GGUFFile(path)
+
+    monkeypatch.setattr(model_source, "GGUFFile", opening)
+    flags = ["--max-tokens", "1", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]
+    assert main.main(["generate", str(demo_model()), "a", *flags]) == 0
+    assert opened == [demo_model()]
+
+
 def test_an_unknown_setting_is_rejected() -> None:
     with pytest.raises(ConfigError, match="tensor_cores: no such setting; choose from device, dtype"):
         LLM(str(demo_model()), tensor_cores=True)
@@ -232,8 +295,8 @@ def test_generate_completes_a_file_of_prompts(tmp_path: Path) -> None:
     }
 
 
-def test_a_pipeline_responds_like_miis(llm: LLM) -> None:
-    pipe = Pipeline(llm)
+def test_a_pipeline_responds_like_miis(demo: LLM) -> None:
+    pipe = Pipeline(demo)
     prompts = ["1, 2, 3, 4,", "The sun is"]
     first, second = pipe(prompts, max_new_tokens=12, do_sample=False)
     assert (str(first), first.generated_length, first.finish_reason) == (" 5, 6, 7, 8,", 12, "length")
@@ -249,9 +312,9 @@ def test_a_pipeline_responds_like_miis(llm: LLM) -> None:
         pipe(prompts)
 
 
-def test_a_pipeline_measures_its_token_budget_and_frees_its_memory() -> None:
+def test_a_pipeline_measures_its_token_budget_and_frees_its_memory(small_model: Path) -> None:
     pipe = pipeline(
-        str(demo_model()), kv_cache_memory="16MiB", max_model_length=64, token_budget="auto", max_sequences=4
+        str(small_model), kv_cache_memory="160KiB", max_model_length=64, token_budget="auto", max_sequences=4
     )
     assert pipe._llm is not None
     assert pipe._llm.config.token_budget in range(16, 193), "measured as far as this little cache goes"
@@ -260,24 +323,30 @@ def test_a_pipeline_measures_its_token_budget_and_frees_its_memory() -> None:
     assert runner() is None
 
 
-def test_calibrate_prints_and_plots_the_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrate_prints_and_plots_the_curves_of_formats(
+    small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = tmp_path / "curve.png"
-    flags = ["--most-tokens", "32", "--seconds", "0.01", "--kv-cache-memory", "128MiB", "--max-model-length", "64"]
-    assert main.main(["calibrate", str(demo_model()), "--output", str(picture), *flags]) == 0
+    flags = ["--most-tokens", "32", "--seconds", "0.01", "--kv-cache-memory", "16MiB", "--max-model-length", "64"]
+    assert main.main(["calibrate", str(small_model), "--output", str(picture), *flags]) == 0
     captured = capsys.readouterr()
-    rows = [line.split() for line in captured.out.splitlines()]
-    assert [row[0] for row in rows[1:3]] == ["16", "32"]
-    assert sum("<- budget" in line for line in captured.out.splitlines()) == 1
+    tables = captured.out.split("\n--")
+    assert [part.split()[:1] for part in tables[1:]] == [["dtype"], ["quantization"]][2 - len(tables[1:]) :]
+    assert ", the default: the processor has" in tables[0]
+    for part in tables:
+        rows = [line.split() for line in part.splitlines()]
+        assert [row[0] for row in rows[2:4]] == ["16", "32"]
+        assert sum("<- budget" in line for line in part.splitlines()) == 1
     assert "token budget auto: " in captured.out
     assert "a step takes about" in captured.out
     assert captured.err == ""
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_bench_measures_a_closed_loop_in_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_measures_a_closed_loop_in_process(small_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--requests", "3", "--clients", "2", "--prompt-tokens", "8", "--generation-tokens", "4", "--deviation", "0"]
-    flags = ["--kv-cache-memory", "128MiB", "--max-model-length", "512"]
-    assert main.main(["bench", str(demo_model()), *load, *flags, "--json"]) == 0
+    flags = ["--kv-cache-memory", "16MiB", "--max-model-length", "512"]
+    assert main.main(["bench", str(small_model), *load, *flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["answered"], found["failed"], found["generated_tokens"]) == (3, 0, 12)
     assert found["inter_token_latency_ms"]["p50"] <= found["inter_token_latency_ms"]["max"]

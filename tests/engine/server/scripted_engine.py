@@ -80,7 +80,9 @@ class ScriptedRunner:
             first, end = step.query_starts[index : index + 2].tolist()
             counts = np.bincount(step.token_ids[first:end] % HIDDEN_SIZE, minlength=HIDDEN_SIZE).astype(np.float32)
             is_first = step.seq_lens[index] == end - first
-            self.counted[row] = counts if is_first else self.counted[row] + counts
+            # Only a sequence that is not pooled begins with cached tokens, or goes on after a step that failed.
+            before = 0 if is_first else self.counted.get(row, 0)
+            self.counted[row] = counts + before
         return {index: self.counted[int(step.rows[index])] for index in ends}
 
     def start_prefault(self) -> None:

@@ -53,7 +53,7 @@ def test_a_burst_fills_the_running_places_and_the_queue_exactly(small: Serving) 
         statuses = [status_of(connection) for connection in burst]
         assert (statuses.count(200), statuses.count(429)) == (PLACES + QUEUE, 20 - PLACES - QUEUE)
         wait_until(lambda: small.metric("fastgen_num_requests_running") == PLACES, "the places to be taken")
-        assert small.metric("fastgen_num_requests_waiting") == QUEUE
+        wait_until(lambda: small.metric("fastgen_num_requests_waiting") == QUEUE, "the queue to be full")
         assert small.metric("fastgen_request_rejected_total", reason="queue_full") == rejected + 15
     wait_until(lambda: is_idle(small), "the disconnected clients' sequences to be freed")
     assert small.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
@@ -116,6 +116,10 @@ def test_a_full_queue_rejects_a_request_before_any_work_is_done_for_it(
         for _ in range(PLACES + QUEUE):
             assert status_of(connections.enter_context(send(small, ENDLESS))) == 200
         assert small.post(path, body).status_code == 429
+        # What is seen without a template, a tokenizer or a grammar is named even now: a retry would not help.
+        invalid = small.post(path, body | {"temperature": -1})
+        assert (invalid.status_code, invalid.json()["error"]["param"]) == (400, "temperature")
+        assert small.post(path, body | {"truncation_side": "left"}).status_code == 400
     wait_until(lambda: is_idle(small), "the disconnected clients' sequences to be freed")
 
 
@@ -138,7 +142,7 @@ def test_more_prompts_than_can_ever_be_admitted_are_rejected_without_retry(small
 
 def report(*outputs: TokenOutput, running: int, waiting: int) -> StepReport:
     scheduler = SchedulerStats(num_running=running, num_waiting=waiting)
-    return StepReport(list(outputs), StepStats(), scheduler, (0.0, 0.0, 0.0))
+    return StepReport(list(outputs), StepStats(), scheduler, (0.0, 0.0, 0.0), num_finished=len(outputs))
 
 
 class Ignoring:

@@ -99,3 +99,4 @@ def test_repeated_disconnect_storms_do_not_leak_memory(stormy: Serving) -> None:
     first = [storm() for _ in range(4)]  # the allocator grows once
     later = [storm() for _ in range(6)]
     assert max(later) <= max(first) * 1.02
+    assert "Traceback" not in stormy.log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from engine.server.openai_types import check_chat, check_completion, events
 from engine.server.scripted_prompts import messages_for, prompt_for
-from engine.server.serving import Serving, serving
+from engine.server.serving import Serving, serving, wait_until
 from support.demo_weights import demo_model
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -182,6 +183,10 @@ def test_a_model_names_its_source_and_length(scripted: Serving) -> None:
 
 def test_the_load_is_the_number_of_open_requests(scripted: Serving) -> None:
     assert scripted.get("/load").json() == {"server_load": 0}
+    with socket.create_connection(("127.0.0.1", scripted.port)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")  # no body yet
+        wait_until(lambda: scripted.get("/load").json() == {"server_load": 1}, "the request to count")
+    wait_until(lambda: scripted.get("/load").json() == {"server_load": 0}, "the request to end")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +15,11 @@ from engine.server.serving import serving
 from engine.server.test_special_token_markers import write_model
 from fastgen.config import ConfigError
 from fastgen.core.request import SamplingParams
+from fastgen.model.generation_defaults import generation_defaults
+from fastgen.server.openai import completions
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
-from fastgen.server.serving.generation_defaults import generation_defaults
+from fastgen.server.serving.grammars import GrammarChecker
+from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.tokenizer import Tokenizer
 
 QWEN3 = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [2], "max_new_tokens": 7}
@@ -71,3 +75,18 @@ def test_the_server_shows_and_uses_the_defaults(smollm2: Tokenizer, tmp_path: Pa
         reply = server.post("/v1/chat/completions", body).json()
         assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (7, "length")
         assert "temperature 0.6" in server.log
+        response = server.post("/v1/responses", {"input": "a"}).json()
+        assert (response["temperature"], response["top_p"]) == (0.6, 0.95), "as of a chat"
+
+
+async def test_completions_use_the_defaults() -> None:
+    model = SimpleNamespace(
+        engine=SimpleNamespace(info=SimpleNamespace(max_model_length=64)),
+        generation_defaults={"temperature": 0.6, "max_tokens": 7},
+        grammars=GrammarChecker(cast(Tokenizer, None)),
+        remaining_length=lambda tokens: 64 - tokens,
+        tokenizer=None,
+    )
+    body = CompletionRequest.model_validate({"prompt": [1, 2], "top_p": 0.5})
+    (request,) = await completions._engine_requests(body, cast(ServedModel, model))
+    assert request.sampling == SamplingParams(temperature=0.6, top_p=0.5, max_tokens=16)

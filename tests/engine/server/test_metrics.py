@@ -237,5 +237,9 @@ def test_vllms_names_are_an_option(accept: str) -> None:
     assert values["vllm:time_to_first_token_seconds_count"] == 1
     assert "vllm:cache_config_info" in values
     assert "fastgen_num_requests_waiting" in text
+    asked = ["vllm:num_requests_waiting", "vllm:generation_tokens_total", "fastgen_num_requests_running"]
+    restricted = metrics_with_values("vllm").expose(accept, 0, asked)[0].decode()
+    shown = {line.partition("{")[0] for line in restricted.splitlines() if line[0] != "#"}
+    assert shown == set(asked), "a scraper may ask for some of them by name"
     plain = metrics_with_values("none").expose(accept, 0)[0].decode()
     assert "vllm" not in plain

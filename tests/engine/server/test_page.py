@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.server.scripted_prompts import prompt_for
 from engine.server.serving import Serving, serving
+from engine.server.test_reasoning import CALL, THOUGHT, TOOLS
+from engine.server.thinking_model import write_thinking_model
+from fastgen.text.tokenizer import Tokenizer
 from support.browser import Page, browser_page
 
 pytestmark = pytest.mark.slow  # it starts a browser
@@ -31,6 +37,20 @@ def page(tmp_path: Path, server: Serving) -> Iterator[Page]:
         page.press("Enter")
         page.wait("document.getElementById('connection').textContent === 'live'")
         page.problems.clear()  # the 401
+        yield page
+        assert page.problems == []
+
+
+@pytest.fixture
+def thinking_page(smollm2: Tokenizer, tmp_path: Path) -> Iterator[Page]:
+    """The page of a model that thinks and calls tools."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_thinking_model(folder, smollm2)
+    with serving(folder, "--ui", model=str(folder)) as server, browser_page(tmp_path) as page:
+        server.wait_status("/ready", 200)
+        page.open(server.url)
+        page.wait("document.getElementById('connection').textContent === 'live'")
         yield page
         assert page.problems == []
 
@@ -72,27 +92,91 @@ def test_a_person_chats_sees_probabilities_and_watches_a_prompt_split(page: Page
     page.wait(f"{text('queue-text')}.startsWith('0 running')")
 
 
+def test_reasoning_and_tool_calls_are_shown_apart_from_the_answer(thinking_page: Page) -> None:
+    page = thinking_page
+
+    def ask(reply: str) -> dict[str, Any]:
+        """Send a prompt with this reply; return what the last message shows, by part."""
+        page.type("#prompt", prompt_for(reply))
+        page.press("Enter")
+        page.wait(f"document.getElementById('send').disabled === false && {text('chat-status')}.includes('tokens in')")
+        shown: dict[str, Any] = page.evaluate(LAST_ANSWER)
+        page.evaluate("document.getElementById('chat-status').textContent = ''")
+        return shown
+
+    # Its parts: the reasoning that can be folded away, the content, and calls.
+    answer = ask(f"{THOUGHT}It is <b>Bern</b>.")
+    assert answer == {"title": "Reasoning", "thought": "Let me see.", "content": "It is <b>Bern</b>.", "calls": []}
+    assert page.evaluate("document.querySelectorAll('.assistant details .token').length") > 0, "no probabilities"
+    assert page.evaluate("document.querySelectorAll('.assistant b').length") == 0
+    page.evaluate("document.querySelector('.assistant summary').focus()")
+    page.press("Enter")
+    assert page.evaluate("document.querySelector('.assistant details').open") is False
+
+    # The scripted engine takes its reply from the whole conversation.
+    page.evaluate("document.getElementById('clear').click()")
+    page.evaluate("document.querySelector('#chat-form details').open = true")
+    page.type("#tools", json.dumps(TOOLS))
+    page.type("#system", "Be brief.")
+    page.type("[name=temperature]", "0.5")
+    page.type("[name=seed]", "7")
+    page.evaluate(
+        "window.sent = []; const usual = fetch;"
+        "window.fetch = (url, of) => { if (of?.body) sent.push(of.body); return usual(url, of); }"
+    )
+    answer = ask(f"{THOUGHT}I look.\n{CALL}\n{CALL}")
+    assert (answer["thought"], answer["content"].strip()) == ("Let me see.", "I look.")
+    assert answer["calls"] == ['f({"city": "Bern"})'] * 2
+    sent = json.loads(page.evaluate("sent.at(-1)"))
+    assert (sent["temperature"], sent["seed"], sent["tools"]) == (0.5, 7, TOOLS)
+    assert "top_p" not in sent, "what is left empty is the server's default"
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    # The server accepts the calls in the messages of the next request.
+    ask("Good.")
+    assert page.evaluate("document.querySelectorAll('.message').length") == 4
+    assert page.evaluate("document.querySelectorAll('.message.error').length") == 0
+
+    page.evaluate("document.getElementById('tools').value = '{'")
+    page.type("#prompt", "one")
+    page.press("Enter")
+    page.wait("document.querySelector('.message.error') !== null")
+    assert "JSON" in page.evaluate("document.querySelector('.message.error').textContent")
+
+
+LAST_ANSWER = """(() => {
+    const last = [...document.querySelectorAll('.message.assistant')].at(-1), details = last.querySelector('details');
+    return {
+        title: details?.querySelector('summary').textContent, thought: details?.querySelector('span').textContent,
+        content: last.querySelector(':scope > span').textContent,
+        calls: [...last.querySelectorAll('pre')].map((call) => call.textContent),
+    };
+})()"""
+
+
+def test_with_reduced_motion_the_picture_changes_once_per_second(page: Page) -> None:
+    page.appearance(prefers_reduced_motion="reduce")
+    page.evaluate(
+        "window.drawn = []; const usual = requestAnimationFrame;"
+        "window.requestAnimationFrame = (of) => { drawn.push(performance.now()); return usual(of); }"
+    )
+    page.evaluate("document.getElementById('long').click()")
+    page.wait("drawn.length > 2")
+    page.evaluate("document.getElementById('long').click()")
+    gaps = page.evaluate("drawn.slice(1).map((at, index) => at - drawn[index])")
+    assert min(gaps) > 900, "milliseconds"
+    page.wait(f"{text('queue-text')}.startsWith('0 running')")
+
+
 def test_every_control_has_a_name_and_enough_contrast_in_both_schemes(page: Page) -> None:
     unnamed = """[...document.querySelectorAll('button, input, textarea, canvas')].filter((element) =>
         !element.textContent.trim() && !element.labels?.length && !element.getAttribute('aria-label')).length"""
     assert page.evaluate(unnamed) == 0
-    contrast = """(() => {
-        const style = getComputedStyle(document.documentElement);
-        const light = (name) => {
-            const hex = style.getPropertyValue(name).trim().replace(/^#(.)(.)(.)$/, '#$1$1$2$2$3$3');
-            const part = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255)
-                .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-            return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2];
-        };
-        const ratio = ([a, b]) => {
-            const [low, high] = [light(a), light(b)].sort((x, y) => x - y);
-            return (high + 0.05) / (low + 0.05);
-        };
-        return Math.min(...[['--ink', '--card'], ['--quiet', '--card'], ['--quiet', '--ground'], ['--bad', '--card'],
-            ['--good', '--card'], ['--ink', '--own'], ['--quiet', '--own'], ['--on-accent', '--accent'],
-            ['--quiet', '--empty']].map(ratio));
-    })()"""
+    pairs = [
+        *(("--ink", "--card"), ("--quiet", "--card"), ("--quiet", "--ground"), ("--bad", "--card")),
+        *(("--good", "--card"), ("--ink", "--own"), ("--quiet", "--own"), ("--on-accent", "--accent")),
+        ("--quiet", "--empty"),
+    ]
     for scheme in ("light", "dark"):
         page.appearance(prefers_color_scheme=scheme)
         assert page.evaluate(f"matchMedia('(prefers-color-scheme: {scheme})').matches")
-        assert page.evaluate(contrast) >= 4.5, scheme  # WCAG 2.2 AA
+        assert page.least_contrast(*pairs) >= 4.5, scheme  # WCAG 2.2 AA

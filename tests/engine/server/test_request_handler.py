@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,8 +14,9 @@ from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.engine.in_flight import InFlight, Receiver
 from fastgen.engine.messages import StepReport, TokenOutput
-from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.errors import APIError
+from fastgen.server.http.request_context import RequestContext
+from fastgen.server.serving import request_handler
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.text.output import TextRules
@@ -58,11 +60,11 @@ def sample(metrics: Metrics, name: str) -> float:
     return value
 
 
-async def started(handler: RequestHandler) -> asyncio.Task[tuple[int, OutputDelta]]:
-    """Return the first delta of a stream that has been started; nothing reads it after that."""
-    first = asyncio.ensure_future(anext(handler.stream()))
+async def started(handler: RequestHandler, on_change: Callable[[], object] | None = None) -> asyncio.Task[None]:
+    """Return the running stream of a request. Nothing is taken from it."""
+    running = asyncio.create_task(handler.run(on_change or (lambda: None)))
     await asyncio.sleep(0)
-    return first
+    return running
 
 
 async def test_a_stop_string_ends_the_generation_while_the_client_does_not_read() -> None:
@@ -76,19 +78,19 @@ async def test_a_stop_string_ends_the_generation_while_the_client_does_not_read(
     assert (handler.outputs[0].text, handler.outputs[0].finish_reason) == ("onetwo ", FinishReason.STOP)
 
 
-async def test_what_a_slow_client_has_not_read_is_merged_into_one_delta() -> None:
-    engine = PlayedEngine()
-    stream = handler_of(engine).stream()
-    first = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
+async def test_what_has_not_been_taken_is_merged_into_one_delta() -> None:
+    engine, changes = PlayedEngine(), list[None]()
+    running = await started(handler := handler_of(engine), lambda: changes.append(None))
     engine.generate("a")
-    assert (await first)[1].text == "a"
+    assert [(index, delta.text) for index, delta in handler.take()] == [(0, "a")]
     for letter in "bcd":
         engine.generate(letter)
+    assert len(changes) == 2, "told once until it is taken"
     engine.generate("e", end=FinishReason.LENGTH)
-    _, rest = await anext(stream)
+    ((_, rest),) = handler.take()
     assert (rest.text, rest.finish_reason) == ("bcde", FinishReason.LENGTH)
-    assert [delta async for delta in stream] == []
+    await running
+    assert handler.take() == []
 
 
 async def test_a_response_that_is_not_streamed_is_woken_only_at_its_end() -> None:
@@ -98,11 +100,12 @@ async def test_a_response_that_is_not_streamed_is_woken_only_at_its_end() -> Non
     await asyncio.sleep(0)
     for _ in range(5):
         engine.generate("a")
-        assert not handler._woken.is_set()
+        assert not handler._ended.is_set()
     engine.generate("b", end=FinishReason.STOP)
-    assert not handler._woken.is_set(), "the other generation has not ended"
+    assert not handler._ended.is_set(), "the other generation has not ended"
     engine.generate("c", request_id="1", end=FinishReason.LENGTH)
-    assert handler._woken.is_set()
+    assert handler._ended.is_set()
+    assert handler.take() == []
     assert [output.text for output in await finishing] == ["aaaaab", "c"]
 
 
@@ -123,28 +126,38 @@ async def test_the_time_to_the_first_token_counts_from_the_arrival_of_the_http_r
     assert sample(metrics, "time_to_first_token_seconds_sum") == pytest.approx(loop_time, abs=5)
 
 
-async def test_closing_a_stream_cancels_its_generations_once() -> None:
+async def test_the_queue_time_counts_from_the_arrival_of_the_http_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = RequestContext("a")
+    monkeypatch.setattr(request_handler, "current", lambda: context)
+    engine = PlayedEngine()
+    with handler_of(engine) as handler:
+        finishing = asyncio.ensure_future(handler.finish())
+        await asyncio.sleep(0)
+        engine.in_flight.deliver(TokenOutput("0", [5], FinishReason.LENGTH, queue_seconds=1.0))
+        await finishing
+    assert context.outcome is not None
+    loop_time = asyncio.get_running_loop().time()
+    assert context.outcome.queue_seconds == pytest.approx(loop_time + 1, abs=5), "it arrived at 0"
+
+
+async def test_cancelling_a_stream_cancels_its_generations_once() -> None:
     engine, metrics = PlayedEngine(), Metrics("m")
-    stream = handler_of(engine, metrics, num=2).stream()
-    first = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
+    running = await started(handler_of(engine, metrics, num=2))
     engine.generate("a", end=FinishReason.STOP)
-    await first
-    await stream.aclose()
+    running.cancel()
+    await asyncio.wait((running,))
     assert engine.cancelled == ["1"]
     assert sample(metrics, "e2e_request_latency_seconds_count") == 2
 
 
-async def test_text_that_arrived_before_the_engine_died_is_sent_before_the_error() -> None:
+async def test_text_that_arrived_before_the_engine_died_can_be_taken() -> None:
     engine = PlayedEngine()
-    stream = handler_of(engine).stream()
-    first = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
+    running = await started(handler := handler_of(engine))
     engine.generate("a")
     engine.in_flight.end_all()
-    assert (await first)[1].text == "a"
     with pytest.raises(APIError, match="killed"):
-        await anext(stream)
+        await running
+    assert [delta.text for _, delta in handler.take()] == ["a"]
 
 
 async def test_an_output_that_cannot_be_handled_fails_its_own_request_only() -> None:

@@ -106,6 +106,10 @@ def test_a_structure_and_a_named_function_are_enforced(thinking: Serving) -> Non
     assert response["output"][1]["content"][0]["text"] == '{"a": 1}'
     assert response["text"]["format"]["schema"] == schema
     assert created(thinking, f"{THOUGHT}no", text=text)["status"] == "cancelled"
+    function = {"type": "function", "name": "f", "parameters": schema}
+    for given, strict, status in (({}, True, "cancelled"), ({"strict": False}, False, "completed")):
+        response = created(thinking, f"{THOUGHT}{CALL}", tools=[function | given])
+        assert (response["tools"][0]["strict"], response["status"]) == (strict, status)
     named = {"type": "function", "name": "f"}
     assert created(thinking, f"{THOUGHT}{CALL}", tools=TOOLS, tool_choice=named)["output"][1]["name"] == "f"
 

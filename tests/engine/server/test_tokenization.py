@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from types import SimpleNamespace
+
 import pytest
+from fastapi import Request
 
 from engine.server.serving import Serving
+from fastgen.server.openai import tokenization
+from fastgen.server.openai.tokenization import TokenizeRequest
 
 HELLO = "Hello, wörld! 👋🏽 <|im_end|>"
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -37,6 +44,30 @@ def test_tokenize_rejects_texts_that_would_occupy_a_core_for_long(scripted: Serv
     response = scripted.post("/tokenize", {"prompt": "x" * 2_000_000})
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith("prompt: 2000000 bytes of text cannot fit")
+
+
+async def test_tokenizing_stops_when_the_client_leaves() -> None:
+    stopped = threading.Event()
+
+    def encode_unlocked(_texts: list[str], *, cancelled: threading.Event, **_others: bool) -> list[list[int]]:
+        if cancelled.wait(20):
+            stopped.set()
+        return [[1]]
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    model = SimpleNamespace(
+        tokenizer=SimpleNamespace(encode_unlocked=encode_unlocked), prompt_size_limit=SimpleNamespace(check=print)
+    )
+    service = SimpleNamespace(
+        lifecycle=SimpleNamespace(model=lambda: model), check_model=str, check_chat_template=lambda _source: None
+    )
+    app = SimpleNamespace(state=SimpleNamespace(service=service))
+    request = Request({"type": "http", "app": app}, receive)
+    response = await tokenization.tokenize(TokenizeRequest(prompt="a" * 5000), request)
+    assert response.status_code == 499
+    assert await asyncio.to_thread(stopped.wait, 10)
 
 
 @pytest.mark.parametrize(("path", "body", "param"), [

@@ -12,6 +12,7 @@ from engine.text.matching import END, byte_tokenizer, matches
 from fastgen.core.request import RequestError
 from fastgen.server.openai.chat import render
 from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.response_api.request import ResponseRequest
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.chat import ChatTemplate
@@ -235,3 +236,30 @@ def test_a_format_without_a_mark_refuses_strict_by_name() -> None:
         assert use.grammar(model, None) is not None
     use, model = use_of(PlainJson())
     assert use.grammar(model, None) is None, "no function is strict"
+
+
+@pytest.mark.parametrize(
+    ("given", "format", "fields", "is_strict"),
+    [
+        ({}, Hermes(), {}, True),
+        ({"strict": None}, Hermes(), {}, True),
+        ({"strict": False}, Hermes(), {}, False),
+        ({}, PlainJson(), {}, False),
+        ({}, PlainJson(), {"tool_choice": "required"}, True),
+    ],
+)
+def test_functions_of_responses_are_strict_by_default_where_the_format_can_enforce_it(
+    given: dict[str, Any], format: Any, fields: dict[str, Any], is_strict: bool
+) -> None:
+    model = cast(ServedModel, SimpleNamespace(tokenizer=TOKENIZER, tool_format=format))
+    tool = {"type": "function", "name": "f", "parameters": COUNT, **given}
+    chat = ResponseRequest.model_validate({"input": "a", "tools": [tool], **fields}).chat()
+    use = ToolUse.of(chat, model)
+    assert use is not None
+    assert [offered.strict for offered in use.offered] == [is_strict]
+    assert (use.grammar(model, None) is not None) == is_strict
+    assert "strict" not in use.tools[0]["function"] or given.get("strict") is False, "the prompt stays as it is"
+    direct = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **fields})
+    plain = ToolUse.of(direct, model)
+    assert plain is not None
+    assert not plain.offered[0].strict, "chat completions have the other default"

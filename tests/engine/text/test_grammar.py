@@ -8,10 +8,12 @@ import re
 from typing import Any
 
 import jsonschema
+import llguidance
 import numpy as np
 import pytest
 
 from fastgen.core.request import FinishReason, Grammar, RequestError
+from fastgen.text import grammar as grammar_module
 from fastgen.text.grammar import MOST_GRAMMAR_BYTES, GrammarConstraint, GrammarFactory, check_grammar
 from fastgen.text.tokenizer import Tokenizer
 
@@ -265,3 +267,25 @@ def test_a_grammar_of_too_many_bytes_is_rejected_with_the_limit(smollm2: Tokeniz
     with pytest.raises(RequestError, match=rf"it has {len(text)} bytes, and at most {MOST_GRAMMAR_BYTES}") as error:
         check_grammar(Grammar(kind="json_schema", text=text), smollm2)
     assert error.value.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind", "text", "message"),
+    [
+        ({"max_grammar_size": 20}, "lark", "start: " + '"ab" "cd"? ' * 30, "grammar size"),
+        ({"max_lexer_states": 2}, "regex", "(a|b)*a(a|b){6}c", "cannot be used"),
+    ],
+)
+def test_the_work_that_a_grammar_may_cause_is_limited(
+    limits: dict[str, int],
+    kind: Any,
+    text: str,
+    message: str,
+    factory: GrammarFactory,
+    smollm2: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_grammar(Grammar(kind=kind, text=text), smollm2)
+    monkeypatch.setattr(grammar_module, "_LIMITS", llguidance.LLParserLimits(verbose_errors=False, **limits))
+    with pytest.raises(RequestError, match=message):
+        factory(Grammar(kind=kind, text=text))

@@ -143,6 +143,7 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3))
 def test_a_rendered_call_is_parsed_back_unchanged(calls: list[dict[str, Any]]) -> None:

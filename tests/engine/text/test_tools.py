@@ -180,6 +180,7 @@ WRAPPINGS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     wrapping=st.sampled_from(WRAPPINGS),

@@ -1,12 +1,14 @@
-"""uvicorn's HTTP connection: limits on the size of the request head and the time to receive a request, and drains."""
+"""uvicorn's HTTP connection: limits on a request's head and arrival, drains, and bodies that are written directly."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import cast
 
 from httptools import HttpParserError
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from fastgen.server.http.errors import APIError
 
@@ -14,6 +16,47 @@ from fastgen.server.http.errors import APIError
 MAX_HEAD_BYTES = 64 << 10
 CLOSE = (b"connection", b"close")
 _KEPT = "kept_connection"
+# Name of the ASGI extension that is a response's BodyWriter.
+BODY_WRITER = "fastgen.body"
+
+
+class BodyWriter:
+    """Writes parts of a response's body to its connection at once.
+
+    ASGI's `send` takes a coroutine in every layer of the application for each part: for a stream of tokens that costs
+    more than encoding them. The head and the end of the response go through `send`, and the layers see them.
+    """
+
+    __slots__ = ("_connection", "_cycle")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._cycle: RequestResponseCycle = connection.cycle
+
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether the client does not read: what is written now waits in memory."""
+        return self._cycle.flow.write_paused
+
+    def write(self, part: bytes) -> None:
+        """Write a part, unless the client has disconnected. The head must have been sent, without Content-Length."""
+        cycle = self._cycle
+        if part and not cycle.disconnected:  # an empty part would end the body
+            assert cycle.chunked_encoding, "the response has not begun, or has a Content-Length"
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    def on_writable(self, callback: Callable[[], object] | None) -> None:
+        """Call `callback` whenever a client that did not read reads again."""
+        self._connection.writable_callback = callback
+
+    async def drain(self) -> None:
+        """Wait until the client reads, or has disconnected."""
+        await self._cycle.flow.drain()
+
+
+def body_writer(scope: Scope) -> BodyWriter:
+    """Return the writer for the body of the response to a request."""
+    return cast(BodyWriter, scope["extensions"][BODY_WRITER])
 
 
 class Connection(HttpToolsProtocol):
@@ -25,6 +68,7 @@ class Connection(HttpToolsProtocol):
     _reading_head = True
     _head_bytes = 0
     _is_kept = False
+    writable_callback: Callable[[], object] | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -83,11 +127,19 @@ class Connection(HttpToolsProtocol):
             self._error = _head_too_large()
             raise HttpParserError("the head is too large")
         super().on_headers_complete()
+        # The request's task, or that of the request before it, has not run yet.
+        self.scope["extensions"] = {BODY_WRITER: cast(dict[object, object], BodyWriter(self))}
 
     def on_message_complete(self) -> None:
         """Handle a complete request."""
         self._disarm()
         super().on_message_complete()
+
+    def resume_writing(self) -> None:
+        """Handle that the client reads again."""
+        super().resume_writing()
+        if self.writable_callback is not None:
+            self.writable_callback()
 
     def send_400_response(self, msg: str) -> None:
         """Reject the request; uvicorn calls this if the parser fails."""

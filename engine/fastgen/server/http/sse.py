@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
+from fastgen.server.http.connection import BodyWriter, body_writer
 from fastgen.server.http.errors import APIError
 
 T = TypeVar("T")
@@ -18,6 +20,7 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 CLIENT_CLOSED_REQUEST = 499
+_MARK = "\0"
 
 
 def event(body: object) -> bytes:
@@ -25,8 +28,26 @@ def event(body: object) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
+class EventTemplate:
+    """Encodes events whose bodies differ in one text, as `event` does, without building the bodies.
+
+    Args:
+        body_with: returns the body with a given text.
+    """
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, body_with: Callable[[str], object]) -> None:
+        # JSON escapes the quotes within other strings, so none of them can contain this one, which has its own.
+        self._before, self._after = event(body_with(_MARK)).split(msgspec.json.encode(_MARK))
+
+    def event(self, text: str) -> bytes:
+        """Return the event with this text."""
+        return self._before + msgspec.json.encode(text) + self._after
+
+
 class EventStream(Response):
-    """A response of server-sent events. It closes the event generator when the response ends, successfully or not.
+    """A response of server-sent events, which `run` writes. The response ends it when the client disconnects.
 
     A comment is sent after `keep_alive_seconds` of silence, also while the request is queued, because proxies and
     clients drop idle connections. The specification of server-sent events recommends one every 15 seconds or so;
@@ -36,53 +57,69 @@ class EventStream(Response):
     media_type = "text/event-stream"
     charset = "utf-8"
     keep_alive_seconds = 15.0
-    done = DONE  # what follows the last event
+    writer: BodyWriter
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self) -> None:
         # Proxies must forward each event at once.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["Content-Length"]
-        self._events = events
-        self._is_sending = False
         self._last_sent = 0.0
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def run(self) -> bytes:
+        """Write events until the end of the stream; return the last ones."""
+        raise NotImplementedError
+
+    def write(self, events: bytes) -> None:
+        """Write events to the client."""
+        self.writer.write(events)
+        self._last_sent = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client disconnects."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self.writer = body_writer(scope)
         self._last_sent = time.monotonic()
-        sending = asyncio.create_task(self._send_events(send))
+        running = asyncio.create_task(self.run())
         disconnect = asyncio.create_task(_disconnected(receive))
         try:
-            while not (sending.done() or disconnect.done()):
+            while not (running.done() or disconnect.done()):
                 remaining = self._last_sent + self.keep_alive_seconds - time.monotonic()
                 if remaining > 0:
-                    await asyncio.wait((sending, disconnect), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((running, disconnect), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
                 else:
-                    await self._keep_alive(send)
-            if sending.done():
-                sending.result()
+                    self._keep_alive()
+            if running.done():
+                await send({"type": "http.response.body", "body": running.result(), "more_body": False})
         finally:
-            await _cancel(sending, disconnect)
-            await self._events.aclose()
+            await _cancel(running, disconnect)
 
-    async def _keep_alive(self, send: Send) -> None:
-        self._last_sent = time.monotonic()
-        if not self._is_sending:  # otherwise the client is not reading
-            await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+    def _keep_alive(self) -> None:
+        if self.writer.is_blocked:  # the client is not reading
+            self._last_sent = time.monotonic()
+        else:
+            self.write(KEEP_ALIVE)
 
-    async def _send_events(self, send: Send) -> None:
-        async def send_body(body: bytes, *, more: bool) -> None:
-            self._is_sending = True
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-            self._last_sent, self._is_sending = time.monotonic(), False
 
+class GeneratedEvents(EventStream):
+    """A response of server-sent events from a generator, which is closed when the response ends.
+
+    If the generator raises an APIError, that is the last event, because the status has been sent.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+        super().__init__()
+        self._events = events
+
+    async def run(self) -> bytes:
+        """Write what the generator yields, as fast as the client reads."""
         try:
-            async for chunk in self._events:
-                await send_body(chunk, more=True)
+            async with aclosing(self._events):
+                async for events in self._events:
+                    self.write(events)
+                    await self.writer.drain()
         except APIError as error:
-            # The status has been sent, so the error becomes the stream's last event.
-            await send_body(event(error.body()), more=True)
-        await send_body(self.done, more=False)
+            return event(error.body())
+        return b""
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T | Response:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -12,8 +10,10 @@ from fastapi import APIRouter, Request, Response
 from fastgen.config import ConfigError
 from fastgen.core.request import Request as EngineRequest
 from fastgen.core.request import RequestError
+from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.body_limit import JSONRoute
-from fastgen.server.http.sse import EventStream, event, while_connected
+from fastgen.server.http.errors import APIError
+from fastgen.server.http.sse import DONE, EventTemplate, event, while_connected
 from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions, chat_choice
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
@@ -24,6 +24,7 @@ from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
+from fastgen.server.serving.token_stream import TokenStream
 from fastgen.text.chat import ChatTemplate, ChatTemplateError
 from fastgen.text.reasoning import Start
 
@@ -37,7 +38,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     name = service.check_model(body.model)
     handler, choices = await admit_chat(service, body, "chatcmpl")
     if body.stream:
-        return EventStream(_stream(handler, name, body, choices))
+        return TokenStream(handler, _StreamEvents(handler, name, body, choices))
     return await while_connected(request, _complete(handler, name, body, choices))
 
 
@@ -156,29 +157,56 @@ async def _complete(handler: RequestHandler, name: str, body: ChatRequest, optio
     return json_response(completion)
 
 
-async def _stream(
-    handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions
-) -> AsyncGenerator[bytes]:
-    prompt = handler.outputs[0].request.prompt_token_ids if body.return_token_ids else msgspec.UNSET
-    # The first chunk of a choice carries the role. It is written when there is a token, but does not count it.
-    usage = CompletionUsage.of(handler.usage())
+class _StreamEvents:
+    """Encodes the chunks of a stream. The first one of a choice carries the role."""
 
-    def chunk(choice: ChatChunkChoice, *, first: bool = False) -> bytes:
-        told = usage if body.continuous_usage else None if body.include_usage else msgspec.UNSET
-        return event(ChatChunk(handler.id, handler.created, name, [choice], told, prompt if first else msgspec.UNSET))
+    def __init__(self, handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions) -> None:
+        self._handler = handler
+        self._name = name
+        self._body = body
+        self._options = options
+        self._writers: dict[int, ChatChunkWriter] = {}
+        # By choice, if no other field of a chunk than its content changes until the last one.
+        self._templates: dict[int, EventTemplate] = {}
+        # A first chunk is written when there is a token, but does not count it.
+        self._usage = CompletionUsage.of(handler.usage())
 
-    chunk_writers: dict[int, ChatChunkWriter] = {}
-    with handler:
-        async with aclosing(handler.stream()) as deltas:
-            async for index, delta in deltas:
-                if index not in chunk_writers:
-                    chunk_writers[index] = ChatChunkWriter(index, options)
-                    yield chunk(chunk_writers[index].first(), first=len(chunk_writers) == 1)
-                usage = CompletionUsage.of(handler.usage()) if body.continuous_usage else usage
-                for choice in chunk_writers[index].write(delta, handler.outputs[index]):
-                    yield chunk(choice)
-    if body.include_usage:
-        yield event(ChatChunk(handler.id, handler.created, name, [], chat_usage(handler, options)))
+    def begin(self) -> bytes:
+        return b""
+
+    def delta(self, index: int, delta: OutputDelta) -> bytes:
+        template = self._templates.get(index)
+        if template is not None and delta.finish_reason is None:
+            return template.event(delta.text)
+        first = b"" if index in self._writers else self._begin_choice(index)
+        if self._body.continuous_usage:
+            self._usage = CompletionUsage.of(self._handler.usage())
+        choices = self._writers[index].write(delta, self._handler.outputs[index])
+        return first + b"".join([event(self._chunk(choice)) for choice in choices])
+
+    def end(self) -> bytes:
+        if not self._body.include_usage:
+            return DONE
+        handler = self._handler
+        usage = chat_usage(handler, self._options)
+        return event(ChatChunk(handler.id, handler.created, self._name, [], usage)) + DONE
+
+    def fail(self, error: APIError) -> bytes:
+        return event(error.body()) + DONE
+
+    def _begin_choice(self, index: int) -> bytes:
+        is_first = not self._writers
+        writer = self._writers[index] = ChatChunkWriter(index, self._options)
+        if writer.is_plain and not self._body.continuous_usage:
+            self._templates[index] = EventTemplate(lambda text: self._chunk(writer.content(text)))
+        prompt = self._handler.outputs[0].request.prompt_token_ids
+        told = prompt if is_first and self._body.return_token_ids else msgspec.UNSET
+        return event(self._chunk(writer.first(), told))
+
+    def _chunk(self, choice: ChatChunkChoice, prompt: list[int] | msgspec.UnsetType = msgspec.UNSET) -> ChatChunk:
+        body, handler = self._body, self._handler
+        usage = self._usage if body.continuous_usage else None if body.include_usage else msgspec.UNSET
+        return ChatChunk(handler.id, handler.created, self._name, [choice], usage, prompt)
 
 
 def chat_usage(handler: RequestHandler, options: ChoiceOptions) -> CompletionUsage:

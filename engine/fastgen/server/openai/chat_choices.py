@@ -99,6 +99,16 @@ class ChatChunkWriter:
         """Return the first chunk, which carries the role."""
         return ChatChunkChoice(self._index, Delta(role="assistant", content=""), None)
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether each chunk between the first and the last is the `content` of a delta's text."""
+        parsed = self._parser is not None or self._reasoning is not None
+        return not parsed and self._token_text is None and not self._has_token_ids
+
+    def content(self, text: str) -> ChatChunkChoice:
+        """Return a chunk of content, without anything else."""
+        return ChatChunkChoice(self._index, Delta(content=text), None)
+
     def write(self, delta: OutputDelta, output: RequestOutput) -> list[ChatChunkChoice]:
         """Return the chunks for a delta of `output`; its logprobs and token ids go with the first chunk."""
         thought, text = self._split(delta)

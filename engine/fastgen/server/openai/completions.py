@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from fastgen.core.request import Request as EngineRequest
 from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.http.body_limit import JSONRoute
-from fastgen.server.http.sse import EventStream, event, while_connected
+from fastgen.server.http.errors import APIError
+from fastgen.server.http.sse import DONE, EventTemplate, event, while_connected
 from fastgen.server.openai.logprobs import CompletionLogprobsWriter, TokenText, concatenate, prompt_logprobs
 from fastgen.server.openai.protocol import CompletionRequest
 from fastgen.server.openai.responses import (
@@ -25,6 +23,7 @@ from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
+from fastgen.server.serving.token_stream import TokenStream
 from fastgen.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=JSONRoute)
@@ -47,7 +46,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         handler = service.handler("cmpl", places, await _engine_requests(body, model), options)
     writer = _ChoiceWriter(body, model.tokenizer)
     if body.stream:
-        return EventStream(_stream(handler, name, body, writer))
+        return TokenStream(handler, _StreamEvents(handler, name, body, writer))
     return await while_connected(request, _complete(handler, name, writer))
 
 
@@ -91,18 +90,44 @@ async def _complete(handler: RequestHandler, name: str, writer: _ChoiceWriter) -
     return json_response(completion)
 
 
-async def _stream(
-    handler: RequestHandler, name: str, body: CompletionRequest, writer: _ChoiceWriter
-) -> AsyncGenerator[bytes]:
-    no_usage_yet = None if body.include_usage else UNSET
-    with handler:
-        async with aclosing(handler.stream()) as deltas:
-            async for index, delta in deltas:
-                choice = writer.write(index, handler.outputs[index], delta)
-                usage = CompletionUsage.of(handler.usage()) if body.continuous_usage else no_usage_yet
-                yield event(Completion(handler.id, handler.created, name, [choice], usage))
-    if body.include_usage:
-        yield event(Completion(handler.id, handler.created, name, [], CompletionUsage.of(handler.usage())))
+class _StreamEvents:
+    """Encodes the chunks of a stream."""
+
+    def __init__(self, handler: RequestHandler, name: str, body: CompletionRequest, writer: _ChoiceWriter) -> None:
+        self._handler = handler
+        self._name = name
+        self._body = body
+        self._writer = writer
+        # By choice, after its first chunk, if no other field of a chunk changes until the last one.
+        self._templates: dict[int, EventTemplate] = {}
+
+    def begin(self) -> bytes:
+        return b""
+
+    def delta(self, index: int, delta: OutputDelta) -> bytes:
+        template = self._templates.get(index)
+        if template is not None and delta.finish_reason is None:
+            return template.event(delta.text)
+        body = self._body
+        if not (body.logprobs is not None or body.return_token_ids or body.continuous_usage):
+            self._templates[index] = EventTemplate(lambda text: self._chunk(CompletionChoice(index, text, None)))
+        return event(self._chunk(self._writer.write(index, self._handler.outputs[index], delta)))
+
+    def end(self) -> bytes:
+        return event(self._completion([], self._usage())) + DONE if self._body.include_usage else DONE
+
+    def fail(self, error: APIError) -> bytes:
+        return event(error.body()) + DONE
+
+    def _chunk(self, choice: CompletionChoice) -> Completion:
+        no_usage_yet = None if self._body.include_usage else UNSET
+        return self._completion([choice], self._usage() if self._body.continuous_usage else no_usage_yet)
+
+    def _completion(self, choices: list[CompletionChoice], usage: CompletionUsage | UnsetType | None) -> Completion:
+        return Completion(self._handler.id, self._handler.created, self._name, choices, usage)
+
+    def _usage(self) -> CompletionUsage:
+        return CompletionUsage.of(self._handler.usage())
 
 
 class _ChoiceWriter:

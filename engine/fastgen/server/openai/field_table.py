@@ -85,7 +85,9 @@ What the server does with each field of OpenAI's API, and of vLLM's and SGLang's
 `null` is always accepted and means the default. Fields that are not in this table are ignored.
 
 `tools[].function.strict` (chat) and `tools[].strict` (responses): with optional calls it needs a tool format whose
-calls begin with a mark, and is rejected for the formats `json` and `llama3_json`.
+calls begin with a mark, and `true` is rejected for the formats `json` and `llama3_json`. The default is OpenAI's:
+`false` in chat completions, and `true` in responses, where the format can enforce it. The schema is enforced as it is
+written: unlike OpenAI's server, this one does not make optional properties required.
 
 Harmony's channels (gpt-oss) are not parsed. Reasoning, calls and the answer are separate messages of one generation
 there, each with its own header, where all parsers here split one message at marks. A model with such a chat template is

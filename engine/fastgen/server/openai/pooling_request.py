@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from fastgen.core.request import Pooling, Request, RequestError, SamplingParams
+from fastgen.core.request import Pooling, Request, SamplingParams
+from fastgen.server.openai.engine_fields import EngineFields
 from fastgen.server.openai.field_types import (
-    Integer,
-    Number,
-    String,
     TruncationLimit,
     TruncationSide,
     ignored,
@@ -24,25 +22,16 @@ from fastgen.text.tokenizer import Tokenizer
 _NO_SAMPLING = SamplingParams(temperature=0, max_tokens=1)
 
 
-class PoolingRequest(BaseModel):
+class PoolingRequest(EngineFields):
     """Fields of vLLM's and others' that all requests without generated text share."""
 
     model_config = ConfigDict(extra="ignore")
 
-    model: String | None = None
     truncate_prompt_tokens: TruncationLimit | None = Field(None, description="-1 keeps what the model takes")
     truncation_side: TruncationSide = Field(None, description="`right`, the default here, keeps the start")
-    priority: Integer | None = Field(None, description="lower is served first")
-    timeout: Number | None = Field(None, description="seconds until the request ends, finished or not")
-    cache_salt: Annotated[String, Field(max_length=256)] | None = None
     user: Any = ignored("it names the end user, for abuse reports")
     request_id: Any = ignored("the header X-Request-Id names the request")
     mm_processor_kwargs: Any = refused("only text models are served", {})
-
-    def check(self) -> None:
-        """Raise RequestError if fields contradict each other."""
-        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
-            raise RequestError("truncation_side: requires truncate_prompt_tokens; leave it out", "truncation_side")
 
     def truncated(self, token_ids: list[int], longest: int, num_ending: int) -> list[int]:
         """Return the part of a text that `truncate_prompt_tokens` keeps: its start, or its end if the client says so.
@@ -62,21 +51,13 @@ class PoolingRequest(BaseModel):
             return token_ids[len(token_ids) - limit :]
         return token_ids[: max(0, limit - num_ending)] + token_ids[len(token_ids) - num_ending :]
 
-    def engine_request(self, token_ids: list[int], pooling: Pooling) -> Request:
+    def pooling_request(self, token_ids: list[int], pooling: Pooling) -> Request:
         """Return the engine's request for one text, without an id.
 
         Raises:
             RequestError: if a value is out of range.
         """
-        return Request(
-            id="",
-            prompt_token_ids=token_ids,
-            sampling=_NO_SAMPLING,
-            priority=self.priority or 0,
-            deadline_seconds=self.timeout,
-            cache_salt=self.cache_salt or "",
-            pooling=pooling,
-        )
+        return self.engine_request(token_ids, _NO_SAMPLING, pooling)
 
     async def embedding_requests(
         self, texts: Sequence[str | list[int]], model: ServedModel, param: str, *, add_special_tokens: bool = True
@@ -93,7 +74,7 @@ class PoolingRequest(BaseModel):
         pooling, longest = Pooling(method=model.task.pooling.method), model.engine.info.max_model_length
         num_ending = num_end_tokens(model.tokenizer) if add_special_tokens and strings else 0
         tokens = [next(encoded) if isinstance(text, str) else text for text in texts]
-        return [self.engine_request(self.truncated(ids, longest, num_ending), pooling) for ids in tokens]
+        return [self.pooling_request(self.truncated(ids, longest, num_ending), pooling) for ids in tokens]
 
 
 def num_end_tokens(tokenizer: Tokenizer) -> int:

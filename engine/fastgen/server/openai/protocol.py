@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from fastgen.core.request import Grammar, Request, RequestError, SamplingParams
+from fastgen.core.request import Grammar, RequestError, SamplingParams
+from fastgen.server.openai.engine_fields import EngineFields
 from fastgen.server.openai.field_types import (
     BadWords,
     Boolean,
@@ -70,12 +71,11 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Boolean | None = None
 
 
-class GenerationRequest(ExtensionFields):
+class GenerationRequest(ExtensionFields, EngineFields):
     """Fields that both endpoints share."""
 
     model_config = ConfigDict(extra="ignore")
 
-    model: String | None = None
     n: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None
     max_tokens: Integer | None = None
     min_tokens: Integer | None = None
@@ -110,9 +110,6 @@ class GenerationRequest(ExtensionFields):
 
     stream: Boolean | None = None
     stream_options: StreamOptions | None = None
-    priority: Integer | None = Field(None, description="lower is served first")
-    timeout: Number | None = Field(None, description="seconds until the request ends, finished or not")
-    cache_salt: Annotated[String, Field(max_length=256)] | None = None
 
     response_format: ResponseFormat = None
     guided_json: GuidedJson = None
@@ -142,11 +139,11 @@ class GenerationRequest(ExtensionFields):
         )
 
     def check(self) -> None:
-        """Raise RequestError if fields contradict each other."""
+        """Raise RequestError if fields contradict each other, or a sampling parameter is out of range."""
+        super().check()
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options: requires stream to be true; leave it out", "stream_options")
-        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
-            raise RequestError("truncation_side: requires truncate_prompt_tokens; leave it out", "truncation_side")
+        self.sampling(max(1, self.min_tokens or 1))  # the limit is checked when the prompt is known
 
     def structure(self) -> tuple[Grammar, str] | None:
         """Return the grammar that the output must match and the field that it came from, if any.
@@ -204,21 +201,6 @@ class GenerationRequest(ExtensionFields):
     def requested_tokens(self) -> int | None:
         """The client's limit on generated tokens, if any."""
         return self.max_tokens
-
-    def engine_request(self, token_ids: list[int], sampling: SamplingParams) -> Request:
-        """Return the engine's request for one prompt, without an id.
-
-        Raises:
-            RequestError: if a value is out of range.
-        """
-        return Request(
-            id="",
-            prompt_token_ids=token_ids,
-            sampling=sampling,
-            priority=self.priority or 0,
-            deadline_seconds=self.timeout,
-            cache_salt=self.cache_salt or "",
-        )
 
 
 # Sampling parameters that need neither the endpoint nor the tokenizer.
@@ -301,6 +283,19 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     documents: list[dict[str, Any]] | None = None
 
     chat_template: String | None = Field(None, description="requires `--trust-request-chat-template`")
+
+    # Whether functions that leave `strict` out are strict: no field of a chat completion, see /v1/responses.
+    _is_strict_by_default: bool = PrivateAttr(default=False)
+
+    @property
+    def is_strict_by_default(self) -> bool:
+        """Return whether functions that leave `strict` out are strict, where that can be enforced."""
+        return self._is_strict_by_default
+
+    def with_strict_functions(self) -> ChatRequest:
+        """Make functions that leave `strict` out strict, and return this request."""
+        self._is_strict_by_default = True
+        return self
 
     @property
     def aliases(self) -> dict[str, str]:

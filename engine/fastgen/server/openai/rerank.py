@@ -220,4 +220,4 @@ class _Scorer:
         pooling = Pooling(method="logprobs", token_ids=model.task.answers)
         longest = model.engine.info.max_model_length
         questions = [body.truncated(begun + ending, longest, len(ending)) for begun in beginnings]
-        return [body.engine_request(question, pooling) for question in questions]
+        return [body.pooling_request(question, pooling) for question in questions]

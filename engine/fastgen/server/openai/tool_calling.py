@@ -53,8 +53,11 @@ class ToolUse:
                 raise RequestError("tool_choice: a call is required and tools is empty; add a tool", "tool_choice")
         if not tools or (choice is not None and choice.mode == "none"):
             return None
-        offered = tuple(_offered(tool) for tool in tools)
-        required = offered if choice is not None and choice.mode == "required" else ()
+        is_required = choice is not None and choice.mode == "required"
+        # A default cannot ask for what the format cannot enforce.
+        strict = body.is_strict_by_default and (is_required or bool(model.tool_format.opening))
+        offered = tuple(_offered(tool, strict=strict) for tool in tools)
+        required = offered if is_required else ()
         single = body.parallel_tool_calls is False
         if choice is not None and choice.name is not None:
             required, single = tuple(tool for tool in offered if tool.name == choice.name)[:1], True
@@ -135,5 +138,8 @@ class ToolUse:
         return [with_system, [{**first, "content": f"{description}\n\n{first['content']}"}, *messages[1:]]]
 
 
-def _offered(tool: Tool) -> OfferedTool:
-    return OfferedTool(tool.function.name, tool.function.parameters or _NO_ARGUMENTS, bool(tool.function.strict))
+def _offered(tool: Tool, *, strict: bool) -> OfferedTool:
+    """Return a tool for the tool-call format; `strict` is the default."""
+    function = tool.function
+    is_strict = strict if function.strict is None else function.strict
+    return OfferedTool(function.name, function.parameters or _NO_ARGUMENTS, is_strict)

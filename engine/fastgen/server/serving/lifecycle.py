@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fastgen.engine.client import EngineClient
+from fastgen.engine.shared_counts import Count, Counts
+from fastgen.model.generation_defaults import GenerationDefaults
 from fastgen.server.http.errors import APIError
 from fastgen.server.serving.encoding import PromptSizeLimit
-from fastgen.server.serving.generation_defaults import GenerationDefaults
 from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.task import ServedTask
 from fastgen.text.reasoning import ReasoningFormat
@@ -46,11 +47,15 @@ class ServedModel:
 class Lifecycle:
     """Tracks whether requests are accepted and how many are open.
 
+    Args:
+        counts: of this API process; None if it is the only one.
+
     Attributes:
-        num_open: number of open requests.
+        num_open: number of open requests of this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts | None = None) -> None:
+        self._counts = counts or Counts.of_only_process()
         self._stage = "starting"
         self._fraction = 0.0
         self._model: ServedModel | None = None
@@ -66,6 +71,12 @@ class Lifecycle:
     def begin_serving(self, model: ServedModel) -> None:
         """Accept requests from now on."""
         self._model = model
+        self._counts.set(Count.SERVING, 1)
+
+    @property
+    def total_open(self) -> int:
+        """Number of open requests of all API processes."""
+        return self._counts.total(Count.OPEN)
 
     def begin_draining(self) -> None:
         """Reject requests on new connections from now on; open ones continue."""
@@ -93,7 +104,10 @@ class Lifecycle:
         if self._draining:
             return "draining"
         rejection = self._rejection()
-        return None if rejection is None else rejection.message
+        if rejection is not None:
+            return rejection.message
+        num_serving, num_processes = self._counts.total(Count.SERVING), self._counts.shared.num_processes
+        return None if num_serving == num_processes else f"{num_serving} of {num_processes} API processes are ready"
 
     def model(self) -> ServedModel:
         """Return the served model.
@@ -111,11 +125,13 @@ class Lifecycle:
     def open_request(self) -> Iterator[None]:
         """Count a request as open inside the `with` block."""
         self.num_open += 1
+        self._counts.set(Count.OPEN, self.num_open)
         self._idle.clear()
         try:
             yield
         finally:
             self.num_open -= 1
+            self._counts.set(Count.OPEN, self.num_open)
             if self.num_open == 0:
                 self._idle.set()
 

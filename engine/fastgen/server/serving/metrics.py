@@ -10,10 +10,13 @@ from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from fastgen.core.request import FinishReason
 from fastgen.core.step_output import EagerReason
 from fastgen.engine.messages import EngineInfo, StepReport
+from fastgen.server.serving.metrics_exchange import Family, Sum
+from fastgen.server.serving.plain_metrics import PlainCounter, PlainHistogram
 from fastgen.server.serving.vllm_metrics import WithVLLMNames
 
 _STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -51,15 +54,18 @@ class Metrics:
     Args:
         model_name: label of all metrics.
         compat: `vllm` exposes them under vLLM's names too, `none` does not.
+
+    Attributes:
+        registry: all metrics.
+        generation_tokens: counts generated tokens.
+        inter_token_latency: seconds from a token to the next one of its request.
     """
 
     def __init__(self, model_name: str, compat: str = "none") -> None:
         self.registry = CollectorRegistry()
-        self._exposed = self.registry
-        if compat == "vllm":
-            self._exposed = CollectorRegistry()
-            self._exposed.register(WithVLLMNames(self.registry))
+        self._has_vllm_names = compat == "vllm"
         self._model_name = model_name
+        self._labels = {"model_name": model_name}
         self._capacity_blocks = 0
         self._latest: StepReport | None = None
         self._define_engine_state()
@@ -129,7 +135,8 @@ class Metrics:
         self._prompt_tokens = self._make(
             Counter, "prompt_tokens", "Prompt tokens of requests that produced their first token."
         )
-        self._generation_tokens = self._make(Counter, "generation_tokens", "Generated tokens.")
+        self.generation_tokens = PlainCounter("fastgen_generation_tokens", "Generated tokens.", self._labels)
+        self.registry.register(self.generation_tokens)
         self._success = self._make(
             Counter, "request_success", "Finished requests, by finish reason.", ["finish_reason"]
         )
@@ -140,12 +147,13 @@ class Metrics:
             Histogram, "time_to_first_token_seconds", "Time from a request's arrival to its first token, in seconds.",
             buckets=_FIRST_TOKEN_SECONDS,
         )  # fmt: skip
-        self._inter_token = self._make(
-            Histogram,
-            "inter_token_latency_seconds",
+        self.inter_token_latency = PlainHistogram(
+            "fastgen_inter_token_latency_seconds",
             "Time between consecutive tokens, in seconds.",
-            buckets=_TOKEN_SECONDS,
+            self._labels,
+            _TOKEN_SECONDS,
         )
+        self.registry.register(self.inter_token_latency)
         self._end_to_end = self._make(
             Histogram,
             "e2e_request_latency_seconds",
@@ -208,14 +216,6 @@ class Metrics:
         self._first_token.observe(seconds)
         self._prompt_tokens.inc(prompt_tokens)
 
-    def next_token(self, seconds: float) -> None:
-        """Record a further token, `seconds` after the previous one."""
-        self._inter_token.observe(seconds)
-
-    def generated(self, num_tokens: int) -> None:
-        """Count generated tokens."""
-        self._generation_tokens.inc(num_tokens)
-
     def finished(self, reason: FinishReason, seconds: float, prompt_tokens: int, generation_tokens: int) -> None:
         """Record the end of a request, `seconds` after its arrival."""
         self._success.labels(self._model_name, reason.value).inc()
@@ -244,17 +244,29 @@ class Metrics:
         """Count a rejected request by its error code."""
         self._rejected.labels(self._model_name, reason).inc()
 
-    def expose(self, accept: str, num_open: int, names: Sequence[str] = ()) -> tuple[bytes, str]:
+    def expose(
+        self, accept: str, num_open: int, names: Sequence[str] = (), others: Sequence[Family] = ()
+    ) -> tuple[bytes, str]:
         """Return the metrics and their content type, in the format that the Accept header prefers.
 
         Args:
             accept: the scraper's Accept header.
-            num_open: number of open HTTP POST requests.
+            num_open: number of open HTTP POST requests of this process.
             names: names of samples, without labels; if given, only these are returned.
+            others: metrics of the other API processes.
         """
+        self.update(num_open)
+        exposed: CollectorRegistry = self.registry
+        if others or self._has_vllm_names:
+            source: Collector = Sum(self.registry, others) if others else self.registry
+            exposed = CollectorRegistry(auto_describe=bool(names))  # only then does it need to know what it has
+            exposed.register(WithVLLMNames(source) if self._has_vllm_names else source)
+        # In OpenMetrics, the library would replace the colons of vLLM's names.
+        encode, content_type = choose_encoder("" if self._has_vllm_names else accept)
+        return encode(exposed.restricted_registry(names) if names else exposed), content_type
+
+    def update(self, num_open: int) -> None:
+        """Set the gauges. They are set at scrape time: there are many steps per scrape."""
         self._open.set(num_open)
         if self._latest is not None:
             self._set_gauges(self._latest)
-        # In OpenMetrics, the library would replace the colons of vLLM's names.
-        encode, content_type = choose_encoder(accept if self._exposed is self.registry else "")
-        return encode(self._exposed.restricted_registry(names) if names else self._exposed), content_type

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 import msgspec
 
@@ -58,6 +56,12 @@ class RequestHandler:
         requests: all generations.
         options: how the generations become choices.
         arrival: when the HTTP request arrived, in seconds of the monotonic clock.
+
+    Attributes:
+        id: id in the response.
+        created: when the request was made, in Unix seconds.
+        outputs: what each generation has generated.
+        prompt_only: whether generated tokens are dropped.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class RequestHandler:
         self._engine = model.engine
         self._metrics = metrics
         self._options = options
+        self.prompt_only = options.prompt_only
         self._arrival = arrival
         self._prepared_seconds = time.monotonic() - arrival
         self.outputs = [RequestOutput(request, model.tokenizer, options.text) for request in requests]
@@ -81,9 +86,9 @@ class RequestHandler:
         self._num_unfinished = len(self.outputs)
         self._first_token_seconds: float | None = None
         self._changed: dict[int, None] = {}  # indices of generations with a delta to take, oldest first
-        self._woken = asyncio.Event()
-        self._wakes = _Wake.AT_END
-        self._failure: APIError | None = None
+        self._on_change: Callable[[], object] | None = None
+        self._ended = asyncio.Event()
+        self._failure: Exception | None = None
 
     def __enter__(self) -> RequestHandler:
         return self
@@ -123,20 +128,38 @@ class RequestHandler:
             sum(usage.cached_tokens for usage in per_prompt),
         )
 
-    async def stream(self) -> AsyncGenerator[tuple[int, OutputDelta]]:
-        """Yield deltas with the index of their generation. Closing the iterator cancels the generations.
+    async def run(self, on_change: Callable[[], object] | None = None) -> None:
+        """Start the generations and wait for their end. Cancel those that are unfinished if this is cancelled.
+
+        Args:
+            on_change: called when there is something to `take`, unless that was so before.
 
         Raises:
             APIError: if the engine dies or lacks the memory, or if the deadline passes before the first token.
         """
-        with self._running(_Wake.AT_CHANGES):
-            while True:
-                while self._changed:
-                    index = next(iter(self._changed))
-                    del self._changed[index]
-                    yield index, self.outputs[index].take()
-                if not await self._wait():
-                    return
+        self._on_change = on_change
+        try:
+            for generation in self._generations:
+                self._engine.start_request(generation.output.request, generation)
+            await self._ended.wait()
+            if self._failure is not None:
+                raise self._failure
+        except EngineDeadError as error:
+            raise engine_died(str(error)) from error
+        finally:
+            for generation in self._generations:
+                generation.close()
+            self._generations.clear()  # they refer to this object
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether all generations have ended, or the request has failed."""
+        return self._ended.is_set()
+
+    def take(self) -> list[tuple[int, OutputDelta]]:
+        """Return what is new, with the index of the generation; what changed first comes first."""
+        changed, self._changed = self._changed, {}
+        return [(index, self.outputs[index].take()) for index in changed]
 
     async def finish(self) -> list[RequestOutput]:
         """Run to the end and return the chosen outputs, one per choice, in order.
@@ -144,9 +167,7 @@ class RequestHandler:
         Raises:
             APIError: if the engine dies or lacks the memory, or if the deadline passes before the first token.
         """
-        with self._running(_Wake.AT_END):
-            while await self._wait():
-                pass
+        await self.run()
         wanted, candidates = self._options.num_choices, self._options.num_candidates
         if wanted == candidates:
             return self.outputs
@@ -167,42 +188,17 @@ class RequestHandler:
             raise self._timed_out() if timed_out else _stopped()
         return [result for result in results if result is not None]
 
-    @contextmanager
-    def _running(self, wake: _Wake) -> Iterator[None]:
-        """Start the generations; cancel those that are unfinished at the end."""
-        self._wakes = wake
-        try:
-            for generation in self._generations:
-                self._engine.start_request(generation.output.request, generation)
-            yield
-        except EngineDeadError as error:
-            raise engine_died(str(error)) from error
-        finally:
-            for generation in self._generations:
-                generation.close()
-            self._generations.clear()  # they refer to this object
-
-    async def _wait(self) -> bool:
-        """Wait until something has happened. Return False if all generations have ended and nothing more will."""
-        if self._failure is not None:
-            raise self._failure
-        if not self._num_unfinished:
-            return False
-        await self._woken.wait()
-        self._woken.clear()
-        return True
-
     def cancel(self, output: RequestOutput) -> None:
         """Cancel a generation, if the engine has not ended it."""
         self._engine.cancel(output.request.id)
 
-    def fail(self) -> None:
-        """End the request with an error, because a generation has no more outputs."""
-        self._failure = engine_died(self._engine.exit_message)
-        self._woken.set()
+    def fail(self, error: Exception | None = None) -> None:
+        """End the request with an error; by default, a generation has no more outputs because the engine has exited."""
+        self._failure = error or engine_died(self._engine.exit_message)
+        self._ended.set()
 
     def record(self, generation: _Generation, num_new: int) -> None:
-        """Record that a generation has got tokens, or has ended; wake the response if it waits for that.
+        """Record that a generation has got tokens, or has ended; tell the response if it waits for that.
 
         The result of pooling counts as a first token.
         """
@@ -213,11 +209,13 @@ class RequestHandler:
             self._num_unfinished -= 1
             generation.close()
             self._failure = self._failure or self._error()
-        if self._failure is None and output.has_delta and self._wakes is _Wake.AT_CHANGES:
+        if self._failure is not None or not self._num_unfinished:
+            self._ended.set()
+        if self._failure is None and self._on_change is not None and output.has_delta:
+            is_first = not self._changed
             self._changed[generation.index] = None
-            self._woken.set()
-        elif not self._num_unfinished or self._failure is not None:
-            self._woken.set()
+            if is_first:
+                self._on_change()
 
     def _count(self, generation: _Generation, num_new: int) -> None:
         now, metrics = time.monotonic(), self._metrics
@@ -226,9 +224,9 @@ class RequestHandler:
             self._first_token_seconds = min(seconds, self._first_token_seconds or seconds)
             metrics.first_token(seconds, len(generation.output.request.prompt_token_ids))
         else:
-            metrics.next_token(now - generation.last_token)
+            metrics.inter_token_latency.observe(now - generation.last_token)
         generation.last_token = now
-        metrics.generated(num_new)
+        metrics.generation_tokens.inc(num_new)
 
     def count_end(self, output: RequestOutput) -> None:
         """Record the end of a generation, which the client may have cancelled."""
@@ -252,18 +250,6 @@ class RequestHandler:
             code="deadline_exceeded",
             param="timeout",
         )
-
-    @property
-    def prompt_only(self) -> bool:
-        """Return whether generated tokens are dropped."""
-        return self._options.prompt_only
-
-
-class _Wake(Enum):
-    """When the response is woken."""
-
-    AT_CHANGES = auto()
-    AT_END = auto()
 
 
 class _Generation:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from fastgen.server.http.errors import APIError
-from fastgen.server.http.sse import EventStream, event
+from fastgen.server.http.sse import GeneratedEvents, event
 from fastgen.server.serving.service import Service
 from fastgen.server.ui.step_feed import StepFeed, TooManyWatchersError
 
@@ -61,7 +61,7 @@ def router(feed: StepFeed) -> APIRouter:
     async def steps(request: Request) -> Response:
         service: Service = request.app.state.service
         service.lifecycle.model()  # 503 while it loads
-        return _Steps(_events(feed, service))
+        return GeneratedEvents(_events(feed, service))
 
     return routes
 
@@ -71,10 +71,6 @@ def _static(body: bytes, media_type: str) -> Any:
         return Response(body, media_type=media_type, headers=_HEADERS)
 
     return file
-
-
-class _Steps(EventStream):
-    done = b""
 
 
 async def _events(feed: StepFeed, service: Service) -> AsyncGenerator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -144,8 +145,24 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-def response(body: ResponseRequest, response_id: str, created: int, model: str, sampling: dict[str, float]) -> Response:
-    """Return the response to `body` before its generation has begun; `sampling` has its temperature and top_p."""
+def response(
+    body: ResponseRequest,
+    response_id: str,
+    created: int,
+    model: str,
+    sampling: dict[str, float],
+    strict: Mapping[str, bool],
+) -> Response:
+    """Return the response to `body` before its generation has begun.
+
+    Args:
+        body: the request.
+        response_id: id of the response.
+        created: when it was created, in Unix seconds.
+        model: name of the model.
+        sampling: its temperature and top_p.
+        strict: whether calls of a function must match its schema, by name.
+    """
     return Response(
         id=response_id,
         created_at=created,
@@ -159,14 +176,14 @@ def response(body: ResponseRequest, response_id: str, created: int, model: str, 
         temperature=sampling["temperature"],
         top_p=sampling["top_p"],
         tool_choice=_flat_choice(body.tool_choice),
-        tools=[_flat_tool(tool) for tool in body.tools or []],
+        tools=[_flat_tool(tool["function"], strict) for tool in body.tools or []],
         text={"format": _flat_format(body.text)},
         reasoning={"effort": body.reasoning, "summary": None},
     )
 
 
-def _flat_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"strict": None, "parameters": None, **tool["function"], "type": "function"}
+def _flat_tool(function: dict[str, Any], strict: Mapping[str, bool]) -> dict[str, Any]:
+    return {"strict": strict.get(function["name"], True), "parameters": None, **function, "type": "function"}
 
 
 def _flat_choice(choice: Any) -> Any:

@@ -197,7 +197,7 @@ class ResponseRequest(OpenAIFields):
     top_logprobs: Any = refused("use /v1/chat/completions for logprobs", 0)
 
     def chat(self) -> ChatRequest:
-        """Return the chat completion that this request stands for.
+        """Return the chat completion that this request stands for. Its functions are strict unless they say otherwise.
 
         Raises:
             RequestError: names the field that is invalid.
@@ -218,9 +218,10 @@ class ResponseRequest(OpenAIFields):
             "tool_choice": self.tool_choice,
         }
         try:
-            return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+            chat = ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as error:
             first_error = error.errors()[0]
             name, *rest = map(str, first_error["loc"])
             param = ".".join((ALIASES.get(name, name), *rest))
             raise RequestError(f"{param}: {first_error['msg'].removeprefix('Value error, ')}", param) from None
+        return chat.with_strict_functions()

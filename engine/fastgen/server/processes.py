@@ -1,0 +1,90 @@
+"""The API processes of a server beside the first one, which starts them, passes signals on and waits for them.
+
+They are forks from before the first event loop, so they share the memory of what has been imported. If one dies, the
+whole server drains and exits, and the container is started again: a defect shows, and counters restart together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+from fastgen import exit_codes
+from fastgen.engine.client import EngineError
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class APIProcessError(EngineError):
+    """An API process other than the first has ended, and so the server does; the message is one line."""
+
+    @classmethod
+    def of(cls, process: int, code: int) -> APIProcessError:
+        """Return the error of a process with an exit code, negative for a signal."""
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        how = f"was killed by {signal.Signals(-code).name}{hint}" if code < 0 else f"ended with exit code {code}"
+        return cls(f"API process {process} {how}", code if code > 0 else exit_codes.FAILED)
+
+
+class APIProcesses:
+    """Processes 1, 2, ... of a server.
+
+    Args:
+        count: how many.
+        serve: what each of them does, with its number; returns its exit code.
+    """
+
+    def __init__(self, count: int, serve: Callable[[int], int]) -> None:
+        self._running: dict[int, int] = {}  # number by pid
+        for number in range(1, count + 1):
+            self._running[_fork(number, serve)] = number
+
+    @property
+    def num_running(self) -> int:
+        """How many have not exited, as far as known."""
+        return len(self._running)
+
+    async def wait_exit(self) -> tuple[int, int]:
+        """Wait until a process exits; return its number and exit code, negative for a signal."""
+        loop, exited = asyncio.get_running_loop(), asyncio.Event()
+        descriptors = [os.pidfd_open(pid) for pid in self._running]
+        for descriptor in descriptors:
+            loop.add_reader(descriptor, exited.set)
+        try:
+            await exited.wait()
+        finally:
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+        pid, status = next(found for pid in self._running if (found := os.waitpid(pid, os.WNOHANG))[0])
+        return self._running.pop(pid), os.waitstatus_to_exitcode(status)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes that have not exited."""
+        for pid in self._running:
+            os.kill(pid, number)
+
+
+def _fork(number: int, serve: Callable[[int], int]) -> int:
+    """Run `serve(number)` in a new process; return its pid."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if os.getppid() == parent:
+            code = serve(number)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # what the first process has set up is not this one's to clean up

@@ -1,0 +1,28 @@
+"""The benchmark of isolation measures what it says, and one request behind long ones over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from benchmarks import isolation
+
+from engine.server.serving import serving
+
+
+def test_a_short_prompt_has_its_first_token_long_before_the_long_ones_sent_before_it(tmp_path: Path) -> None:
+    """Each long prompt takes 20 steps alone. A busy machine delays all alike, so the bound is that of the issue."""
+    options = ("--max-model-length", "4096", "--token-budget", "200", "--max-sequences", "8")
+    with serving(tmp_path, *options, environment={"SCRIPT_STEP_SECONDS": "0.03", "SCRIPT_BLOCKS": "256"}) as server:
+        server.wait_status("/ready", 200)
+        short, longs = asyncio.run(isolation.short_behind_long(server.port, 4000, 0.05))
+        assert short < max(longs) / 4
+        assert server.metric("fastgen_prompt_tokens_total") == 4000 + 3999 + 5
+
+
+def test_a_stream_that_is_not_served_fails_with_the_response(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.wait_status("/ready", 200)
+        with pytest.raises(RuntimeError, match="max_tokens"):
+            asyncio.run(isolation.largest_gap(server.port, 0.01))

@@ -1,0 +1,29 @@
+"""Grammars for tests: constraints that are made by hand, instead of compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from fastgen.core.constraint import Constraint, NewConstraint
+from fastgen.core.request import Grammar
+
+
+class Given:
+    """Grammars that return these constraints, in turn."""
+
+    def __init__(self, *constraints: Constraint) -> None:
+        self.left = list(constraints)
+
+    def compile(self, _grammar: Grammar) -> Future[NewConstraint]:
+        compiled, constraint = Future[NewConstraint](), self.left.pop(0)
+        compiled.set_result(lambda: constraint)
+        return compiled
+
+    def prepare(self) -> None:
+        """Do nothing: there are no tables."""
+
+    def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
+        width = len(masks) // len(constraints)
+        for row, constraint in enumerate(constraints):
+            constraint.fill_mask(masks[row * width : (row + 1) * width])

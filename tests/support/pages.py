@@ -1,0 +1,31 @@
+"""The documentation's code blocks, for tests that try them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    """Yield "page:line" and the text of each fenced code block of a language, nested ones in lists included."""
+    for page in PAGES:
+        text = page.read_text()
+        for found in re.finditer(rf"^( *)```{language}\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, found.start()) + 1
+            yield f"{page.relative_to(ROOT)}:{line}", textwrap.dedent(found[2])
+
+
+def documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield "page:line" and each object of the YAML blocks."""
+    for place, text in blocks("yaml"):
+        for document in yaml.safe_load_all(text):
+            assert isinstance(document, dict), place
+            yield place, document

@@ -1,4 +1,4 @@
-"""Which tests may run at the same time when `make test` runs two processes."""
+"""The order of the tests when `make test` runs several processes; see `support.groups`."""
 
 from __future__ import annotations
 
@@ -8,31 +8,11 @@ from typing import Any
 import hypothesis
 import pytest
 
+from support.groups import group_of, next_group, rank_of
+
 # A machine that does other work too is slow now and then; pytest's timeout finds what does not end.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
-
-# Groups that start first, the longest in front: the processes then end at about the same time.
-FIRST = (
-    "node",
-    "tests/engine/runner/test_exactness.py",
-    "tests/operator/reconcile/test_crashes.py",
-    "tests/engine/runner/test_loader.py",
-    "tests/operator/runtime/test_two_operators.py",
-    "tests/operator/reconcile/test_api_faults.py",
-    "tests/operator/reconcile/test_adverse_conditions.py",
-    "tests/engine/model/test_transformers_backend.py",
-    "tests/engine/kernels/test_instruction_sets.py",
-    "tests/engine/server/test_real_engine.py",
-)
-
-
-def group_of(nodeid: str) -> str:
-    """Return the group of a test. A group runs in one process, in order."""
-    path = nodeid.partition("::")[0]
-    if path.startswith("tests/e2e/") or path == "tests/cluster/test_node.py":
-        return "node"  # one per machine
-    return path
 
 
 def pytest_report_header() -> str:
@@ -43,10 +23,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest groups first when several processes share the tests."""
+    """With several processes, put the longest groups first, and tests of images last, which take long to build."""
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        return rank_of(group_of(item.nodeid)), item.get_closest_marker("image") is not None
+
     if "PYTEST_XDIST_WORKER" in os.environ:
-        ranks = {group: rank for rank, group in enumerate(FIRST)}
-        items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(ranks)))
+        items.sort(key=place)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -56,5 +39,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class GroupScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            others = (group for other, groups in self.assigned_work.items() if other is not node for group in groups)
+            group = next_group(self.workqueue, list(self.assigned_work[node]), others)
+            self.workqueue.move_to_end(group, last=False)
+            super()._assign_work_unit(node)
 
     return GroupScheduling(config, log)

@@ -1,40 +1,39 @@
-"""The dashboard of one FastGenDeployment."""
+"""The dashboard of one FastGenDeployment and its engines."""
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, DatasourceVariable, QueryVariable, Row
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, VariableRefresh, VariableSort
+from typing import Final
 
-from dashboards.panels import DATASOURCE, ENGINES, OPERATOR, lines, number, quantiles, rate, stacked, timeline, word
+from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
+
+from dashboards.base import choices, new_dashboard, one_deployment, with_events
+from dashboards.panels import lines, mean, number, quantiles, rate, stacked, word
+
+_ENGINES: Final = '{namespace="$namespace",fastgen_dev_deployment="$deployment",pod=~"$pod"}'
+_OPERATOR: Final = '{namespace="$namespace",name="$deployment"}'
 
 
-def build_dashboard() -> Dashboard:
-    """Build the dashboard, with variables for data source, namespace and FastGenDeployment."""
-    dashboard = (
-        Dashboard("FastGen deployment")
-        .uid("fastgen-deployment")
-        .description("State, token budget, latency and scaling of one FastGenDeployment.")
-        .tags(["fastgen", "llm", "inference"])
-        .time("now-1h", "now")
-        .refresh("30s")
-        .timezone("browser")
-        .tooltip(DashboardCursorSync.CROSSHAIR)
-        .readonly()
-        .with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(_choice("namespace", "Namespace", "label_values(fastgen_operator_desired_replicas, namespace)"))
-        .with_variable(
-            _choice(
-                "deployment",
-                "Deployment",
-                'label_values(fastgen_operator_desired_replicas{namespace="$namespace"}, name)',
-            )
+def build_deployment() -> Dashboard:
+    """Build the dashboard, with variables for data source, namespace, FastGenDeployment and pods."""
+    dashboard = one_deployment(
+        new_dashboard("Deployment", "State, latency, token budget and engines of one FastGenDeployment.")
+    ).with_variable(
+        choices(
+            "pod",
+            "Pod",
+            'label_values(fastgen_token_budget{namespace="$namespace",fastgen_dev_deployment="$deployment"}, pod)',
         )
     )
-    return _scaling(_latency(_budget(_overview(dashboard))))
+    dashboard = with_events(dashboard, _OPERATOR)
+    return _memory(_steps(_requests(_latency(_budget(_overview(dashboard))))))
+
+
+def _rate(metric: str) -> str:
+    return rate(metric, _ENGINES)
 
 
 def _overview(dashboard: Dashboard) -> Dashboard:
-    ready = f'max by (status, reason) (fastgen_operator_condition{{type="Ready",{OPERATOR[1:]})'
+    ready = f'max by (status, reason) (fastgen_operator_condition{{type="Ready",{_OPERATOR[1:]})'
     return (
         dashboard.with_row(Row("Overview"))
         .with_panel(word("Ready", "Status and reason of the condition Ready.", {"{{status}}: {{reason}}": ready}))
@@ -44,24 +43,27 @@ def _overview(dashboard: Dashboard) -> Dashboard:
                 "Ready replicas of the current pod template, and desired replicas.",
                 "none",
                 {
-                    "ready": f"max(fastgen_operator_ready_replicas{OPERATOR})",
-                    "desired": f"max(fastgen_operator_desired_replicas{OPERATOR})",
+                    "ready": f"max(fastgen_operator_ready_replicas{_OPERATOR})",
+                    "desired": f"max(fastgen_operator_desired_replicas{_OPERATOR})",
                 },
             )
         )
         .with_panel(
             word(
-                "Last scaling decision",
-                "Reason of the autoscaler's last decision. kubectl describe fgd shows the message.",
-                {"{{reason}}": f"max by (reason) (fastgen_operator_scaling_reason{OPERATOR})"},
+                "Engines",
+                "Version, device and dtype of the engines.",
+                {
+                    "{{version}} {{device}} {{dtype}}": "count by (version, device, dtype) "
+                    f"(fastgen_engine_info{_ENGINES})"
+                },
             )
         )
         .with_panel(
             number(
                 "Backlog",
-                "Prompt tokens not yet computed, over all replicas.",
+                "Prompt tokens not yet computed.",
                 "short",
-                {"tokens": f"sum(fastgen_backlog_prompt_tokens{ENGINES})"},
+                {"tokens": f"sum(fastgen_backlog_prompt_tokens{_ENGINES})"},
             )
         )
         .with_panel(
@@ -69,25 +71,25 @@ def _overview(dashboard: Dashboard) -> Dashboard:
                 "Time to first token, p95",
                 "95th percentile of the time from a request's arrival to its first token.",
                 "s",
-                {"seconds": quantiles("fastgen_time_to_first_token_seconds")["p95"]},
+                {"seconds": quantiles("fastgen_time_to_first_token_seconds", _ENGINES)["p95"]},
             )
         )
         .with_panel(
             number(
                 "Tokens per second",
-                "Prompt and generated tokens computed per second, over all replicas.",
+                "Prompt and generated tokens computed per second.",
                 "short",
-                {"tokens/s": f"sum({rate('fastgen_scheduled_tokens_total')})"},
+                {"tokens/s": f"sum({_rate('fastgen_scheduled_tokens_total')})"},
             )
         )
     )
 
 
 def _budget(dashboard: Dashboard) -> Dashboard:
-    full = f"sum({rate('fastgen_step_seconds_count')} * fastgen_token_budget{ENGINES})"
-    filled = f"sum by (phase) ({rate('fastgen_scheduled_tokens_total')}) / ignoring(phase) group_left {full}"
+    full = f"sum({_rate('fastgen_step_seconds_count')} * fastgen_token_budget{_ENGINES})"
+    filled = f"sum by (phase) ({_rate('fastgen_scheduled_tokens_total')}) / ignoring(phase) group_left {full}"
     return (
-        dashboard.with_row(Row("Token budget"))
+        dashboard.with_row(Row("Load"))
         .with_panel(
             stacked(
                 "Budget fill by phase",
@@ -102,115 +104,185 @@ def _budget(dashboard: Dashboard) -> Dashboard:
                 "Backlog",
                 "Prompt tokens not yet computed, of queued and partially prefilled requests, by pod.",
                 "short",
-                {"{{pod}}": f"sum by (pod) (fastgen_backlog_prompt_tokens{ENGINES})"},
+                {"{{pod}}": f"sum by (pod) (fastgen_backlog_prompt_tokens{_ENGINES})"},
             )
         )
         .with_panel(
             lines(
-                "KV cache utilization",
-                "Share of the KV cache's blocks in use, by pod. Near 100 %, sequences are preempted.",
-                "percentunit",
-                {"{{pod}}": f"max by (pod) (fastgen_kv_cache_usage_ratio{ENGINES})"},
-            ).max(1)
+                "Sequences",
+                "Running, queued, and swapped out to host memory; and open HTTP requests.",
+                "short",
+                {state: f"sum(fastgen_num_requests_{state}{_ENGINES})" for state in ("running", "waiting", "swapped")}
+                | {"open": f"sum(fastgen_http_requests_open{_ENGINES})"},
+            )
         )
         .with_panel(
             lines(
-                "Requests",
-                "Running, queued, and swapped out to host memory, over all replicas.",
+                "Prompt tokens",
+                "Prompt tokens per second: arrived, rejected because the queue was full, of requests that ended before "
+                "their first token, and of those that produced it. The last are computed, or from the prefix cache.",
                 "short",
-                {state: f"sum(fastgen_num_requests_{state}{ENGINES})" for state in ("running", "waiting", "swapped")},
+                {
+                    "arrived": f"sum({_rate('fastgen_arrived_prompt_tokens_total')})",
+                    "rejected": f"sum({_rate('fastgen_rejected_prompt_tokens_total')})",
+                    "cancelled": f"sum({_rate('fastgen_cancelled_prompt_tokens_total')})",
+                    "answered": f"sum({_rate('fastgen_prompt_tokens_total')})",
+                },
             )
         )
     )
 
 
 def _latency(dashboard: Dashboard) -> Dashboard:
+    panels = (
+        ("Time to first token", "Time from a request's arrival to its first token.", "time_to_first_token_seconds"),
+        ("Inter-token latency", "Time between consecutive tokens of a response.", "inter_token_latency_seconds"),
+        (
+            "Time in the queue",
+            "Time from a request's arrival in the engine to its first step.",
+            "request_queue_seconds",
+        ),
+        ("Duration of requests", "Time from a request's arrival to its end.", "e2e_request_latency_seconds"),
+    )
+    dashboard = dashboard.with_row(Row("Latency"))
+    for title, description, metric in panels:
+        dashboard = dashboard.with_panel(lines(title, description, "s", quantiles(f"fastgen_{metric}", _ENGINES)))
+    return dashboard.with_panel(
+        lines(
+            "Oldest request in the queue",
+            "Time that the oldest waiting request has waited, by pod.",
+            "s",
+            {"{{pod}}": f"max by (pod) (fastgen_oldest_waiting_seconds{_ENGINES})"},
+        )
+    ).with_panel(
+        lines(
+            "Mean latencies",
+            "Mean time to the first token and mean time between tokens.",
+            "s",
+            {
+                "first token": mean("fastgen_time_to_first_token_seconds", _ENGINES),
+                "inter-token": mean("fastgen_inter_token_latency_seconds", _ENGINES),
+            },
+        )
+    )
+
+
+def _requests(dashboard: Dashboard) -> Dashboard:
     return (
-        dashboard.with_row(Row("Latency and requests"))
-        .with_panel(
-            lines(
-                "Time to first token",
-                "Time from a request's arrival to its first token, over all replicas.",
-                "s",
-                quantiles("fastgen_time_to_first_token_seconds"),
-            )
-        )
-        .with_panel(
-            lines(
-                "Inter-token latency",
-                "Time between consecutive tokens of a response, over all replicas.",
-                "s",
-                quantiles("fastgen_inter_token_latency_seconds"),
-            )
-        )
+        dashboard.with_row(Row("Requests"))
         .with_panel(
             stacked(
                 "Finished requests",
                 "Finished requests per second by finish reason.",
                 "reqps",
-                {"{{finish_reason}}": f"sum by (finish_reason) ({rate('fastgen_request_success_total')})"},
+                {"{{finish_reason}}": f"sum by (finish_reason) ({_rate('fastgen_request_success_total')})"},
             )
         )
         .with_panel(
             stacked(
-                "Rejections and preemptions",
-                "Rejected requests per second by reason, and preempted sequences per second by mode.",
+                "Rejected requests",
+                "Rejected requests per second by reason.",
+                "reqps",
+                {"{{reason}}": f"sum by (reason) ({_rate('fastgen_request_rejected_total')})"},
+            )
+        )
+        .with_panel(
+            lines(
+                "Prompt length",
+                "Prompt tokens per finished request.",
+                "short",
+                quantiles("fastgen_request_prompt_tokens", _ENGINES),
+            )
+        )
+        .with_panel(
+            lines(
+                "Length of responses",
+                "Generated tokens per finished request, and generated tokens per second.",
                 "short",
                 {
-                    "rejected: {{reason}}": f"sum by (reason) ({rate('fastgen_request_rejected_total')})",
-                    "preempted: {{mode}}": f"sum by (mode) ({rate('fastgen_preemptions_total')})",
+                    **quantiles("fastgen_request_generation_tokens", _ENGINES),
+                    "tokens/s": f"sum({_rate('fastgen_generation_tokens_total')})",
                 },
             )
         )
     )
 
 
-def _scaling(dashboard: Dashboard) -> Dashboard:
+def _steps(dashboard: Dashboard) -> Dashboard:
+    def coefficient(name: str) -> str:
+        return f'fastgen_step_model{{coefficient="{name}",{_ENGINES[1:]}'
+
+    predicted = (
+        f"{coefficient('base')} + on (pod) {coefficient('token')} * on (pod) fastgen_token_budget{_ENGINES} "
+        f"+ on (pod) {coefficient('kv_token')} * on (pod) fastgen_kv_cache_tokens{_ENGINES}"
+    )
     return (
-        dashboard.with_row(Row("Scaling"))
+        dashboard.with_row(Row("Steps"))
+        .with_panel(lines("Duration of steps", "Duration of a step.", "s", quantiles("fastgen_step_seconds", _ENGINES)))
+        .with_panel(lines("Tokens per step", "Tokens in a step.", "short", quantiles("fastgen_step_tokens", _ENGINES)))
         .with_panel(
             lines(
-                "Desired and ready replicas",
-                "Desired replicas, those that the autoscaler decided on (they differ in a dry run), ready replicas, "
-                "and the demand in fully utilized replicas.",
-                "short",
-                {
-                    "desired": f"max(fastgen_operator_desired_replicas{OPERATOR})",
-                    "recommended": f"max(fastgen_operator_recommended_replicas{OPERATOR})",
-                    "ready": f"max(fastgen_operator_ready_replicas{OPERATOR})",
-                    "demand": f"max(fastgen_operator_scaling_load_replicas{OPERATOR})",
-                },
-            )
-        )
-        .with_panel(
-            timeline(
-                "Reason of the last decision",
-                "Reason of the autoscaler's last decision over time.",
-                {"{{reason}}": f"max by (reason) (fastgen_operator_scaling_reason{OPERATOR})"},
+                "Predicted duration of a full step",
+                "Duration of a step with the whole token budget and the present KV cache, by the engine's step model. "
+                "A replica far above the others is slow.",
+                "s",
+                {"{{pod}}": predicted},
             )
         )
         .with_panel(
             stacked(
-                "Decisions by reason",
-                "Decisions that changed the replicas or the reason. Frequent changes mean that the autoscaler flaps.",
-                "short",
+                "Steps by CUDA graph",
+                "Steps per second that were replayed from a CUDA graph, and those that were not, by reason.",
+                "ops",
                 {
-                    "{{reason}}": "sum by (reason) "
-                    f"(increase(fastgen_operator_scaling_decisions_total{OPERATOR}[$__rate_interval]))"
+                    "graph": f"sum({_rate('fastgen_graph_steps_total')})",
+                    "no graph: {{reason}}": f"sum by (reason) ({_rate('fastgen_eager_steps_total')})",
                 },
-            )
-        )
-        .with_panel(
-            lines(
-                "Age of engine metrics",
-                "Seconds since the operator last scraped the engines. If it grows, the autoscaler holds the replicas.",
-                "s",
-                {"age": f"min(fastgen_operator_scrape_age_seconds{OPERATOR})"},
             )
         )
     )
 
 
-def _choice(name: str, label: str, query: str) -> QueryVariable:
-    variable = QueryVariable(name).label(label).datasource(DATASOURCE).query(query)
-    return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
+def _memory(dashboard: Dashboard) -> Dashboard:
+    hits, queries = (f"sum({_rate(f'fastgen_prefix_cache_{name}_tokens_total')})" for name in ("hit", "query"))
+    return (
+        dashboard.with_row(Row("KV cache"))
+        .with_panel(
+            lines(
+                "KV cache utilization",
+                "Share of the KV cache's blocks in use, by pod. Near 100 %, sequences are preempted.",
+                "percentunit",
+                {"{{pod}}": f"max by (pod) (fastgen_kv_cache_usage_ratio{_ENGINES})"},
+            ).max(1)
+        )
+        .with_panel(
+            lines(
+                "Tokens in the KV cache",
+                "Tokens held, and the capacity, over all replicas.",
+                "short",
+                {
+                    "held": f"sum(fastgen_kv_cache_tokens{_ENGINES})",
+                    "capacity": f"sum(fastgen_kv_cache_capacity_tokens{_ENGINES})",
+                },
+            )
+        )
+        .with_panel(
+            lines(
+                "Prefix cache",
+                "Share of the prompt tokens that were found in the prefix cache.",
+                "percentunit",
+                {"hits": f"{hits} / {queries}"},
+            ).max(1)
+        )
+        .with_panel(
+            stacked(
+                "Preemptions and steps without memory",
+                "Preempted sequences per second by mode, and steps per second that ran out of memory.",
+                "short",
+                {
+                    "preempted: {{mode}}": f"sum by (mode) ({_rate('fastgen_preemptions_total')})",
+                    "out of memory": f"sum({_rate('fastgen_steps_out_of_memory_total')})",
+                },
+            )
+        )
+    )

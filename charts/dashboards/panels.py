@@ -17,24 +17,31 @@ from grafana_foundation_sdk.models.common import (
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
-# Label selectors for one FastGenDeployment: series of its engines, and of the operator.
-ENGINES: Final = '{namespace="$namespace",fastgen_dev_deployment="$deployment"}'
-OPERATOR: Final = '{namespace="$namespace",name="$deployment"}'
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 # PromQL expressions by legend.
 Queries = Mapping[str, str]
 
 
-def rate(metric: str) -> str:
-    """Return the per-second rate of an engine counter, one series per engine."""
-    return f"rate({metric}{ENGINES}[$__rate_interval])"
+def rate(metric: str, selector: str) -> str:
+    """Return the per-second rate of a counter, one series per process; `selector` is in braces."""
+    return f"rate({metric}{selector}[$__rate_interval])"
 
 
-def quantiles(histogram: str) -> Queries:
-    """Return quantiles of a histogram over all engines."""
-    buckets = f"sum by (le) ({rate(f'{histogram}_bucket')})"
+def quantiles(histogram: str, selector: str) -> Queries:
+    """Return quantiles of a histogram over all series of the selector."""
+    buckets = f"sum by (le) ({rate(f'{histogram}_bucket', selector)})"
     return {name: f"histogram_quantile({share}, {buckets})" for name, share in QUANTILES.items()}
+
+
+def quantile_by(labels: str, histogram: str, selector: str, share: float = 0.95) -> str:
+    """Return one quantile of a histogram for each value of the labels."""
+    return f"histogram_quantile({share}, sum by ({labels}, le) ({rate(f'{histogram}_bucket', selector)}))"
+
+
+def mean(histogram: str, selector: str) -> str:
+    """Return the mean of a histogram over all series of the selector."""
+    return f"sum({rate(f'{histogram}_sum', selector)}) / sum({rate(f'{histogram}_count', selector)})"
 
 
 def lines(title: str, description: str, unit: str, queries: Queries) -> timeseries.Panel:
@@ -68,7 +75,7 @@ def word(title: str, description: str, queries: Queries) -> stat.Panel:
 
 
 def timeline(title: str, description: str, queries: Queries) -> statetimeline.Panel:
-    """Return a state timeline panel."""
+    """Return a state timeline panel: a row for each series, filled while it exists."""
     panel = statetimeline.Panel().title(title).description(description).datasource(DATASOURCE).height(8).span(12)
     panel = panel.show_value(VisibilityMode.NEVER)
     for query in _queries(queries):

@@ -14,7 +14,7 @@ from chart_files.files import ROOT
 from cluster.commands import CommandError
 from cluster.controlplane import ControlPlane
 from harness.chart import CHART, CRD_CHART, SYSTEM, Helm
-from harness.definitions import POD_MONITOR_CRD, PROMETHEUS_RULE_CRD
+from harness.definitions import POD_MONITOR_CRD, PROMETHEUS_RULE_CRD, SERVICE_MONITOR_CRD
 from harness.space import resource
 from support.namespace import Object
 from support.waiting import eventually
@@ -44,8 +44,19 @@ MATRIX: dict[str, dict[str, Any]] = {
         "monitoring": {"podMonitorLabels": {"release": "prometheus"}},
         "dashboards": {"namespace": "one", "annotations": {"folder": "FastGen"}},
     },
+    "monitored by a Service": {
+        "operator": {"serviceMonitor": {"enabled": True}},
+        "prometheusRule": {
+            "enabled": True,
+            "objectives": {
+                "timeToFirstToken": {"seconds": 1, "percent": 99.5},
+                "interTokenLatency": {"seconds": 0.05, "percent": 95},
+            },
+        },
+    },
     "closed in": {
         "operator": {"networkPolicy": {"enabled": True, "apiServer": [{"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}]}},
+        "engine": {"networkPolicy": {"dnsPorts": [53, 5353]}},
         "monitoring": {"prometheus": []},
         "egress": {"httpsProxy": "http://10.0.0.2:3128", "caBundle": {"configMapName": "authorities"}},
     },
@@ -85,7 +96,7 @@ def plane(helm: Helm) -> Iterator[ControlPlane]:
         spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("one", "two")]
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         spaces.append({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM, "labels": labels}})
-        crds = [definition.fetch() for definition in (POD_MONITOR_CRD, PROMETHEUS_RULE_CRD)]
+        crds = [definition.fetch() for definition in (POD_MONITOR_CRD, PROMETHEUS_RULE_CRD, SERVICE_MONITOR_CRD)]
         apply(started, *spaces, *crds)
         for crd in crds:
             started.kubectl("wait", "--for=condition=Established", f"crd/{crd['metadata']['name']}", "--timeout=30s")

@@ -1,54 +1,164 @@
-"""The chart's dashboards are up to date and query existing metrics."""
+"""The chart's dashboards are up to date, query existing metrics, and show all of them."""
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import re
 from typing import Any
 
+import pytest
 import yaml
+from PIL import Image
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from dashboards.files import FOLDER, rendered
+from chart_files.files import ROOT
+from dashboards.files import FOLDER, NOT_SHOWN, rendered
+from dashboards.picture import Series, Span, draw, shown
+from dashboards.queries import Query, event_queries, fill, panel_queries, variable_queries
 from fastgen.server.serving.metrics import Metrics as EngineMetrics
 from fastgen_operator.metrics import Metrics as OperatorMetrics
 from harness.chart import SYSTEM, Helm
+
+NAMES = {"fleet", "deployment", "autoscaling", "operator", "model-cache"}
+DASHBOARDS: list[dict[str, Any]] = [json.loads(text) for text in rendered().values()]
+# Labels that choose one FastGenDeployment, or some; of engines or of the operator.
+CHOICES = (
+    'namespace="$namespace",fastgen_dev_deployment="$deployment"',
+    'namespace="$namespace",name="$deployment"',
+    'namespace=~"$namespace"',
+    'pod=~"$pod"',
+)
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
-def sample_names(registry: CollectorRegistry | Collector) -> set[str]:
-    """Return the sample names, as queries use them."""
-    names = set()
-    for family in registry.collect():
-        names.add(family.name)
-        names |= {f"{family.name}_{end}" for end in ("total", "bucket", "count", "sum", "info")}
-    return names
+def queries(dashboard: dict[str, Any]) -> list[Query]:
+    return [query for panel in panels(dashboard) for query in panel_queries(panel)]
+
+
+def families(*registries: CollectorRegistry | Collector) -> dict[str, set[str]]:
+    """Return the sample names of each metric, as queries use them, by its name on the page of metrics."""
+    endings = {"counter": "_total", "info": "_info"}
+    return {
+        family.name + endings.get(family.type, ""): {
+            family.name + end for end in ("", "_total", "_bucket", "_count", "_sum", "_info")
+        }
+        for registry in registries
+        for family in registry.collect()
+    }
+
+
+def known() -> dict[str, set[str]]:
+    return families(EngineMetrics("model").registry, OperatorMetrics().registry)
+
+
+def metrics_in(expression: str) -> set[str]:
+    return set(re.findall(r"\bfastgen_[a-z_0-9]+\b(?=\{)", expression))
 
 
 def test_the_committed_dashboards_are_up_to_date() -> None:
     held = {path.name: path.read_text() for path in FOLDER.glob("*.json")}
     assert held == rendered(), "run: cd charts && python -m dashboards"
+    assert set(held) == {f"fastgen-{name}.json" for name in NAMES}
 
 
-def test_every_query_uses_existing_metrics_of_one_deployment() -> None:
-    known = sample_names(EngineMetrics("model").registry) | sample_names(OperatorMetrics().registry)
-    for text in rendered().values():
-        for panel in panels(json.loads(text)):
-            for target in panel["targets"]:
-                names = re.findall(r"\bfastgen_[a-z_]+\b(?=\{)", target["expr"])
-                assert names, panel["title"]
-                assert set(names) <= known, panel["title"]
-                assert target["expr"].count("{") == target["expr"].count('namespace="$namespace"'), panel["title"]
+def test_every_query_uses_existing_metrics_and_the_dashboards_variables() -> None:
+    samples = set().union(*known().values())
+    for dashboard in DASHBOARDS:
+        variables = {each["name"] for each in dashboard["templating"]["list"]} | {"__rate_interval"}
+        for query in [*queries(dashboard), *event_queries(dashboard)]:
+            names = metrics_in(query.expression)
+            assert names, query
+            assert names <= samples, query
+            assert set(re.findall(r"\$(\w+)", query.expression)) <= variables, query
+            # Writes are the operator's, not those of a FastGenDeployment.
+            selectors = re.findall(r"(\w+){([^}]*)}", query.expression)
+            chosen = [text for name, text in selectors if name != "fastgen_operator_writes_total"]
+            assert all(any(choice in text for choice in CHOICES) for text in chosen), query
+        for selector, _ in variable_queries(dashboard):
+            assert re.match(r"fastgen_\w+", selector)[0] in samples  # type: ignore[index]
+
+
+def test_every_metric_is_on_a_panel_or_left_out_for_a_reason() -> None:
+    shown = set().union(*(metrics_in(query.expression) for each in DASHBOARDS for query in queries(each)))
+    absent = {name for name, samples in known().items() if not samples & shown}
+    assert absent == set(NOT_SHOWN)
+    assert all(reason.endswith(".") for reason in NOT_SHOWN.values())
+
+
+def test_dashboards_of_deployments_show_scaling_decisions_and_rollouts() -> None:
+    for dashboard in DASHBOARDS:
+        expected = [] if dashboard["title"].endswith("Operator") else ["Scaling decisions", "Rollouts"]
+        assert [query.title for query in event_queries(dashboard)] == expected
+
+
+def test_dashboards_link_to_each_other_and_keep_their_variables() -> None:
+    assert len({dashboard["uid"] for dashboard in DASHBOARDS}) == len(NAMES)
+    for dashboard in DASHBOARDS:
+        (link,) = dashboard["links"]
+        assert set(link["tags"]) <= set(dashboard["tags"])
+        assert (link["type"], link["includeVars"], link["keepTime"]) == ("dashboards", True, True)
+
+
+def test_a_variable_is_filled_in_wherever_it_stands() -> None:
+    filled = fill('a{x="$namespace"}[$__rate_interval]', {"namespace": "one", "__rate_interval": "8s"})
+    assert filled == 'a{x="one"}[8s]'
+    with pytest.raises(KeyError):
+        fill("$unknown", {})
+
+
+def test_a_picture_shows_the_data_of_a_dashboard() -> None:
+    (dashboard,) = [each for each in DASHBOARDS if each["uid"] == "fastgen-model-cache"]
+    asked = []
+
+    def run(expression: str) -> list[Series]:
+        asked.append(expression)
+        labels = {"namespace": "one", "name": "chat", "reason": "Cached", "kind": "Job"}
+        return [Series(labels, [(at, 3.0) for at in range(1000, 1060, 2)])]
+
+    span = Span(1000, 1060, 2)
+    full, empty = (Image.open(io.BytesIO(draw(dashboard, each, span))) for each in (run, lambda _: []))
+    expected = {query.expression for query in [*queries(dashboard), *event_queries(dashboard)]}
+    assert set(asked) == expected
+    assert full.size == empty.size
+    assert full.size[0] == 1200
+    assert full.convert("RGB").tobytes() != empty.convert("RGB").tobytes()
+
+
+def test_the_page_shows_a_small_picture_of_each_dashboard() -> None:
+    page = ROOT / "docs" / "monitoring.md"
+    named = re.findall(r"!\[.+\]\((images/dashboards/.+\.png)\)", page.read_text())
+    assert named == [f"images/dashboards/{each['uid'].removeprefix('fastgen-')}.png" for each in DASHBOARDS]
+    assert all(0 < (page.parent / name).stat().st_size < 150_000 for name in named)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.5, "percentunit", "50 %"),
+        (0.0, "s", "0 s"),
+        (0.0123, "s", "12.3 ms"),
+        (0.00002, "s", "20 µs"),
+        (90.0, "s", "1.5 min"),
+        (12345.0, "short", "12.3 k"),
+        (2.0, "reqps", "2 req/s"),
+        (3.0, "none", "3"),
+        (math.nan, "short", "-"),
+    ],
+)
+def test_values_are_shown_with_their_units(value: float, unit: str, text: str) -> None:
+    assert shown(value, unit) == text
 
 
 def test_every_panel_has_a_title_a_description_and_its_own_position() -> None:
-    for text in rendered().values():
+    for dashboard in DASHBOARDS:
         places = set()
-        for panel in panels(json.loads(text)):
+        for panel in panels(dashboard):
             assert panel["title"]
             assert panel["description"].endswith("."), panel["title"]
             place = panel["gridPos"]
@@ -56,7 +166,7 @@ def test_every_panel_has_a_title_a_description_and_its_own_position() -> None:
             places.add((place["x"], place["y"]))
             letters = [target["refId"] for target in panel["targets"]]
             assert len(set(letters)) == len(letters)
-        assert len(places) == len(panels(json.loads(text)))
+        assert len(places) == len(panels(dashboard))
 
 
 def config_map(helm: Helm, *args: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from cluster.commands import CommandError
 from fastgen_operator.children.metadata import HTTP_PORT
-from fastgen_operator.children.network_policy import CLUSTER_DNS, HTTPS_ANYWHERE
+from fastgen_operator.children.network_policy import CLUSTER_DNS, DNS_PORTS, HTTPS_ANYWHERE, dns_egress
 from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
 from fastgen_operator.kinds import OWNER_LABEL
 from fastgen_operator.runtime.settings import Settings, parse_settings
@@ -39,7 +40,15 @@ def test_engines_allow_exactly_the_operators_pods(helm: Helm) -> None:
 def test_the_charts_default_peers_equal_the_operators(helm: Helm) -> None:
     neighbours = settings(helm).neighbours
     assert neighbours.dns == CLUSTER_DNS
+    assert neighbours.dns_ports == DNS_PORTS
     assert neighbours.model_sources == HTTPS_ANYWHERE
+
+
+def test_the_ports_of_the_dns_servers_reach_both_policies(helm: Helm) -> None:
+    chosen = ("--set-json", "engine.networkPolicy.dnsPorts=[5353]", "--set", "operator.networkPolicy.enabled=true")
+    expected = [{"port": 5353, "protocol": "UDP"}, {"port": 5353, "protocol": "TCP"}]
+    assert dns_egress(settings(helm, *chosen).neighbours)["ports"] == expected
+    assert helm.one("NetworkPolicy", *chosen)["spec"]["egress"][1]["ports"] == expected
 
 
 def test_dispensable_children_are_created_unless_disabled(helm: Helm) -> None:
@@ -67,6 +76,8 @@ def test_proxy_and_authorities_reach_the_pods_of_the_operator(helm: Helm) -> Non
         *("--set", "egress.httpsProxy=http://10.0.0.1:3128", "--set", "egress.caBundle.configMapName=authorities"),
         *("--set", "egress.caBundle.key=ca.pem", "--set-json", 'egress.noProxy=".svc,10.0.0.0/8"'),
     )
+    plain = settings(helm, "--set", "egress.httpProxy=http://proxy:3128").pods
+    assert (plain.http_proxy, plain.https_proxy) == ("http://proxy:3128", "")
     assert chosen.platform.pods == PodSettings(
         https_proxy="http://10.0.0.1:3128", no_proxy=".svc,10.0.0.0/8", ca_config_map="authorities", ca_key="ca.pem"
     )
@@ -75,9 +86,10 @@ def test_proxy_and_authorities_reach_the_pods_of_the_operator(helm: Helm) -> Non
 def test_the_cluster_can_assign_user_ids(helm: Helm) -> None:
     off = ("--set", "podSecurity.fixedUser=false")
     assert settings(helm, *off).pods == PodSettings(fixed_user=False)
-    own = [helm.one("Deployment", *args)["spec"]["template"]["spec"]["securityContext"] for args in ((), off)]
-    assert own[0] == PLAIN_PODS.security_context
-    assert own[1] == PodSettings(fixed_user=False).security_context
+    for args, expected in (((), PLAIN_PODS), (off, PodSettings(fixed_user=False))):
+        (tested,) = [obj["spec"] for obj in helm.tests(*args) if obj["kind"] == "Pod"]
+        for pod in (helm.one("Deployment", *args)["spec"]["template"]["spec"], tested):
+            assert pod["securityContext"] == expected.security_context
 
 
 def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm) -> None:
@@ -93,6 +105,22 @@ def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm)
     policy = helm.one("NetworkPolicy", *enabled)["spec"]
     assert (policy["podSelector"]["matchLabels"], policy["policyTypes"]) == (selector, ["Ingress", "Egress"])
     assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == ["metrics"]
+
+
+def test_a_service_monitor_replaces_the_pod_monitor(helm: Helm) -> None:
+    enabled = ("--set", "operator.serviceMonitor.enabled=true", "--set", "monitoring.podMonitorLabels.release=mine")
+    assert not {obj["kind"] for obj in helm.render()} & {"ServiceMonitor", "Service"}
+    by_kind = {obj["kind"]: obj for obj in helm.render(*enabled)}
+    assert "PodMonitor" not in by_kind
+    service, monitor = by_kind["Service"], by_kind["ServiceMonitor"]
+    assert service["spec"]["selector"] == by_kind["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["metadata"]["labels"]["release"] == "mine"
+    (endpoint,), (port,) = monitor["spec"]["endpoints"], service["spec"]["ports"]
+    assert (endpoint["port"], endpoint["honorLabels"]) == (port["name"], True)
+    assert port["targetPort"] in {each["name"] for each in container(helm)["ports"]}
+    with pytest.raises(CommandError, match="enable only one of them"):
+        helm.render(*enabled, "--set", "operator.podMonitor.enabled=true")
 
 
 def test_the_operator_may_connect_to_the_api_server_dns_and_engines_only(helm: Helm) -> None:
@@ -116,9 +144,9 @@ def test_the_alerts_are_those_of_the_page(helm: Helm) -> None:
     on = ("--set", "prometheusRule.enabled=true", "--set", "prometheusRule.labels.release=mine")
     rule = helm.one("PrometheusRule", *on)
     assert rule["metadata"]["labels"]["release"] == "mine"
-    rules = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-    assert rules
-    assert all(f"| {alert['alert']} |" in MONITORING for alert in rules)
+    rules = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    alerts = dict.fromkeys(each["alert"] for each in rules if "alert" in each)
+    assert re.findall(r"^\| (FastGen\w+) \|", MONITORING, re.MULTILINE) == list(alerts)
 
 
 def test_what_can_be_switched_off_is_off(helm: Helm) -> None:
@@ -140,6 +168,10 @@ def test_what_can_be_switched_off_is_off(helm: Helm) -> None:
         ("egress.httpProxy=proxy:3128", "/egress/httpProxy"),
         ("egress.caBundle.key=", "/egress/caBundle/key"),
         ("podSecurity.fixedUser=65532", "/podSecurity/fixedUser"),
+        ("operator.serviceMonitor.enabled=yes", "/operator/serviceMonitor/enabled"),
+        ("prometheusRule.objectives.timeToFirstToken.seconds=3", "/prometheusRule/objectives/timeToFirstToken/seconds"),
+        ("prometheusRule.objectives.interTokenLatency.percent=90", "/prometheusRule/objectives/interTokenLatency"),
+        ("prometheusRule.objectives.interTokenLatency.percent=100", "/prometheusRule/objectives/interTokenLatency"),
         ("dashboards.label=x", "additional properties 'label' not allowed"),
     ],
 )
@@ -155,10 +187,11 @@ def test_invalid_values_are_rejected_by_name(helm: Helm, value: str, words: str)
         (("--neighbours", "{"), "--neighbours: not JSON"),
         (
             ("--neighbours", "[]"),
-            "--neighbours: give an object with lists named operator, prometheus, dns, modelSources",
+            "--neighbours: give an object with lists named operator, prometheus, dns, dnsPorts, modelSources",
         ),
         (("--neighbours", '{"grafana": []}'), "--neighbours: give an object with lists named"),
         (("--neighbours", '{"dns": {}}'), "--neighbours: dns: give a list of objects"),
+        (("--neighbours", '{"dnsPorts": ["53"]}'), "--neighbours: dnsPorts: give a list of port numbers"),
         (("--pod-monitor-label", "release"), "--pod-monitor-label: release: give KEY=VALUE"),
         (("--http-proxy", "proxy:3128"), "--http-proxy: proxy:3128: give a URL such as http://proxy.example:3128"),
         (("--https-proxy", "http://proxy:x"), "--https-proxy: http://proxy:x: give a URL"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -59,13 +59,28 @@ class Bed:
             _node(self.programs).load(archive)
 
     def build_image(
-        self, target: images.Target, build_args: Mapping[str, str] | None = None, say: Say = print_to_stderr
+        self,
+        target: images.Target,
+        build_args: Mapping[str, str] | None = None,
+        say: Say = print_to_stderr,
+        tree: images.Tree = images.PRESENT,
     ) -> str:
         """Build a target of the Dockerfile if it is out of date, load it into the cluster and return its name.
 
         Raises CommandError if the build fails, RuntimeError for an external cluster.
         """
-        return _provide(self.kind, self.programs, target, build_args or {}, say)
+        return _provide(self.kind, self.programs, target, build_args or {}, say, tree)
+
+    def rename_engine(self, tag: str) -> str:
+        """Load the engine's image under another tag as well, as that of another release, and return its name.
+
+        Raises RuntimeError unless this is the native cluster.
+        """
+        if self.kind != "native":
+            raise RuntimeError("only the native cluster has an engine's image that can be loaded under another tag")
+        name = f"{self.engine_image.rpartition(':')[0]}:{tag}"
+        _load_standin(_node(self.programs), name)
+        return name
 
 
 def choose(environment: Mapping[str, str], docker: Callable[[], bool]) -> Kind:
@@ -153,28 +168,39 @@ def _native(programs: Path, say: Say) -> Bed:
     gpus.switch_off()
     node.up(say)
     # Loaded each time: it has a few kilobytes, and its name does not depend on its content.
-    archive = node.folder / "engine.tar"
-    write(standin.image(), archive)
-    node.load(archive)
-    archive.unlink()
+    _load_standin(node, standin.NAME)
     return Bed("native", node.kubeconfig, programs, standin.NAME, _provide("native", programs, "operator", {}, say))
 
 
-def _provide(which: Kind, programs: Path, target: images.Target, args: Mapping[str, str], say: Say) -> str:
+def _load_standin(node: Node, name: str) -> None:
+    archive = node.folder / "engine.tar"
+    write(replace(standin.image(), name=name), archive)
+    node.load(archive)
+    archive.unlink()
+
+
+def _provide(
+    which: Kind,
+    programs: Path,
+    target: images.Target,
+    args: Mapping[str, str],
+    say: Say,
+    tree: images.Tree = images.PRESENT,
+) -> str:
     """Build an image and load it into the cluster; see Bed.build_image."""
     if which == "external":
         raise RuntimeError(f"the image of {target}: {NOT_OURS}")
     if which == "kind":
-        name = images.build_with_docker(target, args, say)
+        name = images.build_with_docker(target, args, say, tree)
         kind.load_image(kind.ensure_kind(say), name)
         return name
     node = _node(programs)
-    if (name := images.image_name(target, args)) not in (present := node.containers.images()):
-        name = images.build(target, args, say)
+    if (name := images.image_name(target, args, tree)) not in (present := node.containers.images()):
+        name = images.build(target, args, say, tree)
         say(f"loading {name}")
         with images.saved(name) as archive:
             node.load(archive)
-        node.containers.remove_images(other for other in present if images.is_older_build(other, target, name))
+        node.containers.remove_images(other for other in present if images.is_older_build(other, name))
     return name
 
 

@@ -50,25 +50,48 @@ def up(console: Console) -> None:
 
 
 def down(console: Console) -> None:
-    """Remove everything that up() created. On an external cluster: the model, the chart and the CRD."""
+    """Remove everything that up() created.
+
+    On an external cluster these are the model, the chart and the CRD. The chart and the CRD stay while there are other
+    FastGenDeployments, which would be deleted with the CRD.
+    """
     progress = Progress(console)
     with progress.step("Removing the cluster" if _is_ours() else "Uninstalling from the cluster"):
         if _is_ours():
             close_bed(progress.say)
         else:
-            uninstall(existing_bed(progress.say))
+            bed = existing_bed(progress.say)
+            remove_example(bed)
+            if others := resources(bed):
+                progress.say(f"The operator and its CRD stay, because there are {', '.join(others)}.")
+            else:
+                uninstall(bed)
 
 
-def install(bed: Bed) -> None:
-    """Install or upgrade the chart with the bed's images, and wait for the operator."""
+def install(bed: Bed, release: str = RELEASE, *flags: str) -> None:
+    """Install or upgrade the chart with the bed's images, and wait for the operator. `flags` are helm's."""
     images = [f"--set=operator.image={bed.operator_image}", f"--set=engine.image={bed.engine_image}"]
     where = ["--namespace", SYSTEM, "--create-namespace"]
-    bed.helm("upgrade", "--install", RELEASE, str(CHART), *where, *images, "--wait", "--timeout=180s")
+    bed.helm("upgrade", "--install", release, str(CHART), *where, *images, "--wait", "--timeout=180s", *flags)
+
+
+def remove_example(bed: Bed) -> None:
+    """Delete the example and wait for its end, if there is one. The operator must still run."""
+    if CRD in bed.kubectl("get", "crd", "--output=name"):
+        bed.kubectl("-n", SPACE, "delete", "-f", str(EXAMPLE), "--ignore-not-found", "--wait=true")
+
+
+def resources(bed: Bed) -> list[str]:
+    """Return namespace/name of all FastGenDeployments that are not being deleted."""
+    if CRD not in bed.kubectl("get", "crd", "--output=name"):
+        return []
+    found = json.loads(bed.kubectl("get", "fgd", "--all-namespaces", "--output=json"))["items"]
+    live = (item["metadata"] for item in found if "deletionTimestamp" not in item["metadata"])
+    return [f"{metadata['namespace']}/{metadata['name']}" for metadata in live]
 
 
 def uninstall(bed: Bed) -> None:
-    """Remove the example, the chart and the CRD. The example goes first, while the operator still runs."""
-    bed.kubectl("-n", SPACE, "delete", "-f", str(EXAMPLE), "--ignore-not-found", "--wait=true")
+    """Remove the chart and the CRD."""
     bed.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--ignore-not-found", "--wait")
     bed.kubectl("delete", "crd", CRD, "--ignore-not-found")
     bed.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found")
@@ -141,6 +164,9 @@ def _print_next(console: Console, bed: Bed, url: str) -> None:
         f'for part in client.chat.completions.create(model="{NAME}", messages=[message], stream=True):',
         '    print(part.choices[0].delta.content or "", end="", flush=True)',
         "END",
+        "",
+        f"Page: {url}/ui",
+        "Ask something there, and switch Long prompts on: their chunks share the steps with tokens of other answers.",
     ]
     console.print(Rule(f"Endpoint: {url}/v1"))
     for line in lines:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,16 +21,30 @@ RECIPE = ("Dockerfile", ".dockerignore")
 Target = Literal["engine", "operator"]
 
 
-def image_name(target: Target, build_args: Mapping[str, str], root: Path = REPOSITORY) -> str:
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A source tree, and what the tags of its images begin with. A new build replaces older ones with its prefix."""
+
+    root: Path
+    prefix: str = ""
+
+
+PRESENT = Tree(REPOSITORY)
+
+
+def image_name(target: Target, build_args: Mapping[str, str], tree: Tree = PRESENT) -> str:
     """Return the image's full name. Its tag is a hash of all inputs of the build."""
     digest = hashlib.sha256(repr(sorted(build_args.items())).encode())
-    for path in _inputs(root, (*CONTEXT, *RECIPE)):
-        digest.update(f"\0{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return f"docker.io/library/fastgen-{target}:{digest.hexdigest()[:16]}"
+    for path in _inputs(tree.root, (*CONTEXT, *RECIPE)):
+        digest.update(f"\0{path.relative_to(tree.root)}\0".encode() + path.read_bytes())
+    return f"docker.io/library/fastgen-{target}:{tree.prefix}{digest.hexdigest()[:16]}"
 
 
 def build(
-    target: Target, build_args: Mapping[str, str] | None = None, say: Callable[[str], None] = print_to_stderr
+    target: Target,
+    build_args: Mapping[str, str] | None = None,
+    say: Callable[[str], None] = print_to_stderr,
+    tree: Tree = PRESENT,
 ) -> str:
     """Build a target with buildah unless its store has the image, and return the image's name.
 
@@ -37,28 +52,36 @@ def build(
     """
     args = dict(build_args or {})
     buildah = Buildah.of_user()
-    name = image_name(target, args)
+    name = image_name(target, args, tree)
     if not buildah.has(name):
         base = ensure_base(buildah, say)
         say(f"building {name}")
-        buildah.build(REPOSITORY, target, name, {**args, "BASE": base})
+        buildah.build(tree.root, target, name, {**args, "BASE": base})
         # An engine image has gigabytes. Layers shared with the new image are kept.
-        buildah.remove(other for other in buildah.names() if is_older_build(other, target, name))
+        buildah.remove(other for other in buildah.names() if is_older_build(other, name))
     return name
 
 
-def build_with_docker(target: Target, build_args: Mapping[str, str], say: Callable[[str], None]) -> str:
+def build_with_docker(
+    target: Target, build_args: Mapping[str, str], say: Callable[[str], None], tree: Tree = PRESENT
+) -> str:
     """Build a target with docker, on the real base image, and return the image's name."""
-    name = image_name(target, build_args)
+    name = image_name(target, build_args, tree)
     say(f"building {name}")
     settings = [f"--build-arg={key}={value}" for key, value in build_args.items()]
-    run(["docker", "build", f"--target={target}", f"--tag={name}", *settings, REPOSITORY], timeout=3600)
+    run(["docker", "build", f"--target={target}", f"--tag={name}", *settings, tree.root], timeout=3600)
     return name
 
 
-def is_older_build(other: str, target: Target, name: str) -> bool:
-    """Return whether `other` is a build of the same target as `name` from another state of the tree."""
-    return other.startswith(f"docker.io/library/fastgen-{target}:") and other != name and not other.endswith(":host")
+def is_older_build(other: str, name: str) -> bool:
+    """Return whether `other` is a build of the same target as `name` from another state of the same tree."""
+    return _series(other) == _series(name) and other != name and not other.endswith(":host")
+
+
+def _series(name: str) -> tuple[str, str]:
+    """Return what two builds of one target and tree have in common: the repository and the tag's prefix."""
+    repository, _, tag = name.rpartition(":")
+    return repository, tag.rpartition("-")[0]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,9 @@ LINKED = (
 )
 PROGRAMS = (*LINKED, "pause", "coredns")
 MODULE = Path(__file__).parent / "kubernetes"
+_PACKAGES = (".", "./pause", "./coredns")
+# Go names the program of "." after the module.
+_MAIN = "testbed"
 
 Say = Callable[[str], None]
 
@@ -137,14 +141,16 @@ def _build(target: Path, say: Say) -> None:
     try:
         log = folder / "build.log"
         say("  fetching modules and listing packages")
-        total = len(_go([go, "list", "-deps", ".", "./pause", "./coredns"], log).split())
-        for name, package in (("kubernetes", "."), ("pause", "./pause"), ("coredns", "./coredns")):
-            flags = ["-v", "-trimpath", "-buildvcs=false", "-ldflags", linker_flags(), "-o", str(folder / name)]
-            _go_with_progress(
-                [go, "build", *flags, package],
-                log,
-                lambda count: say(f"  {_seconds_since(started)}: {count} of at most {total} packages compiled"),
-            )
+        total = len(_go([go, "list", "-deps", *_PACKAGES], log).split())
+        # Debug information is left out already by the compiler: the linker would only drop it. One command for all
+        # programs, because nothing else could be compiled while the largest one is linked.
+        flags = ["-v", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", f"-ldflags={linker_flags()}"]
+        _go_with_progress(
+            [go, "build", *flags, "-o", f"{folder}/", *_PACKAGES],
+            log,
+            lambda count: say(f"  {_seconds_since(started)}: {count} of at most {total} packages compiled"),
+        )
+        (folder / _MAIN).rename(folder / "kubernetes")
         for name in LINKED:
             (folder / name).symlink_to("kubernetes")
         folder.chmod(0o755)
@@ -197,3 +203,11 @@ def _check(status: int, log: Path) -> None:
 def _go_environment() -> dict[str, str]:
     # Static programs: the images of pause and coredns contain nothing else, and no C compiler is needed.
     return {**os.environ, "CGO_ENABLED": "0"}
+
+
+if __name__ == "__main__":
+    # It needs only the standard library, so it can run while the environment is installed.
+    try:
+        ensure_programs()
+    except RuntimeError as failure:
+        sys.exit(f"error: {failure}")

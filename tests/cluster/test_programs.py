@@ -86,6 +86,31 @@ def test_a_program_that_is_not_executable_is_missing(tmp_path: Path) -> None:
     assert missing(folder) == ["etcd"]
 
 
+FAKE_GO = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/calls"
+while [ $# -gt 0 ]; do
+  case "$1" in -o) folder=$2 ;; *.) echo "listed: $1" ;; esac
+  shift
+done
+[ -z "$folder" ] || for name in testbed pause coredns; do echo > "$folder$name"; chmod +x "$folder$name"; done
+"""
+
+
+def test_one_command_builds_all_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    go = tmp_path / "go" / "go"
+    go.parent.mkdir()
+    go.write_text(FAKE_GO)
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{go.parent}:/usr/bin:/bin")
+    assert missing(ensure_programs(said.append)) == []
+    listed, built = (go.parent / "calls").read_text().splitlines()
+    assert listed.split()[0] == "list"
+    assert built.split()[-3:] == [".", "./pause", "./coredns"]
+    assert " -gcflags=all=-dwarf=false " in built
+    assert "building Kubernetes" in said[0]
+    assert "built" in said[-1]
+
+
 def test_the_linker_flags_set_the_versions() -> None:
     assert f"-X k8s.io/component-base/version.gitVersion=v{programs.KUBERNETES}" in linker_flags()
     assert "-X helm.sh/helm/v4/pkg/chart/common.k8sVersionMinor=34" in linker_flags()

@@ -91,23 +91,31 @@ def test_an_image_tag_depends_on_all_inputs(tmp_path: Path) -> None:
     (tmp_path / "engine" / "a.py").write_text("1")
     for name in ("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml", "requirements", "operator"):
         (tmp_path / name).write_text(name)
-    names = [images.image_name("engine", {}, tmp_path), images.image_name("engine", {"DEMO": "1"}, tmp_path)]
+    tree = images.Tree(tmp_path)
+    names = [images.image_name("engine", {}, tree), images.image_name("engine", {"DEMO": "1"}, tree)]
     (tmp_path / "engine" / "__pycache__").mkdir()
     (tmp_path / "engine" / "__pycache__" / "a.pyc").write_text("x")
-    assert images.image_name("engine", {}, tmp_path) == names[0]
+    assert images.image_name("engine", {}, tree) == names[0]
     (tmp_path / "engine" / "a.py").write_text("2")
-    names.append(images.image_name("engine", {}, tmp_path))
+    names.append(images.image_name("engine", {}, tree))
     assert len(set(names)) == 3
     assert all(name.startswith("docker.io/library/fastgen-engine:") for name in names)
 
 
 @pytest.mark.parametrize(
     ("other", "older"),
-    [("fastgen-engine:old", True), ("fastgen-engine:new", False), ("fastgen-engine:host", False), ("x:old", False)],
+    [
+        ("fastgen-engine:old", True),
+        ("fastgen-engine:new", False),
+        ("fastgen-engine:host", False),
+        ("fastgen-engine:previous-old", False),
+        ("x:old", False),
+    ],
 )
-def test_only_images_of_the_same_target_are_older_builds(other: str, older: bool) -> None:
+def test_only_images_of_the_same_target_and_tree_are_older_builds(other: str, older: bool) -> None:
     prefix = "docker.io/library"
-    assert images.is_older_build(f"{prefix}/{other}", "engine", f"{prefix}/fastgen-engine:new") is older
+    assert images.is_older_build(f"{prefix}/{other}", f"{prefix}/fastgen-engine:new") is older
+    assert images.is_older_build(f"{prefix}/fastgen-engine:previous-1", f"{prefix}/fastgen-engine:previous-2")
 
 
 def test_the_build_context_is_exactly_what_the_tag_hashes() -> None:

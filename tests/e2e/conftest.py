@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import threading
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -29,6 +32,19 @@ def bed() -> Iterator[Bed]:
     finally:
         if not was_open:
             close_bed(say)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def engine_image(bed: Bed, request: pytest.FixtureRequest) -> Iterator[Future[str] | None]:
+    """The name of the engine's real image, which is built while tests that need no processor run before its own."""
+
+    def build() -> str:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        return bed.build_image("engine", {"DEMO": "1"})
+
+    wanted = any(item.get_closest_marker("image") for item in request.session.items)
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(build) if wanted else None
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from threading import Event
 
 import httpx
@@ -18,6 +19,7 @@ import pytest
 from cluster import pod_faults
 from cluster.bed import Bed
 from cluster.demo import SYSTEM
+from fastgen_operator.plugin import main as plugin
 from support.deployments import ServedNamespace, manifest
 from support.namespace import Object
 from support.waiting import eventually
@@ -159,6 +161,11 @@ def test_a_burst_scales_from_one_to_three_and_back_with_a_straggler_and_a_replic
     namespace.wait_condition("Ready", "True", "AllReplicasReady")
     events = [(event["reason"], event["message"]) for event in namespace.items("events")]
     assert any(reason == "ScaledUp" and message.startswith("from 1 to ") for reason, message in events)
-    assert any(reason == "ScaledDown" and " to 1 replicas: " in message for reason, message in events)
+    assert any(reason == "ScaledDown" and " to 1 replica: " in message for reason, message in events)
     fell = f'fastgen_operator_scaling_decisions_total{{name="chat",namespace="{namespace.name}",reason="DemandFell"}}'
     assert fell in operator_metrics(bed)
+    with redirect_stdout(StringIO()) as explained:
+        flags = ("-n", namespace.name, "--kubeconfig", str(bed.kubeconfig), "--operator-namespace", SYSTEM)
+        assert plugin.main(["explain-scaling", "chat", "--all", *flags]) == 0
+    assert "1 -> " in explained.getvalue()
+    assert "DemandFell" in explained.getvalue()

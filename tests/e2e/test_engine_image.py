@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 
 from cluster.bed import Bed
@@ -11,8 +13,10 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.image, pytest.mark.timeout(1800)]
 
 
-def test_a_deployment_runs_from_the_real_engine_image(bed: Bed, namespace: ServedNamespace) -> None:
-    image = bed.build_image("engine", {"DEMO": "1"})
+def test_a_deployment_runs_from_the_real_engine_image(
+    bed: Bed, engine_image: Future[str], namespace: ServedNamespace
+) -> None:
+    image = engine_image.result()
     spec = {"device": "cpu", "image": image, "tokenBudget": 128, "maxModelLength": 2048}
     namespace.apply(manifest("chat", engine=spec))
     namespace.wait_condition("Ready", "True")

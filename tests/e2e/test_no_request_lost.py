@@ -118,9 +118,10 @@ def test_no_request_is_lost(bed: Bed, namespace: ServedNamespace) -> None:
             install(bed)
 
         change(namespace, replicas=1)
+        long.send_no_more()
         drained += wait_settled(namespace, 1, set())
         nothing_lost(short, long, "a scale-down")
-        for stream in (short, long):
-            stream.stop()
-            assert stream.failures() == []
+        short.stop()
+        long.wait_ended()
+        assert short.failures() + long.failures() == []
     assert drained > 0, "no stream was open when its pod got SIGTERM, so the test did not cover drains"

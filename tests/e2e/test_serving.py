@@ -6,6 +6,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from fastgen_operator.plugin import main as plugin
 from support.deployments import ServedNamespace, chat, manifest, metric
 from support.waiting import eventually
 
@@ -27,6 +28,20 @@ def test_a_new_resource_becomes_ready_and_serves_through_its_service(served: Ser
         pieces = [event.choices[0].text for event in stream if event.choices]
         assert "4, 5, 6" in "".join(pieces)
         assert len(pieces) > 5, "the response was not streamed token by token"
+
+
+def test_the_plugin_reads_logs_and_metrics_through_the_kubelet(
+    served: ServedNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.wait_condition("Ready", "True")
+    pod = served.pods("chat")[0]["metadata"]["name"]
+    flags = ("-n", served.name, "--kubeconfig", str(served.cluster.kubeconfig))
+    assert plugin.main(["logs", "fgd/chat", *flags]) == 0
+    assert f"[{pod}] " in capsys.readouterr().out
+    assert plugin.main(["top", "chat", "--once", "--interval", "0.5", *flags]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[3:5]] == [[pod, "Ready"], ["all", "0"]]
+    assert plugin.main(["status", "chat", *flags]) == 0
+    assert f"{served.name}/chat   ready: AllReplicasReady" in capsys.readouterr().out
 
 
 def test_a_killed_engine_restarts_and_ready_becomes_false_then_true(served: ServedNamespace) -> None:

@@ -27,7 +27,7 @@ ENGINE = {
     "device": "cuda",
     "tokenBudget": 16,
     "maxModelLength": 2048,
-    "extraArgs": ["--step-timeout-seconds", "3"],
+    "extraArgs": ["--step-timeout-seconds", "2"],
 }
 
 

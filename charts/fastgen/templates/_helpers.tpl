@@ -133,6 +133,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
   "operator" (list (dict "namespaceSelector" $namespace "podSelector" $pods))
   "prometheus" .Values.monitoring.prometheus
   "dns" $network.dns
+  "dnsPorts" $network.dnsPorts
   "modelSources" $network.modelSources
   | toJson -}}
 {{- end -}}

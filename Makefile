@@ -1,6 +1,6 @@
 # The commands of this project. Each command installs what it needs; a second run reuses it.
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-fast browser lint style types imports format generate operator lock environment
+.PHONY: help up programs down test test-fast docs browser lint style types imports format generate operator lock environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -25,17 +25,22 @@ TESTS := $(wildcard tests/engine tests/gpu tests/chart tests/operator tests/clus
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-up: environment ## start a one-node Kubernetes, the operator and a small model, and ask it a question
+up: ## start a one-node Kubernetes, the operator and a small model, and ask it a question
+	@$(MAKE) --no-print-directory --jobs 2 environment programs
 	@$(CLUSTER) up
+
+# Beside `environment`, which mostly waits for downloads.
+programs:
+	@PYTHONPATH=tests $(PYTHON) -m cluster.programs
 
 down: environment ## remove everything that `make up` created
 	@$(CLUSTER) down
 
-# Two processes: cluster tests mostly wait, engine tests mostly compute. tests/conftest.py defines which tests may run
-# at the same time.
+# Three processes on two cores: one waits for the node, one for a control plane, and one computes. See
+# tests/support/groups.py.
 test: lint browser ## run all tests, end to end included
 	@$(CLUSTER) prepare
-	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10
+	$(BIN)/python -m pytest $(TESTS) --numprocesses 3 --dist loadscope --no-loadscope-reorder --durations 10
 
 browser:
 	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null \
@@ -43,8 +48,11 @@ browser:
 		|| { echo "error: Chromium is missing; install the package chromium-headless-shell" >&2; exit 1; }
 
 test-fast: lint ## run the tests without a control plane, node or image, except slow ones
-	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image or slow)' --numprocesses 2 \
+	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image or slow)' --numprocesses 3 \
 		--dist loadscope --no-loadscope-reorder
+
+docs: environment ## build the documentation into site/
+	$(BIN)/mkdocs build
 
 lint: environment ## check style, types and import contracts
 	@$(MAKE) --no-print-directory --jobs --output-sync style types imports
@@ -69,6 +77,7 @@ generate: environment ## rewrite the CRD, the reference pages, the dashboards an
 	$(BIN)/python -m fastgen_operator.api.crd --write
 	$(BIN)/python -m fastgen_operator.api.reference --write
 	$(BIN)/python -m fastgen.commands.reference --write
+	$(BIN)/python -m fastgen_operator.plugin.reference --write
 	cd charts && ../$(BIN)/python -m dashboards
 	PYTHONPATH=tests:charts $(BIN)/python -m chart_files
 

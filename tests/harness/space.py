@@ -51,6 +51,17 @@ def downloaded() -> Object:
     return {**running(ready=True), "initContainerStatuses": [{**init, "state": {"terminated": ended}}]}
 
 
+def is_observed(obj: Object) -> bool:
+    """Return whether the object's controller has seen its last change."""
+    return bool(obj.get("status", {}).get("observedGeneration") == obj["metadata"]["generation"])
+
+
+def owner(obj: Object) -> str:
+    """Return the name of the object's first owner."""
+    owners = obj["metadata"].get("ownerReferences") or [{"name": ""}]
+    return str(owners[0]["name"])
+
+
 class Space(Namespace[ControlPlane]):
     """A namespace whose pods have no kubelet."""
 
@@ -86,18 +97,23 @@ class Space(Namespace[ControlPlane]):
     def finish_rollout(self, name: str = "chat", *, count: int = 1) -> None:
         """Make each pod ready that appears, until the Deployment has `count` pods, all ready and of its last template.
 
-        Unlike `make_ready`, this may begin while pods of an earlier template are still being replaced.
+        Unlike `make_ready`, this may begin while pods of an earlier template are still being replaced. It ends when the
+        ReplicaSets are observed too: a Deployment's status can be complete while the ReplicaSet of the last template
+        has yet to delete its pod and create another, if it was scaled to zero and back in between.
         """
 
         def poll() -> bool:
-            for pod in self.pods(name):
+            pods = self.pods(name)
+            for pod in pods:
                 if pod.get("status", {}).get("phase") != "Running":
                     with suppress(KubeError):  # deleted since it was listed
                         self.set_pod(pod, ready=True)
             deployment = self.get("deployment", name)
+            sets = [each for each in self.items("replicasets") if owner(each) == name]
             status = deployment["status"]
             counts = [status.get(field, 0) for field in ("replicas", "updatedReplicas", "readyReplicas")]
-            return status.get("observedGeneration") == deployment["metadata"]["generation"] and counts == [count] * 3
+            seen = all(is_observed(each) for each in [deployment, *sets])
+            return seen and len(pods) == count and counts == [count] * 3
 
         eventually(poll, within=20, what=f"the end of the rollout of {name}", every=0.1)
 

@@ -130,7 +130,8 @@ class Namespace(Generic[ClusterT]):
         def matching() -> Object:
             condition = self.condition(kind, name)
             if condition.get("status") != status or reason not in (None, condition.get("reason")):
-                raise LookupError(condition)  # shown in the message of the timeout
+                phases = {pod["metadata"]["name"]: pod.get("status", {}).get("phase") for pod in self.pods(name)}
+                raise LookupError(condition, phases)  # shown in the message of the timeout
             return condition
 
         what = f"{kind}={status}" + (f"/{reason}" if reason else "") + f" of {name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import ssl
@@ -10,7 +11,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -159,12 +160,19 @@ def answers(url: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 without a listener at this moment."""
+    """Return ports of 127.0.0.1 without a listener at this moment.
+
+    They are below the range from which outgoing connections take theirs: a program that starts with such a port, or
+    starts again, may otherwise find it in use.
+    """
+    ports: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        while len(ports) < count:
+            port = random.randrange(10_000, 30_000)
+            with suppress(OSError):  # in use
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -26,7 +26,7 @@ RELEASE, SYSTEM = "fastgen", "fastgen-system"
 SPACE, NAME = "default", "smollm2"
 RESOURCE = f"fgd/{NAME}"
 CRD = "fastgendeployments.fastgen.dev"
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Germany?"
 READY_SECONDS = 600.0
 
 

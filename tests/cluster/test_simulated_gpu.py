@@ -29,7 +29,13 @@ print(loader._load_on_gpu.__module__, loader.load_runner.__module__)
 
 def engine(folder: Path, device: str) -> Engine:
     config = EngineConfig(
-        model=str(folder), device=device, block_size=16, max_model_length=160, kv_cache_memory=4 << 20, token_budget=16
+        model=str(folder),
+        device=device,
+        dtype="float32",
+        block_size=16,
+        max_model_length=160,
+        kv_cache_memory=4 << 20,
+        token_budget=16,
     )
     runner = loader.load_runner(ModelSource.open(config.model), config, lambda _stage, _fraction: None)
     assert isinstance(runner, sitecustomize.SimulatedGPU) == (device == "cuda")

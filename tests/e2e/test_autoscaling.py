@@ -46,14 +46,17 @@ def ask(url: str, number: int, words: int = 160) -> int:
 
 @contextmanager
 def load(url: str) -> Iterator[None]:
-    """Send short prompts from a few clients; none of them may fail."""
+    """Send prompts from a few clients; none of them may fail.
+
+    A prompt fills a whole step. A limit on CPUs is one over each 100 ms: a fast processor ends short steps within it.
+    """
     over = Event()
 
     def client(number: int) -> set[int]:
         answers = set()
         while not over.wait(1):
             number += CLIENTS
-            answers.add(ask(url, 1_000_000 + number, words=10))
+            answers.add(ask(url, 1_000_000 + number, words=40))
         return answers
 
     with ThreadPoolExecutor(CLIENTS) as pool:

@@ -29,7 +29,7 @@ def test_a_misspelt_field_is_named_while_the_pods_serve_and_the_resource_scales(
     assert "spec.podTemplate.spec.hostNetwrok: field not declared in schema" in ready["message"]
     assert pod_names(served) == pods
     with served.url("chat") as url:
-        assert "Paris" in chat(url)
+        assert "Berlin" in chat(url)
         served.kubectl("scale", "fgd/chat", "--replicas=0")
         eventually(lambda: not served.pods("chat"), within=60, what="the end of the pods")
     correction = '{"spec": {"podTemplate": null, "replicas": 1}}'
@@ -60,7 +60,7 @@ def test_a_node_selector_added_by_hand_is_removed_and_its_author_named(served: S
     eventually(complete, within=90, what="the rollout")
     served.wait_condition("Ready", "True")
     with served.url("chat") as url:
-        assert "Paris" in eventually(lambda: chat(url), within=30, what="an answer")
+        assert "Berlin" in eventually(lambda: chat(url), within=30, what="an answer")
 
 
 def test_a_missing_secret_is_named_until_it_exists(served: ServedNamespace) -> None:

@@ -23,4 +23,4 @@ def test_a_deployment_runs_from_the_real_engine_image(
     container = namespace.pods("chat")[0]["spec"]["containers"][0]
     assert container["image"] == image != bed.engine_image
     with namespace.url("chat") as url:
-        assert "Paris" in eventually(lambda: chat(url), within=30, what="a response")
+        assert "Berlin" in eventually(lambda: chat(url), within=30, what="a response")

@@ -100,7 +100,7 @@ def test_the_demo_runs_on_the_cluster_of_a_kubeconfig_and_keeps_what_others_depl
     eventually(lambda: not resources(bed), within=120, what="a cluster without other FastGenDeployments")
     namespace.apply(manifest("chat", replicas=0))
     up = demo("up")
-    assert "Paris" in up
+    assert "Berlin" in up
     assert "port-forward" in up
     assert "Page: http://127.0.0.1:8000/ui" in up
     with service_url(bed, SPACE, NAME) as url:

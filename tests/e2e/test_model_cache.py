@@ -87,12 +87,12 @@ def test_an_interrupted_download_resumes_and_a_new_revision_replaces_the_model_w
     namespace.wait_condition("Ready", "True")
     with namespace.url("chat") as url:
         eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, within=30, what="the Service")
-        assert "Paris" in chat(url)
+        assert "Berlin" in chat(url)
         first = namespace.pods()[0]["metadata"]["name"]
         hub.failures = [503] * 1000
         namespace.patch("fgd/chat", {"spec": {"model": {"revision": "v2"}}})
         namespace.wait_condition("ModelCached", "Unknown", "Downloading")
-        assert "Paris" in chat(url), "the old model is served while the new one is downloaded"
+        assert "Berlin" in chat(url), "the old model is served while the new one is downloaded"
         assert [pod["metadata"]["name"] for pod in namespace.pods()] == [first]
         hub.failures = []
         namespace.wait_condition("ModelCached", "True", "Cached")
@@ -100,7 +100,7 @@ def test_an_interrupted_download_resumes_and_a_new_revision_replaces_the_model_w
             lambda: first not in {pod["metadata"]["name"] for pod in namespace.pods()}, within=60, what="a rollout"
         )
         namespace.wait_condition("Ready", "True")
-        eventually(lambda: "Paris" in chat(url), within=60, what="a response from the new pod")
+        eventually(lambda: "Berlin" in chat(url), within=60, what="a response from the new pod")
     assert hub.served == 2 * size
 
 
@@ -112,4 +112,4 @@ def test_without_a_cache_each_pod_downloads_before_its_engine_starts(namespace: 
     assert namespace.condition("ModelCached")["reason"] == "Cached"
     with namespace.url("chat") as url:
         eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, within=30, what="the Service")
-        assert "Paris" in chat(url)
+        assert "Berlin" in chat(url)

@@ -20,7 +20,7 @@ def test_a_new_resource_becomes_ready_and_serves_through_its_service(served: Ser
     assert status["readyReplicas"] == 1
     with served.url("chat") as url:
         eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, within=30, what="the Service")
-        assert "Paris" in chat(url)
+        assert "Berlin" in chat(url)
         client = OpenAI(base_url=f"{url}/v1", api_key="unused")
         stream = client.completions.create(
             model="smollm2", prompt="1, 2, 3,", max_tokens=12, temperature=0, stream=True
@@ -61,7 +61,7 @@ def test_a_killed_engine_restarts_and_ready_becomes_false_then_true(served: Serv
     assert status["restartCount"] == 1
     assert status["lastState"]["terminated"]["exitCode"] != 0
     with served.url("chat") as url:
-        assert "Paris" in eventually(lambda: chat(url), within=30, what="a response after the restart")
+        assert "Berlin" in eventually(lambda: chat(url), within=30, what="a response after the restart")
 
 
 def test_a_new_token_budget_replaces_the_pod(served: ServedNamespace) -> None:
@@ -77,7 +77,7 @@ def test_a_new_token_budget_replaces_the_pod(served: ServedNamespace) -> None:
     )
     with served.url("chat") as url:
         assert eventually(lambda: metric(url, "fastgen_token_budget"), within=30, what="metrics") == 64
-        assert "Paris" in chat(url)
+        assert "Berlin" in chat(url)
 
 
 def test_kubectl_scale_changes_the_number_of_ready_pods(served: ServedNamespace) -> None:

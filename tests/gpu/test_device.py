@@ -186,7 +186,8 @@ def test_dtype_auto_follows_the_device_and_half_precision_passes_the_self_check(
     device: torch.device, tmp_path: Path
 ) -> None:
     auto = choose_dtype(EngineConfig(model="", device=device.type))
-    assert auto == {"cpu": torch.float32, "cuda": torch.bfloat16}[device.type]
+    possible = {"cpu": {torch.float32, torch.bfloat16}, "cuda": {torch.bfloat16}}  # on a CPU by its instructions
+    assert auto in possible[device.type]
     folder = save("llama", tmp_path)
     for dtype in (torch.bfloat16, torch.float16):
         model = load_transformers_model(folder, device=device, dtype=dtype, progress=lambda _fraction: None)

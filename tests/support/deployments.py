@@ -41,7 +41,7 @@ class ServedNamespace(Namespace[Bed]):
         return service_url(self.cluster, self.name, service)
 
 
-def chat(url: str, question: str = "What is the capital of France?") -> str:
+def chat(url: str, question: str = "What is the capital of Germany?") -> str:
     """Ask one question with the OpenAI client and return the greedy answer."""
     client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=3)
     answer = client.chat.completions.create(

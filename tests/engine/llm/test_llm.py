@@ -30,8 +30,8 @@ from support.demo_weights import demo_model
 pytestmark = pytest.mark.slow
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-ANSWER = "The capital of France is Paris."
+QUESTION = [{"role": "user", "content": "What is the capital of Germany?"}]
+ANSWER = "The capital of Germany is Berlin."
 
 
 def contents(output: RequestOutput) -> tuple[object, ...]:
@@ -314,7 +314,12 @@ def test_a_pipeline_responds_like_miis(demo: LLM) -> None:
 
 def test_a_pipeline_measures_its_token_budget_and_frees_its_memory(small_model: Path) -> None:
     pipe = pipeline(
-        str(small_model), kv_cache_memory="160KiB", max_model_length=64, token_budget="auto", max_sequences=4
+        str(small_model),
+        dtype="float32",
+        kv_cache_memory="160KiB",
+        max_model_length=64,
+        token_budget="auto",
+        max_sequences=4,
     )
     assert pipe._llm is not None
     assert pipe._llm.config.token_budget in range(16, 193), "measured as far as this little cache goes"

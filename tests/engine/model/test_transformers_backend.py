@@ -143,7 +143,7 @@ def test_a_model_that_is_not_native_is_adapted_and_returns_prompt_logprobs(tmp_p
     model.save_pretrained(tmp_path)
     source = ModelSource.open(str(tmp_path))
     assert source.native is None
-    config = EngineConfig(model=str(tmp_path), kv_cache_memory=4 << 20, block_size=16)
+    config = EngineConfig(model=str(tmp_path), dtype="float32", kv_cache_memory=4 << 20, block_size=16)
     runner = load_runner(source, config, lambda _stage, _fraction: None)
     prompt = tokens_of(100)
     scored = sequence(prompt, list(range(7)), sampling=SamplingParams(temperature=0, prompt_logprobs=3))

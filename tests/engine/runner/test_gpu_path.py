@@ -45,7 +45,9 @@ def gpu_runner(
 
 
 def cpu_runner(folder: Path) -> Runner:
-    config = EngineConfig(model=str(folder), block_size=BLOCK_SIZE, max_model_length=160, kv_cache_memory=4 << 20)
+    config = EngineConfig(
+        model=str(folder), dtype="float32", block_size=BLOCK_SIZE, max_model_length=160, kv_cache_memory=4 << 20
+    )
     return load_runner(ModelSource.open(str(folder)), config, lambda _stage, _fraction: None)
 
 

@@ -64,7 +64,7 @@ def test_loading_progress_goes_from_zero_to_one(demo_source: ModelSource) -> Non
 
 
 def test_a_max_model_length_larger_than_the_cache_is_rejected_while_loading(demo_source: ModelSource) -> None:
-    config = EngineConfig(model=str(demo_model()), kv_cache_memory=32 << 20, max_model_length=4096)
+    config = EngineConfig(model=str(demo_model()), dtype="float32", kv_cache_memory=32 << 20, max_model_length=4096)
     with pytest.raises(ConfigError, match="needs 64 blocks of 64 tokens, the KV cache has 11"):
         load_runner(demo_source, config, lambda _stage, _fraction: None)
 

@@ -46,6 +46,7 @@ def embedder(whole: Path, smollm2: Tokenizer, tmp_path_factory: pytest.TempPathF
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
     options = ("--kv-cache-memory", "64MiB", "--max-model-length", "2048", "--served-model-name", "embedder")
+    options += ("--dtype", "float32")
     with serving(folder, *options, command=REAL, model=str(folder)) as server:
         server.wait_status("/ready", 200, seconds=240)
         yield server

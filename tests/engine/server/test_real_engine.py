@@ -19,7 +19,7 @@ from engine.server.serving import REAL, Serving, serving, wait_until
 
 pytestmark = pytest.mark.slow
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": "What is the capital of Germany?"}]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def libraries(pid: int) -> str:
 
 def test_chat_uses_the_chat_template(real: Serving) -> None:
     done = real.client().chat.completions.create(model="smollm2", messages=CAPITAL, temperature=0, max_tokens=32)  # type: ignore[arg-type]
-    assert done.choices[0].message.content == "The capital of France is Paris."
+    assert done.choices[0].message.content == "The capital of Germany is Berlin."
     assert done.choices[0].finish_reason == "stop"
 
 
@@ -58,7 +58,7 @@ def test_a_streamed_chat_gives_the_same_text(real: Serving) -> None:
         )  # type: ignore[call-overload]
     )
     pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
-    assert "".join(pieces) == "The capital of France is Paris."
+    assert "".join(pieces) == "The capital of Germany is Berlin."
     assert len(pieces) > 4
 
 
@@ -292,7 +292,7 @@ def test_langchain_works_with_the_real_engine(real: Serving) -> None:
     )
     question = CAPITAL[0]["content"]
     answer = model.invoke(question)
-    assert answer.content == "The capital of France is Paris."
+    assert answer.content == "The capital of Germany is Berlin."
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["output_tokens"] > 6
     assert "".join(str(chunk.content) for chunk in model.stream(question)) == answer.content
@@ -308,7 +308,7 @@ def test_litellm_works_with_the_real_engine(real: Serving, monkeypatch: pytest.M
     target: dict[str, Any] = {"model": "openai/smollm2", "api_base": f"{real.url}/v1", "api_key": "none"}
     body: dict[str, Any] = {"messages": CAPITAL, "temperature": 0, "max_tokens": 32, **target}
     done = litellm.completion(**body)
-    assert done.choices[0].message.content == "The capital of France is Paris."
+    assert done.choices[0].message.content == "The capital of Germany is Berlin."
     assert done.usage.completion_tokens > 6
     chunks = litellm.completion(**body, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "The capital of France is Paris."
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "The capital of Germany is Berlin."

@@ -112,5 +112,5 @@ def test_a_server_with_a_watcher_stops_at_once(tmp_path: Path) -> None:
         with watching(other) as events:
             next(events)
             other.signal(signal.SIGTERM)
-            assert other.wait_exit(4.0) == 0
+            assert other.wait_exit(15) == 0
             assert [event for event in events if event["steps"]] == []

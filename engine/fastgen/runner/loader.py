@@ -22,7 +22,7 @@ from fastgen.kv_cache.sizing import (
     resolve_max_model_length,
     working_memory_bytes,
 )
-from fastgen.model.processor import choose_cpu_dtype, describe, this_processor
+from fastgen.model.processor import choose_cpu_dtype, describe, int8_choice, this_processor
 from fastgen.model.source import ModelSource
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
 def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model[ForwardInput]:
     """Load a native model for the CPU kernels, which another thread compiles and imports meanwhile."""
     choice = choose_cpu_dtype(config)
-    log.info("%s; %s", describe(choice.dtype), choice)
+    log.info("%s; %s", describe(choice.dtype, config.quantization), choice)
     compiling = build.start(_modules(choice.dtype, config.quantization))
     import torch
 
@@ -79,9 +79,11 @@ def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) 
     with ThreadPoolExecutor(1, "kernels") as pool:
         importing = pool.submit(_import_backend, compiling, choice.dtype)
 
-        def make_backend(architecture: ModelArchitecture, ropes: Sequence[Rope], dtype: torch.dtype) -> CPUBackend:
+        def make_backend(
+            architecture: ModelArchitecture, ropes: Sequence[Rope], dtype: torch.dtype, pads_rows: bool
+        ) -> CPUBackend:
             progress("compiling kernels", 0.0)
-            backend = importing.result()(architecture, ropes, dtype)
+            backend = importing.result()(architecture, ropes, dtype, pads_rows)
             progress("compiling kernels", 1.0)
             return backend
 
@@ -102,9 +104,10 @@ def _num_threads() -> int:
 
 def _modules(dtype: str, quantization: str) -> tuple[str, ...]:
     """Return the modules of the kernels that a model needs."""
-    if dtype == "bfloat16":
-        return build.BFLOAT16
-    return (*build.ALWAYS, "int8_matmul") if quantization == "int8" else build.ALWAYS
+    modules = build.BFLOAT16 if dtype == "bfloat16" else build.ALWAYS
+    if quantization != "int8":
+        return modules
+    return (*modules, *build.VNNI) if int8_choice().product == "vnni" else (*modules, "int8_matmul")
 
 
 def _import_backend(compiling: Iterable[Popen[bytes]], dtype: str) -> type[CPUBackend]:

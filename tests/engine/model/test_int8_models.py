@@ -1,4 +1,7 @@
-"""Models with --quantization int8: exact if the file has int8 blocks, otherwise close to float32."""
+"""Models with --quantization int8: with activations in float32 exact if the file has int8 blocks, otherwise close.
+
+Tests of the demo model run with each product of the processor: weight-only, and vnni in float32 and in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ import torch
 
 from engine.model.test_gguf_families import TOKENS, build
 from fastgen.core.request import SamplingParams
-from fastgen.model.layers.int8_linear import Int8Linear
+from fastgen.kernels.cpu.vector_width import has_vnni
+from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear
+from fastgen.model.processor import INT8_VARIABLE
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
 from fastgen.text.tokenizer import Tokenizer
@@ -23,7 +28,10 @@ from support.prompts import PROMPTS
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "phi3 with a window", "gemma3"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_a_file_with_int8_blocks_gives_the_logits_of_its_float32_values(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_file_with_int8_blocks_gives_the_logits_of_its_float32_values(
+    tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(INT8_VARIABLE, "weight-only")
     path = write_gguf(build(name), tmp_path / "tiny.gguf", kind)
     exact, kept = (
         run_in_chunks(
@@ -37,7 +45,33 @@ def test_a_file_with_int8_blocks_gives_the_logits_of_its_float32_values(tmp_path
     torch.testing.assert_close(kept, exact, atol=1e-4, rtol=0)
 
 
-def test_quantised_hugging_face_logits_are_within_a_few_percent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "phi3 with a window", "gemma3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantised_activations_change_the_logits_by_a_few_percent(
+    tmp_path: Path, name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_vnni()
+    monkeypatch.setenv(INT8_VARIABLE, "vnni")
+    path = write_gguf(build(name), tmp_path / "tiny.gguf", "Q8_0")
+    exact, kept = (
+        run_in_chunks(
+            load(path, kv_cache_memory=4 << 20, block_size=16, quantization=quantization, dtype=kind),
+            TOKENS,
+            [1, 0, 2, 4, 5, 3],
+            [60, *[1] * 23],
+        )
+        for quantization, kind in (("none", "float32"), ("int8", dtype))
+    )
+    assert 0 < relative_error(kept, exact) < 0.05
+
+
+@pytest.mark.parametrize("product", ["weight-only", "vnni"])
+def test_quantised_hugging_face_logits_are_within_a_few_percent(
+    tmp_path: Path, product: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if product == "vnni":
+        require_vnni()
+    monkeypatch.setenv(INT8_VARIABLE, product)
     build("qwen3").save_pretrained(tmp_path)
     blocks = random.Random(3).sample(range(6), 6)
     exact, kept = (
@@ -47,6 +81,11 @@ def test_quantised_hugging_face_logits_are_within_a_few_percent(tmp_path: Path) 
         for quantization in ("none", "int8")
     )
     assert 0 < relative_error(kept, exact) < 0.05
+
+
+def require_vnni() -> None:
+    if not has_vnni():
+        pytest.skip("the kernels' target processor has no AVX512-VNNI")
 
 
 def relative_error(ours: torch.Tensor, exact: torch.Tensor) -> float:
@@ -60,9 +99,16 @@ def divergence(ours: torch.Tensor, exact: torch.Tensor) -> float:
     return float((expected.exp() * (expected - found)).sum())
 
 
-@pytest.fixture(scope="module")
-def int8_demo() -> ModelRunner:
-    return load(demo_model(), quantization="int8")
+@pytest.fixture(scope="module", params=["weight-only", "vnni", "vnni in bfloat16"])
+def int8_demo(request: pytest.FixtureRequest) -> ModelRunner:
+    product, _, dtype = str(request.param).partition(" in ")
+    if product == "vnni":
+        require_vnni()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(INT8_VARIABLE, product)
+        runner = load(demo_model(), quantization="int8", dtype=dtype or "float32")
+    assert runner.dtype == (dtype or "float32")
+    return runner
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +165,7 @@ def test_int8_matrices_of_a_model_take_less_than_a_third_of_float32_bytes(int8_d
     held, parameters = 0, 0
     for layer in weights.layers:
         for product in (layer.qkv, layer.attention_output, layer.mlp.gate_up, layer.mlp.down):
-            assert isinstance(product, Int8Linear)
+            assert isinstance(product, Int8Linear | Int8VNNILinear)
             held += product.num_bytes
             parameters += product._rows * product._columns
     assert parameters > 100_000_000

@@ -9,7 +9,14 @@ import pytest
 from fastgen.commands.calibrate import formats
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.kernels.cpu.vector_width import WIDTH
-from fastgen.model.processor import Processor, choose_cpu_dtype, describe, linear_choice, this_processor
+from fastgen.model.processor import (
+    Processor,
+    choose_cpu_dtype,
+    describe,
+    int8_choice,
+    linear_choice,
+    this_processor,
+)
 
 XEON = """\
 processor\t: 0
@@ -57,7 +64,7 @@ def test_product_is_the_dtypes_default_unless_the_environment_names_another() ->
     [
         ("avx512f avx512_bf16 amx_bf16", "bfloat16", "the processor has AMX-BF16"),
         ("avx512f avx512_bf16", "bfloat16", "the processor has AVX512-BF16"),
-        ("avx512f avx512_vnni amx_int8", "float32", "the processor has neither AMX-BF16 nor AVX512-BF16"),
+        ("avx512f avx_vnni amx_int8", "float32", "the processor has neither AMX-BF16 nor AVX512-BF16"),
     ],
 )
 def test_auto_is_bfloat16_where_the_processor_multiplies_it(flags: str, dtype: str, reason: str) -> None:
@@ -67,9 +74,49 @@ def test_auto_is_bfloat16_where_the_processor_multiplies_it(flags: str, dtype: s
     assert str(auto) == f"dtype {dtype}: {reason}"
     assert choose_cpu_dtype(EngineConfig(model="", dtype="bfloat16"), processor).dtype == "bfloat16"
     assert choose_cpu_dtype(EngineConfig(model="", dtype="float32"), processor).dtype == "float32"
+    # None of these processors has AVX512-VNNI.
     assert choose_cpu_dtype(EngineConfig(model="", quantization="int8"), processor).dtype == "float32"
     with pytest.raises(ConfigError, match="--quantization int8 computes in float32: remove --dtype bfloat16"):
         choose_cpu_dtype(EngineConfig(model="", quantization="int8", dtype="bfloat16"), processor)
+
+
+def test_int8_products_quantise_activations_where_the_processor_multiplies_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fast, slow = Processor.parse("flags: avx512f avx512_vnni avx512_bf16"), Processor.parse("flags: avx512f avx_vnni")
+    monkeypatch.setattr("fastgen.model.processor.has_vnni", lambda: True)
+    assert str(int8_choice(fast, {})).startswith("int8 product vnni: the processor has AVX512-VNNI")
+    assert str(int8_choice(slow, {})) == "int8 product weight-only: the processor has no AVX512-VNNI"
+    assert int8_choice(fast, {"FASTGEN_CPU_INT8": "weight-only"}).product == "weight-only"
+    with pytest.raises(ConfigError, match="FASTGEN_CPU_INT8=vnni: the processor has no AVX512-VNNI"):
+        int8_choice(slow, {"FASTGEN_CPU_INT8": "vnni"})
+    with pytest.raises(ConfigError, match="choose one of vnni, weight-only"):
+        int8_choice(fast, {"FASTGEN_CPU_INT8": "fast"})
+    monkeypatch.setattr("fastgen.model.processor.has_vnni", lambda: False)
+    assert int8_choice(fast, {}).product == "weight-only", "kernels are compiled for another processor"
+
+
+def test_int8_computes_in_the_dtype_of_other_products_where_activations_are_quantised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FASTGEN_CPU_INT8", raising=False)
+    monkeypatch.setattr("fastgen.model.processor.has_vnni", lambda: True)
+    fast, older = (Processor.parse(f"flags: avx512f avx512_vnni {more}") for more in ("avx512_bf16", ""))
+
+    def dtype(processor: Processor, given: str) -> str:
+        return choose_cpu_dtype(EngineConfig(model="", quantization="int8", dtype=given), processor).dtype
+
+    assert [dtype(fast, given) for given in ("auto", "float32", "bfloat16")] == ["bfloat16", "float32", "bfloat16"]
+    assert [dtype(older, given) for given in ("auto", "float32", "bfloat16")] == ["float32", "float32", "bfloat16"]
+    with pytest.raises(ConfigError, match="int8 computes in float32 or bfloat16: remove --dtype float16"):
+        dtype(fast, "float16")
+    monkeypatch.setenv("FASTGEN_CPU_INT8", "weight-only")
+    assert dtype(fast, "auto") == "float32"
+
+
+def test_description_names_the_int8_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTGEN_CPU_INT8", "weight-only")
+    assert "; int8 product weight-only: set by FASTGEN_CPU_INT8, kernels with " in describe("float32", "int8")
 
 
 def test_calibrate_measures_the_default_first_then_the_processors_other_formats() -> None:

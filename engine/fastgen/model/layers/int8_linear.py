@@ -1,4 +1,4 @@
-"""Products with int8 matrices; activations are float32."""
+"""Products with int8 matrices: of activations in float32, or quantised where the processor has AVX512-VNNI."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fastgen.kernels.cpu.int8_layout import BLOCK, LANES, in_groups
+from fastgen.kernels.cpu.int8_layout import BLOCK, LANES, TILE_LANES, in_byte_groups, in_groups
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
-from fastgen.model.layers.linear import Linear, PackedFormat
+from fastgen.model.layers.linear import Linear, PackedFormat, as_array
+from fastgen.model.processor import int8_choice
 
 
 class Int8Format:
-    """Weights on the CPU with int8 matrices; embeddings and routers are not quantised."""
+    """Weights on the CPU with int8 matrices; embeddings and routers are not quantised.
 
-    def __init__(self) -> None:
-        self._packed = PackedFormat()
+    Raises:
+        ConfigError: as `PackedFormat` and `int8_choice`.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self._packed = PackedFormat(dtype)
+        self._kind = Int8VNNILinear if int8_choice().product == "vnni" else Int8Linear
+        assert dtype == torch.float32 or self._kind is Int8VNNILinear
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the product with int8 blocks."""
-        return Int8Linear(Int8Blocks.stacked([part.int8() for part in parts]))
+        return self._kind(Int8Blocks.stacked([part.int8() for part in parts]))
 
     def exact(self, part: StoredTensor) -> Linear:
-        """Return the packed product in float32."""
+        """Return the packed product, which is not quantised."""
         return self._packed.exact(part)
 
     def table(self, part: StoredTensor) -> EmbeddingTable:
@@ -72,4 +79,34 @@ class Int8Linear:
             x = F.pad(x, (0, padded - self._columns))
         out = torch.empty(x.shape[0], groups * LANES)
         multiply(x.contiguous().numpy(), self._values, self._scales, out.numpy())
+        return out if out.shape[1] == self._rows else out[:, : self._rows].contiguous()
+
+
+class Int8VNNILinear:
+    """The product of quantised activations, in float32 or bfloat16, with a matrix of int8 blocks.
+
+    Activations are quantised with one scale for each `BLOCK` inputs of a row.
+    """
+
+    __slots__ = ("_columns", "_rows", "_scales", "_values")
+
+    def __init__(self, blocks: Int8Blocks) -> None:
+        self._rows, self._columns = blocks.values.shape
+        self._values = in_byte_groups(blocks.values)
+        self._scales = in_groups(blocks.scales, blocks.scales.shape[1], TILE_LANES)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the matrix."""
+        return self._values.nbytes + self._scales.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the product."""
+        # Imported late, as above.
+        from fastgen.kernels.cpu.int8_vnni import multiply
+
+        assert x.dim() == 2
+        assert x.shape[1] == self._columns
+        out = torch.empty(x.shape[0], len(self._values) * TILE_LANES, dtype=x.dtype)
+        multiply(as_array(x.contiguous()), self._values, self._scales, as_array(out))
         return out if out.shape[1] == self._rows else out[:, : self._rows].contiguous()

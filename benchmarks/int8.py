@@ -1,12 +1,14 @@
 """Speed and memory of a model with int8 matrices: `python benchmarks/int8.py MODEL`.
 
-Each line is a step of N decodes with a context of 64 tokens, with float32 and int8 weights of the same model in one
-process, alternating. The result is the ratio of the minimum times, which other load on the machine distorts least.
+Each line is a step of N decodes, with float32, bfloat16 and int8 weights of the same model in one process, alternating.
+int8 computes in the type that `--dtype auto` takes. Results are ratios of the minimum times, which other load on the
+machine distorts least, and medians and quartiles of the ratios of consecutive times.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 
@@ -18,40 +20,47 @@ environment.prepare()
 
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 
+from fastgen.config import EngineConfig  # noqa: E402
 from fastgen.core.scheduler import StepPlan  # noqa: E402
 from fastgen.kv_cache.memory import trim_heap  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402
 from fastgen.model.forward_input import HostRows  # noqa: E402
 from fastgen.model.layers.decoder import Decoder  # noqa: E402
 from fastgen.model.native import load_on_cpu  # noqa: E402
+from fastgen.model.processor import choose_cpu_dtype, describe  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
 from fastgen.model.step_input import StepInputBuilder  # noqa: E402
 
-ROWS = (1, 4, 8, 32, 256)
-CONTEXT = 64
+ROWS = (1, 4, 8, 32, 64, 256)
 
 
 def run_of(model: Decoder, plan: StepPlan, cache: KVCache) -> Callable[[], torch.Tensor]:
-    """Return a function that runs the step."""
+    """Return a function that runs the step. The plan's sequences belong to it: they remember what they have sent."""
+    builder, rows = StepInputBuilder(BLOCK_SIZE), HostRows(BLOCK_SIZE)
 
     def run() -> torch.Tensor:
-        return model.head(model.forward(HostRows(BLOCK_SIZE).apply(StepInputBuilder(BLOCK_SIZE).build(plan)), cache))
+        return model.head(model.forward(rows.apply(builder.build(plan)), cache))
 
     return run
 
 
-def least_seconds_in_turns(runs: list[Callable[[], torch.Tensor]], budget: float) -> list[float]:
-    """Return the minimum time of each, called in turn for `budget` seconds and at least three times."""
-    least = [float("inf")] * len(runs)
-    end, rounds = time.perf_counter() + budget, 0
-    while rounds < 3 or time.perf_counter() < end:
-        for number, run in enumerate(runs):
+def seconds_in_turns(runs: list[Callable[[], torch.Tensor]], budget: float) -> list[list[float]]:
+    """Return the times of each, called in turn for `budget` seconds and at least three times."""
+    times: list[list[float]] = [[] for _ in runs]
+    end = time.perf_counter() + budget
+    while len(times[0]) < 3 or time.perf_counter() < end:
+        for own, run in zip(times, runs, strict=True):
             run()  # each call is timed with its own weights in the caches, not with the other's
             started = time.perf_counter()
             run()
-            least[number] = min(least[number], time.perf_counter() - started)
-        rounds += 1
-    return least
+            own.append(time.perf_counter() - started)
+    return times
+
+
+def faster(ours: list[float], theirs: list[float]) -> str:
+    """Return how many times as fast ours are: by minimum times, and median and quartiles of consecutive times."""
+    low, middle, high = statistics.quantiles([b / a for a, b in zip(ours, theirs, strict=True)], n=4)
+    return f"{min(theirs) / min(ours):.2f}; {middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def resident_bytes() -> int:
@@ -66,28 +75,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a GGUF file or a Hugging Face directory")
     parser.add_argument("--seconds", type=float, default=6.0, help="time for each line (default: 6)")
+    parser.add_argument("--context", type=int, default=64, help="tokens of each decode (default: 64)")
     arguments = parser.parse_args()
 
     torch.set_num_threads(environment.usable_cpus())
     torch.set_grad_enabled(False)
     source = ModelSource.open(arguments.model)
+    config = EngineConfig(model=arguments.model, quantization="int8")
+    dtype = choose_cpu_dtype(config).dtype
     models, sizes = [], []
-    for quantization in ("none", "int8"):
+    for form, quantization in (("float32", "none"), ("bfloat16", "none"), (dtype, "int8")):
         before = resident_bytes()
         models.append(
-            load_on_cpu(source, quantization=quantization, max_model_length=None, progress=lambda _fraction: None)
+            load_on_cpu(
+                source,
+                dtype=getattr(torch, form),
+                quantization=quantization,
+                max_model_length=None,
+                progress=lambda _fraction: None,
+            )
         )
         trim_heap()  # return what loading freed, or the next model would reuse it
         sizes.append(resident_bytes() - before)
-    print(f"{arguments.model}: weights take {sizes[1] / sizes[0]:.2f} of float32's memory ({sizes[0] >> 20} MiB)")
-    print(f"{'rows':>5} {'float32 tokens/s':>17} {'int8 tokens/s':>14} {'ratio':>6}")
+    print(f"{describe(dtype, 'int8')}; activations {dtype}, {torch.get_num_threads()} threads")
+    print(f"{arguments.model}: weights take {sizes[2] / sizes[0]:.2f} of float32's memory ({sizes[0] >> 20} MiB)")
+    print("| rows | tokens/s in float32, bfloat16, int8 | int8 : float32 | int8 : bfloat16 |\n|---|---|---|---|")
     for rows in ROWS:
-        plan, num_blocks = make_plan(Scenario("", (CONTEXT,) * rows), source.architecture.vocab_size)
-        cache = KVCache(models[0].kv_shape, num_blocks, BLOCK_SIZE)
-        cache.keys.normal_()
-        cache.values.normal_()
-        plain, small = least_seconds_in_turns([run_of(model, plan, cache) for model in models], arguments.seconds)
-        print(f"{rows:5} {rows / plain:17.0f} {rows / small:14.0f} {plain / small:6.2f}", flush=True)
+        runs = []
+        for model in models:
+            plan, num_blocks = make_plan(Scenario("", (arguments.context,) * rows), source.architecture.vocab_size)
+            cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE, dtype=model.dtype)
+            cache.keys.normal_()
+            cache.values.normal_()
+            runs.append(run_of(model, plan, cache))
+        times = seconds_in_turns(runs, arguments.seconds)
+        speeds = ", ".join(f"{rows / min(own):.0f}" for own in times)
+        print(f"| {rows} | {speeds} | {faster(times[2], times[0])} | {faster(times[2], times[1])} |", flush=True)
 
 
 if __name__ == "__main__":

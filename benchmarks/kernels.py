@@ -1,9 +1,10 @@
 """CPU kernels compared with the library calls that they replace: `python benchmarks/kernels.py`.
 
-Matrix products are compared with oneDNN's packed ones; those with int8 weights, attention and the element-wise kernels
-with torch's operations. Values are random, shapes are those of SmolLM2-135M, and all layers run in sequence so that no
-weight stays in a cache. The two are called alternately; each figure is the median ratio of consecutive times, with its
-quartiles.
+Matrix products are compared with oneDNN's packed ones, and those with quantised activations, on processors with
+AVX512-VNNI, with oneDNN's in bfloat16 and with our weight-only product; those with int8 weights, attention and the
+element-wise kernels with torch's operations. Values are random, shapes are those of SmolLM2-135M, and all layers run in
+sequence so that no weight stays in a cache. The two are called alternately; each figure is the median ratio of
+consecutive times, with its quartiles.
 
 On a machine that does other work, wall time is meaningless: `--one-thread` compares the processor time of one thread.
 """
@@ -32,9 +33,9 @@ from fastgen.kernels.cpu import elementwise, prefill_work_items  # noqa: E402
 from fastgen.kernels.cpu.decode_attention import attend_decodes  # noqa: E402
 from fastgen.kernels.cpu.decode_work_items import DecodeItems  # noqa: E402
 from fastgen.kernels.cpu.prefill_attention import attend_chunks  # noqa: E402
-from fastgen.kernels.cpu.vector_width import LANES  # noqa: E402
+from fastgen.kernels.cpu.vector_width import LANES, has_vnni  # noqa: E402
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks  # noqa: E402
-from fastgen.model.layers.int8_linear import Int8Linear  # noqa: E402
+from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear  # noqa: E402
 from fastgen.model.layers.linear import OneDNNLinear, TiledLinear  # noqa: E402
 
 clock = time.thread_time if ONE_THREAD else time.perf_counter
@@ -87,14 +88,26 @@ def our_int8(weight: torch.Tensor) -> Int8Linear:
     return Int8Linear(Int8Blocks.quantise(weight.numpy()))
 
 
-def products(kind: Callable[[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]) -> Callable[[int], Run]:
-    """Return a factory of functions that compute all layers' products for a number of rows."""
+def our_vnni(weight: torch.Tensor) -> Int8VNNILinear:
+    """Return our product of quantised activations with the weight in int8 blocks."""
+    return Int8VNNILinear(Int8Blocks.quantise(weight.numpy()))
+
+
+def onednn_bfloat16(weight: torch.Tensor) -> OneDNNLinear:
+    """Return oneDNN's product in bfloat16."""
+    return OneDNNLinear(weight.bfloat16())
+
+
+def products(
+    kind: Callable[[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]], dtype: torch.dtype = torch.float32
+) -> Callable[[int], Run]:
+    """Return a factory of functions that compute all layers' products for a number of rows in `dtype`."""
     generator = torch.Generator().manual_seed(0)
     layers = [kind(torch.randn(shape, generator=generator)) for _ in range(LAYERS) for shape in SHAPES]
     shapes = SHAPES * LAYERS
 
     def of(rows: int) -> Run:
-        inputs = {width: torch.randn(rows, width) for _, width in SHAPES}
+        inputs = {width: torch.randn(rows, width).to(dtype) for _, width in SHAPES}
 
         def run() -> None:
             for layer, (_, width) in zip(layers, shapes, strict=True):
@@ -241,6 +254,11 @@ def main() -> None:
     print_row("products : oneDNN's", rows, [ratio(ours(n), theirs(n), seconds) for n in ROWS])
     ours, theirs = products(our_int8), products(TorchInt8)
     print_row("int8 products : torch's", rows, [ratio(ours(n), theirs(n), seconds) for n in ROWS])
+    if has_vnni():
+        quantised = products(our_vnni)
+        print_row("VNNI : weight-only int8", rows, [ratio(quantised(n), ours(n), seconds) for n in ROWS])
+        ours, theirs = products(our_vnni, torch.bfloat16), products(onednn_bfloat16, torch.bfloat16)
+        print_row("VNNI : oneDNN's in bfloat16", rows, [ratio(ours(n), theirs(n), seconds) for n in ROWS])
     chunks = [f"{tokens} after {context}" for tokens, context in CHUNKS]
     print_row("attention of a chunk : torch's", chunks, [ratio(*attention(*chunk), seconds) for chunk in CHUNKS])
     decodes = [f"{count} decodes @{context}" for count, context in DECODES]

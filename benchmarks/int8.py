@@ -3,12 +3,16 @@
 Each line is a step of N decodes, with float32, bfloat16 and int8 weights of the same model in one process, alternating.
 int8 computes in the type that `--dtype auto` takes. Results are ratios of the minimum times, which other load on the
 machine distorts least, and medians and quartiles of the ratios of consecutive times.
+
+On a machine that does other work, wall time is meaningless: `--one-thread` compares the processor time of one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -16,6 +20,9 @@ from forward_pass import BLOCK_SIZE, Scenario, make_plan
 
 from fastgen.kernels.cpu import environment
 
+ONE_THREAD = "--one-thread" in sys.argv
+if ONE_THREAD:
+    os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = "1"
 environment.prepare()
 
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
@@ -31,7 +38,9 @@ from fastgen.model.processor import choose_cpu_dtype, describe  # noqa: E402
 from fastgen.model.source import ModelSource  # noqa: E402
 from fastgen.model.step_input import StepInputBuilder  # noqa: E402
 
-ROWS = (1, 4, 8, 32, 64, 256)
+ROWS = (1, 4, 8, 16, 32, 64, 256)
+
+clock = time.thread_time if ONE_THREAD else time.perf_counter
 
 
 def run_of(model: Decoder, plan: StepPlan, cache: KVCache) -> Callable[[], torch.Tensor]:
@@ -47,13 +56,13 @@ def run_of(model: Decoder, plan: StepPlan, cache: KVCache) -> Callable[[], torch
 def seconds_in_turns(runs: list[Callable[[], torch.Tensor]], budget: float) -> list[list[float]]:
     """Return the times of each, called in turn for `budget` seconds and at least three times."""
     times: list[list[float]] = [[] for _ in runs]
-    end = time.perf_counter() + budget
-    while len(times[0]) < 3 or time.perf_counter() < end:
+    end = clock() + budget
+    while len(times[0]) < 3 or clock() < end:
         for own, run in zip(times, runs, strict=True):
             run()  # each call is timed with its own weights in the caches, not with the other's
-            started = time.perf_counter()
+            started = clock()
             run()
-            own.append(time.perf_counter() - started)
+            own.append(clock() - started)
     return times
 
 
@@ -75,10 +84,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a GGUF file or a Hugging Face directory")
     parser.add_argument("--seconds", type=float, default=6.0, help="time for each line (default: 6)")
+    parser.add_argument("--one-thread", action="store_true", help="compare the processor time of one thread")
     parser.add_argument("--context", type=int, default=64, help="tokens of each decode (default: 64)")
     arguments = parser.parse_args()
 
-    torch.set_num_threads(environment.usable_cpus())
+    torch.set_num_threads(1 if ONE_THREAD else environment.usable_cpus())
     torch.set_grad_enabled(False)
     source = ModelSource.open(arguments.model)
     config = EngineConfig(model=arguments.model, quantization="int8")

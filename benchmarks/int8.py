@@ -16,8 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 
-from forward_pass import BLOCK_SIZE, Scenario, make_plan
-
 from fastgen.kernels.cpu import environment
 
 ONE_THREAD = "--one-thread" in sys.argv
@@ -26,6 +24,7 @@ if ONE_THREAD:
 environment.prepare()
 
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
+from forward_pass import BLOCK_SIZE, Scenario, make_plan  # noqa: E402  (imports torch too)
 
 from fastgen.config import EngineConfig  # noqa: E402
 from fastgen.core.scheduler import StepPlan  # noqa: E402

@@ -102,6 +102,15 @@ def _reconciles(dashboard: Dashboard) -> Dashboard:
             )
         )
         .with_panel(
+            lines(
+                "Stalls",
+                "Seconds without a step of a worker, or of all workers while resources wait, or of the event loop. The "
+                "liveness probe fails after 90 s.",
+                "s",
+                {"{{pod}}": f"max by (pod) (fastgen_operator_stalled_seconds{_PODS})"},
+            )
+        )
+        .with_panel(
             stacked(
                 "Conditions that are not True",
                 "Number of FastGenDeployments by condition and reason, except those of the autoscaler.",
@@ -110,7 +119,7 @@ def _reconciles(dashboard: Dashboard) -> Dashboard:
                     "{{type}}: {{reason}}": "count by (type, reason) "
                     f'(fastgen_operator_condition{{type!~"Ready|Scaling.*",status!="True",{_PODS[1:]})'
                 },
-            )
+            ).span(24)
         )
     )
 

@@ -78,6 +78,11 @@ class Metrics(Collector):
             ["reason"],
             registry=self.registry,
         )
+        self.stalled_seconds = Gauge(
+            "fastgen_operator_stalled_seconds",
+            "Seconds without a step of a worker, or of all workers while resources wait, or of the event loop.",
+            registry=self.registry,
+        )
         self._clock = clock
         self._lock = Lock()
         self._figures: dict[Key, _Figures] = {}

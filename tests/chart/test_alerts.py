@@ -19,6 +19,14 @@ from harness.chart import Helm
 from harness.prometheus import ensure_promtool
 
 ENABLED = ("--set", "prometheusRule.enabled=true")
+# The other alerts are warnings, those on objectives by their window.
+CRITICAL = {
+    "FastGenCrashLoop",
+    "FastGenBacklogAtMaximum",
+    "FastGenOperatorAbsent",
+    "FastGenNoLeader",
+    "FastGenNotReconciling",
+}
 # The labels of an expected alert, except its name and severity.
 Alert = dict[str, str]
 
@@ -31,12 +39,15 @@ class Case:
         alert: name of the alert.
         series: values by series in promtool's notation. Samples are `minutes` apart, from time 0.
         fires: all firing alerts of that name, by time.
+        minutes: between samples and between evaluations.
+        window: for an alert on an objective, the only one of its windows that is loaded; all if empty.
     """
 
     alert: str
     series: Mapping[str, str]
     fires: Mapping[str, Sequence[Alert]]
     minutes: int = 1
+    window: str = ""
 
 
 def owned(name: str, **labels: str) -> Alert:
@@ -87,7 +98,7 @@ def of_condition(
 def objective(alert: str, metric: str) -> list[Case]:
     """Return the cases of a latency objective of 99 %: shares of late observations, and the burn rates they reach."""
     bound, least = {"time_to_first_token_seconds": ("2.5", 20), "inter_token_latency_seconds": ("0.1", 1000)}[metric]
-    hour = least / 30  # the rate per sample with which an hour has the least number of observations
+    hour = least / 30  # the rate per sample of two minutes with which an hour has the least number of observations
     severity = {"1h": "critical", "6h": "critical", "1d": "warning", "3d": "warning"}
 
     def history(name: str, *parts: tuple[int, float], rate: float = 10000, pods: int = 1) -> dict[str, str]:
@@ -118,7 +129,33 @@ def objective(alert: str, metric: str) -> list[Case]:
         for share, count in shares.items()
         for alert in firing(share.replace("0.", "late-"), *("3d", "1d", "6h", "1h")[:count])
     ]
+
+    def pair(window: str, burn: float, minutes: int, before: int, after: int, counted: int) -> Case:
+        """Return a case of the alert on one pair of windows. Shares and numbers are just above and below its limits.
+
+        Args:
+            burn: the least burn rate, in both windows.
+            before, after: samples in the long window, and in the short one and `for`.
+            counted: samples in the shorter window that needs a number of observations.
+        """
+        limit = burn / 100
+        series = {
+            # Much was late, then just too much, or just not.
+            **history("long-and-short", (before, 0.5), (after, 1.02 * limit)),
+            **history("long-only", (before, 0.5), (after, 0.98 * limit), pods=2),
+            # Nothing was late, then much: a little less than the long window allows.
+            **history("short-only", (before, 0.0), (after, 0.98 * limit * before / after), pods=2),
+            **history("enough", (before + after, 1.0), rate=1.06 * least / counted),
+            **history("few", (before + after, 1.0), rate=0.94 * least / counted),
+        }
+        expected = [*firing("long-and-short", window), *firing("enough", window)]
+        return Case(alert, series, {f"{minutes * (before + after)}m": expected}, minutes, window)
+
     return [
+        pair("1h", 14.4, minutes=1, before=60, after=20, counted=60),
+        pair("6h", 6, minutes=5, before=72, after=12, counted=72),
+        pair("1d", 3, minutes=10, before=144, after=24, counted=12),
+        pair("3d", 1, minutes=30, before=144, after=20, counted=12),
         # Each rate needs its share of late observations, in all of its windows.
         Case(alert, steady, {"4h": expected}, minutes=2),
         # One for each `for`. Nothing burns at first, because an increase needs two samples.
@@ -151,7 +188,7 @@ def objective(alert: str, metric: str) -> list[Case]:
         # The short windows end an alert: 5 minutes, half an hour, two hours and six hours after the cause.
         Case(
             alert,
-            history("over", (95, 0.5), (190, 0.0)),
+            history("over", (95, 0.5), (190, 0.0), pods=2),
             {
                 "192m": firing("over", "1h", "6h", "1d", "3d"),
                 "196m": firing("over", "6h", "1d", "3d"),
@@ -243,6 +280,12 @@ CASES = [
             engine("backlog_prompt_tokens", "draining", pod="a"): "0+100x60",
             engine("backlog_prompt_tokens", "draining", pod="b"): "90000-500x60",
             engine("rejected_prompt_tokens_total", "draining"): "10x60",
+            condition("slow", *LIMITED): "1x60",
+            engine("backlog_prompt_tokens", "slow"): "0+10x60",
+            # Its engine restarted.
+            condition("restarted", *LIMITED): "1x60",
+            engine("backlog_prompt_tokens", "restarted"): "9000x60",
+            engine("rejected_prompt_tokens_total", "restarted"): "500+10x4 0+10x55",
             # More replicas are allowed, or none are asked for.
             condition("scaling", "ScalingLimited", "True", "RateLimited"): "1x60",
             engine("backlog_prompt_tokens", "scaling"): "0+500x60",
@@ -251,7 +294,24 @@ CASES = [
             condition("another", "ScalingActive", "True", "TooManyReplicas"): "1x60",
             engine("backlog_prompt_tokens", "another"): "0+500x60",
         },
-        {"10m": [], "11m": [owned("growing"), owned("rejecting")]},
+        {"10m": [], "11m": [owned(name) for name in ("growing", "rejecting", "slow", "restarted")]},
+    ),
+    # It ends ten minutes after the last rejection, and when the backlog has fallen for as long as it had grown.
+    Case(
+        "FastGenBacklogAtMaximum",
+        {
+            condition("turning", *LIMITED): "1x60",
+            engine("backlog_prompt_tokens", "turning"): "0+100x20 1900-100x18",
+            condition("rejected", *LIMITED): "1x60",
+            engine("backlog_prompt_tokens", "rejected"): "9000x60",
+            engine("rejected_prompt_tokens_total", "rejected"): "0+10x20 200x40",
+        },
+        {
+            "24m": [owned("turning"), owned("rejected")],
+            "26m": [owned("rejected")],
+            "28m": [owned("rejected")],
+            "30m": [],
+        },
     ),
     Case(
         "FastGenMetricsStale",
@@ -263,6 +323,7 @@ CASES = [
             # Its engines are read, and the number of replicas is fixed.
             operator("scrape_age_seconds", "fixed"): "600x30",
             condition("fixed", "ScalingActive", "False", "ScalingDisabled"): "1x30",
+            condition("old", "Ready", "False", "ScalingDisabled"): "1x30",
             condition("part", "ScalingActive", "False", "MetricsStale"): "_x3 1x30",
             condition("never", "ScalingActive", "False", "NoMetrics"): "_x3 1x30",
             condition("held", "ScalingActive", "False", "NoReadyReplicas"): "1x30",
@@ -279,14 +340,29 @@ CASES = [
             engine("request_success_total", "thrash", pod="a", finish_reason="stop"): "0+60x60",
             engine("request_success_total", "thrash", pod="b", finish_reason="length"): "0+40x60",
             engine("preemptions_total", "some", mode="swap"): "0+24x60",
-            engine("request_success_total", "some", finish_reason="stop"): "0+100x60",
+            engine("request_success_total", "some", pod="a", finish_reason="stop"): "0+50x60",
+            engine("request_success_total", "some", pod="b", finish_reason="stop"): "0+50x60",
+            # Its engine restarted.
+            engine("preemptions_total", "restarted", mode="swap"): "900+60x4 0+60x55",
+            engine("request_success_total", "restarted", finish_reason="stop"): "900+100x4 0+100x55",
             engine("preemptions_total", "idle", mode="swap"): "7x60",
             engine("request_success_total", "idle", finish_reason="stop"): "7x60",
             # It is so busy with preemptions that nothing ends.
             engine("preemptions_total", "stuck", mode="swap"): "0+9x60",
             engine("request_success_total", "stuck", finish_reason="stop"): "7x60",
         },
-        {"10m": [], "11m": [owned("thrash"), owned("stuck")]},
+        {"10m": [], "11m": [owned("thrash"), owned("stuck"), owned("restarted")]},
+    ),
+    # It ends when the last ten minutes had fewer than one preemption for every four requests.
+    Case(
+        "FastGenKVCacheThrash",
+        {
+            engine("preemptions_total", "past", mode="swap"): "0+60x30 1800x30",
+            engine("request_success_total", "past", finish_reason="stop"): "0+100x60",
+            engine("preemptions_total", "busier", mode="swap"): "0+60x60",
+            engine("request_success_total", "busier", finish_reason="stop"): "0+100x30 3400+400x29",
+        },
+        {"33m": [owned("past"), owned("busier")], "35m": [owned("past")], "37m": []},
     ),
     Case(
         "FastGenStraggler",
@@ -326,6 +402,27 @@ CASES = [
         },
         {"24m": [], "26m": [{"job": "stuck", "instance": "one:8080"}]},
     ),
+    # Workers hang, although the resyncs go on.
+    Case(
+        "FastGenNotReconciling",
+        {
+            process("stalled_seconds", "level"): "0x9 31.25x50",
+            process("leader", "level"): "1x60",
+            process("reconcile_seconds_count", "level"): "0+1x60",
+            operator("desired_replicas", "chat", job="level"): "2x60",
+            # The probe restarts it every three minutes, and it is not scraped then.
+            process("stalled_seconds", "restarted"): "0x9" + " 30 90 150 _" * 10,
+            # Each request to a slow API server takes almost half a minute, or it hung once.
+            process("stalled_seconds", "slow"): "28x60",
+            process("stalled_seconds", "once"): "0x9 60 120 0x50",
+        },
+        {
+            "17m": [],
+            "21m": [{"job": "restarted", "instance": "one:8080"}],
+            "23m": [{"job": "restarted", "instance": "one:8080"}],
+            "26m": [{"job": job, "instance": "one:8080"} for job in ("level", "restarted")],
+        },
+    ),
     Case(
         "FastGenReconcilesFail",
         {
@@ -337,7 +434,7 @@ CASES = [
     ),
     *objective("FastGenFirstTokenBudgetBurn", "time_to_first_token_seconds"),
     # The same template: only the shares, each `for` and the least number.
-    *objective("FastGenInterTokenBudgetBurn", "inter_token_latency_seconds")[:3],
+    *objective("FastGenInterTokenBudgetBurn", "inter_token_latency_seconds")[:7],
 ]
 
 
@@ -350,13 +447,14 @@ def alerts(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
-def promtool_case(case: Case, severities: Mapping[str, str]) -> dict[str, Any]:
+def promtool_case(case: Case) -> dict[str, Any]:
     """Return a case in promtool's format."""
+    severity = "critical" if case.alert in CRITICAL else "warning"
     expected = [
         {
             "alertname": case.alert,
             "eval_time": time,
-            "exp_alerts": [{"exp_labels": {"severity": severities[case.alert], **labels}} for labels in firing],
+            "exp_alerts": [{"exp_labels": {"severity": severity, **labels}} for labels in firing],
         }
         for time, firing in case.fires.items()
     ]
@@ -366,18 +464,19 @@ def promtool_case(case: Case, severities: Mapping[str, str]) -> dict[str, Any]:
 
 def test_alerts_fire_when_they_should_and_only_then(helm: Helm, tmp_path: Path) -> None:
     groups = rule_groups(helm)
-    severities = {rule["alert"]: rule["labels"]["severity"] for rule in alerts(groups)}
     files = []
-    for alert, minutes in dict.fromkeys((case.alert, case.minutes) for case in CASES):
+    for alert, minutes, window in dict.fromkeys((case.alert, case.minutes, case.window) for case in CASES):
         # Only the rules of this alert: promtool evaluates all that it gets, at every step.
         rules = [
             {name: value for name, value in rule.items() if name != "annotations"}
             for group in groups
             for rule in group["rules"]
             if rule.get("alert", group["name"]) == alert
+            and window in ("", rule.get("labels", {}).get("window", window))
         ]
-        tests = [promtool_case(case, severities) for case in CASES if (case.alert, case.minutes) == (alert, minutes)]
-        path = tmp_path / f"{alert}-{minutes}.yaml"
+        chosen = [case for case in CASES if (case.alert, case.minutes, case.window) == (alert, minutes, window)]
+        tests = [promtool_case(case) for case in chosen]
+        path = tmp_path / f"{alert}-{minutes}-{window}.yaml"
         path.with_suffix(".rules").write_text(json.dumps({"groups": [{"name": alert, "rules": rules}]}))
         content = {"rule_files": [f"{path.stem}.rules"], "evaluation_interval": f"{minutes}m", "tests": tests}
         path.write_text(json.dumps(content))

@@ -89,6 +89,9 @@ class Controller:
             ),
             loop_limit=settings.stall_seconds,
         )
+        # Settled resources count as reconciled without a worker, so the number of reconciles does not show that workers
+        # hang. The ages of resyncs and watches grow between two events, and say nothing in an alert.
+        metrics.stalled_seconds.set_function(lambda: self.heartbeat.stalled(("queueSeconds", "reconcileSeconds")))
 
     def check_ready(self) -> dict[str, float]:
         """Return the readiness probe's values; raise Stalled before the first complete list."""

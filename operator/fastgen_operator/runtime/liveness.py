@@ -7,7 +7,7 @@ would only make it slower.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, ParamSpec, TypeVar
 
@@ -114,17 +114,26 @@ class Heartbeat:
         Raises:
             Stalled: an age is above its limit.
         """
-        beaten, ages = self._last
-        since = self._clock() - beaten
-        aged = [("loopSeconds", since, self._loop_limit)]
-        # A sign with an age keeps ageing while the loop hangs; an idle one (age 0) does not.
-        aged += [
-            (sign.name, age + since if age else 0.0, sign.limit) for sign, age in zip(self._signs, ages, strict=True)
-        ]
+        aged = self._aged()
         for name, age, limit in aged:
             if age > limit:
                 raise Stalled(f"{name} is {age:.1f}, above {limit:g}")
         return {name: round(age, 1) for name, age, _ in aged}
+
+    def stalled(self, names: Collection[str]) -> float:
+        """Return the longest age of the event loop and the named signs, seconds."""
+        return max(age for name, age, _ in self._aged() if name in ("loopSeconds", *names))
+
+    def _aged(self) -> list[tuple[str, float, float]]:
+        """Return name, age and limit of the event loop and of each sign."""
+        beaten, ages = self._last
+        since = self._clock() - beaten
+        # A sign with an age keeps ageing while the loop hangs; an idle one (age 0) does not.
+        signs = zip(self._signs, ages, strict=True)
+        return [
+            ("loopSeconds", since, self._loop_limit),
+            *((sign.name, age + since if age else 0.0, sign.limit) for sign, age in signs),
+        ]
 
     def _taken(self) -> tuple[float, tuple[float, ...]]:
         # One tuple: a checking thread sees the values of a single beat.

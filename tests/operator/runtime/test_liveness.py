@@ -118,6 +118,7 @@ class Timed:
         self.reconciles = self.lists = 0
         self.due: float | None = None
         cluster: Any = self
+        self._metrics = Metrics()
         watches, leadership = Watches(self.clock, ()), SoleLeadership()
         self.controller = Controller(
             *(
@@ -126,7 +127,7 @@ class Timed:
                 cluster,
                 cluster,
                 cluster,
-                Metrics(),
+                self._metrics,
             ),
             *(leadership, watches, self.progress, self.clock),
         )
@@ -158,6 +159,10 @@ class Timed:
             while self.reconciles < resources or self.controller._busy:
                 await asyncio.sleep(0.001)
         await stop([worker])
+
+    def stalled(self) -> float | None:
+        """Return the seconds without progress, as exported."""
+        return self._metrics.registry.get_sample_value("fastgen_operator_stalled_seconds")
 
     def check(self) -> dict[str, float]:
         """Return the ages as of now; raise Stalled."""
@@ -200,6 +205,32 @@ async def test_a_worker_without_a_step_fails_the_probe_although_nothing_waits() 
 
     await Timed(hang).work(1)
     assert complaints == ["reconcileSeconds is 91.0, above 90"]
+
+
+async def test_a_metric_shows_how_long_a_worker_hangs_although_resyncs_continue() -> None:
+    seen: list[float] = []
+
+    def hang(timed: Timed) -> None:
+        for _ in range(2):
+            timed.clock.now += 40
+            timed.check()
+            seen.append(timed.stalled())
+
+    timed = Timed(hang)
+    await timed.work(1)
+    timed.check()
+    assert [*seen, timed.stalled()] == [40, 80, 0]
+    timed.controller.queue.add(("space", "chat"))
+    timed.clock.now += 30
+    timed.check()
+    assert timed.stalled() == 30, "a resource waits, and no worker takes it"
+    timed.clock.now += 50
+    assert timed.stalled() == 80, "the loop hangs"
+
+
+def test_the_metric_of_stalls_leaves_out_the_ages_of_resyncs_and_watches() -> None:
+    heartbeat = Heartbeat(Clock(), (Sign("busy", lambda: 5.0, 90), Sign("resync", lambda: 25.0, 90)), loop_limit=30)
+    assert heartbeat.stalled(("busy",)) == 5
 
 
 async def test_a_worker_that_takes_nothing_fails_the_probe_although_lists_continue() -> None:

@@ -135,7 +135,8 @@ def objective(alert: str, metric: str) -> list[Case]:
 
         Args:
             burn: the least burn rate, in both windows.
-            before, after: samples in the long window, and in the short one and `for`.
+            before: samples in the long window.
+            after: samples for which the present share lasts: many times `for`, so that the mean hardly changes in it.
             counted: samples in the shorter window that needs a number of observations.
         """
         limit = burn / 100
@@ -152,10 +153,11 @@ def objective(alert: str, metric: str) -> list[Case]:
         return Case(alert, series, {f"{minutes * (before + after)}m": expected}, minutes, window)
 
     return [
-        pair("1h", 14.4, minutes=1, before=60, after=20, counted=60),
-        pair("6h", 6, minutes=5, before=72, after=12, counted=72),
-        pair("1d", 3, minutes=10, before=144, after=24, counted=12),
-        pair("3d", 1, minutes=30, before=144, after=20, counted=12),
+        pair("1h", 14.4, minutes=1, before=60, after=40, counted=60),
+        pair("6h", 6, minutes=5, before=72, after=48, counted=72),
+        pair("1d", 3, minutes=10, before=144, after=120, counted=12),
+        pair("3d", 1, minutes=30, before=144, after=90, counted=12),
+        Case(alert, history("late", (10, 0.5)), {"2m": [], "3m": firing("late", "1h")}, window="1h"),
         # Each rate needs its share of late observations, in all of its windows.
         Case(alert, steady, {"4h": expected}, minutes=2),
         # One for each `for`. Nothing burns at first, because an increase needs two samples.
@@ -434,7 +436,7 @@ CASES = [
     ),
     *objective("FastGenFirstTokenBudgetBurn", "time_to_first_token_seconds"),
     # The same template: only the shares, each `for` and the least number.
-    *objective("FastGenInterTokenBudgetBurn", "inter_token_latency_seconds")[:7],
+    *objective("FastGenInterTokenBudgetBurn", "inter_token_latency_seconds")[:8],
 ]
 
 

@@ -6,12 +6,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, ShortText, model_rules
+from fastgen_operator.api.fields import ApiModel, ShortText, model_rules, rules
 
-_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_IPV4 = rf"({_BYTE}\.){{3}}{_BYTE}/(3[0-2]|[12]?[0-9])"
-_IPV6 = r"[0-9A-Fa-f]{0,4}(:[0-9A-Fa-f]{0,4}){2,7}/(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
-_CIDR = Annotated[str, Field(max_length=64, pattern=rf"^({_IPV4}|{_IPV6})$")]
+# isCIDR: Kubernetes 1.31 and newer.
+_CIDR = Annotated[
+    str,
+    Field(
+        max_length=64,
+        json_schema_extra=rules(
+            (
+                "isCIDR(self)",
+                "spec.network.allowFrom: ranges of addresses must be in CIDR notation: write one such as 10.0.0.0/8 or "
+                "fd00::/64",
+            )
+        ),
+    ),
+]
 _LabelValue = Annotated[str, Field(max_length=63)]
 
 
@@ -38,10 +48,19 @@ class LabelSelector(ApiModel):
 class IPBlock(ApiModel):
     """A range of IP addresses."""
 
+    model_config = model_rules(
+        (
+            # The same as the API server asks of a NetworkPolicy.
+            "!isCIDR(self.cidr) || !has(self.except) || self.except.all(each, !isCIDR(each) || "
+            "cidr(self.cidr).containsIP(cidr(each).ip()) && "
+            "cidr(self.cidr).prefixLength() < cidr(each).prefixLength())",
+            "spec.network.allowFrom: each range in except must be a smaller one within cidr: correct or remove it",
+        )
+    )
     cidr: _CIDR
     """Address range in CIDR notation, for example 10.0.0.0/8."""
     exceptions: list[_CIDR] = Field(default=[], alias="except", max_length=16)
-    """Address ranges within cidr to exclude."""
+    """Address ranges to exclude, each within cidr and smaller."""
 
 
 class Peer(ApiModel):

@@ -46,8 +46,12 @@ def scheduled(**fields: Any) -> Object:
     return resource(autoscaling={"maxReplicas": 2, "schedules": [schedule]})
 
 
-def peer(cidr: str) -> Object:
-    return resource(network={"allowFrom": [{"ipBlock": {"cidr": cidr}}]})
+def peer(cidr: str, *exceptions: str) -> Object:
+    """Return a resource with one range of addresses as peer."""
+    return resource(network={"allowFrom": [{"ipBlock": {"cidr": cidr, "except": exceptions}}]})
+
+
+OUTSIDE = "spec.network.allowFrom: each range in except must be a smaller one within cidr"
 
 
 # What is wrong, a resource with that defect, and part of the expected message.
@@ -85,12 +89,20 @@ INVALID: dict[str, tuple[Object, str]] = {
         "spec.model.download.resources.requests must not exceed spec.model.download.resources.limits",
     ),
     "an excluded address range with too many bits": (
-        resource(network={"allowFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/33"]}}]}),
+        peer("10.0.0.0/8", "10.1.0.0/33"),
         "spec.network.allowFrom[0].ipBlock.except[0]",
     ),
     "an address range with a byte above 255": (peer("10.0.256.0/8"), "spec.network.allowFrom[0].ipBlock.cidr"),
     "an address range with too many bits": (peer("10.0.0.0/33"), "spec.network.allowFrom[0].ipBlock.cidr"),
     "an IPv6 range with too many bits": (peer("fd00::/129"), "spec.network.allowFrom[0].ipBlock.cidr"),
+    "an IPv6 range with two gaps": (peer("fd00::1::/64"), "write one such as 10.0.0.0/8 or fd00::/64"),
+    "an IPv6 range with too few groups": (peer("fd00:1:2/64"), "spec.network.allowFrom[0].ipBlock.cidr"),
+    "an IPv6 range with too many groups": (peer("1:2:3:4:5:6:7:8:9/64"), "spec.network.allowFrom[0].ipBlock.cidr"),
+    "an IPv4 range in an IPv6 one": (peer("::ffff:10.0.0.0/104"), "spec.network.allowFrom[0].ipBlock.cidr"),
+    "an excluded range outside": (peer("10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/16"), OUTSIDE),
+    "an excluded range that is larger": (peer("10.1.0.0/16", "10.0.0.0/8"), OUTSIDE),
+    "an excluded range that is all": (peer("10.0.0.0/8", "10.0.0.0/8"), OUTSIDE),
+    "an excluded range of the other family": (peer("10.0.0.0/8", "fd00::/64"), OUTSIDE),
     "an invalid swap space": (engine(kvCache={"swapSpace": "much"}), "spec.engine.kvCache.swapSpace"),
     "a source without a scheme": (
         resource(model={"source": "org/name"}),
@@ -277,6 +289,23 @@ def test_an_invalid_spec_is_rejected_with_the_field_and_the_remedy(plane: Contro
     with pytest.raises(CommandError) as rejected:
         Space(plane, "default").apply(obj, "--dry-run=server")
     assert words in str(rejected.value)
+
+
+RANGES = {
+    "10.0.0.0/8": ("10.1.0.0/16", "10.255.255.255/32"),
+    "0.0.0.0/0": ("10.0.0.0/8",),
+    "fd00::/8": ("fd00:1:2:3::/64", "FD12:3456:789a:1:2:3:4:5/128"),
+    "::/0": (),
+}
+
+
+@pytest.mark.controlplane
+def test_ranges_of_addresses_that_a_network_policy_takes_are_accepted(plane: ControlPlane) -> None:
+    for cidr, exceptions in RANGES.items():
+        Space(plane, "default").apply(peer(cidr, *exceptions), "--dry-run=server")
+        policy = {"podSelector": {}, "ingress": [{"from": peer(cidr, *exceptions)["spec"]["network"]["allowFrom"]}]}
+        kind = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "chat"}}
+        Space(plane, "default").apply({**kind, "spec": policy}, "--dry-run=server")
 
 
 @pytest.mark.controlplane

@@ -7,6 +7,7 @@ from string import ascii_uppercase
 from typing import Final
 
 from grafana_foundation_sdk.builders import common, prometheus, stat, statetimeline, timeseries
+from grafana_foundation_sdk.builders.dashboard import FieldColor
 from grafana_foundation_sdk.models.common import (
     BigValueGraphMode,
     BigValueTextMode,
@@ -17,6 +18,7 @@ from grafana_foundation_sdk.models.common import (
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
+STATE_COLOUR: Final = "blue"
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 # PromQL expressions by legend.
@@ -77,7 +79,8 @@ def word(title: str, description: str, queries: Queries) -> stat.Panel:
 def timeline(title: str, description: str, queries: Queries) -> statetimeline.Panel:
     """Return a state timeline panel: a row for each series, filled while it exists."""
     panel = statetimeline.Panel().title(title).description(description).datasource(DATASOURCE).height(8).span(12)
-    panel = panel.show_value(VisibilityMode.NEVER)
+    # One colour: another one for each row would look like good and bad states.
+    panel = panel.show_value(VisibilityMode.NEVER).color_scheme(FieldColor().mode("fixed").fixed_color(STATE_COLOUR))
     for query in _queries(queries):
         panel = panel.with_target(query)
     return panel

@@ -85,10 +85,12 @@ def draw(dashboard: Rendered, run: Runner, span: Span, *, colours: int = 96) -> 
         if panel["type"] == "stat":
             _draw_stat(figure, box, panel, results, span)
         else:
-            axes = _axes(figure, box, span)
             if panel["type"] == "state-timeline":
-                _draw_timeline(axes, results, span)
+                names = [query.name(each.labels) for query, series in results for each in series]
+                axes = _axes(figure, box, span, 0.015 + 0.0046 * max(map(len, names), default=0))
+                _draw_timeline(axes, panel, results, span)
             else:
+                axes = _axes(figure, box, span)
                 _draw_lines(figure, axes, box, panel, results, span)
             _draw_events(axes, events)
     buffer = io.BytesIO()
@@ -119,10 +121,11 @@ class _Box:
     units: int
 
 
-def _axes(figure: Figure, box: _Box, span: Span) -> Axes:
+def _axes(figure: Figure, box: _Box, span: Span, margin: float = 0.045) -> Axes:
+    """Add the axes of a panel, with a margin on the left as a fraction of the figure."""
     below, above = 1.9 / box.units, 1.1 / box.units
     axes = figure.add_axes(
-        (box.left + 0.045, box.top - box.height + below, box.width - 0.068, box.height - below - above)
+        (box.left + margin, box.top - box.height + below, box.width - margin - 0.023, box.height - below - above)
     )
     axes.set_xlim(_time(span.start), _time(span.end))
     axes.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=7))  # type: ignore[no-untyped-call]
@@ -165,27 +168,29 @@ def _draw_lines(
     x, y = box.left + 0.012, box.top - box.height + 0.62 / box.units
     for place, (name, _) in enumerate(named):
         rest = f"+ {len(named) - place}"
-        if x + 0.0047 * len(name) + 0.035 > box.left + box.width:
+        if x + 0.0051 * len(name) + 0.035 > box.left + box.width:
             figure.text(x, y, rest, fontsize=7, color=_MUTED, va="center")
             break
         figure.text(x, y, "■", fontsize=7, color=_PALETTE[place % len(_PALETTE)], va="center")
         figure.text(x + 0.009, y, name, fontsize=7, color=_TEXT, va="center")
-        x += 0.0047 * len(name) + 0.019
+        x += 0.0051 * len(name) + 0.021
 
 
-def _draw_timeline(axes: Axes, results: list[tuple[Query, list[Series]]], span: Span) -> None:
+def _draw_timeline(axes: Axes, panel: dict[str, Any], results: list[tuple[Query, list[Series]]], span: Span) -> None:
+    colour = _COLOURS[panel["fieldConfig"]["defaults"]["color"]["fixedColor"]]
     rows = [(query.name(each.labels), each) for query, series in results for each in series]
     names = list(dict.fromkeys(name for name, _ in rows))
     for name, series in rows:
         place = names.index(name)
         for start, end in _runs([at for at, value in series.points if value], span.step):
             width = _time(end + span.step) - _time(start)
-            axes.barh(place, width, left=_time(start), height=0.7, color=_PALETTE[place % len(_PALETTE)])
+            axes.barh(place, width, left=_time(start), height=0.7, color=colour)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks([])
     for place, name in enumerate(names):
-        axes.text(0.006, place, name, transform=axes.get_yaxis_transform(), fontsize=7, color=_TEXT, va="center",
-                  bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1})  # fmt: skip
+        # Beside the axes, as in Grafana.
+        transform = axes.get_yaxis_transform()
+        axes.text(-0.008, place, name, transform=transform, fontsize=7, color=_TEXT, va="center", ha="right")
 
 
 def _draw_stat(

@@ -1,6 +1,6 @@
 """Write the pictures of docs/monitoring.md: `PYTHONPATH=tests:charts python -m dashboards.pictures`.
 
-Three real engines with a small model, the real operator, an API server and a Prometheus run for some minutes: a model
+Four real engines with a small model, the real operator, an API server and a Prometheus run for some minutes: a model
 is downloaded, the load grows and falls, the autoscaler follows, and an edit replaces the pods.
 """
 
@@ -36,16 +36,21 @@ from support.small_model import save_small_model
 
 FOLDER: Final = ROOT / "docs" / "images" / "dashboards"
 MOST_BYTES: Final = 150_000
-_ADDRESSES: Final = ("127.83.2.1", "127.83.2.2", "127.83.2.3")
+# For three replicas, and one more in a rollout.
+_ADDRESSES: Final = ("127.83.2.1", "127.83.2.2", "127.83.2.3", "127.83.2.4")
+# Seconds until a pod is ready.
+_START_SECONDS: Final = 8
 # Seconds between scrapes, and between samples in the pictures. A busy machine answers late.
 _STEP: Final = 4
 _RATE_SECONDS: Final = 20
 # Clients from a second on.
-_LOAD: Final = ((10, 1), (70, 12), (170, 1), (280, 0))
-_DOWNLOADED_AT, _EDITED_AT, _ENDS_AT = 50, 230, 280
+_LOAD: Final = ((10, 1), (70, 12), (170, 1), (300, 0))
+_DOWNLOADED_AT, _EDITED_AT, _ENDS_AT = 50, 240, 300
 _AUTOSCALING: Final = {
     "minReplicas": 1,
     "maxReplicas": 3,
+    # The small model would serve all of these clients with one replica.
+    "targets": {"utilizationPercent": 20},
     "scaleDown": {"stabilizationSeconds": 20, "maxStepPercent": 50},
 }
 
@@ -74,7 +79,7 @@ def write_pictures() -> None:
         space = Space(plane, "shop")
         space.create()
         source = stack.enter_context(prometheus(folder, seconds=_STEP))
-        fleet = MonitoredFleet(space, operator, source, _ADDRESSES)
+        fleet = MonitoredFleet(space, operator, source, _ADDRESSES, _START_SECONDS)
         begun = time.time()
         _run(fleet)
         _draw(source, Span(begun + 4, time.time() - 2, _STEP))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dashboards.picture import Runner, Series, Span
 from dashboards.queries import fill
@@ -41,12 +42,15 @@ class MonitoredFleet:
 
     Attributes:
         addresses: IPv4 addresses of the loopback network, for as many pods at a time.
+        start_seconds: until a pod is ready, from its first `admit`.
     """
 
     space: Space
     operator: OperatorProcess
     source: Prometheus
     addresses: Sequence[str]
+    start_seconds: float = 0.0
+    _seen: dict[str, float] = field(default_factory=dict)
 
     def admit(self) -> list[str]:
         """Let each new pod be ready at a free address, as a kubelet would. Scrape all; return the used addresses."""
@@ -54,7 +58,8 @@ class MonitoredFleet:
         used = {pod["metadata"]["name"]: pod["status"].get("podIP") for pod in live}
         for name, address in used.items():
             free = [each for each in self.addresses if each not in used.values()]
-            if address is None and free:
+            since = time.monotonic() - self._seen.setdefault(name, time.monotonic())
+            if address is None and free and since >= self.start_seconds:
                 status = {**running(ready=True), "podIP": free[0], "podIPs": [{"ip": free[0]}]}
                 with suppress(KubeError):  # deleted since it was listed
                     self.space.patch(f"pod/{name}", {"status": status}, "status")

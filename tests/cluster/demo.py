@@ -35,7 +35,7 @@ def up(console: Console) -> None:
 
     Raises the errors of open_bed(), and TimeoutError with the last Ready condition if the model is not ready in time.
     """
-    progress = Progress(console)
+    progress = Progress(console, steps=4)
     with progress.step("Start Kubernetes and load the images"):
         bed = open_bed(progress.say)
     with progress.step("Install the operator with its chart"):
@@ -55,7 +55,7 @@ def down(console: Console) -> None:
     On an external cluster these are the model, the chart and the CRD. The chart and the CRD stay while there are other
     FastGenDeployments, which would be deleted with the CRD.
     """
-    progress = Progress(console)
+    progress = Progress(console, steps=1)
     with progress.step("Removing the cluster" if _is_ours() else "Uninstalling from the cluster"):
         if _is_ours():
             close_bed(progress.say)

@@ -148,7 +148,7 @@ def _build(target: Path, say: Say) -> None:
         _go_with_progress(
             [go, "build", *flags, "-o", f"{folder}/", *_PACKAGES],
             log,
-            lambda count: say(f"  {_seconds_since(started)}: {count} of at most {total} packages compiled"),
+            lambda count: say(f"  {_seconds_since(started)} {progress_bar(count, total)}"),
         )
         (folder / _MAIN).rename(folder / "kubernetes")
         for name in LINKED:
@@ -158,6 +158,16 @@ def _build(target: Path, say: Say) -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     say(f"  {_seconds_since(started)}: built")
+
+
+def progress_bar(compiled: int, total: int, width: int = 30) -> str:
+    """Return a bar of the packages compiled so far. Go compiles fewer than `total` if some are in its cache.
+
+    The number is the one of packages, not a share of the time, which nobody knows: the largest program is linked at the
+    end.
+    """
+    filled = min(width, width * compiled // max(1, total))
+    return f"[{'#' * filled}{'.' * (width - filled)}] {compiled} of at most {total} packages compiled, then linked"
 
 
 def _seconds_since(started: float) -> str:

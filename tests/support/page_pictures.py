@@ -30,7 +30,7 @@ def server(model: str) -> Iterator[str]:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "fastgen", "serve", model, "--ui", "--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen([*command, "--token-budget", "128"])
+    process = subprocess.Popen([*command, "--token-budget", "128", "--kv-cache-memory", "128MiB"])
     try:
         while not _is_ready(f"{url}/ready"):
             if process.poll() is not None:
@@ -64,7 +64,7 @@ def main(model: str) -> None:
         page.wait("document.querySelector('#stop').disabled && document.querySelectorAll('.token').length > 5", 120)
         page.evaluate("document.querySelector('#long').click()")
         time.sleep(25)
-        page.wait("document.getElementById('step-text').textContent.includes('decode; prompts: #')", 120)
+        page.wait("/[1-9] decode; prompts: #/.test(document.getElementById('step-text').textContent)", 120)
         page.evaluate("document.querySelector('#pause').click()")
         page.evaluate("document.querySelector('.token.unsure').focus()")
         for scheme in ("light", "dark"):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from harness.chart import CHART, Helm
-from support.pages import ROOT, blocks, documents
+from support.pages import PAGES, ROOT, blocks, documents
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -30,6 +30,25 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     home = (tmp_path / "index.html").read_text()
     assert not re.findall(r'(?:src|href)="(?:https?:)?//(?!squidfunk)[^"]*\.(?:js|css|woff2?)', home), "external assets"
+
+
+def test_the_readme_leads_with_a_picture_a_table_and_the_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text()
+    lead, _, rest = readme.partition("\n```")
+    assert len(lead.splitlines()) < 40
+    picture, table = lead.find("\n!["), lead.find("\n|")
+    assert -1 < picture < table
+    assert len(re.findall(r"^\|[-: |]+\|$", lead, re.MULTILINE)) == 1
+    assert re.match(r"sh\nmake up .*\nmake test .*\n```\n", rest)
+
+
+def test_every_picture_has_a_description_and_is_shown_or_linked() -> None:
+    used = set()
+    for page in PAGES:
+        text = page.read_text()
+        assert "![](" not in text, page
+        used |= {(page.parent / target).resolve() for target in re.findall(r"\]\(([^)\s]*images/[^)\s]+)\)", text)}
+    assert used == {file for file in (ROOT / "docs" / "images").rglob("*") if file.is_file()}
 
 
 def test_every_block_of_chart_values_is_accepted(helm: Helm, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models.common import (
     StackingMode,
     VisibilityMode,
 )
-from grafana_foundation_sdk.models.dashboard import DataSourceRef
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, FieldColorModeId
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 STATE_COLOUR: Final = "blue"
@@ -80,7 +80,9 @@ def timeline(title: str, description: str, queries: Queries) -> statetimeline.Pa
     """Return a state timeline panel: a row for each series, filled while it exists."""
     panel = statetimeline.Panel().title(title).description(description).datasource(DATASOURCE).height(8).span(12)
     # One colour: another one for each row would look like good and bad states.
-    panel = panel.show_value(VisibilityMode.NEVER).color_scheme(FieldColor().mode("fixed").fixed_color(STATE_COLOUR))
+    panel = panel.show_value(VisibilityMode.NEVER).color_scheme(
+        FieldColor().mode(FieldColorModeId.FIXED).fixed_color(STATE_COLOUR)
+    )
     for query in _queries(queries):
         panel = panel.with_target(query)
     return panel

@@ -167,6 +167,11 @@ def test_with_reduced_motion_the_picture_changes_once_per_second(page: Page) -> 
     page.wait(f"{text('queue-text')}.startsWith('0 running')")
 
 
+def test_the_page_is_not_higher_than_a_usual_window(page: Page, tmp_path: Path) -> None:
+    page.screenshot(tmp_path / "page.png")
+    assert page.evaluate("document.documentElement.scrollHeight - innerHeight") <= 0
+
+
 def test_every_control_has_a_name_and_enough_contrast_in_both_schemes(page: Page) -> None:
     unnamed = """[...document.querySelectorAll('button, input, textarea, canvas')].filter((element) =>
         !element.textContent.trim() && !element.labels?.length && !element.getAttribute('aria-label')).length"""

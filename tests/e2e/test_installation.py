@@ -102,7 +102,7 @@ def test_the_demo_runs_on_the_cluster_of_a_kubeconfig_and_keeps_what_others_depl
     up = demo("up")
     assert "Berlin" in up
     assert "port-forward" in up
-    assert "Page: http://127.0.0.1:8000/ui" in up
+    assert "Page: http://127.0.0.1:8000/ui\nAsk something there, and switch Long prompts on" in up
     with service_url(bed, SPACE, NAME) as url:
         assert httpx.get(f"{url}/ui").headers["Content-Type"].startswith("text/html")
     down = demo("down")

@@ -189,7 +189,10 @@ class GrammarConstraint:
 
 
 class TokenSet:
-    """Allows the same tokens at every position: a `fastgen.core.constraint.Constraint` that never ends a generation."""
+    """Constraint that allows the same tokens at every position.
+
+    It implements `fastgen.core.constraint.Constraint` and never ends a generation.
+    """
 
     __slots__ = ("_allowed",)
     end: ClassVar[FinishReason | None] = None

@@ -78,7 +78,7 @@ class KubeClient:
             page = self._send("GET", path, [*query, ("continue", more)])
 
     def plurals(self, group: str, version: str) -> frozenset[str]:
-        """Return the plurals of that group and version; empty if the cluster does not serve it."""
+        """Return the plural resource names of an API group and version; empty if it is not served."""
         answer = self._find(f"/apis/{group}/{version}")
         return frozenset() if answer is None else frozenset(resource["name"] for resource in answer["resources"])
 

@@ -102,7 +102,10 @@ def _cache_candidates() -> Iterator[Path]:
 
 
 def _version() -> str:
-    """Return a hash of all kernel code: numba notices changes only in a kernel's own file, not in its imports."""
+    """Return a hash of all kernel sources.
+
+    numba detects changes in a kernel's own file only, not in the modules that it imports.
+    """
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 

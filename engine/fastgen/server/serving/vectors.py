@@ -11,7 +11,9 @@ Vector = npt.NDArray[np.float32]
 
 
 def vector(pooled: bytes, dimensions: int | None, *, normalised: bool) -> Vector:
-    """Return an embedding [dimensions]: the first dimensions of what was pooled, scaled to length 1 if `normalised`.
+    """Return the embedding [dimensions] of a pooled prompt.
+
+    It is the first `dimensions` values of the pooled state, scaled to length 1 if `normalised`.
 
     Args:
         pooled: as in `TokenOutput`.

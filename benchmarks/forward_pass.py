@@ -116,9 +116,11 @@ def main() -> None:
     source = ModelSource.open(arguments.model)
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
-    weights = DecoderWeights.load(architecture, checkpoint, PackedFormat(dtype), lambda _fraction: None)
+    weight_format = PackedFormat(dtype)
+    weights = DecoderWeights.load(architecture, checkpoint, weight_format, lambda _fraction: None)
     ropes = make_ropes(architecture, None, checkpoint.rope_factors)
-    model = Decoder(weights, CPUBackend(architecture, ropes, dtype), device=torch.device("cpu"), dtype=dtype)
+    backend = CPUBackend(architecture, ropes, dtype, weight_format.pads_rows)
+    model = Decoder(weights, backend, device=torch.device("cpu"), dtype=dtype)
     size = f"{architecture.num_parameters / 1e6:.0f} M parameters"
     print(f"{arguments.model}: {size}, {arguments.dtype}, {num_threads} threads")
     print(f"{'pass':24} {'tokens':>6} {'ms':>8} {'tokens/s':>9} {'products ms':>12} {'share':>6}")

@@ -17,7 +17,7 @@ from fastgen.model.layers.backend import Backend
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
 from fastgen.model.layers.int8_linear import Int8Format
-from fastgen.model.layers.linear import PackedFormat, WeightFormat
+from fastgen.model.layers.linear import PackedFormat
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.torch_backend import TorchBackend, TorchFormat
 from fastgen.model.layers.weights import DecoderWeights
@@ -51,15 +51,14 @@ def load_on_cpu(
     """
     architecture = source.architecture
     checkpoint = open_checkpoint(source)
-    weight_format: WeightFormat = Int8Format(dtype) if quantization == "int8" else PackedFormat(dtype)
+    weight_format = Int8Format(dtype) if quantization == "int8" else PackedFormat(dtype)
     weights = DecoderWeights.load(architecture, checkpoint, weight_format, progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     if make_backend is None:
         from fastgen.model.layers.cpu_backend import CPUBackend
 
         make_backend = CPUBackend
-    pads_rows = dtype == torch.bfloat16 and quantization == "none"
-    backend = make_backend(architecture, ropes, dtype, pads_rows)
+    backend = make_backend(architecture, ropes, dtype, weight_format.pads_rows)
     return Decoder(weights, backend, device=torch.device("cpu"), dtype=dtype)
 
 

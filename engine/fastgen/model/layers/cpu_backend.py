@@ -48,8 +48,8 @@ class CPUBackend:
         self,
         architecture: ModelArchitecture,
         ropes: Sequence[Rope],
-        dtype: torch.dtype = torch.float32,
-        pads_rows: bool | None = None,
+        dtype: torch.dtype,
+        pads_rows: bool,
     ) -> None:
         """Take the following.
 
@@ -57,7 +57,7 @@ class CPUBackend:
             architecture: of the model.
             ropes: one for each of the architecture's RoPE configurations.
             dtype: of activations.
-            pads_rows: whether rows are padded for oneDNN's products; by default in bfloat16.
+            pads_rows: that of the weights' format.
         """
         if dtype == torch.bfloat16:
             from fastgen.kernels.cpu import bfloat16  # noqa: F401  (importing it compiles the kernels)
@@ -69,7 +69,7 @@ class CPUBackend:
         self.architecture = architecture
         self.ropes = ropes
         self.dtype = dtype
-        self.pads_rows = dtype == torch.bfloat16 if pads_rows is None else pads_rows
+        self.pads_rows = pads_rows
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
     def begin(self, forward_input: ForwardInput, cache: KVCache) -> CPUOperations:

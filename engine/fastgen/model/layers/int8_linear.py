@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -18,9 +19,14 @@ from fastgen.model.processor import int8_choice
 class Int8Format:
     """Weights on the CPU with int8 matrices; embeddings and routers are not quantised.
 
+    Attributes:
+        pads_rows: as that of `PackedFormat`: these kernels take any number of rows.
+
     Raises:
         ConfigError: as `PackedFormat` and `int8_choice`.
     """
+
+    pads_rows = False
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self._packed = PackedFormat(dtype)
@@ -48,24 +54,39 @@ class Int8Format:
         return mlps
 
 
-class Int8Linear:
-    """The product with a matrix of int8 blocks in the kernel's layout.
-
-    It differs from the product with the dequantised matrix only by rounding of float32 sums.
-    """
+class _Int8Product:
+    """The product with a matrix of int8 blocks, laid out for a kernel in groups of outputs."""
 
     __slots__ = ("_columns", "_rows", "_scales", "_values")
 
-    def __init__(self, blocks: Int8Blocks) -> None:
+    def __init__(self, blocks: Int8Blocks, values: npt.NDArray[Any], lanes: int) -> None:
         self._rows, self._columns = blocks.values.shape
-        num_blocks = blocks.scales.shape[1]
-        self._values = in_groups(blocks.values, num_blocks * BLOCK)
-        self._scales = in_groups(blocks.scales, num_blocks)
+        self._values = values
+        self._scales = in_groups(blocks.scales, blocks.scales.shape[1], lanes)
 
     @property
     def num_bytes(self) -> int:
         """Memory of the matrix."""
         return self._values.nbytes + self._scales.nbytes
+
+    def _multiply(self, kernel: Callable[..., None], x: torch.Tensor) -> torch.Tensor:
+        """Run the kernel, and remove the outputs that pad the last group."""
+        groups, _, lanes = self._scales.shape
+        out = torch.empty(x.shape[0], groups * lanes, dtype=x.dtype)
+        kernel(as_array(x.contiguous()), self._values, self._scales, as_array(out))
+        return out if out.shape[1] == self._rows else out[:, : self._rows].contiguous()
+
+
+class Int8Linear(_Int8Product):
+    """The product of activations in float32 with a matrix of int8 blocks.
+
+    It differs from the product with the dequantised matrix only by rounding of float32 sums.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, blocks: Int8Blocks) -> None:
+        super().__init__(blocks, in_groups(blocks.values, blocks.scales.shape[1] * BLOCK), LANES)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product."""
@@ -73,32 +94,24 @@ class Int8Linear:
         from fastgen.kernels.cpu.int8_matmul import multiply
 
         assert x.dim() == 2
+        assert x.dtype == torch.float32
         assert x.shape[1] == self._columns
-        groups, padded = self._values.shape[:2]
+        padded = self._values.shape[1]
         if padded != self._columns:
             x = F.pad(x, (0, padded - self._columns))
-        out = torch.empty(x.shape[0], groups * LANES)
-        multiply(x.contiguous().numpy(), self._values, self._scales, out.numpy())
-        return out if out.shape[1] == self._rows else out[:, : self._rows].contiguous()
+        return self._multiply(multiply, x)
 
 
-class Int8VNNILinear:
+class Int8VNNILinear(_Int8Product):
     """The product of quantised activations, in float32 or bfloat16, with a matrix of int8 blocks.
 
     Activations are quantised with one scale for each `BLOCK` inputs of a row.
     """
 
-    __slots__ = ("_columns", "_rows", "_scales", "_values")
+    __slots__ = ()
 
     def __init__(self, blocks: Int8Blocks) -> None:
-        self._rows, self._columns = blocks.values.shape
-        self._values = in_byte_groups(blocks.values)
-        self._scales = in_groups(blocks.scales, blocks.scales.shape[1], TILE_LANES)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the matrix."""
-        return self._values.nbytes + self._scales.nbytes
+        super().__init__(blocks, in_byte_groups(blocks.values), TILE_LANES)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product."""
@@ -107,6 +120,4 @@ class Int8VNNILinear:
 
         assert x.dim() == 2
         assert x.shape[1] == self._columns
-        out = torch.empty(x.shape[0], len(self._values) * TILE_LANES, dtype=x.dtype)
-        multiply(as_array(x.contiguous()), self._values, self._scales, as_array(out))
-        return out if out.shape[1] == self._rows else out[:, : self._rows].contiguous()
+        return self._multiply(multiply, x)

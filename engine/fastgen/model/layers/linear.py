@@ -165,6 +165,9 @@ KINDS: dict[str, LinearKind] = dict(zip(LINEAR_CHOICES, (TiledLinear, OneDNNLine
 class PackedFormat:
     """Weights on the CPU in float32 or bfloat16, packed for the selected product.
 
+    Attributes:
+        pads_rows: whether a step pads its rows once, as `padded_rows`, so that its products need not.
+
     Raises:
         ConfigError: if the environment names an unknown product, or one that the dtype lacks.
     """
@@ -173,6 +176,7 @@ class PackedFormat:
         self._dtype = dtype
         self._kind = KINDS[linear_choice(str(dtype).removeprefix("torch."))]
         self._tried: set[torch.Size] = set()
+        self.pads_rows = dtype == torch.bfloat16
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the packed product.

@@ -12,9 +12,9 @@ from fastgen.core.request import Request as EngineRequest
 from fastgen.core.request import RequestError
 from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.body_limit import JSONRoute
-from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import DONE, EventTemplate, event, while_connected
 from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions, chat_choice
+from fastgen.server.openai.chunk_events import ChunkEvents
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.reasoning import ReasoningUse, template_variables
@@ -157,27 +157,18 @@ async def _complete(handler: RequestHandler, name: str, body: ChatRequest, optio
     return json_response(completion)
 
 
-class _StreamEvents:
+class _StreamEvents(ChunkEvents):
     """Encodes the chunks of a stream. The first one of a choice carries the role."""
 
     def __init__(self, handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions) -> None:
-        self._handler = handler
-        self._name = name
+        super().__init__(handler, name)
         self._body = body
         self._options = options
         self._writers: dict[int, ChatChunkWriter] = {}
-        # By choice, if no other field of a chunk than its content changes until the last one.
-        self._templates: dict[int, EventTemplate] = {}
         # A first chunk is written when there is a token, but does not count it.
         self._usage = CompletionUsage.of(handler.usage())
 
-    def begin(self) -> bytes:
-        return b""
-
-    def delta(self, index: int, delta: OutputDelta) -> bytes:
-        template = self._templates.get(index)
-        if template is not None and delta.finish_reason is None:
-            return template.event(delta.text)
+    def _chunks(self, index: int, delta: OutputDelta) -> bytes:
         first = b"" if index in self._writers else self._begin_choice(index)
         if self._body.continuous_usage:
             self._usage = CompletionUsage.of(self._handler.usage())
@@ -190,9 +181,6 @@ class _StreamEvents:
         handler = self._handler
         usage = chat_usage(handler, self._options)
         return event(ChatChunk(handler.id, handler.created, self._name, [], usage)) + DONE
-
-    def fail(self, error: APIError) -> bytes:
-        return event(error.body()) + DONE
 
     def _begin_choice(self, index: int) -> bytes:
         is_first = not self._writers

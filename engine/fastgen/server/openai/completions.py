@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType
 from fastgen.core.request import Request as EngineRequest
 from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.http.body_limit import JSONRoute
-from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import DONE, EventTemplate, event, while_connected
+from fastgen.server.openai.chunk_events import ChunkEvents
 from fastgen.server.openai.logprobs import CompletionLogprobsWriter, TokenText, concatenate, prompt_logprobs
 from fastgen.server.openai.protocol import CompletionRequest
 from fastgen.server.openai.responses import (
@@ -90,24 +90,15 @@ async def _complete(handler: RequestHandler, name: str, writer: _ChoiceWriter) -
     return json_response(completion)
 
 
-class _StreamEvents:
+class _StreamEvents(ChunkEvents):
     """Encodes the chunks of a stream."""
 
     def __init__(self, handler: RequestHandler, name: str, body: CompletionRequest, writer: _ChoiceWriter) -> None:
-        self._handler = handler
-        self._name = name
+        super().__init__(handler, name)
         self._body = body
         self._writer = writer
-        # By choice, after its first chunk, if no other field of a chunk changes until the last one.
-        self._templates: dict[int, EventTemplate] = {}
 
-    def begin(self) -> bytes:
-        return b""
-
-    def delta(self, index: int, delta: OutputDelta) -> bytes:
-        template = self._templates.get(index)
-        if template is not None and delta.finish_reason is None:
-            return template.event(delta.text)
+    def _chunks(self, index: int, delta: OutputDelta) -> bytes:
         body = self._body
         if not (body.logprobs is not None or body.return_token_ids or body.continuous_usage):
             self._templates[index] = EventTemplate(lambda text: self._chunk(CompletionChoice(index, text, None)))
@@ -115,9 +106,6 @@ class _StreamEvents:
 
     def end(self) -> bytes:
         return event(self._completion([], self._usage())) + DONE if self._body.include_usage else DONE
-
-    def fail(self, error: APIError) -> bytes:
-        return event(error.body()) + DONE
 
     def _chunk(self, choice: CompletionChoice) -> Completion:
         no_usage_yet = None if self._body.include_usage else UNSET

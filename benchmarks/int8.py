@@ -4,42 +4,31 @@ Each line is a step of N decodes, with float32, bfloat16 and int8 weights of the
 int8 computes in the type that `--dtype auto` takes. Results are ratios of the minimum times, which other load on the
 machine distorts least, and medians and quartiles of the ratios of consecutive times.
 
-On a machine that does other work, wall time is meaningless: `--one-thread` compares the processor time of one thread.
+`--one-thread`: see `paired_timing`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
-import sys
-import time
 from collections.abc import Callable
 
-from fastgen.kernels.cpu import environment
+from paired_timing import NUM_THREADS, clock, quartiles  # isort: skip  (before torch)
 
-ONE_THREAD = "--one-thread" in sys.argv
-if ONE_THREAD:
-    os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = "1"
-environment.prepare()
+import torch
+from forward_pass import BLOCK_SIZE, Scenario, make_plan
 
-import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
-from forward_pass import BLOCK_SIZE, Scenario, make_plan  # noqa: E402  (imports torch too)
-
-from fastgen.config import EngineConfig  # noqa: E402
-from fastgen.core.scheduler import StepPlan  # noqa: E402
-from fastgen.kv_cache.memory import trim_heap  # noqa: E402
-from fastgen.kv_cache.tensors import KVCache  # noqa: E402
-from fastgen.model.forward_input import HostRows  # noqa: E402
-from fastgen.model.layers.decoder import Decoder  # noqa: E402
-from fastgen.model.native import load_on_cpu  # noqa: E402
-from fastgen.model.processor import choose_cpu_dtype, describe  # noqa: E402
-from fastgen.model.source import ModelSource  # noqa: E402
-from fastgen.model.step_input import StepInputBuilder  # noqa: E402
+from fastgen.config import EngineConfig
+from fastgen.core.scheduler import StepPlan
+from fastgen.kv_cache.memory import trim_heap
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.forward_input import HostRows
+from fastgen.model.layers.decoder import Decoder
+from fastgen.model.native import load_on_cpu
+from fastgen.model.processor import choose_cpu_dtype, describe
+from fastgen.model.source import ModelSource
+from fastgen.model.step_input import StepInputBuilder
 
 ROWS = (1, 4, 8, 16, 32, 64, 256)
-
-clock = time.thread_time if ONE_THREAD else time.perf_counter
 
 
 def run_of(model: Decoder, plan: StepPlan, cache: KVCache) -> Callable[[], torch.Tensor]:
@@ -67,8 +56,8 @@ def seconds_in_turns(runs: list[Callable[[], torch.Tensor]], budget: float) -> l
 
 def faster(ours: list[float], theirs: list[float]) -> str:
     """Return how many times as fast ours are: by minimum times, and median and quartiles of consecutive times."""
-    low, middle, high = statistics.quantiles([b / a for a, b in zip(ours, theirs, strict=True)], n=4)
-    return f"{min(theirs) / min(ours):.2f}; {middle:.2f} ({low:.2f} to {high:.2f})"
+    consecutive = quartiles(b / a for a, b in zip(ours, theirs, strict=True))
+    return f"{min(theirs) / min(ours):.2f}; {consecutive}"
 
 
 def resident_bytes() -> int:
@@ -87,7 +76,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=64, help="tokens of each decode (default: 64)")
     arguments = parser.parse_args()
 
-    torch.set_num_threads(1 if ONE_THREAD else environment.usable_cpus())
+    torch.set_num_threads(NUM_THREADS)
     torch.set_grad_enabled(False)
     source = ModelSource.open(arguments.model)
     config = EngineConfig(model=arguments.model, quantization="int8")

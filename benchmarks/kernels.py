@@ -6,39 +6,28 @@ element-wise kernels with torch's operations. Values are random, shapes are thos
 sequence so that no weight stays in a cache. The two are called alternately; each figure is the median ratio of
 consecutive times, with its quartiles.
 
-On a machine that does other work, wall time is meaningless: `--one-thread` compares the processor time of one thread.
+`--one-thread`: see `paired_timing`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
-import sys
-import time
 from collections.abc import Callable
 
-from fastgen.kernels.cpu import environment
+from paired_timing import NUM_THREADS, clock, quartiles  # isort: skip  (before torch)
 
-ONE_THREAD = "--one-thread" in sys.argv
-if ONE_THREAD:
-    os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = "1"
-environment.prepare()
+import numpy as np
+import torch
+import torch.nn.functional as F
 
-import numpy as np  # noqa: E402  (OpenMP reads the environment when it is imported)
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-
-from fastgen.kernels.cpu import elementwise, prefill_work_items  # noqa: E402
-from fastgen.kernels.cpu.decode_attention import attend_decodes  # noqa: E402
-from fastgen.kernels.cpu.decode_work_items import DecodeItems  # noqa: E402
-from fastgen.kernels.cpu.prefill_attention import attend_chunks  # noqa: E402
-from fastgen.kernels.cpu.vector_width import LANES, has_vnni  # noqa: E402
-from fastgen.model.checkpoint.int8_blocks import Int8Blocks  # noqa: E402
-from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear  # noqa: E402
-from fastgen.model.layers.linear import OneDNNLinear, TiledLinear  # noqa: E402
-
-clock = time.thread_time if ONE_THREAD else time.perf_counter
+from fastgen.kernels.cpu import elementwise, prefill_work_items
+from fastgen.kernels.cpu.decode_attention import attend_decodes
+from fastgen.kernels.cpu.decode_work_items import DecodeItems
+from fastgen.kernels.cpu.prefill_attention import attend_chunks
+from fastgen.kernels.cpu.vector_width import LANES, has_vnni
+from fastgen.model.checkpoint.int8_blocks import Int8Blocks
+from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear
+from fastgen.model.layers.linear import OneDNNLinear, TiledLinear
 
 HIDDEN, INTERMEDIATE = 576, 1536
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 9, 3, 64, 64
@@ -67,8 +56,7 @@ def ratio(ours: Run, theirs: Run, seconds: float) -> str:
     end = clock() + seconds
     while len(ratios) < 5 or clock() < end:
         ratios.append(timed(ours) / timed(theirs))
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    return quartiles(ratios)
 
 
 class TorchInt8:
@@ -246,7 +234,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="time for each figure (default: 5)")
     parser.add_argument("--one-thread", action="store_true", help="compare the processor time of one thread")
     seconds: float = parser.parse_args().seconds
-    torch.set_num_threads(1 if ONE_THREAD else environment.usable_cpus())
+    torch.set_num_threads(NUM_THREADS)
     torch.set_grad_enabled(False)
 
     rows = [str(count) for count in ROWS]

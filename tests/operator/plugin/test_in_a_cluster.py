@@ -89,6 +89,12 @@ def test_a_decision_is_repeated_from_its_recorded_inputs(
             lambda: space.get("fgd", "chat")["status"]["autoscaling"].get("history"), within=20, what="more replicas"
         )
         with operator_pod(plane, kubelet, operator.decisions_port):
+            # The change, and a later decision that changes nothing.
+            eventually(
+                lambda: len(plugin.json("explain-scaling", "chat", "--all")["decisions"]) > 1,
+                within=20,
+                what="the next decision",
+            )
             code, out, err = plugin("explain-scaling", "fgd/chat")
             assert (code, err) == (0, "")
             found = plugin.json("explain-scaling", "chat", "--all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Final
 
 FAILED: Final = 1
@@ -11,3 +12,11 @@ BAD_CONFIGURATION: Final = 2
 DEVICE_FAILED: Final = 3
 # The engine had work and finished no step in time.
 HUNG: Final = 4
+
+
+def how_ended(code: int) -> str:
+    """Return how a process with this exit code ended, for a message. Negative codes are signals."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.controlplane import free_ports
 from support.browser import browser_page
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -25,9 +25,7 @@ QUESTION = "What is the capital of France, and what is it known for?"
 @contextmanager
 def server(model: str) -> Iterator[str]:
     """Serve the model with its page, and yield the server's URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "fastgen", "serve", model, "--ui", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen([*command, "--token-budget", "128", "--kv-cache-memory", "128MiB"])

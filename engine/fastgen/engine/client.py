@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -179,12 +178,7 @@ class EngineClient:
         if self._failure is not None:
             return self._failure.message
         code = self._process.poll()
-        if code is None:
-            return "the engine process has ended"
-        if code < 0:
-            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-            return f"the engine process was killed by {signal.Signals(-code).name}{hint}"
-        return f"the engine process ended with exit code {code}"
+        return f"the engine process {'has ended' if code is None else exit_codes.how_ended(code)}"
 
     def start_request(self, request: Request, receiver: Receiver) -> None:
         """Start a request, which must have passed `Request.check`. Its outputs go to `receiver`.

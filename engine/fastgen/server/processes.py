@@ -26,9 +26,7 @@ class APIProcessError(EngineError):
     @classmethod
     def of(cls, process: int, code: int) -> APIProcessError:
         """Return the error of a process with an exit code, negative for a signal."""
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        how = f"was killed by {signal.Signals(-code).name}{hint}" if code < 0 else f"ended with exit code {code}"
-        return cls(f"API process {process} {how}", code if code > 0 else exit_codes.FAILED)
+        return cls(f"API process {process} {exit_codes.how_ended(code)}", code if code > 0 else exit_codes.FAILED)
 
 
 class APIProcesses:

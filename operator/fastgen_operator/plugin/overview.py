@@ -94,19 +94,23 @@ class Overview:
 
 
 def overview_of(resource: Object, pods: list[Object], now: datetime) -> Overview:
-    """Return the overview at a time with a zone. Without pods (`[]`), the counts are those of the status."""
+    """Return the overview of a resource and its pods.
+
+    The counts of replicas are always those of the status. `now` must have a time zone.
+    """
     metadata, spec, status = resource["metadata"], resource["spec"], resource.get("status", {})
     conditions = status.get("conditions", [])
     ready: dict[str, Any] = next((each for each in conditions if each["type"] == READY), {})
     autoscaling = status.get("autoscaling", {})
     supply = {state: count for state, count in status.get("supply", {}).items() if state != "pods"}
     bounds = spec.get("autoscaling")
+    is_current = status.get("observedGeneration") == metadata["generation"]
     return Overview(
         namespace=metadata["namespace"],
         name=metadata["name"],
         ready=ready.get("status", "Unknown"),
         reason=ready.get("reason", "NoStatus"),
-        is_current=status.get("observedGeneration") == metadata["generation"],
+        is_current=is_current,
         model=spec["model"]["source"],
         url=status.get("url", ""),
         created=metadata["creationTimestamp"],
@@ -126,7 +130,7 @@ def overview_of(resource: Object, pods: list[Object], now: datetime) -> Overview
             supply.get("ready", status.get("readyReplicas", 0)),
         ),
         autoscaling=autoscaling,
-        problems=_problems(conditions, is_current=status.get("observedGeneration") == metadata["generation"]),
+        problems=_problems(conditions, is_current=is_current),
     )
 
 

@@ -33,7 +33,7 @@ _RENEW_SECONDS = 5.0
 
 @dataclass
 class Kubelet:
-    """The kubelet of one node; a context manager.
+    """The kubelet of one node. Use it as a context manager.
 
     Attributes:
         logs: lines by pod and container; before the container's last restart: by pod and "CONTAINER/previous".

@@ -132,7 +132,7 @@ def browser_page(folder: Path) -> Iterator[Page]:
         *("--window-size=1280,860", "about:blank"),
     )
     with (folder / "browser.log").open("wb") as log:
-        # A group of processes, because the program may be a script that starts the browser.
+        # In its own process group: the program may be a script that starts the browser, and both must be killed.
         process = subprocess.Popen([program, *arguments], stdout=log, stderr=log, start_new_session=True)
     try:
         with _connected(process, folder) as connection:

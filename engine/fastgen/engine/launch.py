@@ -24,7 +24,7 @@ _EXIT_SECONDS = 3.0
 
 
 class EngineProcess(Protocol):
-    """The engine process as one of its clients sees it."""
+    """A client's handle to the engine process."""
 
     @property
     def address(self) -> str:

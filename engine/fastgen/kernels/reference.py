@@ -116,7 +116,7 @@ def int8_dynamic_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Te
     sums = torch.einsum("tbi,obi->bto", quantised.int(), weights.int())
     total = torch.zeros(len(x), len(values))
     for block, integers in enumerate(sums):
-        # As a fused multiply-add: the product of 20 and 24 bits is exact in double precision.
+        # Emulates a fused multiply-add: the product of a 20-bit and a 24-bit significand is exact in double precision.
         product = integers.double() * (input_scales[:, block, None] * scales[:, block])
         total = (total.double() + product).float()
     return total

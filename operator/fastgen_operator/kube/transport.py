@@ -74,7 +74,7 @@ def connect(connections: int = 1) -> ApiClient:
     # Only the work queue retries: it serves other resources meanwhile, and honours Retry-After. A retry in the client
     # would block a worker.
     configuration.retries = 0
-    # By default it depends on the machine's processors; a connection beyond it is closed after each request.
+    # The default depends on the number of processors. urllib3 closes connections beyond this number after each request.
     configuration.connection_pool_maxsize = connections
     return ApiClient(configuration)
 

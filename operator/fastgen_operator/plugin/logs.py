@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
-    """Print the logs; return 1 if no pod has any."""
+    """Print the logs of all pods; return the exit code, 1 if no pod has logs."""
     cluster.resource(options.name)
     reader = _Reader(options, cluster, screen)
     pods = cluster.pods(options.name)

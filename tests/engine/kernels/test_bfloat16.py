@@ -1,4 +1,4 @@
-"""The kernels with activations and caches in bfloat16, against the references in float32 on the same rounded inputs.
+"""Kernels on bfloat16 activations and caches, compared with float32 references on the same rounded inputs.
 
 They compute in float32 and round at the end, so a result is the reference rounded to bfloat16, or its neighbour where
 the reference lies between two.

@@ -1,4 +1,7 @@
-"""`LLM` and `fastgen generate`, in process: with real weights where the text matters, otherwise with a small model."""
+"""Tests of `LLM` and `fastgen generate` in process.
+
+Tests that check the generated text use real weights; the others use a small model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kubectl fastgen status` says, and what each wrong call says instead. No cluster."""
+"""Output of `kubectl fastgen status`, and its error messages for wrong calls. Needs no cluster."""
 
 from __future__ import annotations
 

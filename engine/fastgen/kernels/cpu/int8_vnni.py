@@ -63,7 +63,7 @@ def _emit_quantise(element: Any, builder: Any, arguments: Sequence[Any]) -> None
     nearest = _function(builder, "llvm.rint.v16f32", emit.floats, emit.floats)  # ties to even
     line = _WIDTH * element.bitwidth // 8
     halves = [emit.load_elements(emit.offset(x, I64(half), line), element) for half in range(BLOCK // _WIDTH)]
-    # Without the sign, floats have the order of their bits, and NaN is the largest.
+    # With the sign bit cleared, floats sort like their bit patterns, and NaN is the largest.
     low, high = (builder.and_(builder.bitcast(half, _INTEGERS), _all(0x7FFFFFFF)) for half in halves)
     bits = builder.call(largest_of, [builder.select(builder.icmp_signed(">", low, high), low, high)])
     largest, steps = builder.bitcast(bits, F32), ir.Constant(F32, float(LARGEST))

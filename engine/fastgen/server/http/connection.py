@@ -1,4 +1,8 @@
-"""uvicorn's HTTP connection: limits on a request's head and arrival, drains, and bodies that are written directly."""
+"""An HTTP connection on top of uvicorn's.
+
+It limits the size of a request's head and the time a request takes to arrive, closes connections during a drain, and
+lets a response write its body to the transport directly.
+"""
 
 from __future__ import annotations
 

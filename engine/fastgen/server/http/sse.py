@@ -101,7 +101,7 @@ class EventStream(Response):
 
 
 class GeneratedEvents(EventStream):
-    """A response of server-sent events from a generator, which is closed when the response ends.
+    """A response that sends the events that a generator yields. It closes the generator when it ends.
 
     If the generator raises an APIError, that is the last event, because the status has been sent.
     """

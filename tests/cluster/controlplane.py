@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -26,6 +27,8 @@ PREFIX = "fastgen-plane-"
 # Clients stop first: the API server waits for them, and etcd must outlive the API server.
 STOPPED_IN_ORDER = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
 ATTEMPTS = 3
+_FIRST_PORT, _PORTS = 10_000, 20_000
+_ports = itertools.count(random.randrange(_PORTS))
 
 
 class ControlPlane:
@@ -160,15 +163,16 @@ def answers(url: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 without a listener at this moment.
+    """Return ports of 127.0.0.1 without a listener at this moment, which no other call in this process returns soon.
 
     They are below the range from which outgoing connections take theirs: a program that starts with such a port, or
-    starts again, may otherwise find it in use.
+    starts again, may otherwise find it in use. A program takes a while to listen, so the next call must not return its
+    port: the ports of one process follow each other.
     """
     ports: list[int] = []
     with ExitStack() as stack:
         while len(ports) < count:
-            port = random.randrange(10_000, 30_000)
+            port = _FIRST_PORT + next(_ports) % _PORTS
             with suppress(OSError):  # in use
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
                 ports.append(port)

@@ -7,8 +7,9 @@ import math
 
 import pytest
 
+from cluster.controlplane import free_ports
 from engine.server.conftest import scripted as scripted
-from engine.server.serving import Serving, free_port
+from engine.server.serving import Serving
 from fastgen.api_client.http import Remote, RemoteError
 from fastgen.api_client.metrics import Interval, Scrape
 from fastgen.bench.results import Answer, Results, percentile
@@ -75,7 +76,7 @@ def test_top_shows_the_interval_between_two_scrapes(scripted: Serving, capsys: p
 @pytest.mark.parametrize("command", [["top", "--once"], ["bench"]])
 def test_an_unreachable_server_gives_a_one_line_error(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     name, *flags = command
-    assert main.main([name, f"http://127.0.0.1:{free_port()}", *flags]) == 1
+    assert main.main([name, f"http://127.0.0.1:{free_ports(1)[0]}", *flags]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert "Connection refused" in said.err

@@ -18,6 +18,7 @@ import httpx
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.controlplane import free_ports
 from support.demo_weights import demo_model
 from support.forking import Forked, fork_server
 
@@ -110,13 +111,6 @@ class Serving:
         wait_until(arrived, f"{path} {status}", seconds)
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextmanager
 def serving(
     folder: Path,
@@ -131,7 +125,7 @@ def serving(
 
     The scripted command is a fork of a process that has imported it.
     """
-    port, log_path = port or free_port(), folder / "server.log"
+    port, log_path = port or free_ports(1)[0], folder / "server.log"
     arguments = ["serve", model or str(demo_model()), "--host", host, "--port", str(port)]
     variables = {**os.environ, **(environment or {})}
     process: subprocess.Popen[bytes] | Forked

@@ -260,8 +260,14 @@ class Life:
                 and obj["status"]["readyReplicas"] == obj["status"]["replicas"] == replicas
             )
 
-        what = f"generation {generation} of {self.namespace} (log: {self.log})"
-        eventually(look, within=60, what=what)
+        try:
+            eventually(look, within=60, what=f"generation {generation} of {self.namespace}")
+        except TimeoutError as error:
+            alive = [process.poll() is None for process in self._processes.values()]
+            status = self.admin.get(FASTGEN, self.namespace).get("status")
+            error.add_note(f"operators alive: {alive}\nkilled: {self.killed}\nstatus: {json.dumps(status)}")
+            error.add_note(self.log.read_text())
+            raise
 
 
 def masked(value: Any, namespace: str) -> Any:
@@ -270,6 +276,17 @@ def masked(value: Any, namespace: str) -> Any:
     if isinstance(value, list):
         return [masked(each, namespace) for each in value]
     return value.replace(namespace, "NAMESPACE") if isinstance(value, str) else value
+
+
+def differences(expected: Any, found: Any, path: str = "") -> list[str]:
+    """Return where two objects differ, and how."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        keys = sorted({*expected, *found})
+        return [line for key in keys for line in differences(expected.get(key), found.get(key), f"{path}.{key}")]
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        pairs = enumerate(zip(expected, found, strict=True))
+        return [line for index, pair in pairs for line in differences(*pair, f"{path}[{index}]")]
+    return [] if expected == found else [f"{path}: {found!r} instead of {expected!r}"]
 
 
 @dataclass
@@ -323,14 +340,16 @@ def test_an_operator_killed_at_any_write_is_replaced_by_one_that_converges_to_th
                 writes.append((kind, numbers[kind]))
         assert set(life.created().values()) == {1}
 
-    def run(number: int, kills: dict[Write, Moment]) -> list[tuple[Moment, str]]:
+    def run(number: int, kills: dict[Write, Moment]) -> tuple[list[tuple[Moment, str]], set[str]]:
+        """Return the writes at which the operator was killed, and the kinds of those that did not come."""
         with lives.life(f"killed-{number}") as life:
-            life.plan(dict(kills))
+            left = dict(kills)
+            life.plan(left)
             life.start()
             end = life.lead(reference)
-            assert end == reference, f"killed at {kills}: {life.killed}"
+            assert not differences(reference, end), f"killed at {kills}: {life.killed}"
             assert max(life.created().values()) == 1, f"killed at {kills}: {life.created()}"
-            return [(moment, kind_of(request)) for moment, request in life.killed]
+            return [(moment, kind_of(request)) for moment, request in life.killed], {kind for kind, _ in left}
 
     lives_needed = -(-len(writes) // KILLS)
     plans: list[dict[Write, Moment]] = []
@@ -338,11 +357,12 @@ def test_an_operator_killed_at_any_write_is_replaced_by_one_that_converges_to_th
         for moments in (("before", "after"), ("after", "before")):
             plans.append(dict(zip(writes[first::lives_needed], itertools.cycle(moments), strict=False)))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        killed = [kill for kills in pool.map(run, range(len(plans)), plans) for kill in kills]
+        ends = list(pool.map(run, range(len(plans)), plans))
+    killed = [kill for kills, _ in ends for kill in kills]
     for moment in ("before", "after"):
         assert {kind for each, kind in killed if each == moment} == {kind for kind, _ in writes}
-    # The number of status writes depends on timing.
-    assert len(killed) >= 0.75 * 2 * len(writes)
+    # How often the status changes, and is reported as an Event, depends on timing. All other kills took place.
+    assert set().union(*(left for _, left in ends)) <= {"PATCH fastgendeployments status", "POST events"}
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -391,7 +411,7 @@ def test_a_changed_class_is_taken_over_although_both_operators_are_killed_at_its
                 zip(((kind, 1) for kind in kinds), itertools.cycle(moments), strict=False)
             )
             end = life.change_class(kills, reference)
-            assert end == reference, life.killed
+            assert not differences(reference, end), life.killed
             assert len(life.killed) == len(kinds)
             assert max(life.created().values()) == 1, life.created()
 

@@ -49,14 +49,14 @@ def server(contender: dict[str, Any]) -> Iterator[None]:
         return
     environment = {**os.environ, **contender.get("environment", {})}
     with Path(contender.get("log", os.devnull)).open("w") as log:
-        process = subprocess.Popen(
-            shlex.split(contender["server"]), env=environment, stdout=log, stderr=log, start_new_session=True
-        )
+        command = shlex.split(contender["server"])
+        process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             wait_ready(contender["ready"], process)
             yield
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which `wait_ready` reports
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
 
 

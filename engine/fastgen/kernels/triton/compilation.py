@@ -9,21 +9,29 @@ table of that page lacks, and writes it there row by row: it can be interrupted,
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib
+import inspect
+import io
 import pkgutil
 import re
 import subprocess
 import sys
 import tempfile
+import textwrap
+import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.language import constexpr
+from triton.runtime.jit import JITFunction
 
 import fastgen.kernels.triton
 from fastgen.kernels.triton.variant import Variant
@@ -47,7 +55,8 @@ class Compiled:
 
     Attributes:
         kernel, variant: names.
-        configuration: digest of the types, constants and launch options, by which a changed variant is recognised.
+        configuration: digest of the source, types, constants and launch options, by which a changed variant is
+            recognised.
         target: compute capability.
         registers: of a thread.
         spilled_bytes: local memory of a thread, where registers are spilled to.
@@ -101,8 +110,38 @@ def key(variant: Variant, target: int) -> Key:
     described = [
         sorted((name, str(value)) for name, value in part.items()) for part in (variant.signature, variant.constants)
     ]
-    digest = hashlib.sha256(repr((described, variant.num_warps, variant.num_stages)).encode()).hexdigest()
+    source = source_digest(variant.kernel.fn)
+    digest = hashlib.sha256(repr((described, variant.num_warps, variant.num_stages, source)).encode()).hexdigest()
     return _name(variant), variant.name, digest[:6], target
+
+
+@functools.cache
+def source_digest(function: FunctionType) -> str:
+    """Return a digest of the source of a kernel and of the functions and constants of this package that it uses.
+
+    Comments, docstrings and line breaks do not count, and neither do Triton's own functions.
+    """
+    described: list[object] = [_tokens(inspect.getsource(function))]
+    for name in sorted(set(function.__code__.co_names) & function.__globals__.keys()):
+        value = function.__globals__[name]
+        if isinstance(value, JITFunction) and not value.fn.__module__.startswith("triton."):
+            described.append((name, source_digest(value.fn)))
+        elif isinstance(value, constexpr):
+            described.append((name, str(value.value)))
+    return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
+def _tokens(source: str) -> list[str]:
+    """Return the tokens of a function, with "indent" and "dedent" for those."""
+    words = {tokenize.INDENT: "indent", tokenize.DEDENT: "dedent", tokenize.NEWLINE: "newline"}
+    left_out = (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER)
+    found: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline):
+        if token.type == tokenize.NEWLINE and found[-2:-1] in (["indent"], ["newline"]) and found[-1][0] in "\"'":
+            found.pop()  # a statement that is only a string: a docstring
+        elif token.type not in left_out:
+            found.append(words.get(token.type, token.string))
+    return found
 
 
 def compile_variant(variant: Variant, target: int) -> Compiled:

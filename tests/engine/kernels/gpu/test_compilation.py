@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import hashlib
+import importlib.util
 import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,7 @@ from types import ModuleType
 import pytest
 
 PAGE = Path(__file__).parents[4] / "docs/benchmarks/gpu-compilation.md"
+COMPLETE = "run `python -m fastgen.kernels.triton.compilation --page docs/benchmarks/gpu-compilation.md`"
 
 
 @pytest.mark.slow
@@ -79,11 +82,10 @@ def keys(module: ModuleType, name: str | None = None) -> list[object]:
 
 
 def test_the_page_has_a_good_row_for_each_of_todays_configurations() -> None:
-    """`python -m fastgen.kernels.triton.compilation --page docs/benchmarks/gpu-compilation.md` completes it."""
     module = importlib.import_module("fastgen.kernels.triton.compilation")
     page = PAGE.read_text()
     rows = module.read_table(page)
-    assert list(rows) == keys(module), "a row is missing, or of a variant that has changed"
+    assert list(rows) == keys(module), f"a row is missing, or of a variant or kernel that has changed: {COMPLETE}"
     assert all(row.is_good for row in rows.values())
     assert page.count("\n| ") == len(rows) + 1, "a row is not understood, or twice there"
 
@@ -122,6 +124,72 @@ def test_a_changed_configuration_is_another_row() -> None:
         replace(variant, signature={**variant.signature, "out": "*i8"}),
     ]
     assert len({module.key(one, 90) for one in [variant, *changed]}) == 5
+
+
+KERNEL = '''
+import triton
+import triton.language as tl
+
+SHIFT = tl.constexpr(3)
+
+@triton.jit
+def inner(x):
+    return x * 2 + SHIFT
+
+@triton.jit
+def kernel(out, SIZE: tl.constexpr):
+    """Write."""
+    # Each program writes one row.
+    tl.store(out + tl.arange(0, SIZE), tl.max(inner(tl.arange(0, SIZE)), 0))
+'''
+
+
+@pytest.fixture
+def digest(tmp_path: Path) -> Callable[[str], str]:
+    """Return a function that returns the digest of the kernel of a module with this source."""
+    module = importlib.import_module("fastgen.kernels.triton.compilation")
+
+    def digest_of(source: str) -> str:
+        path = tmp_path / f"{hashlib.sha256(source.encode()).hexdigest()}.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("a_kernel", path)
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        return str(module.source_digest(loaded.kernel.fn))
+
+    return digest_of
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("SIZE), tl.max", "SIZE) + 1, tl.max"),
+        ("x * 2", "x * 4"),
+        ("constexpr(3)", "constexpr(5)"),
+        ("tl.store(out", "if SIZE > 16:\n        tl.store(out"),
+    ],
+    ids=["its own source", "a function that it calls", "a constant", "an indented line"],
+)
+def test_a_changed_kernel_is_another_row(digest: Callable[[str], str], before: str, after: str) -> None:
+    assert KERNEL.count(before) == 1
+    assert digest(KERNEL.replace(before, after)) != digest(KERNEL)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Write.", "Write the largest."),
+        ("Each program writes", "Programs write"),
+        ("import triton\n", "import triton\n\n\n"),
+        ("(out + tl.arange(0, SIZE),", "(\n        out + tl.arange(0, SIZE),\n       "),
+    ],
+    ids=["docstring", "comment", "another line", "line breaks"],
+)
+def test_a_kernel_with_the_same_tokens_keeps_its_row(digest: Callable[[str], str], before: str, after: str) -> None:
+    assert before in KERNEL
+    assert digest(KERNEL.replace(before, after, 1)) == digest(KERNEL)
 
 
 def test_every_configuration_that_attention_may_choose_is_compiled() -> None:

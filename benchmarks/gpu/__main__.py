@@ -175,8 +175,13 @@ def _version(package: str) -> str:
 
 
 def _launches() -> dict[str, Launches]:
+    sizes = {"": TINY.small, "mixture of experts, ": TINY.mixture}
     with torch.inference_mode():
-        return {name: count_launches(sampling) for name, sampling in SAMPLING.items()}
+        return {
+            model + name: count_launches(sampling, size)
+            for model, size in sizes.items()
+            for name, sampling in SAMPLING.items()
+        }
 
 
 def _launch_table(launches: dict[str, Launches]) -> list[str]:

@@ -1,21 +1,29 @@
-"""Launches of a step on the code path of a GPU, counted as dispatched operations; an operator of ours is one launch."""
+"""Launches of a step on the code path of a GPU, counted as dispatched operations.
+
+An operator of ours counts as the kernels that its launch function in `fastgen.kernels.triton` launches, and its twin
+computes the result.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from triton.runtime.jit import KernelInterface
 
 from benchmarks.gpu.models import Ours
-from benchmarks.gpu.sizes import TINY
+from benchmarks.gpu.sizes import TINY, ModelSize
 from benchmarks.gpu.steps import Steps
 from fastgen.core.request import SamplingParams
+from fastgen.kernels.gpu.operators import launch_function
 
 # They allocate without writing.
 _ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided"}
@@ -83,7 +91,7 @@ class _Reads(TorchFunctionMode):
 
 
 class Counting(TorchDispatchMode):
-    """Counts launches and waits by the names of operations."""
+    """Counts launches and waits by the names of operations and of Triton kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,11 +111,28 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
         name = func.overloadpacket.__name__
-        if name in _WAITS:
+        if func.namespace == "fastgen":
+            within = Counting()
+            with _kernels_counted(within.launches), within:
+                launch_function(name)(*args, **kwargs or {})
+            self.launches += within.launches
+            self.waits += within.waits
+        elif name in _WAITS:
             self.waits[name] += 1
         elif name not in _ALLOCATIONS and not _is_view(func, result, args):
             self.launches[name] += 1
         return result
+
+
+@contextmanager
+def _kernels_counted(launches: Counter[str]) -> Iterator[None]:
+    """Count the launches of Triton kernels by their names, instead of launching them."""
+
+    def launch(kernel: Any, _grid: Any) -> Callable[..., None]:
+        return lambda *_args, **_kwargs: launches.update([kernel.__name__])
+
+    with mock.patch.object(KernelInterface, "__getitem__", launch):
+        yield
 
 
 def _is_view(func: Any, result: Any, args: Any) -> bool:
@@ -119,13 +144,13 @@ def _is_view(func: Any, result: Any, args: Any) -> bool:
     return not func._schema.is_mutable and bool(outputs) and outputs <= inputs
 
 
-def count_launches(sampling: SamplingParams) -> Launches:
-    """Count a step of two decodes and a chunk, by the twins of models with two and four layers."""
-    counts = [_count(layers, sampling) for layers in (2, 4)]
+def count_launches(sampling: SamplingParams, size: ModelSize = TINY.small) -> Launches:
+    """Count a step of two decodes and a chunk, by the twins of a model with two and with four layers."""
+    counts = [_count(size, layers, sampling) for layers in (2, 4)]
     few, many = (count.launches.total() for count in counts)
     per_layer = (many - few) / 2
     capture = _CountedCapture()
-    replayed = _count(4, sampling, capture)
+    replayed = _count(size, 4, sampling, capture)
     return Launches(
         per_layer=per_layer,
         outside=few - 2 * per_layer,
@@ -134,8 +159,10 @@ def count_launches(sampling: SamplingParams) -> Launches:
     )
 
 
-def _count(num_layers: int, sampling: SamplingParams, capture: _CountedCapture | None = None) -> Counting:
-    size = replace(TINY.small, config={**TINY.small.config, "num_hidden_layers": num_layers})
+def _count(
+    size: ModelSize, num_layers: int, sampling: SamplingParams, capture: _CountedCapture | None = None
+) -> Counting:
+    size = replace(size, config={**size.config, "num_hidden_layers": num_layers})
     ours = Ours.make(size, TINY.block_size, 4, torch.device("cpu"), torch.float32)
     step = Steps(ours, [(1, 30), (1, 40), (20, 30)], sampling).step
     if capture is not None:

@@ -1,4 +1,4 @@
-"""Launches of a step on the code path of a GPU, counted as dispatched operations; an operator of ours is one launch."""
+"""Launches of a step on the code path of a GPU, counted as dispatched operations and launched Triton kernels."""
 
 from __future__ import annotations
 
@@ -11,18 +11,41 @@ import pytest
 import torch
 from benchmarks.gpu import launches
 from benchmarks.gpu.launches import SAMPLING, Counting, count_launches
+from benchmarks.gpu.sizes import TINY, ModelSize
 
 from fastgen.kernels.gpu import transfers
+from fastgen.kernels.gpu.elementwise import gated_activation
+from fastgen.kernels.gpu.experts import experts, route_experts
 
 MOST_PER_LAYER = 9
+# Beside the six launches around it: the router's product, the choice of experts, two to sort their tokens, two products
+# for all experts, and the sum. A shared expert adds its MLP of three, its gate of two, a product and a sum.
+MOST_PER_MIXTURE, MOST_OF_SHARED_EXPERT = 13, 7
 MOST_OUTSIDE = 20
-MOST_REPLAYED = 6  # the upload, the graph, the head, and three operators of the sampler
+MOST_REPLAYED = 8  # the upload, the graph, the head, and five kernels of the sampler
+
+# Qwen2's mixtures have a shared expert, and a bias that is added to queries, keys and values.
+SHARED_EXPERT = replace(
+    TINY.mixture,
+    config={name: value for name, value in TINY.mixture.config.items() if name != "head_dim"}
+    | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 24},
+)
 
 
+@pytest.mark.parametrize(
+    ("size", "most_per_layer"),
+    [
+        pytest.param(TINY.small, MOST_PER_LAYER, id="dense"),
+        pytest.param(TINY.mixture, MOST_PER_MIXTURE, id="mixture"),
+        pytest.param(SHARED_EXPERT, MOST_PER_MIXTURE + MOST_OF_SHARED_EXPERT + 1, id="shared expert and bias"),
+    ],
+)
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_a_mixed_step_stays_within_its_launches_and_waits_for_nothing(sampling: str) -> None:
-    counted = count_launches(SAMPLING[sampling])
-    assert counted.per_layer <= MOST_PER_LAYER
+def test_a_mixed_step_stays_within_its_launches_and_waits_for_nothing(
+    sampling: str, size: ModelSize, most_per_layer: int
+) -> None:
+    counted = count_launches(SAMPLING[sampling], size)
+    assert counted.per_layer <= most_per_layer
     assert counted.outside <= MOST_OUTSIDE
     assert counted.replayed <= MOST_REPLAYED
     assert not counted.waits
@@ -36,6 +59,19 @@ def test_waits_and_launches_are_told_from_views_and_allocations() -> None:
         total.cpu().numpy()
     assert counting.launches == {"zero_": 1, "sum": 1}
     assert counting.waits == {"_local_scalar_dense": 1, "tolist": 1, "cpu": 1, "numpy": 1}
+
+
+def test_an_operator_counts_as_the_kernels_that_it_launches() -> None:
+    torch.manual_seed(0)
+    operands = torch.randn(5, 8), torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    with Counting() as counting:
+        weights, ids = route_experts(operands[0] @ torch.randn(8, 4), 2, True)
+        experts(*operands, weights, ids, "silu")
+        gated_activation(torch.randn(3, 8), "silu")
+    kernels = {name: count for name, count in counting.launches.items() if name.startswith("_")}
+    of_mixture = ("_route_experts", "_count_pairs", "_sort_pairs", "_gate_up", "_down", "_sum_shares")
+    assert kernels == dict.fromkeys((*of_mixture, "_gated_activation"), 1)
+    assert not counting.waits, "nothing waits for the routing"
 
 
 def test_arrays_of_a_step_are_uploaded_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 _LIBRARY: Any = torch.library.Library("fastgen", "FRAGMENT")  # type: ignore[no-untyped-call]
+_launches: dict[str, _Launch] = {}  # by operator
 
 
 def register(schema: str, *, kernel: str, twin: Callable[..., Any]) -> None:
@@ -26,10 +27,15 @@ def register(schema: str, *, kernel: str, twin: Callable[..., Any]) -> None:
         twin: the same computation in plain torch.
     """
     name = schema.partition("(")[0]
-    launch = _Launch(kernel)
+    launch = _launches[name] = _Launch(kernel)
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, launch, "CUDA")
     _LIBRARY.impl(name, launch if os.environ.get("TRITON_INTERPRET") == "1" else twin, "CPU")
+
+
+def launch_function(name: str) -> Callable[..., Any]:
+    """Return the function that launches the Triton kernels of the operator `fastgen::NAME`."""
+    return _launches[name]
 
 
 class _Launch:

@@ -18,7 +18,7 @@ def embed(
     rows, hidden = len(token_ids), table.shape[1]
     out = table.new_empty(rows, hidden)
     if rows:
-        rounded = torch.tensor(scale, dtype=table.dtype).item()
+        rounded = scale if scale == 1 else torch.tensor(scale, dtype=table.dtype).item()  # on the host
         _embed[(rows, triton.cdiv(hidden, _BLOCK))](
             table, token_ids, last_ids, source_rows, out, hidden, rounded, BLOCK=_BLOCK, num_warps=_WARPS
         )

@@ -105,7 +105,13 @@ def load_on_gpu(
     weights = DecoderWeights.load(architecture, checkpoint, GPUFormat(device, dtype), progress)
     ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
     longest = max_model_length or architecture.default_length
-    backend = GPUBackend(architecture, ropes, longest, device)
+    scales = checkpoint.kv_scales if cache_dtype == torch.float8_e4m3fn else None
+    if cache_dtype == torch.float8_e4m3fn and scales is None:
+        log.warning(
+            "the checkpoint has no k_scale and v_scale: the float8 KV cache holds keys and values with scale 1, beyond "
+            "448 clamped; take a checkpoint with scales, or --kv-cache-dtype auto, if accuracy suffers"
+        )
+    backend = GPUBackend(architecture, ropes, longest, device, kv_scales=scales)
     return Decoder(weights, backend, device=device, dtype=dtype, cache_dtype=cache_dtype)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
+from fastgen.model.checkpoint.kv_scales import KVScales
 
 # Looks up rows [n] int64 of an embedding table and returns a new [n, columns].
 EmbeddingTable = Callable[[torch.Tensor], torch.Tensor]
@@ -54,11 +55,18 @@ class Checkpoint:
 
     Attributes:
         rope_factors: [head_dim / 2] divisors of the rotary frequencies (llama3 scaling in GGUF files), or None.
+        kv_scales: scales of a float8 KV cache for each layer, or None.
     """
 
-    def __init__(self, find: Callable[[str], StoredTensor], rope_factors: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        find: Callable[[str], StoredTensor],
+        rope_factors: torch.Tensor | None = None,
+        kv_scales: tuple[KVScales, ...] | None = None,
+    ) -> None:
         self._find = find
         self.rope_factors = rope_factors
+        self.kv_scales = kv_scales
 
     def stored(self, name: str) -> StoredTensor:
         """Return a tensor without reading it."""

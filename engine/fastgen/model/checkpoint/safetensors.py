@@ -21,6 +21,7 @@ from fastgen.model.checkpoint.checkpoint import (
     stored_shapes,
 )
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
+from fastgen.model.checkpoint.kv_scales import is_kv_scale, read_kv_scales
 from fastgen.model.config.architecture import EMBEDDING, HEAD, ModelArchitecture
 
 # Names of the decoder's tensors begin so in a checkpoint with a head.
@@ -42,7 +43,10 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
     """
     files: dict[Path, Any] = {path: safetensors.safe_open(path, "pt") for path in _safetensors_files(directory)}
     holder = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    found = {name: tuple(file.get_slice(name).get_shape()) for name, file in holder.items() if not _is_derived(name)}
+    scales = read_kv_scales(
+        directory, filter(is_kv_scale, holder), lambda name: holder[name].get_tensor(name), architecture.num_layers
+    )
+    found = {name: tuple(file.get_slice(name).get_shape()) for name, file in holder.items() if not _is_no_weight(name)}
     if architecture.tie_word_embeddings:
         found.pop(HEAD, None)
     shapes, locations = architecture.tensor_shapes(), _locate_tensors(architecture)
@@ -60,7 +64,7 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
             raise ModelError(f"{directory}: tensor {stored} is {values.dtype}: convert it to float32 or bfloat16")
         return values
 
-    return Checkpoint(lambda name: FloatTensor(lambda: read(name)))
+    return Checkpoint(lambda name: FloatTensor(lambda: read(name)), kv_scales=scales)
 
 
 class FloatTensor:
@@ -84,9 +88,9 @@ class FloatTensor:
         return lambda rows: values.index_select(0, rows).to(torch.float32)
 
 
-def _is_derived(name: str) -> bool:
-    """Return whether a tensor holds rotary frequencies, which old checkpoints store although they can be derived."""
-    return name.endswith("rotary_emb.inv_freq")
+def _is_no_weight(name: str) -> bool:
+    """Return whether a tensor holds a KV scale, or rotary frequencies, which old checkpoints store needlessly."""
+    return is_kv_scale(name) or name.endswith("rotary_emb.inv_freq")
 
 
 def _safetensors_files(directory: Path) -> list[Path]:

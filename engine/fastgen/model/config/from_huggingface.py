@@ -13,6 +13,9 @@ from fastgen.model.config.huggingface_families import FAMILIES, Family
 from fastgen.model.config.rope_from_huggingface import longest, rope_configs
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+# Formats whose scales of keys and values `fastgen.model.checkpoint.kv_scales` reads.
+_KV_FORMATS = ("compressed-tensors", "modelopt")
+_KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 
 
 def architecture_from_huggingface(
@@ -68,7 +71,8 @@ def _family(config: Mapping[str, Any]) -> Family:
         ModelError: naming the unsupported field.
     """
     family = FAMILIES[config["model_type"]]
-    if config.get("quantization_config"):
+    quantization = config.get("quantization_config")
+    if quantization and not _quantises_only_kv_cache(quantization):
         raise ModelError("config.json: quantization_config is set: quantised checkpoints are not served, use GGUF")
     if config.get("is_causal") is False:
         raise ModelError("config.json: is_causal is false: only causal attention is served")
@@ -78,6 +82,18 @@ def _family(config: Mapping[str, Any]) -> Family:
             f"config.json: {family.activation_field} is {activation!r}: only {family.activation} is served"
         )
     return family
+
+
+def _quantises_only_kv_cache(quantization_config: Mapping[str, Any]) -> bool:
+    """Return whether a quantization_config of config.json describes float8 keys and values, and nothing else.
+
+    With a scale for each layer, not for each head, and none that is computed while the model runs.
+    """
+    c = quantization_config
+    scheme = c.get("kv_cache_scheme")
+    if c.get("quant_method") not in _KV_FORMATS or c.get("config_groups") or c.get("quant_algo") or not scheme:
+        return False
+    return all(scheme.get(name, value) == value for name, value in _KV_SCHEME.items())
 
 
 def without_idle_window(layer: LayerKind, length: int) -> LayerKind:

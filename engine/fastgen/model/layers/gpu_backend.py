@@ -19,6 +19,7 @@ from fastgen.kernels.gpu.experts import experts, route_experts
 from fastgen.kernels.gpu.rotary_cache import rotary_cache
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
+from fastgen.model.checkpoint.kv_scales import KVScales
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.device_input import DeviceInput
 from fastgen.model.layers.linear import Linear, PlainLinear, stacked
@@ -89,12 +90,19 @@ class GPUBackend:
         ropes: one for each of the architecture's RoPE configurations.
         max_positions: longest sequence; cosines and sines are computed for it once.
         device: of weights and cache.
+        kv_scales: of a float8 cache, for each layer; None for scales of 1.
     """
 
     def __init__(
-        self, architecture: ModelArchitecture, ropes: Sequence[Rope], max_positions: int, device: torch.device
+        self,
+        architecture: ModelArchitecture,
+        ropes: Sequence[Rope],
+        max_positions: int,
+        device: torch.device,
+        kv_scales: Sequence[KVScales] | None = None,
     ) -> None:
         self.architecture = architecture
+        self.kv_scales = kv_scales or (KVScales(),) * architecture.num_layers
         positions = torch.arange(max_positions, device=device)
         self.rotations = [tuple(part.contiguous() for part in rope(positions)) for rope in ropes]
         elements = workspace_elements(architecture.num_heads, architecture.num_kv_heads, architecture.head_dim)
@@ -137,9 +145,10 @@ class GPUOperations:
         a, step = self._architecture, self._input
         kind, keys, values = a.layers[layer], self._cache.keys[layer], self._cache.values[layer]
         cosines, sines = self._backend.rotations[kind.rope]
+        scales = self._backend.kv_scales[layer]
         rotary_cache(
             qkv, query_norm, key_norm, cosines, sines, step.positions, step.slot_mapping, keys, values, a.num_heads,
-            a.rms_norm_eps,
+            a.rms_norm_eps, key_scale=scales.key, value_scale=scales.value,
         )  # fmt: skip
         queries = qkv.view(len(qkv), -1, a.head_dim)[:, : a.num_heads]
         out = qkv.new_empty(len(qkv), a.num_heads, a.head_dim)
@@ -155,6 +164,8 @@ class GPUOperations:
             workspace=self._backend.workspace,
             window=kind.window or 0,
             softcap=a.attention_softcap or 0.0,
+            key_scale=scales.key,
+            value_scale=scales.value,
         )
         return out.flatten(1)
 

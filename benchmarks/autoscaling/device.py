@@ -15,6 +15,7 @@ class Device:
     Attributes:
         token_budget, max_sequences: the engine's settings.
         kv_tokens: capacity of the KV cache in tokens.
+        steps_in_flight: steps that the engine launches before the results of the first are read.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Device:
     token_budget: int
     max_sequences: int
     kv_tokens: int
+    steps_in_flight: int = 1
 
     def seconds(self, tokens: int, kv_tokens: int) -> float:
         """Return the duration of a step."""

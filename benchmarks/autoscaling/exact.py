@@ -10,19 +10,18 @@ from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_output import StepOutput
-from fastgen.engine.core import CompletedTicket
 from fastgen.engine.core import Engine as RealEngine
+from fastgen.engine.core import Mask
 from fastgen.model.step_input import StepInput
 
 _BLOCK = 64
 
 
 class _Runner:
-    """A runner whose steps take the device's time and always sample the same token."""
+    """A runner whose steps take the device's time, one after the other, and always sample the same token."""
 
     num_host_blocks = 0
     seconds_per_block = 0.0
-    steps_in_flight = 1
     block_size = _BLOCK
     vocab_size = 2
     eos_token_ids: frozenset[int] = frozenset()
@@ -30,15 +29,32 @@ class _Runner:
     def __init__(self, device: Device, now: float) -> None:
         self._device = device
         self.now = now
+        self.steps_in_flight = device.steps_in_flight
+        self._busy_until = now
         self.num_blocks = device.kv_tokens // _BLOCK
         self.max_model_length = self.num_blocks * _BLOCK
 
     def clock(self) -> float:
         return self.now
 
-    def launch(self, step: StepInput) -> CompletedTicket:
-        self.now += self._device.seconds(step.num_tokens, int(step.seq_lens.sum()))
-        return CompletedTicket(StepOutput([1] * len(step.sampled)))
+    def launch(self, step: StepInput) -> _Ticket:
+        began = max(self.now, self._busy_until)
+        self._busy_until = began + self._device.seconds(step.num_tokens, int(step.seq_lens.sum()))
+        return _Ticket(self, self._busy_until, len(step.sampled))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    runner: _Runner
+    done_at: float
+    num_sampled: int
+
+    def sample(self, masks: list[Mask]) -> None:
+        pass
+
+    def result(self) -> StepOutput:
+        self.runner.now = max(self.runner.now, self.done_at)
+        return StepOutput([1] * self.num_sampled)
 
 
 @dataclass(slots=True)

@@ -92,6 +92,7 @@ class SimulatedRunner:
     eos_token_ids: frozenset[int] = frozenset({0})
     steps_in_flight: int = 1
     steps: list[StepInput] = field(default_factory=list)
+    done_at: list[float] = field(default_factory=list)  # of each step, on the clock
     # To check that the blocks that a step writes are held; None to leave it.
     pool: BlockPool | None = None
 
@@ -113,6 +114,7 @@ class SimulatedRunner:
         self._busy_until = began + self.seconds(step.num_tokens, int(step.seq_lens.sum()))
         self._busy_until += (len(step.swap_out) + len(step.swap_in)) * self.seconds_per_block
         ticket.done_at = self._busy_until
+        self.done_at.append(ticket.done_at)
         return ticket
 
     def run_until(self, ticket: SimulatedTicket) -> None:

@@ -125,12 +125,16 @@ def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int 
 
 @dataclass(frozen=True)
 class Step:
-    """One step, and the requests that ran, decoded and waited when it was scheduled, by rank."""
+    """One step, and the requests that ran, decoded and waited when it was scheduled, by rank.
+
+    `num_held` counts the running ones and those whose last token a step in flight samples.
+    """
 
     plan: StepPlan
     decoding: frozenset[str]
     running: tuple[str, ...]
     waiting: tuple[str, ...]
+    num_held: int
 
 
 @dataclass
@@ -181,9 +185,10 @@ class Recorder:
         running = [s for s in self._scheduler.running if len(s.tokens) < s.max_length]
         decoding = frozenset(s.id for s in running if s.is_decoding)
         before = tuple(s.id for s in running), tuple(s.id for s in self._scheduler.waiting)
+        num_held = len(self._scheduler.running)
         plan = self._schedule()
         if plan is not None:
-            self.steps.append(Step(plan, decoding, *before))
+            self.steps.append(Step(plan, decoding, *before, num_held))
         return plan
 
 

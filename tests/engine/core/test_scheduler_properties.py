@@ -57,18 +57,18 @@ def test_every_workload_keeps_the_invariants_and_generates_the_right_tokens(
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(arrival_lists, st.integers(1, 16), st.integers(0, 80))
+@given(arrival_lists, st.integers(1, 16), st.integers(0, 80), st.integers(1, 2))
 def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
-    arrivals: list[Arrival], max_sequences: int, spare_budget: int
+    arrivals: list[Arrival], max_sequences: int, spare_budget: int, steps_in_flight: int
 ) -> None:
     token_budget = max_sequences + spare_budget
-    runner = SimulatedRunner(AMPLE, BLOCK)
+    runner = SimulatedRunner(AMPLE, BLOCK, steps_in_flight=steps_in_flight)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=max_sequences)
 
     def full(_: Engine, step: Step) -> None:
         left_behind = [c for c in step.plan.chunks if not c.samples]
         not_admitted = set(step.waiting) - {c.sequence.id for c in step.plan.chunks}
-        slots_left = max_sequences - len(step.running) - len(set(step.waiting) - not_admitted)
+        slots_left = max_sequences - step.num_held - len(set(step.waiting) - not_admitted)
         if left_behind or (not_admitted and slots_left):
             assert step.plan.num_tokens == token_budget
         assert len(left_behind) <= 2, "besides the first prompt, more than one is split"
@@ -84,46 +84,46 @@ def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
     st.integers(1, 400),
     st.integers(12, 64),
     st.integers(0, 12),
+    st.integers(1, 2),
 )
 def test_a_long_prompt_delays_running_decodes_by_at_most_one_step(
-    decoders: int, long_prompt: int, token_budget: int, arrives_at: int
+    decoders: int, long_prompt: int, token_budget: int, arrives_at: int, steps_in_flight: int
 ) -> None:
     arrivals = [Arrival(step=0, prompt=2, generate=40) for _ in range(decoders)]
     arrivals.append(Arrival(step=arrives_at, prompt=long_prompt, generate=3))
-    runner = SimulatedRunner(1000, BLOCK)
+    runner = SimulatedRunner(1000, BLOCK, steps_in_flight=steps_in_flight)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=12)
     longest_step = runner.base + runner.token * token_budget + runner.kv_token * 1000 * BLOCK
+    outcome = play(engine, arrivals, lambda _engine, _step: None)
+    assert len(outcome.finished) == len(arrivals)
     gaps: list[float] = []
     last: dict[str, float] = {}
-
-    def record(_: Engine, step: Step) -> None:
+    for step, done_at in zip(outcome.steps, runner.done_at, strict=True):
         for chunk in step.plan.chunks:
             if chunk.samples:
-                now, request_id = runner.clock.now, chunk.sequence.id
-                if request_id in last:
-                    gaps.append(now - last[request_id])
-                last[request_id] = now
-
-    outcome = play(engine, arrivals, record)
-    assert len(outcome.finished) == len(arrivals)
+                if chunk.sequence.id in last:
+                    gaps.append(done_at - last[chunk.sequence.id])
+                last[chunk.sequence.id] = done_at
     assert gaps
     assert max(gaps) <= longest_step + 1e-9, "a decode waited for a prompt"
 
 
-def test_memory_pressure_preempts() -> None:
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_memory_pressure_preempts(steps_in_flight: int) -> None:
     arrivals = [Arrival(step=0, prompt=20, generate=40) for _ in range(6)]
-    runner = SimulatedRunner(num_blocks=24, block_size=BLOCK)
+    runner = SimulatedRunner(num_blocks=24, block_size=BLOCK, steps_in_flight=steps_in_flight)
     engine = make_engine(runner, token_budget=32, max_sequences=6)
     outcome = play(engine, arrivals, lambda e, step: check_step(e, step, 32))
     assert outcome.preemptions > 0
     check_outcome(outcome, arrivals, engine)
 
 
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
 @pytest.mark.parametrize("token_budget", [8, 32, 128])
-def test_preemption_does_not_cause_endless_recomputation(token_budget: int) -> None:
+def test_preemption_does_not_cause_endless_recomputation(token_budget: int, steps_in_flight: int) -> None:
     """Fewer tokens are recomputed than have to be computed anyway."""
     arrivals = [Arrival(step=0, prompt=40, generate=60) for _ in range(8)]
-    runner = SimulatedRunner(num_blocks=100, block_size=BLOCK)
+    runner = SimulatedRunner(num_blocks=100, block_size=BLOCK, steps_in_flight=steps_in_flight)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=8)
     outcome = play(engine, arrivals, lambda e, step: check_step(e, step, token_budget))
     needed = sum(a.prompt + a.generate - 1 for a in arrivals)

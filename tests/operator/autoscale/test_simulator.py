@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 GPU = Engine(A100_8B, Targets(1.0, 0.05))
+ASYNCHRONOUS = replace(GPU, device=replace(A100_8B, steps_in_flight=2))
 CPU = Engine(CPU_135M, Targets(10.0, 0.4))
 
 
@@ -262,10 +264,16 @@ def play(make: MakeReplica, engine: Engine, arrivals: list[Arrival]) -> tuple[Re
 @pytest.mark.parametrize(
     ("engine", "mix", "rate", "seconds"),
     [
-        pytest.param(GPU, AZURE_CONVERSATION, 3.0, 60.0, id="conversation, half full"),
-        pytest.param(GPU, AZURE_CONVERSATION, 7.0, 60.0, id="conversation, overloaded"),
-        pytest.param(GPU, AZURE_CODE, 3.0, 60.0, id="code, long prompts"),
-        pytest.param(GPU, BURST_GPT, 40.0, 30.0, id="many short ones"),
+        *(
+            pytest.param(engine, *load, id=f"{name}, {engine.device.steps_in_flight} in flight")
+            for engine in (GPU, ASYNCHRONOUS)
+            for name, load in {
+                "conversation, half full": (AZURE_CONVERSATION, 3.0, 60.0),
+                "conversation, overloaded": (AZURE_CONVERSATION, 7.0, 60.0),
+                "code, long prompts": (AZURE_CODE, 3.0, 60.0),
+                "many short ones": (BURST_GPT, 40.0, 30.0),
+            }.items()
+        ),
         pytest.param(CPU, Mix(Lengths(200, 300, 2000), Lengths(60, 80, 500)), 1.5, 200.0, id="two cores"),
     ],
 )
@@ -287,7 +295,9 @@ def test_the_approximate_replica_is_within_three_percent_or_a_step_of_the_real_s
     for share in (0.5, 0.9):
         place = int(share * len(arrivals))
         assert first[1][place] == pytest.approx(first[0][place], rel=0.03, abs=engine.targets.gap)
-        assert ended[1][place] == pytest.approx(ended[0][place], rel=0.03)
+        # A request that arrives while two steps are in flight joins the step after both.
+        ahead = engine.targets.gap * (engine.device.steps_in_flight - 1)
+        assert ended[1][place] == pytest.approx(ended[0][place], rel=0.03, abs=ahead)
 
 
 def test_a_replica_gives_the_same_results_whenever_someone_looks_at_it() -> None:

@@ -73,7 +73,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [pods]
-  # patch: to set the pod deletion cost before a scale-down. delete: to replace pods that wait for the node of a volume.
+  # patch: to set the pod deletion cost before a scale-down. delete: to replace pods that wait
+  # for the node of a volume, and pods whose GPU failed.
   verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]

@@ -120,6 +120,22 @@ class AutoscalingStatus(ApiModel):
     """Most recent changes of the number of replicas, newest first."""
 
 
+class Replacement(ApiModel):
+    """Replacement of a pod whose GPU failed."""
+
+    pod: str = Field(max_length=253)
+    """Name of the replaced pod."""
+    reason: str = Field(max_length=1024)
+    """Failure of the pod, as a reason of the condition Progressing: DeviceFailed or EngineHung."""
+    message: str = Field(max_length=1024)
+    """Human-readable details about the failure."""
+    count: int = Field(ge=1)
+    """Number of replacements in a row. The pause before the next one doubles with each, from 10 s to 5 min, and is
+    reset by 10 minutes without one."""
+    time: Time
+    """Time of the decision."""
+
+
 class Status(ApiModel):
     """Observed state of the FastGenDeployment."""
 
@@ -143,6 +159,8 @@ class Status(ApiModel):
     """Capacity of one replica. Set once a replica has served enough requests to be measured."""
     autoscaling: AutoscalingStatus | None = None
     """State of the autoscaler. Set only if spec.autoscaling is set."""
+    last_replacement: Replacement | None = None
+    """Last replacement of a pod whose GPU failed. Unset if there was none."""
     conditions: list[StatusCondition] | None = Field(
         default=None,
         max_length=16,

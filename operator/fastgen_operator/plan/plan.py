@@ -15,6 +15,7 @@ from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
 from fastgen_operator.objects import applied_fingerprint, fingerprint, foreign_managers, template_digest
+from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.drift import first_lost_field
 from fastgen_operator.plan.foreign import ForeignField, foreign_fields
 from fastgen_operator.plan.model_cache import gate_on_model, hold_template, kept_open, with_template_of
@@ -59,7 +60,7 @@ class SetDeletionCost:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """One child, or one waiting pod, to delete, and the reason.
+    """One child, or one pod to replace, to delete, and the reason.
 
     Attributes:
         only_unchanged: leave it if it has changed since it was read, for example if the pod was scheduled.
@@ -200,8 +201,12 @@ def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], observ
 
 
 def _replaced_pods(spec: Spec, observed: Observed) -> tuple[Delete, ...]:
-    why = "replaced: it waited for a node that the volume has left"
-    return tuple(Delete(POD, pod, why, only_unchanged=True) for pod in pods_to_replace(spec, observed))
+    waited = "replaced: it waited for a node that the volume has left"
+    found = (
+        *((pod, waited) for pod in pods_to_replace(spec, observed)),
+        *((pod, f"replaced: {failure}") for pod, failure in pods_with_broken_gpus(spec, observed)),
+    )
+    return tuple(Delete(POD, pod, why, only_unchanged=True) for pod, why in found)
 
 
 def _foreign_child(kind: Kind, name: str, observed: Observed) -> Problem | None:

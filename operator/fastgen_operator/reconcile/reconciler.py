@@ -19,6 +19,7 @@ from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.plan.broken_gpus import next_replacement
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
 from fastgen_operator.plan.supply import mode_of, subject_of
@@ -105,7 +106,7 @@ class Reconciler:
         return found
 
     def seconds_until_due(self, key: Key) -> float | None:
-        """Return the seconds until a schedule of the resource starts or ends; None if none does."""
+        """Return the seconds until a schedule starts or ends or a pod may be replaced; None if nothing is due."""
         due = self._due.get(key)
         return None if due is None else (due - self.now()).total_seconds()
 
@@ -199,7 +200,8 @@ class Reconciler:
         """Add what the autoscaler knows, and the desired replicas; register the fleet with the autoscaler."""
         uid = observed.resource["metadata"]["uid"]
         observed = replace(observed, timetable=timetable(spec.autoscaling, observed.at or self.now()))
-        self._due[observed.key] = observed.timetable.due
+        times = (observed.timetable.due, next_replacement(spec, observed))
+        self._due[observed.key] = min((time for time in times if time is not None), default=None)
         record = self.watchlist.lookup(observed.key, uid)
         if record is not None:
             observed = replace(observed, speeds=record.speeds)

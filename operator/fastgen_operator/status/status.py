@@ -11,6 +11,7 @@ from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.schedules import Floor
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
+from fastgen_operator.plan.broken_gpus import last_replacement
 from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.pods import is_ready
@@ -40,6 +41,7 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
     scaling = {
         "supply": old.get("supply") if spec is None else supply_status(observed),
         "capacity": capacity_status(observed),
+        "lastReplacement": old.get("lastReplacement") if spec is None else last_replacement(spec, observed),
         "autoscaling": old.get("autoscaling") if spec is None else autoscaling_status(spec, observed, time),
     }
     return {

@@ -6,6 +6,7 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.kinds import Object
+from fastgen_operator.plan.broken_gpus import replaced_failure
 from fastgen_operator.plan.observed import (
     Observed,
     current_pods,
@@ -33,7 +34,8 @@ False, because of the rollout: DeploymentPaused (the Deployment was paused befor
 False, because of a pod of the current template, with its last log line: ImagePullBackOff, ContainerNotCreated,
 FailedMount, FailedAttachVolume and FailedCreatePodSandBox (from the pod's Events), OutOfMemory (with the memory limit),
 BadConfiguration (exit code 2), DeviceFailed (3: the GPU or its driver), EngineHung (4: no step finished in time),
-StartupDeadlineExceeded, CrashLoopBackOff. After three crashes, the reason stays for ten minutes after the last one,
+StartupDeadlineExceeded, CrashLoopBackOff. DeviceFailed and EngineHung stay until the pod that replaces the failed one is
+ready. After three crashes, the reason stays for ten minutes after the last one,
 even if the pod is ready in the meantime.
 False, because of all pods: PodsFailed (repeatedly evicted or rejected by their nodes), ReplicaFailure (the API server
 rejects new pods, for example by quota or admission), ProgressDeadlineExceeded (none of the above, but no progress for
@@ -54,7 +56,10 @@ def progressing(spec: Spec, observed: Observed) -> Condition:
         words = f"Deployment {name} is paused, so its rollout is stopped: run kubectl rollout resume deployment/{name}"
         return Condition(PROGRESSING, "False", "DeploymentPaused", words)
     failure = (
-        _of_one_pod(observed) or _of_ended_pods(observed) or _of_the_deployment(spec, observed, deployment["status"])
+        _of_one_pod(observed)
+        or replaced_failure(observed)
+        or _of_ended_pods(observed)
+        or _of_the_deployment(spec, observed, deployment["status"])
     )
     if failure is not None:
         return Condition(PROGRESSING, "False", failure.reason, failure.message)

@@ -1,0 +1,128 @@
+"""Replacement of pods whose GPU failed. Pure.
+
+The kubelet restarts an engine in its pod, so on the same GPU. Only a new pod gets another one. The last replacement is
+in `status.lastReplacement`. It is written before the pod is deleted, so an operator that ends in between neither forgets
+it nor deletes a second pod. See docs/decisions/039.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from fastgen_operator.api import Spec
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.observed import Observed, current_pods
+from fastgen_operator.plan.pod_failures import Failure, failure_of
+from fastgen_operator.pods import has_started, is_ready, is_terminating, name_of
+
+# The kubelet's backoff for crashing containers: it doubles, and is reset after ten minutes without a crash.
+FIRST_PAUSE: Final = timedelta(seconds=10)
+LONGEST_PAUSE: Final = timedelta(minutes=5)
+MEMORY: Final = timedelta(minutes=10)
+# A pod created this soon after a replacement is the new pod.
+_CREATED_WITHIN: Final = timedelta(minutes=1)
+_REASONS: Final = ("DeviceFailed", "EngineHung")
+_MESSAGE_LIMIT: Final = 1024
+
+
+def last_replacement(spec: Spec, observed: Observed) -> Object | None:
+    """Return `status.lastReplacement`: the pod to replace now if there is one, else the last one; None if none was.
+
+    One pod at a time is replaced, with a pause in between that doubles.
+    """
+    last = _last(observed)
+    found = _broken_pods(spec, observed)
+    if not found or observed.at is None or _is_under_way(last, spec, observed):
+        return last
+    count = 1
+    if last is not None:
+        since, pause = observed.at - _time(last), _pause(last)
+        # A clock that was set back ends the pause.
+        if timedelta() <= since < pause:
+            return last
+        count = last["count"] + 1 if timedelta() <= since < pause + MEMORY else 1
+    pod, failure = found[0]
+    return {
+        "pod": name_of(pod),
+        "reason": failure.reason,
+        "message": failure.message[:_MESSAGE_LIMIT],
+        "count": count,
+        "time": observed.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def pods_with_broken_gpus(spec: Spec, observed: Observed) -> tuple[tuple[Object, str], ...]:
+    """Return the pod to delete now, with the failure: the status names it, and its engine has not recovered."""
+    last = _last(observed)
+    return tuple(
+        (pod, failure.message)
+        for pod, failure in _broken_pods(spec, observed)
+        if last is not None and last["pod"] == name_of(pod)
+    )
+
+
+def next_replacement(spec: Spec, observed: Observed) -> datetime | None:
+    """Return when the pause ends for which a pod waits; None if none does."""
+    last = _last(observed)
+    if last is None or observed.at is None or not _broken_pods(spec, observed):
+        return None
+    due = _time(last) + _pause(last)
+    return due if due > observed.at else None
+
+
+def replaced_failure(observed: Observed) -> Failure | None:
+    """Return the failure of the last replaced pod while the new pod is not ready; None otherwise."""
+    last = _last(observed)
+    if last is None or observed.at is None:
+        return None
+    pods = current_pods(observed)
+    new = [pod for pod in pods if _is_new(pod, last)]
+    is_awaited = len(pods) < observed.desired_replicas and timedelta() <= observed.at - _time(last) < _CREATED_WITHIN
+    if (new and not all(is_ready(pod) for pod in new)) or (not new and is_awaited):
+        return Failure(last["reason"], f"{last['message']}; the pod was replaced, and the new one is not ready yet")
+    return None
+
+
+def _is_new(pod: Object, last: Object) -> bool:
+    created = pod["metadata"].get("creationTimestamp")
+    if created is None or name_of(pod) == last["pod"]:
+        return False
+    return timedelta() <= datetime.fromisoformat(created) - _time(last) < _CREATED_WITHIN
+
+
+def _broken_pods(spec: Spec, observed: Observed) -> list[tuple[Object, Failure]]:
+    """Return the pods whose engine ended because of its GPU and does not serve again, with the failures."""
+    if spec.resources.gpu.count == 0:
+        return []
+    # An engine that has started again may drain or be overloaded: it is not ready for another reason.
+    stopped = (pod for pod in current_pods(observed) if not is_ready(pod) and not has_started(pod))
+    found = ((pod, failure_of(pod)) for pod in stopped)
+    return [(pod, failure) for pod, failure in found if failure is not None and failure.reason in _REASONS]
+
+
+def _is_under_way(last: Object | None, spec: Spec, observed: Observed) -> bool:
+    """Return whether the pod of the last replacement is still to be deleted, or terminates."""
+    if last is None:
+        return False
+    leaving = (pod for pod in observed.pods if is_terminating(pod))
+    return last["pod"] in _names((*leaving, *(pod for pod, _ in _broken_pods(spec, observed))))
+
+
+def _names(pods: Iterable[Object]) -> set[str]:
+    return {name_of(pod) for pod in pods}
+
+
+def _last(observed: Observed) -> Object | None:
+    last: Object | None = observed.resource.get("status", {}).get("lastReplacement")
+    return last
+
+
+def _time(last: Object) -> datetime:
+    return datetime.fromisoformat(last["time"])
+
+
+def _pause(last: Object) -> timedelta:
+    # The exponent is bounded, because the count is not.
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(last["count"] - 1, 10))

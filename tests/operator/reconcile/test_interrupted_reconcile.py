@@ -332,9 +332,10 @@ def check_the_refused_download(cluster: FakeCluster) -> None:
     assert condition_of(cluster, "Ready")["reason"] == "FailedCreate"
 
 
-def with_a_pod(found: Object, *warnings: Object) -> FakeCluster:
+def with_a_pod(found: Object, *warnings: Object, **spec: Any) -> FakeCluster:
     """Return a cluster in which the only replica is this pod, which the Deployment controller has created."""
-    before = reference()
+    before = FakeCluster(objects={(FASTGEN.name, "chat"): stored(**spec)})
+    reconcile(before, 3)
     cluster = Warned(before.objects, before.creations, warnings=warnings)
     live = cluster.objects[DEPLOYMENT.name, "chat"]
     live["status"] = {"observedGeneration": live["metadata"]["generation"], "replicas": 1, "updatedReplicas": 1}
@@ -363,6 +364,18 @@ def with_a_hung_engine() -> FakeCluster:
     return with_a_pod(pod(**container(restarts=1, state={"running": {}}, lastState=hung)))
 
 
+def with_a_broken_gpu() -> FakeCluster:
+    failed = {"terminated": {"exitCode": exit_codes.DEVICE_FAILED, "reason": "Error", "message": "the GPU failed: Xid"}}
+    broken = pod(**container(restarts=1, state={"running": {}}, lastState=failed))
+    return with_a_pod(broken, engine={"device": "cuda"}, resources={"gpu": {"count": 1}})
+
+
+def check_the_broken_gpu(cluster: FakeCluster) -> None:
+    assert cluster.deletions == ["chat-new-x"], "once"
+    last = cluster.objects[FASTGEN.name, "chat"]["status"]["lastReplacement"]
+    assert (last["pod"], last["reason"], last["count"]) == ("chat-new-x", "DeviceFailed", 1)
+
+
 def check_reason(reason: str, words: str, cluster: FakeCluster) -> None:
     assert sorted(cluster.creations) == sorted(CREATED), "each once"
     found = condition_of(cluster, "Ready")
@@ -376,6 +389,7 @@ SCENARIOS: dict[str, tuple[Callable[[], FakeCluster], Callable[[FakeCluster], No
     "a gated pod": (with_a_gated_pod, partial(check_reason, "SchedulingGated", "kueue.x-k8s.io/admission")),
     "a missing Secret": (with_a_missing_secret, partial(check_reason, "FailedMount", 'secret "nope" not found')),
     "a hung engine": (with_a_hung_engine, partial(check_reason, "EngineHung", "the engine hangs")),
+    "a broken GPU": (with_a_broken_gpu, check_the_broken_gpu),
     "a refused child": (with_a_refused_child, check_the_refused_child),
     "a webhook that rewrites": (with_a_webhook, check_the_webhook),
     "a foreign field": (with_a_foreign_field, check_the_foreign_field),

@@ -75,12 +75,11 @@ def next_replacement(spec: Spec, observed: Observed) -> datetime | None:
 def replaced_failure(observed: Observed) -> Failure | None:
     """Return the failure of the last replaced pod while the new pod is not ready; None otherwise."""
     last = _last(observed)
-    if last is None or observed.at is None:
+    if last is None:
         return None
-    pods = current_pods(observed)
-    new = [pod for pod in pods if _is_new(pod, last)]
-    is_awaited = len(pods) < observed.desired_replicas and timedelta() <= observed.at - _time(last) < _CREATED_WITHIN
-    if (new and not all(is_ready(pod) for pod in new)) or (not new and is_awaited):
+    new = [pod for pod in current_pods(observed) if _is_new(pod, last)]
+    leaves = any(is_terminating(pod) and name_of(pod) == last["pod"] for pod in observed.pods)
+    if (leaves and not new) or not all(is_ready(pod) for pod in new):
         return Failure(last["reason"], f"{last['message']}; the pod was replaced, and the new one is not ready yet")
     return None
 

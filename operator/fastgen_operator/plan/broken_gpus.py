@@ -1,8 +1,8 @@
 """Replacement of pods whose GPU failed. Pure.
 
 The kubelet restarts an engine in its pod, so on the same GPU. Only a new pod gets another one. The last replacement is
-in `status.lastReplacement`. It is written before the pod is deleted, so an operator that ends in between neither forgets
-it nor deletes a second pod. See docs/decisions/039.
+in `status.lastReplacement`. It is written before the pod is deleted, so an operator that ends in between neither
+forgets it nor deletes a second pod. See docs/decisions/039.
 """
 
 from __future__ import annotations
@@ -124,4 +124,5 @@ def _time(last: Object) -> datetime:
 
 def _pause(last: Object) -> timedelta:
     # The exponent is bounded, because the count is not.
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(last["count"] - 1, 10))
+    doublings = min(int(last["count"]) - 1, 10)
+    return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << doublings))

@@ -34,9 +34,9 @@ False, because of the rollout: DeploymentPaused (the Deployment was paused befor
 False, because of a pod of the current template, with its last log line: ImagePullBackOff, ContainerNotCreated,
 FailedMount, FailedAttachVolume and FailedCreatePodSandBox (from the pod's Events), OutOfMemory (with the memory limit),
 BadConfiguration (exit code 2), DeviceFailed (3: the GPU or its driver), EngineHung (4: no step finished in time),
-StartupDeadlineExceeded, CrashLoopBackOff. DeviceFailed and EngineHung stay until the pod that replaces the failed one is
-ready. After three crashes, the reason stays for ten minutes after the last one,
-even if the pod is ready in the meantime.
+StartupDeadlineExceeded, CrashLoopBackOff. DeviceFailed and EngineHung stay until the pod that replaces the failed one
+is ready. After three crashes, the reason stays for ten minutes after the last one, even if the pod is ready in the
+meantime.
 False, because of all pods: PodsFailed (repeatedly evicted or rejected by their nodes), ReplicaFailure (the API server
 rejects new pods, for example by quota or admission), ProgressDeadlineExceeded (none of the above, but no progress for
 spec.rollout.progressDeadlineSeconds).

@@ -88,7 +88,8 @@ def _is_new(pod: Object, last: Object) -> bool:
     created = pod["metadata"].get("creationTimestamp")
     if created is None or name_of(pod) == last["pod"]:
         return False
-    return timedelta() <= datetime.fromisoformat(created) - _time(last) < _CREATED_WITHIN
+    # The clock of the API server may be behind.
+    return abs(datetime.fromisoformat(created) - _time(last)) < _CREATED_WITHIN
 
 
 def _broken_pods(spec: Spec, observed: Observed) -> list[tuple[Object, Failure]]:

@@ -423,3 +423,33 @@ def test_a_changed_class_is_taken_over_when_each_first_write_fails(
     version = space.settled()
     assert space.settled() == version, "they do not fight"
     assert len(space.items("replicasets")) == 2
+
+
+@pytest.mark.parametrize("fault", [Answer(500), Cut()], ids=["error", "cut-after-commit"])
+def test_pods_with_broken_gpus_are_replaced_once_each_although_each_first_write_fails(
+    fault: Fault, proxy: Proxy, space: Space, start: Start
+) -> None:
+    operator = start()
+    space.apply(resource(engine={"device": "cuda"}, resources={"gpu": {"count": 1}}))
+    wait_served(space)
+    proxy.rule = once_each(fault)
+    died = {
+        "exitCode": exit_codes.DEVICE_FAILED,
+        "reason": "Error",
+        "message": "the GPU failed: Xid",
+        "finishedAt": NOW,
+    }
+    (pod,) = space.wait_pods(1)
+    before = pod["metadata"]["name"]
+    space.set_pod(pod, ready=False, container={"restartCount": 1, "state": {"terminated": died}})
+    (new,) = space.wait_pods(1, replaced=[before])
+    condition = space.wait_condition("Ready", "False", "DeviceFailed")
+    assert condition["message"] == (
+        f"pod {before}: the GPU failed: Xid; the pod was replaced, and the new one is not ready yet"
+    )
+    space.set_pod(new, ready=True)
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    assert space.get("fgd", "chat")["status"]["lastReplacement"]["count"] == 1
+    deleted = [request.path for request, status in proxy.responses if request.method == "DELETE" and status == 200]
+    assert [path.rpartition("/")[2] for path in deleted if "/pods/" in path] == [before]
+    assert "Traceback" not in operator.log.read_text()

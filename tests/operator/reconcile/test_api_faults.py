@@ -443,10 +443,14 @@ def test_pods_with_broken_gpus_are_replaced_once_each_although_each_first_write_
     before = pod["metadata"]["name"]
     space.set_pod(pod, ready=False, container={"restartCount": 1, "state": {"terminated": died}})
     (new,) = space.wait_pods(1, replaced=[before])
-    condition = space.wait_condition("Ready", "False", "DeviceFailed")
-    assert condition["message"] == (
-        f"pod {before}: the GPU failed: Xid; the pod was replaced, and the new one is not ready yet"
-    )
+    words = f"pod {before}: the GPU failed: Xid; the pod was replaced, and the new one is not ready yet"
+
+    def is_told() -> bool:
+        """Return whether the operator has seen the new pod, too."""
+        condition = space.condition("Ready")
+        return (condition["reason"], condition["message"]) == ("DeviceFailed", words)
+
+    eventually(is_told, within=20, what="the failure and the replacement in the condition")
     space.set_pod(new, ready=True)
     space.wait_condition("Ready", "True", "AllReplicasReady")
     assert space.get("fgd", "chat")["status"]["lastReplacement"]["count"] == 1

@@ -73,7 +73,6 @@ def main() -> None:
     config = EngineConfig(model=options.model, token_budget=256, kv_cache_memory=1 << 30)
     runner = load_runner(ModelSource.open(config.model), config, lambda _stage, _fraction: None)
     runner.start_prefault()
-    runner.wait_for_prefault()
     engines, idle = (
         {
             caching: Engine(one, EngineConfig(model=config.model, token_budget=256, prefix_caching=caching))

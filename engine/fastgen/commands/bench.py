@@ -85,7 +85,6 @@ def _in_process(options: argparse.Namespace, workload: Workload) -> Results:
     from fastgen.bench.in_process import run_in_process
 
     model = load_model(engine_config(options))
-    model.wait_for_prefault()
 
     def encode(text: str) -> list[int]:
         return model.tokenizer.encode(text, add_special_tokens=True)

@@ -7,21 +7,23 @@ steps of 0.2 s took 0.3 s.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import itertools
 import logging
 import os
 import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 log = logging.getLogger("fastgen.model")
 
-AHEAD_BYTES = 1 << 30
-# Lowest ordinary priority, but not SCHED_IDLE: the thread briefly holds locks that a step may wait for.
-_NICENESS = 19
+AHEAD_BYTES = 256 << 20
+# The thread rests this many times as long as a call took, so that it does not take a core from the steps.
+_REST = 9
+_LONGEST_REST_SECONDS = 0.1  # the program's end waits for it
 _BYTES_PER_CALL = 2 << 20  # one huge page: a longer call blocks other threads from changing the memory map
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of linux/mman.h, since Linux 5.14
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -33,7 +35,10 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class Prefaulter:
     """Faults in cache pages in block order, up to `AHEAD_BYTES` beyond the highest block in use.
 
-    Runs in a low-priority thread. If the kernel lacks MADV_POPULATE_WRITE, pages are faulted in as they are written.
+    `start` does so at once. As blocks are used, a thread goes on, which rests most of the time. Its priority is not
+    lowered: it holds the lock of the memory map in each call, and a step that needs the lock would wait until it gets
+    a core again. If the kernel lacks MADV_POPULATE_WRITE, pages are faulted in as they are written.
+
     The thread ends with the main thread. It is no daemon: when Python exits, it unwinds the stack of a daemon thread,
     which aborts the process if the stack has C++ frames of torch.
     """
@@ -41,13 +46,20 @@ class Prefaulter:
     def __init__(self, tensors: Sequence[torch.Tensor], ahead_bytes: int = AHEAD_BYTES) -> None:
         """Take `tensors`, each [layers, blocks, ...], contiguous, in host memory. They are not kept alive."""
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
-        self._num_blocks = tensors[0].shape[1]
+        self._num_layers, self._num_blocks = tensors[0].shape[:2]
         block_bytes = [tensor.stride(1) * tensor.itemsize for tensor in tensors]
         all_layers = sum(size * tensor.shape[0] for size, tensor in zip(block_bytes, tensors, strict=True))
         self._ahead = max(1, ahead_bytes // all_layers)
         self._step = max(1, _BYTES_PER_CALL // max(block_bytes))
         self._end = 0  # blocks before this one are prefaulted, or being prefaulted
         self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Prefault the first blocks. Returns when they are. Call it once, before the first step."""
+        assert self._end == 0
+        self._end = min(self._num_blocks, 1 + self._ahead)
+        for _ in self._populate(0, self._end):
+            pass
 
     def ensure_ahead_of(self, block: int) -> None:
         """Prefault beyond `block`, which is in use or soon will be. Returns at once."""
@@ -65,28 +77,33 @@ class Prefaulter:
             self._thread.join()
 
     def _run(self, first: int, end: int) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        for block in range(first, end, self._step):
+        for seconds in self._populate(first, end):
             if not threading.main_thread().is_alive():
                 return
-            for reference in self._tensors:
+            time.sleep(min(_REST * seconds, _LONGEST_REST_SECONDS))
+
+    def _populate(self, first: int, end: int) -> Iterator[float]:
+        """Prefault blocks `first` to `end`, and yield after each call how many seconds it took.
+
+        Ends early if the cache is gone or the kernel refuses.
+        """
+        for block in range(first, end, self._step):
+            for reference, layer in itertools.product(self._tensors, range(self._num_layers)):
                 tensor = reference()
                 if tensor is None:
                     return
-                if not _populate(tensor, block, min(end, block + self._step)):
+                began = time.monotonic()
+                if not _populate(tensor[layer], block, min(end, block + self._step)):
                     log.info("KV cache memory is not prefaulted: madvise: %s", os.strerror(ctypes.get_errno()))
                     self._end = self._num_blocks
                     return
                 del tensor  # not kept alive while this thread waits for a core
+                yield time.monotonic() - began
 
 
-def _populate(tensor: torch.Tensor, first: int, end: int) -> bool:
-    """Fault in the pages of blocks `first` to `end` in every layer; return False if the kernel refuses."""
-    layer_bytes, block_bytes = (tensor.stride(dim) * tensor.itemsize for dim in (0, 1))
-    for layer in range(tensor.shape[0]):
-        address = tensor.data_ptr() + layer * layer_bytes + first * block_bytes
-        start = address // _PAGE * _PAGE
-        if _madvise(start, address + (end - first) * block_bytes - start, _POPULATE_WRITE):
-            return False
-    return True
+def _populate(layer: torch.Tensor, first: int, end: int) -> bool:
+    """Fault in the pages of blocks `first` to `end` of a layer, [blocks, ...]; return False if the kernel refuses."""
+    block_bytes = layer.stride(0) * layer.itemsize
+    address = layer.data_ptr() + first * block_bytes
+    start = address // _PAGE * _PAGE
+    return not _madvise(start, address + (end - first) * block_bytes - start, _POPULATE_WRITE)

@@ -83,10 +83,6 @@ class LLM:
         self._running: dict[str, RequestOutput] = {}
         self._pending: list[tuple[RequestOutput, OutputDelta]] = []
 
-    def wait_for_prefault(self) -> None:
-        """Wait until the background prefault of cache memory is done, so that it does not disturb measurements."""
-        self._runner.wait_for_prefault()
-
     def generate(
         self,
         prompts: str | Sequence[Prompt],

@@ -115,9 +115,6 @@ class GPURunner:
     def start_prefault(self) -> None:
         """Do nothing: memory of a GPU is allocated up front."""
 
-    def wait_for_prefault(self) -> None:
-        """Do nothing."""
-
     @torch.inference_mode()
     def launch(self, step: StepInput) -> GPUTicket:
         """Enqueue the swaps, the state updates and the forward pass of a step."""

@@ -93,18 +93,13 @@ class ModelRunner:
         self._prefaulter: Prefaulter | None = None
 
     def start_prefault(self) -> None:
-        """Start prefaulting cache memory in the background, ahead of the blocks in use.
+        """Prefault the first blocks of the cache. From now on, stay ahead of the blocks in use, in the background.
 
         Call it after calibration: prefaulting disturbs measurements of step times.
         """
         self._prefaulter = self._cache.prefaulter
         if self._prefaulter is not None:
-            self._prefaulter.ensure_ahead_of(0)
-
-    def wait_for_prefault(self) -> None:
-        """Wait until the memory requested so far has been prefaulted."""
-        if self._prefaulter is not None:
-            self._prefaulter.wait()
+            self._prefaulter.start()
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> HostTicket:

@@ -7,6 +7,7 @@ import logging
 import mmap
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -52,6 +53,36 @@ def test_pages_of_every_layer_are_prefaulted_up_to_the_limit() -> None:
     # With transparent huge pages the kernel may fault in a few more.
     assert not resident[:, 101 + 32 :].any()
     assert not tensor.any(), "prefaulted memory is zero"
+
+
+def test_the_first_blocks_are_present_at_once() -> None:
+    tensor = untouched()
+    prefaulter = Prefaulter([tensor], 100 * LAYERS * BLOCK_BYTES)
+    prefaulter.start()
+    assert present(tensor)[:, :101].all()
+    prefaulter.ensure_ahead_of(50)
+    prefaulter.wait()
+    assert not present(tensor)[:, 101 + 32 :].any(), "half of it is still ahead"
+    prefaulter.ensure_ahead_of(51)
+    prefaulter.wait()
+    assert present(tensor)[:, :152].all()
+
+
+def test_the_thread_rests_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_layer: torch.Tensor, first: int, end: int) -> bool:
+        calls.append((first, end))
+        time.sleep(0.01)
+        return True
+
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(prefault, "_populate", slow)
+    tensor = untouched()
+    prefaulter = Prefaulter([tensor])
+    prefaulter.ensure_ahead_of(0)
+    time.sleep(0.4)
+    assert 1 <= len(calls) <= 8, "nine tenths of 0.4 s are rest"
+    del tensor
+    prefaulter.wait()
 
 
 def test_prefaulting_continues_once_half_of_the_lead_is_used() -> None:
@@ -109,7 +140,6 @@ def test_a_kernel_that_rejects_prefaulting_is_called_once(
 @pytest.mark.slow
 def test_a_loaded_model_has_prefaulted_its_cache() -> None:
     llm = LLM(str(demo_model()), kv_cache_memory="64MiB")
-    llm.wait_for_prefault()
     keys = llm._runner._cache.keys
     assert present(keys.flatten(2)).all()
     assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, temperature=0))[0].token_ids
@@ -121,7 +151,7 @@ def test_prefaulting_ends_with_the_program() -> None:
 import torch
 from fastgen.kv_cache import prefault
 ones = torch.ones(1 << 22)
-prefault._populate = lambda tensor, first, end: bool(ones.sum() > 0)
+prefault._populate = lambda layer, first, end: bool(ones.sum() > 0)
 cache = torch.empty(1, 1 << 20, 2 << 10)
 prefaulter = prefault.Prefaulter([cache], 1 << 60)
 prefaulter.ensure_ahead_of(0)

@@ -30,12 +30,15 @@ class Traffic:
 
     def flows_on(self, count: int = 3) -> None:
         """Wait until `count` more requests have ended."""
-        target = len(self.lines()) + count
-        eventually(lambda: len(self.lines()) >= target, within=60, what=f"{count} more requests", every=0.5)
+        self.wait_for(len(self.lines()) + count)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until `count` requests have ended since the start."""
+        eventually(lambda: len(self.lines()) >= count, within=60, what=f"{count} requests", every=0.5)
 
     def send_no_more(self) -> None:
         """Let the clients end after their open streams."""
-        self.namespace.kubectl("exec", self.pod, "--", "python", "-c", "open('/tmp/stop', 'w').close()")
+        self.namespace.kubectl("exec", self.pod, "--", "touch", "/tmp/stop")
 
     def stop(self) -> None:
         """Stop the clients and wait for their open streams to end."""
@@ -55,7 +58,7 @@ class Traffic:
 def traffic(
     namespace: ServedNamespace, image: str, service: str, model: str, *, clients: int, seconds: int
 ) -> Iterator[Traffic]:
-    """Run clients whose streams take about `seconds` each (0: briefly); yield when a first round has ended."""
+    """Run clients whose streams take about `seconds` each (0: briefly); yield after a first round of short streams."""
     pod_name = f"client-{seconds}"
     options = [f"{service}.{namespace.name}.svc", "8000", model, str(clients), str(seconds)]
     restricted = {
@@ -71,6 +74,8 @@ def traffic(
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-c", CLIENT.read_text(), *options],
         "securityContext": restricted,
+        # Without a request, the engines of the node would leave the client hardly any processor time.
+        "resources": {"requests": {"cpu": "100m"}},
     }
     pod = {
         "apiVersion": "v1",
@@ -81,7 +86,7 @@ def traffic(
     namespace.kubectl("create", "--filename", "-", stdin=json.dumps(pod))
     namespace.kubectl("wait", "--for=condition=Ready", f"pod/{pod_name}", "--timeout=60s")
     stream = Traffic(namespace, pod_name)
-    stream.flows_on(clients)
+    stream.wait_for(clients)
     try:
         yield stream
     finally:

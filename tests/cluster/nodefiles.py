@@ -126,6 +126,9 @@ def kubelet(folder: Path, pki: Path) -> str:
         },
         "syncFrequency": "10s",
         "nodeStatusUpdateFrequency": "5s",
+        # By default, the second restart of a container waits 10 s, and each later one twice as long.
+        "featureGates": {"KubeletCrashLoopBackOffMax": True},
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "3s"},
     }
     return yaml.safe_dump(settings)
 

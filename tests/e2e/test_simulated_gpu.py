@@ -15,7 +15,7 @@ from cluster import gpus, node, standin
 from cluster.bed import Bed
 from e2e.conftest import new_namespace
 from fastgen import LLM, SamplingParams
-from support.deployments import ServedNamespace, manifest
+from support.deployments import ENDS_AT_ONCE, ServedNamespace, manifest
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -27,13 +27,13 @@ ENGINE = {
     "device": "cuda",
     "tokenBudget": 16,
     "maxModelLength": 2048,
-    "extraArgs": ["--step-timeout-seconds", "2"],
+    "extraArgs": ["--step-timeout-seconds", "1"],
 }
 
 
-def on_gpus(name: str, count: int, **spec: Any) -> dict[str, Any]:
+def on_gpus(name: str, count: int) -> dict[str, Any]:
     resources = {"gpu": {"count": count}, "limits": {"memory": "3Gi"}}
-    return manifest(name, engine=ENGINE, resources=resources, **spec)
+    return manifest(name, engine=ENGINE, resources=resources, podTemplate=ENDS_AT_ONCE)
 
 
 @pytest.fixture(scope="module")

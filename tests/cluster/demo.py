@@ -26,6 +26,7 @@ RELEASE, SYSTEM = "fastgen", "fastgen-system"
 SPACE, NAME = "default", "smollm2"
 RESOURCE = f"fgd/{NAME}"
 CRD = "fastgendeployments.fastgen.dev"
+LEASE = "fastgen-operator"
 QUESTION = "What is the capital of Germany?"
 READY_SECONDS = 600.0
 
@@ -88,6 +89,20 @@ def resources(bed: Bed) -> list[str]:
     found = json.loads(bed.kubectl("get", "fgd", "--all-namespaces", "--output=json"))["items"]
     live = (item["metadata"] for item in found if "deletionTimestamp" not in item["metadata"])
     return [f"{metadata['namespace']}/{metadata['name']}" for metadata in live]
+
+
+def uninstall_release(bed: Bed, release: str = RELEASE) -> None:
+    """Uninstall a release, which keeps the CRD and all resources."""
+    bed.helm("uninstall", release, "--namespace", SYSTEM, "--wait", "--timeout=180s")
+    free_lease(bed)
+
+
+def free_lease(bed: Bed) -> None:
+    """Delete the Lease of an operator that was removed with its permissions, so that the next one need not wait.
+
+    It cannot release the Lease itself without them. It would expire after 15 seconds.
+    """
+    bed.kubectl("--namespace", SYSTEM, "delete", "lease", LEASE, "--ignore-not-found")
 
 
 def uninstall(bed: Bed) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from cluster.bed import Bed
 from cluster.commands import run
-from cluster.demo import CRD, NAME, RELEASE, SPACE, SYSTEM, install, resources
+from cluster.demo import CRD, NAME, RELEASE, SPACE, SYSTEM, free_lease, install, resources, uninstall_release
 from cluster.endpoint import service_url
 from cluster.images import REPOSITORY
 from support.deployments import ServedNamespace, manifest
@@ -53,6 +53,7 @@ def installed_without_helm(bed: Bed) -> Iterator[None]:
         yield
     finally:
         bed.kubectl("delete", "--wait", "--filename", "-", stdin=removed)
+        free_lease(bed)
 
 
 def test_a_deployment_serves_while_the_release_is_removed_and_installed_in_other_ways(
@@ -63,7 +64,7 @@ def test_a_deployment_serves_while_the_release_is_removed_and_installed_in_other
     (pod,) = namespace.pods()
     try:
         with traffic(namespace, bed.engine_image, "chat", "smollm2", clients=1, seconds=0) as stream:
-            bed.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait")
+            uninstall_release(bed)
             assert bed.kubectl("get", "crd", CRD, "--output=name")
             stream.flows_on()
             with installed_without_helm(bed):
@@ -74,11 +75,13 @@ def test_a_deployment_serves_while_the_release_is_removed_and_installed_in_other
             install(bed, "other", "--take-ownership")
             namespace.kubectl("scale", "fgd/chat", "--replicas=1")
             namespace.wait_condition("Ready", "True", "AllReplicasReady")
-            bed.helm("uninstall", "other", "--namespace", SYSTEM, "--wait")
+            uninstall_release(bed, "other")
             stream.stop()
             assert stream.failures() == []
     finally:
         install(bed, RELEASE, "--take-ownership")
+        # With its namespace, it would be deleted after its pods, and the next test waits for the end of all resources.
+        namespace.kubectl("delete", "fgd", "--all", "--wait=false")
 
 
 def test_the_demo_runs_on_the_cluster_of_a_kubeconfig_and_keeps_what_others_deployed(

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.bed import Bed
 from cluster.commands import CommandError
-from cluster.demo import CHART, CRD, RELEASE, SYSTEM, install
+from cluster.demo import CHART, CRD, RELEASE, SYSTEM, install, uninstall_release
 from cluster.release import CHART as CHART_PATH
 from cluster.release import NotInHistoryError, extract
 from support.deployments import ServedNamespace, manifest
@@ -77,7 +77,7 @@ def test_no_request_is_lost_by_an_upgrade_from_the_previous_release_and_back(
         [f"--set=operator.image={operator}", f"--set=engine.image={engine}"]
         for operator, engine in zip(operators, engines, strict=True)
     )
-    bed.helm("uninstall", RELEASE, *where)
+    uninstall_release(bed)
     try:
         # As documented: the kept CRD may be one that `kubectl apply` has changed.
         owner = ("--take-ownership", "--force-conflicts")
@@ -107,11 +107,11 @@ def test_no_request_is_lost_by_an_upgrade_from_the_previous_release_and_back(
             short.flows_on()
             assert short.failures() + long.failures() == [], "requests were lost during the rollback"
 
-            bed.helm("uninstall", RELEASE, *where)
+            long.send_no_more()  # the open stream goes on while the operator is uninstalled
+            uninstall_release(bed)
             assert bed.kubectl("get", "crd", CRD, "--output=name")
             short.flows_on()
             assert third <= {pod["metadata"]["name"] for pod in namespace.pods()}
-            long.send_no_more()
             short.stop()
             long.wait_ended()
             assert short.failures() + long.failures() == [], "requests were lost after the operator was uninstalled"

@@ -14,9 +14,16 @@ from chart_files.files import ROOT
 from cluster.commands import CommandError
 from cluster.controlplane import ControlPlane
 from harness.chart import CHART, CRD_CHART, SYSTEM, Helm
-from harness.definitions import POD_MONITOR_CRD, PROMETHEUS_RULE_CRD, SERVICE_MONITOR_CRD
+from harness.definitions import (
+    HTTP_ROUTE_CRD,
+    POD_MONITOR_CRD,
+    PROMETHEUS_RULE_CRD,
+    SCALED_OBJECT_CRD,
+    SERVICE_MONITOR_CRD,
+)
 from harness.space import resource
 from support.namespace import Object
+from support.pages import commands, documents
 from support.waiting import eventually
 
 pytestmark = pytest.mark.controlplane
@@ -96,10 +103,11 @@ def plane(helm: Helm) -> Iterator[ControlPlane]:
         spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("one", "two")]
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         spaces.append({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM, "labels": labels}})
-        crds = [definition.fetch() for definition in (POD_MONITOR_CRD, PROMETHEUS_RULE_CRD, SERVICE_MONITOR_CRD)]
+        of_others = (POD_MONITOR_CRD, PROMETHEUS_RULE_CRD, SERVICE_MONITOR_CRD, HTTP_ROUTE_CRD, SCALED_OBJECT_CRD)
+        crds = [definition.fetch() for definition in of_others]
         apply(started, *spaces, *crds)
-        for crd in crds:
-            started.kubectl("wait", "--for=condition=Established", f"crd/{crd['metadata']['name']}", "--timeout=30s")
+        names = [f"crd/{crd['metadata']['name']}" for crd in crds]
+        started.kubectl("wait", "--for=condition=Established", *names, "--timeout=30s")
         started.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", SYSTEM, "--timeout=30s")
         yield started
 
@@ -182,6 +190,16 @@ def test_install_yaml_is_accepted_as_one_file(plane: ControlPlane) -> None:
     assert output.count("(server dry run)") == len(objects)
 
 
+def test_objects_of_other_kinds_in_the_documentation_are_accepted(plane: ControlPlane) -> None:
+    """tests/operator/api/test_crd.py applies the FastGenDeployments."""
+    found = [made for _, made in documents() if "apiVersion" in made and made["kind"] != "FastGenDeployment"]
+    assert {made["kind"] for made in found} >= {"HTTPRoute", "Job", "ScaledObject"}
+    output = apply(
+        plane, *({**made, "metadata": {**made["metadata"], "namespace": "one"}} for made in found), dry_run=True
+    )
+    assert output.count("(server dry run)") == len(found)
+
+
 def test_the_crd_and_its_resources_outlive_a_release_and_join_the_next(plane: ControlPlane, helm: Helm) -> None:
     def owner() -> str:
         crd = json.loads(plane.kubectl("get", CRD, "--output=json"))
@@ -207,6 +225,24 @@ def test_the_crd_and_its_resources_outlive_a_release_and_join_the_next(plane: Co
     assert owner() == "crds"
     uninstall(plane, helm, "crds")
     assert plane.kubectl("get", "fgd/chat", "--namespace=one", "--output=jsonpath={.metadata.uid}") == uid
+
+
+def test_the_commands_of_the_upgrade_page_succeed(plane: ControlPlane, helm: Helm) -> None:
+    """As they are printed, without those that wait for pods: there is no node."""
+    page = [text for place, text in commands("helm") if place.startswith("docs/how-to/upgrade.md:")]
+    verbs = [text.split()[1] for text in page]
+    assert verbs == ["upgrade", "test", "rollback", "uninstall", "install"]
+    install(plane, helm, "fastgen", "--take-ownership")
+    try:
+        for command in page:
+            if not command.startswith("helm test"):
+                words = command.replace(" --wait", "").replace(" NAME ", " other ").split()[1:]
+                helm.run(
+                    *(str(CHART) if word == "charts/fastgen" else word for word in words),
+                    f"--kubeconfig={plane.kubeconfig}",
+                )
+    finally:
+        helm.run("uninstall", "other", "--ignore-not-found", f"--kubeconfig={plane.kubeconfig}")
 
 
 def test_the_clusters_roles_contain_rights_on_resources(plane: ControlPlane, helm: Helm) -> None:

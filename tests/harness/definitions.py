@@ -59,3 +59,15 @@ INFERENCE_POOL_CRD: Final = Definition(
     "h1:Ng2Qs1Oum4WycuWyi3rOkAC7pZ2aDqgN2ku6Lr/mryQ=",
     "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
 )
+HTTP_ROUTE_CRD: Final = Definition(
+    "sigs.k8s.io/gateway-api",
+    "v1.3.0",
+    "h1:q6okN+/UKDATola4JY7zXzx40WO4VISk7i9DIfOvr9M=",
+    "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
+)
+SCALED_OBJECT_CRD: Final = Definition(
+    "github.com/kedacore/keda/v2",
+    "v2.17.2",
+    "h1:xlrcK5TKABJF9PebK79sgL07s/csGjL3H4m72OkZXxk=",
+    "config/crd/bases/keda.sh_scaledobjects.yaml",
+)

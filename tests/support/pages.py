@@ -1,4 +1,4 @@
-"""The documentation's code blocks, for tests that try them."""
+"""The documentation's code blocks and commands, for tests that try them."""
 
 from __future__ import annotations
 
@@ -29,3 +29,25 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
         for document in yaml.safe_load_all(text):
             assert isinstance(document, dict), place
             yield place, document
+
+
+def commands(program: str) -> Iterator[tuple[str, str]]:
+    """Yield "page:line" and each command of a program, on one line, without a prompt or a comment.
+
+    They are those of the shell blocks and, in the text, code that has at least two words after the program's name:
+    `kubectl apply` in a sentence is the name of a command.
+    """
+    for language, prompt in (("sh", ""), ("console", "$ ")):
+        for place, text in blocks(language):
+            for line in text.replace("\\\n", " ").splitlines():
+                if line.startswith(f"{prompt}{program} "):
+                    yield place, _without_comment(line.removeprefix(prompt))
+    for page in PAGES:
+        text = page.read_text()
+        for found in re.finditer(rf"(?<!`)`({program}(?:\s+[^`\s]+){{3}}[^`]*|{program}(?:\s+[^`\s]+){{2}})`", text):
+            line = text.count("\n", 0, found.start()) + 1
+            yield f"{page.relative_to(ROOT)}:{line}", " ".join(found[1].split())
+
+
+def _without_comment(command: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"\s#\s.*", "", command)).strip()

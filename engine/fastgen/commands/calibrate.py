@@ -46,7 +46,10 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and print the curve and the budget of each format. The plot shows the first, which is the default."""
+    """Measure, and print the curve and the budget of each format.
+
+    The plot shows the first, which is the default.
+    """
     config = replace(engine_config(options), token_budget="auto")
     if options.seconds <= 0:
         raise ConfigError(f"--seconds {options.seconds}: must be above 0")
@@ -75,7 +78,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def formats(config: EngineConfig, processor: Processor, *, is_native: bool) -> dict[str, EngineConfig]:
-    """Return the settings of each format to measure, by its heading; what the settings give by themselves comes first.
+    """Return the settings of each format to measure, by its heading.
+
+    The format that the settings choose by themselves comes first.
 
     Args:
         config: names a format, or leaves the choice.
@@ -113,7 +118,10 @@ def _measure(
 
 
 def table(calibration: Calibration, budget: TunedBudget, fit: Fit) -> Table:
-    """Return a row per size with a bar of its share of the peak; mark the first size at or above the budget."""
+    """Return a row per size with a bar of its share of the peak.
+
+    The first size at or above the budget is marked.
+    """
     shown = Table(box=None, pad_edge=False)
     for heading in ("tokens", "ms", "ms by fit", "tokens/s", "of peak"):
         shown.add_column(heading, justify="right")

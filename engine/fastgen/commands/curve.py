@@ -17,9 +17,9 @@ _MEASURED, _FITTED, _CHOSEN, _QUIET = "#1f5fa8", "#8a8f98", "#c8501e", "#e3e5e8"
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Step model fitted to the measurements: seconds = base + token * tokens + kv_token * resident KV tokens.
+    """A step model fitted to the measurements.
 
-    `error` is the mean relative error of the points.
+    seconds = base + token * tokens + kv_token * resident KV tokens. `error` is the mean relative error of the points.
     """
 
     base: float

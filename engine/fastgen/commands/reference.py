@@ -1,4 +1,7 @@
-"""Generate docs/reference/engine-flags.md and openai.md: `python -m fastgen.commands.reference --write`."""
+"""Generate docs/reference/engine-flags.md and openai.md.
+
+Run `python -m fastgen.commands.reference --write`.
+"""
 
 from __future__ import annotations
 

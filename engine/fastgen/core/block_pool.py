@@ -48,9 +48,10 @@ class BlockPool:
         return sum(ref_counts[block] > 1 for block in table)
 
     def extend(self, table: list[int], num_tokens: int) -> None:
-        """Append blocks to `table` until it holds `num_tokens` tokens; the caller has checked that there are enough.
+        """Append blocks to `table` until it holds `num_tokens` tokens.
 
-        Takes free blocks first, then evicts the least recently used ones of the prefix cache.
+        The caller has checked that there are enough. Takes free blocks first, then evicts the least recently used ones
+        of the prefix cache.
         """
         missing = self.blocks_for(num_tokens) - len(table)
         assert missing <= self.num_free, f"{missing} blocks needed, {self.num_free} free"
@@ -104,7 +105,10 @@ class BlockPool:
         return first_replaced
 
     def check_integrity(self, tables: abc.Sequence[list[int]]) -> None:
-        """Assert that every block is free, cached or referenced, and referenced as often as it occurs in `tables`."""
+        """Assert that every block is free, cached or referenced.
+
+        Its reference count must equal its number of occurrences in `tables`.
+        """
         references = Counter(block for table in tables for block in table)
         assert self._ref_counts == [references[block] for block in range(self.num_blocks)], "a block is miscounted"
         self._prefix_cache.check_integrity()

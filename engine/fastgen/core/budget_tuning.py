@@ -50,7 +50,10 @@ class TunedBudget:
 
 
 def monotone_curve(points: Iterable[StepTime]) -> list[StepTime]:
-    """Return the points by size, with noise removed: noise only adds time, and fewer tokens never take longer."""
+    """Return the points by size, with noise removed.
+
+    Noise only adds time, and fewer tokens never take longer.
+    """
     curve: list[StepTime] = []
     for point in sorted(points, key=lambda p: (-p.tokens, p.seconds)):
         if curve and curve[-1].tokens == point.tokens:
@@ -84,7 +87,10 @@ def tune_budget(points: Sequence[StepTime], *, target_seconds: float | None, min
 
 
 def _seconds(tokens: float, curve: Sequence[StepTime]) -> float:
-    """Interpolate the curve linearly; extrapolate beyond its last point, and stay constant before its first."""
+    """Interpolate the curve linearly.
+
+    The curve is extrapolated beyond its last point and constant before its first.
+    """
     if len(curve) == 1 or tokens <= curve[0].tokens:
         return curve[0].seconds
     left, right = next((pair for pair in pairwise(curve) if tokens <= pair[1].tokens), (curve[-2], curve[-1]))

@@ -114,7 +114,10 @@ class Chunker:
     target: Target
 
     def prompt_tokens(self, room: int, load: StepLoad) -> int:
-        """Return the prompt tokens of the next step; `room`, at least 1, is the token budget left by the decodes."""
+        """Return the prompt tokens of the next step.
+
+        `room`, at least 1, is the token budget left by the decodes.
+        """
         if load.decodes:
             room = min(room, self.target.prompt_tokens(load))
         return room if self.chunking == "greedy" else even_share(load.backlog, room)
@@ -133,6 +136,9 @@ def target_of(setting: int | str, times: StepTimes) -> Target:
 
 
 def even_share(backlog: int, room: int) -> int:
-    """Return the tokens per step if `backlog` is spread evenly over the fewest steps of at most `room` tokens."""
+    """Return the tokens per step if `backlog` is spread evenly.
+
+    It is spread over the fewest steps of at most `room` tokens.
+    """
     steps = -(-backlog // room)
     return -(-backlog // steps)

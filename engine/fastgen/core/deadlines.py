@@ -8,7 +8,10 @@ from fastgen.core.sequence import Sequence
 
 
 class Deadlines:
-    """The unfinished sequences with a deadline. `overdue` costs nothing until one of the deadlines passes."""
+    """The unfinished sequences with a deadline.
+
+    `overdue` costs nothing until one of the deadlines passes.
+    """
 
     def __init__(self) -> None:
         self._sequences: dict[int, Sequence] = {}

@@ -29,7 +29,10 @@ class KVCacheManager:
         return self.pool.match(sequence.tokens, sequence.cache_salt, self._num_cacheable(sequence))
 
     def next_key(self, sequence: Sequence, table: list[int]) -> Key | None:
-        """Return the prefix cache key of the block after the cached ones of `table`; None if it cannot be shared."""
+        """Return the prefix cache key of the block after the cached ones of `table`.
+
+        None if the block cannot be shared.
+        """
         if sequence.cache_salt is None or len(table) >= self._num_cacheable(sequence):
             return None
         return self.pool.key(table, sequence.tokens, sequence.cache_salt, len(table))

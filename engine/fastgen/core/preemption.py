@@ -1,6 +1,7 @@
-"""Which sequence is preempted, and how: its KV is dropped and recomputed, or swapped to the host and back.
+"""Preemption: which sequence loses its blocks, and what happens to its KV.
 
-PagedAttention (Kwon et al., 2023), section 4.5, describes both. Which is cheaper depends on the model and the machine.
+The KV is dropped and recomputed, or swapped to the host and back. PagedAttention (Kwon et al., 2023), section 4.5,
+describes both. Which is cheaper depends on the model and the machine.
 """
 
 from __future__ import annotations

@@ -23,7 +23,10 @@ class RequestError(ValueError):
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. Clients see `abort` for `deadline` too, because OpenAI's API has no such reason."""
+    """Why a request ended.
+
+    Clients see `abort` for `deadline` too, because OpenAI's API has no such reason.
+    """
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the maximum model length

@@ -23,7 +23,10 @@ def by_rank(sequence: Sequence) -> Rank:
 
 
 def _by_length(sequence: Sequence) -> tuple[int, int, int]:
-    """Return the sort key by priority, then pending tokens, then arrival. It is constant while a sequence waits."""
+    """Return the sort key by priority, then pending tokens, then arrival.
+
+    It is constant while a sequence waits.
+    """
     return (sequence.priority, sequence.num_pending_tokens, sequence.ordinal)
 
 

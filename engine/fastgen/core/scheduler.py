@@ -32,7 +32,9 @@ _LOOKAHEAD_STEPS = 64
 
 
 class Scheduler:
-    """Owns all unfinished sequences and the block pool. Running sequences hold cache blocks; waiting ones hold none.
+    """Owns all unfinished sequences and the block pool.
+
+    Running sequences hold cache blocks; waiting ones hold none.
 
     Sequences are ranked by priority, then by arrival:
     - A sequence that needs a block when none is free preempts a lower-ranked one, or itself. No sequence is

@@ -159,7 +159,10 @@ class Sequence:
         return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
 
     def advance(self, num_tokens: int) -> None:
-        """Record that a step computes `num_tokens` more tokens, and that it samples if none is left after them."""
+        """Record that a step computes `num_tokens` more tokens.
+
+        The step also samples a token if no pending token is left after them.
+        """
         assert 1 <= num_tokens <= self.num_pending_tokens
         self.num_computed_tokens += num_tokens
         self.num_in_flight += 1
@@ -174,7 +177,10 @@ class Sequence:
         self.num_computed_tokens = start
 
     def settle_pooled(self, computed: int) -> bool:
-        """Record that the first `computed` tokens of a pooled sequence are computed; return whether that ends it."""
+        """Record that the first `computed` tokens of a pooled sequence are computed.
+
+        Return whether that ends the sequence.
+        """
         if computed == len(self.tokens):
             self.finish_reason = FinishReason.STOP
         return self.finish_reason is not None

@@ -7,9 +7,10 @@ STEPS_PER_GROWTH = 32
 
 
 class StepLimit:
-    """Halves when a step runs out of memory and doubles after a while, between one token and the token budget.
+    """Limit of a step's tokens, lowered when steps run out of memory.
 
-    A step of n tokens is retried at most log2(n) times: the last retry has one token, of one sequence.
+    It halves when a step runs out of memory and doubles after a while, between one token and the token budget. A step
+    of n tokens is retried at most log2(n) times: the last retry has one token, of one sequence.
 
     Attributes:
         tokens: most tokens of a step now, and most sequences in it.

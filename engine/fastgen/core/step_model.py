@@ -123,9 +123,10 @@ class StepModel:
 
 
 def non_negative_least_squares(xx: list[float], xy: list[float]) -> Vector:
-    """Return the x >= 0 in R^3 that minimises x' xx x - 2 xy' x, for a positive definite xx [3 x 3, row-major].
+    """Return the x >= 0 in R^3 that minimises x' xx x - 2 xy' x.
 
-    Solves the system for each of the seven sets of non-zero coefficients; one of them has the minimum.
+    `xx` is positive definite [3 x 3, row-major]. Solves the system for each of the seven sets of non-zero coefficients;
+    one of them has the minimum.
     """
     best, least = (0.0, 0.0, 0.0), 0.0
     for size in (3, 2, 1):

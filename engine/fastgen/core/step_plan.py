@@ -12,9 +12,9 @@ from fastgen.core.sequence import UNKNOWN, Sequence
 
 @dataclass(slots=True, init=False, eq=False)
 class Chunk:
-    """One sequence's tokens in a step: `sequence.tokens[start : start + num_tokens]`, at positions from `start`.
+    """One sequence's tokens in a step.
 
-    Immutable by convention.
+    They are `sequence.tokens[start : start + num_tokens]`, at positions from `start`. Immutable by convention.
 
     Attributes:
         samples: whether a token is sampled after this chunk, which is so if it ends with the sequence's last pending
@@ -160,7 +160,10 @@ class StepPlanBuilder:
         self._decodes.append(Chunk(sequence, sequence.num_computed_tokens, 1))
 
     def add_prompt(self, sequence: Sequence, most: int) -> bool:
-        """Add at most `most` further pending tokens, as budget and blocks allow. Return False if that is none."""
+        """Add at most `most` further pending tokens, as budget and blocks allow.
+
+        Return False if that is none.
+        """
         start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
         capacity = self._pool.token_capacity(sequence.block_table, start + before)
         added = min(self.num_left(sequence), most, self.tokens_left, capacity)

@@ -1,6 +1,6 @@
-"""What one step computed for which request, for people who watch a server. Ids and token counts, no tokens.
+"""What one step computed for which request, for people who watch a server.
 
-It is built only while somebody watches: see `fastgen.engine.messages.Watch`.
+Ids and token counts, no tokens. It is built only while somebody watches: see `fastgen.engine.messages.Watch`.
 """
 
 from __future__ import annotations

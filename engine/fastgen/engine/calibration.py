@@ -120,9 +120,10 @@ def measure(
     on_progress: Callable[[float], None] = lambda _fraction: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
-    """Measure steps of these sizes, in ascending order; keep the fastest time of each, because noise only adds.
+    """Measure steps of these sizes, in ascending order.
 
-    Sizes that do not fit in the KV cache are skipped.
+    The fastest time of each size is kept, because noise only adds time. Sizes that do not fit in the KV cache are
+    skipped.
 
     Args:
         runner: runs the steps; nothing else may use it meanwhile.

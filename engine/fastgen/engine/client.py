@@ -251,9 +251,9 @@ class EngineClient:
         self._loop.call_soon(self._receive)
 
     async def _watch(self) -> None:
-        """Receive messages until the engine exits, fails or hangs; then drain the socket and wake all waiters.
+        """Receive messages until the engine exits, fails or hangs.
 
-        Does not kill the process: `stop` does.
+        Then drain the socket and wake all waiters. Does not kill the process: `stop` does.
         """
         self._loop.add_reader(self._descriptor, self._receive)
         self._receive()

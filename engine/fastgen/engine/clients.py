@@ -1,4 +1,7 @@
-"""The clients of the engine process, its API processes: which requests each has, and whether it watches."""
+"""The clients of the engine process: its API processes.
+
+Tracks which requests each client has, and whether it watches steps.
+"""
 
 from __future__ import annotations
 

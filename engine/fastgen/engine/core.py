@@ -295,7 +295,10 @@ class Engine:
         return True
 
     def _roll_back(self, failed: _Launched) -> list[TokenOutput]:
-        """Undo a step that ran out of memory and all launched after it; return the end of a request that cannot run."""
+        """Undo a step that ran out of memory, and all steps launched after it.
+
+        Return the end of a request that cannot run, if any.
+        """
         lost = [failed, *self._in_flight]
         self._in_flight.clear()
         for launched in reversed(lost):
@@ -370,7 +373,10 @@ class Engine:
         self._scheduler.check_integrity()
 
     def prepare_grammars(self) -> None:
-        """Do in the background what the first grammar needs. It may delay steps once: call it before the first one."""
+        """Do in the background what the first grammar needs.
+
+        It may delay steps once: call it before the first one.
+        """
         if self._grammars is not None:
             self._grammars.prepare()
 
@@ -391,7 +397,10 @@ class Engine:
         return self._grammars.compile(grammar)
 
     def _release_compiled(self) -> list[TokenOutput]:
-        """Queue the requests whose grammar has been compiled; return the ends of those whose grammar is invalid."""
+        """Queue the requests whose grammar has been compiled.
+
+        Return the ends of those whose grammar is invalid.
+        """
         outputs = []
         for request_id in [request_id for request_id, compiled in self._compiling.items() if compiled.done()]:
             sequence, compiled = self._sequences[request_id], self._compiling.pop(request_id)

@@ -58,7 +58,10 @@ class InFlight:
 
     @property
     def finished_per_second(self) -> float:
-        """Recent rate of finished requests of all API processes, and of those that this process has cancelled."""
+        """Recent rate of finished requests of all API processes.
+
+        Requests that this process has cancelled count too.
+        """
         return self._finished.per_second()
 
     def reserve(self, request_ids: Iterable[str]) -> None:

@@ -1,6 +1,7 @@
-"""Starts the engine process early: importing torch takes seconds, and the server does its own start meanwhile.
+"""Start the engine process early.
 
-The process reads its configuration from standard input. Messages go over a socket in a private directory.
+Importing torch takes seconds, and the server starts up meanwhile. The process reads its configuration from standard
+input. Messages go over a socket in a private directory.
 """
 
 from __future__ import annotations

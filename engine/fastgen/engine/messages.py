@@ -1,4 +1,6 @@
-"""Messages between the API processes and the engine process: msgspec structs over a ZeroMQ PAIR socket for each.
+"""Messages between the API processes and the engine process.
+
+They are msgspec structs over one ZeroMQ PAIR socket for each API process.
 
 server  -> engine   Add, Cancel, Watch; from the first API process also Gone, Shutdown
 engine  -> server   Loading*, then Ready or Failed; after Ready a StepReport per step; Failed before an exit on error
@@ -33,7 +35,10 @@ class Watch(msgspec.Struct, tag="watch", frozen=True):
 
 
 class Gone(msgspec.Struct, tag="gone", frozen=True):
-    """An API process has exited, the engine's client of that number: cancel its requests and send it nothing more."""
+    """The API process with this client number has exited.
+
+    The engine cancels its requests and sends it nothing more.
+    """
 
     client: int
 

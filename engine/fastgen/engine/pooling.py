@@ -45,7 +45,10 @@ class Pools:
 
 
 def _add(sequence: Sequence, start: int, states: npt.NDArray[Any]) -> None:
-    """Add the sum of the hidden states from token `start` on. A recomputed sequence starts again at token 0."""
+    """Add the sum of the hidden states from token `start` on.
+
+    A recomputed sequence starts again at token 0.
+    """
     is_first = start == 0 or sequence.pooled_sum is None
     sequence.pooled_sum = states if is_first else sequence.pooled_sum + states
 

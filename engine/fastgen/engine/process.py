@@ -1,7 +1,8 @@
-"""The engine process: loads the model, then runs the step loop and exchanges messages with the API processes.
+"""The engine process.
 
-`fastgen.engine.launch` starts it as `python -m fastgen.engine.process LOG_FORMAT ADDRESS...`, with the `EngineConfig`
-as JSON on standard input. It is a separate process so that HTTP work never delays a step.
+Loads the model, then runs the step loop and exchanges messages with the API processes. `fastgen.engine.launch` starts
+it as `python -m fastgen.engine.process LOG_FORMAT ADDRESS...`, with the `EngineConfig` as JSON on standard input. It is
+a separate process so that HTTP work never delays a step.
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ class Channel:
             self._sockets[client].send(self._encoder.encode(part))
 
     def receive(self, *, wait: float | None) -> list[tuple[int, Command]]:
-        """Return all pending commands, each with its client. Wait for the first one for at most `wait` seconds.
+        """Return all pending commands, each with its client.
 
-        Without limit if `wait` is None. The commands of one client are in order.
+        Wait for the first one for at most `wait` seconds. Without limit if `wait` is None. The commands of one client
+        are in order.
         """
         commands: list[tuple[int, Command]] = []
         for socket, _ in self._poller.poll(None if wait is None else round(wait * 1000)):

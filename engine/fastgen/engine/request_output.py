@@ -1,4 +1,7 @@
-"""Output of one request, accumulated from the engine's token outputs. Used in process and by the server."""
+"""Output of one request, accumulated from the engine's token outputs.
+
+Used in process and by the server.
+"""
 
 from __future__ import annotations
 

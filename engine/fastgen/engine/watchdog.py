@@ -1,6 +1,7 @@
-"""Finds an engine that hangs: it has work and finishes no step in time. It runs in the server, not in the engine.
+"""Finds an engine that hangs: it has work and finishes no step in time.
 
-How long a step may take follows from the engine's own step model, and from a setting.
+It runs in the server, not in the engine. How long a step may take follows from the engine's own step model, and from a
+setting.
 """
 
 from __future__ import annotations

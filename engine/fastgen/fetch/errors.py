@@ -39,7 +39,10 @@ class Interrupted(FetchError):
 
 
 def connection_error(message: str) -> FetchError:
-    """Return the error for a failed connection: worth a retry, unless the server's certificate is not trusted."""
+    """Return the error for a failed connection.
+
+    It is worth a retry, unless the server's certificate is not trusted.
+    """
     if "CERTIFICATE_VERIFY_FAILED" in message:
         remedy = "name a file with the authorities to trust in SSL_CERT_FILE and AWS_CA_BUNDLE"
         return FetchError(f"{message}: {remedy} (egress.caBundle of the operator's chart)")

@@ -1,4 +1,5 @@
-"""CPU kernels for what libraries lack: paged attention, fused element-wise operations and matrix products.
+"""CPU kernels for operations that libraries lack.
 
-`reference` holds their readable twins in plain torch; tests compare the two.
+These are paged attention, fused element-wise operations and matrix products. `reference` holds their readable twins in
+plain torch; tests compare the two.
 """

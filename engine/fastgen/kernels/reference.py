@@ -9,7 +9,10 @@ import torch.nn.functional as F
 def add_rms_norm(
     x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + update and its RMS norm times `weight` over the last dimension (Zhang and Sennrich, 2019)."""
+    """Return x + update and its RMS norm times `weight`.
+
+    The norm is over the last dimension (Zhang and Sennrich, 2019).
+    """
     total = x + update
     return total, rms_norm(total, weight, epsilon)
 
@@ -52,7 +55,9 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Compute causal attention of one sequence's tokens at positions `start ..` over its paged keys and values.
+    """Compute causal attention over paged keys and values.
+
+    The queries are one sequence's tokens at positions `start ..`.
 
     Args:
         queries: [n, heads, head_dim].
@@ -90,7 +95,9 @@ def int8_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) ->
 
 
 def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x [T, in] in blocks of 32, the last padded with zeros: the largest value of a block becomes ± 127.
+    """Quantise x [T, in] in blocks of 32, the last padded with zeros.
+
+    The largest absolute value of a block becomes ± 127.
 
     Returns:
         int8 [T, blocks, 32], and scales [T, blocks] in float32. Values of blocks below 1e-36 are 0. Scales of blocks

@@ -134,7 +134,9 @@ class LLM:
         stop: Sequence[str] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestOutput:
-        """Generate the next message of a conversation with the model's chat template. Reasoning is part of its text.
+        """Generate the next message of a conversation with the model's chat template.
+
+        Reasoning is part of its text.
 
         Args:
             messages: mappings with `role` and `content`.

@@ -119,7 +119,10 @@ class GenerateArguments:
         )
 
     def body(self, prompt_length: int) -> dict[str, Any]:
-        """Return the fields of a /v1/completions request; `prompt_length` is used only without `max_new_tokens`."""
+        """Return the fields of a /v1/completions request.
+
+        `prompt_length` is used only without `max_new_tokens`.
+        """
         return {
             "max_tokens": self.max_tokens(prompt_length),
             "min_tokens": self.min_new_tokens,

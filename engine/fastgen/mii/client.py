@@ -1,4 +1,7 @@
-"""`fastgen.client`: connects to a server that any program of the same user started with `fastgen.serve`."""
+"""`fastgen.client`: connect to a running server.
+
+Any program of the same user can have started it with `fastgen.serve`.
+"""
 
 from __future__ import annotations
 

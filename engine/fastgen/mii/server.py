@@ -88,7 +88,10 @@ def serve(
 
 
 def _start(arguments: list[str], log: Path) -> int:
-    """Start a process in its own session, so that signals to this program or its terminal do not reach it."""
+    """Start a process in its own session.
+
+    Signals to this program or its terminal do not reach it.
+    """
     with log.open("wb") as output:
         return os.posix_spawn(
             COMMAND[0],

@@ -95,9 +95,10 @@ class InputLayout:
 
     @classmethod
     def padded(cls, num_tokens: int, max_rows: int, block_size: int) -> InputLayout:
-        """Return the layout for all steps of up to `num_tokens` tokens with at most a logit row for each sequence.
+        """Return the layout for all steps of up to `num_tokens` tokens.
 
-        It has room for the blocks of these tokens. A sequence with a prefix from the cache, or swapped in, brings more.
+        Such a step has at most one logit row for each sequence. The layout has room for the blocks of these
+        tokens. A sequence with a prefix from the cache, or swapped in, brings more.
         """
         most = min(num_tokens, max_rows)
         return cls(
@@ -169,7 +170,10 @@ class DeviceRows:
         return len(self._last_ids)
 
     def apply(self, step: StepInput) -> DeviceInput:
-        """Apply the updates of a step and return its input, with one upload and without waiting for the device."""
+        """Apply the updates of a step and return its input.
+
+        This takes one upload and does not wait for the device.
+        """
         layout = InputLayout.exact(step)
         return self.read(upload(self.pack(step, layout), self._tables.device), layout)
 
@@ -179,7 +183,10 @@ class DeviceRows:
         return layout.pack(step, max_blocks, unused_place=self.max_rows * max_blocks)
 
     def read(self, packed: torch.Tensor, layout: InputLayout) -> DeviceInput:
-        """Apply the updates in `packed` [layout.num_elements], on the device, and return the input as views of it."""
+        """Apply the updates in `packed` [layout.num_elements], on the device.
+
+        Return the input as views of it.
+        """
 
         def part(name: str) -> torch.Tensor:
             return layout.part(packed, name)

@@ -36,7 +36,9 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """The arrays of one step with T rows: the first D are decodes, S are sampled, P get prompt logprobs, Q are pooled.
+    """The arrays of one step with T rows.
+
+    The first D rows are decodes; S are sampled, P get prompt logprobs, and Q are pooled.
 
     Attributes:
         token_ids: [T].

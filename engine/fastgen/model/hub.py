@@ -24,7 +24,9 @@ def hub_repository(model: str) -> str | None:
 
 
 def download(model: str) -> Path:
-    """Return the directory of a model on the hub, downloading what is not cached, with progress bars on a terminal.
+    """Return the directory of a model on the hub.
+
+    Files that are not cached are downloaded, with progress bars on a terminal.
 
     Raises:
         ModelError: one line with the reason and the remedy.

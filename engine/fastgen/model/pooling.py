@@ -1,6 +1,6 @@
-"""What a model's files say about pooling: sentence-transformers' modules.json, or a GGUF file's metadata.
+"""Read from a model's files how it pools.
 
-Needs no torch.
+The files are sentence-transformers' modules.json, or a GGUF file's metadata. Needs no torch.
 """
 
 from __future__ import annotations

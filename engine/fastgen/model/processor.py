@@ -151,7 +151,9 @@ class Int8Choice:
 
 
 def int8_choice(processor: Processor | None = None, environment: Mapping[str, str] = os.environ) -> Int8Choice:
-    """Return the product to use with int8 weights: vnni on processors with AVX512-VNNI, otherwise weight-only.
+    """Return the product to use with int8 weights.
+
+    It is vnni on processors with AVX512-VNNI, otherwise weight-only.
 
     Args:
         processor: this machine's by default.

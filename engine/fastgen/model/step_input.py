@@ -154,7 +154,10 @@ class StepInputBuilder:
             sequence.decodes_until = 0
 
     def _update_rows(self, sequences: abc.Sequence[Sequence]) -> tuple[list[RowParameters], IntArray]:
-        """Give rows to sequences that have none. Return the new rows, and the blocks that the runner does not have."""
+        """Give rows to sequences that have none.
+
+        Return the new rows, and the blocks that the runner does not have.
+        """
         new_rows: list[RowParameters] = []
         rows: list[int] = []
         positions: list[int] = []
@@ -193,7 +196,10 @@ class StepInputBuilder:
 
 
 def enlarged(array: npt.NDArray[Scalar], *shape: int) -> npt.NDArray[Scalar]:
-    """Return `array` if it has this shape or more; otherwise a copy with zeros, doubled so that growth is rare."""
+    """Return `array` if it has this shape or a larger one, otherwise a copy.
+
+    The copy is filled up with zeros. Its size doubles, so that growth is rare.
+    """
     if all(have >= needed for have, needed in zip(array.shape, shape, strict=True)):
         return array
     grown = np.zeros(
@@ -210,7 +216,10 @@ def _parameters(sequence: Sequence, row: int) -> RowParameters:
 
 
 def _token_ids(plan: StepPlan, query_starts: IntArray) -> IntArray:
-    """Return the ids of all tokens; `UNKNOWN` for the tokens of continued sequences, which the runner has."""
+    """Return the ids of all tokens.
+
+    Tokens of continued sequences, which the runner has, are `UNKNOWN`.
+    """
     token_ids = np.full(query_starts[-1], UNKNOWN, np.int32)
     for index in range(plan.num_continued, len(plan.sequences)):
         tokens = plan.sequences[index].tokens[plan.starts[index] : plan.ends[index]]

@@ -1,4 +1,7 @@
-"""Sampling state of the running sequences on the device: a slot for each, written when a sequence is admitted."""
+"""Sampling state of the running sequences on the device.
+
+Each sequence has a slot, which is written when the sequence is admitted.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,10 @@ class DeviceRows:
             self._give_back(*held)
 
     def flush(self) -> None:
-        """Write the slots admitted since the last flush, with one upload and a few launches; none if there are none."""
+        """Write the slots admitted since the last flush.
+
+        This takes one upload and a few launches; none if no slot was admitted.
+        """
         if not self._pending:
             return
         pending = self._pending
@@ -164,7 +170,10 @@ _NONE: IntArray = np.zeros(0, np.int64)
 def _columns_and_lists(
     sampling: SamplingParams, generated: abc.Sequence[int], end_tokens: frozenset[int]
 ) -> tuple[IntArray, IntArray]:
-    """Return the columns of `sampling` with offsets into its lists, and these lists, in the layout of `Column`."""
+    """Return the columns of `sampling` and its lists, in the layout of `Column`.
+
+    Some columns are offsets into the lists.
+    """
     biases = sorted(sampling.logit_bias, key=lambda pair: pair[0])
     bans: list[tuple[int, int, tuple[int, ...]]] = []
     if len(generated) < sampling.min_tokens:
@@ -202,7 +211,10 @@ def _columns_and_lists(
 
 
 def _token_counts(prompt: abc.Sequence[int], generated: abc.Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Return the distinct tokens [n] and for each of them twice its count in `generated` plus one if in `prompt`."""
+    """Return the distinct tokens [n] and an encoded count of each [n].
+
+    The count is twice the occurrences in `generated`, plus one if the token is in `prompt`.
+    """
     tokens, places = np.unique(np.array([*prompt, *generated], np.int64), return_inverse=True)
     in_prompt = np.bincount(places[: len(prompt)], minlength=len(tokens)) > 0
     return tokens, 2 * np.bincount(places[len(prompt) :], minlength=len(tokens)) + in_prompt

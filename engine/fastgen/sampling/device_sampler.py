@@ -52,7 +52,9 @@ class DeviceSampler:
         prompt: abc.Sequence[int],
         generated: abc.Sequence[int] = (),
     ) -> None:
-        """Give `slot` to a sequence with these tokens so far. Call it again after a preemption, with all tokens.
+        """Give `slot` to a sequence with these tokens so far.
+
+        Call it again after a preemption, with all tokens.
 
         Raises:
             torch.OutOfMemoryError: if the device has no memory for the biases, bad words or penalties.

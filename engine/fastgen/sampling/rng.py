@@ -1,4 +1,7 @@
-"""Counter-based random numbers: functions of (seed, position), the same on every machine and in any order."""
+"""Counter-based random numbers.
+
+They are functions of (seed, position), the same on every machine and in any order.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,10 @@ def _banned(draw: Draw) -> set[int]:
 
 
 def _choose(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
-    """Choose a token [R] for each row of `logits` [R, vocabulary], which are final but for temperature and filters."""
+    """Choose a token [R] for each row of `logits` [R, vocabulary].
+
+    The logits are final except for temperature and filters.
+    """
     groups: dict[_Choice, list[int]] = {}
     for row, draw in enumerate(draws):
         groups.setdefault(_choice_of(draw), []).append(row)

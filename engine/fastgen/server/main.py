@@ -367,10 +367,10 @@ class Server:
             log.info("page: http://%s:%d/ui", address, port)
 
     async def _drain(self, engine: EngineClient, dead: asyncio.Task[None], supervising: asyncio.Task[None]) -> None:
-        """Let open requests finish within the drain time, then abort the rest, which keep their output so far.
+        """Let open requests finish within the drain time, then abort the rest.
 
-        Connections made before end with their next response, and idle ones after a moment. The first API process also
-        waits for the others.
+        Aborted requests keep their output so far. Connections made before end with their next response, and idle ones
+        after a moment. The first API process also waits for the others.
 
         Raises:
             EngineDeadError: if the engine dies or hangs.

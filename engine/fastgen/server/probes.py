@@ -42,7 +42,10 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """Return 200 while requests are accepted; otherwise 503 with the reason, such as `loading weights 40 %`."""
+    """Return 200 while requests are accepted, otherwise 503.
+
+    The body gives the reason for 503, such as `loading weights 40 %`.
+    """
     service: Service = request.app.state.service
     reason = service.lifecycle.why_not_ready()
     return json_response(Status("ready")) if reason is None else json_response(Status(reason), 503)

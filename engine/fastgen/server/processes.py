@@ -1,7 +1,8 @@
-"""The API processes of a server beside the first one, which starts them, passes signals on and waits for them.
+"""The API processes of a server beside the first one.
 
-They are forks from before the first event loop, so they share the memory of what has been imported. If one dies, the
-whole server drains and exits, and the container is started again: a defect shows, and counters restart together.
+The first one starts them, passes signals on and waits for them. They are forks from before the first event loop, so
+they share the memory of what has been imported. If one dies, the whole server drains and exits, and the container is
+started again: a defect shows, and counters restart together.
 """
 
 from __future__ import annotations

@@ -104,7 +104,10 @@ class ChatTemplate:
             raise ChatTemplateError("a value is nested too deeply") from None
 
     def _shows_tools(self) -> bool:
-        """Return whether the template renders tools. Its text alone may mention `tools` as a field of a message."""
+        """Return whether the template renders tools.
+
+        Its text alone may mention `tools` as a field of a message.
+        """
         if re.search(r"\btools\b", self.tool_source) is None:
             return False
         function = {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}}

@@ -47,10 +47,11 @@ def escaped(text: str) -> str:
 
 
 class GrammarFactory:
-    """Creates the constraints of one engine, and computes their masks: a `fastgen.core.constraint.Grammars`.
+    """Create the constraints of one engine, and compute their masks.
 
-    The first grammar needs tables of the whole vocabulary. Building them takes half a second. Half of that holds the
-    interpreter's lock, in two pieces, so `prepare` builds them before there are requests.
+    Implements `fastgen.core.constraint.Grammars`. The first grammar needs tables of the whole vocabulary. Building them
+    takes half a second. Half of that holds the interpreter's lock, in two pieces, so `prepare` builds them before there
+    are requests.
 
     Grammars are compiled in threads. Only the thread that calls `compile` touches the cache.
 

@@ -146,7 +146,9 @@ class ReasoningParser:
 
 
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """Return the format of `--reasoning-parser`; `auto` looks for its marks in the template and the vocabulary.
+    """Return the format of `--reasoning-parser`.
+
+    `auto` looks for its marks in the template and the vocabulary.
 
     Raises:
         ConfigError: if `auto` finds channels, which are not parsed.

@@ -1,1 +1,4 @@
-"""Operators of the GPU backend: each has a Triton kernel in `fastgen.kernels.triton` and a readable twin in torch."""
+"""Operators of the GPU backend.
+
+Each has a Triton kernel in `fastgen.kernels.triton` and a readable twin in torch.
+"""

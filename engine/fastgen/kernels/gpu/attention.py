@@ -97,9 +97,10 @@ def attention_bytes(
     head_dim: int,
     element_bytes: int,
 ) -> int:
-    """Return the bytes that attention of one layer must move in a step, for a share of the memory bandwidth.
+    """Return the bytes that one layer's attention must move in a step.
 
-    Each key and value of the sequences is read once, each row's query read and its output written.
+    Divide them by the time for the share of the memory bandwidth that a kernel reaches. Each key and value of the
+    sequences is read once, each row's query read and its output written.
 
     Args:
         seq_lens: keys of each sequence, including those of its rows.

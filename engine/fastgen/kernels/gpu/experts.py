@@ -44,7 +44,9 @@ def experts(
     expert_ids: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """Compute a mixture's experts in five launches, with a result that does not depend on the order of programs.
+    """Compute a mixture's experts in five launches.
+
+    The result does not depend on the order in which programs run.
 
     Args:
         x: [T, hidden], contiguous; bfloat16, float16 or float32.

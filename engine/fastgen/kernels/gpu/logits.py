@@ -1,9 +1,9 @@
-"""Operator that applies bias, penalties and masks to logits, for a batch of rows with different parameters.
+"""Operator that applies bias, penalties and masks to logits.
 
-A running sequence owns a *slot*: a row of `columns` with its parameters, a segment of `lists` with its biases, banned
-tokens and bad words, and, if it has a penalty, a row of `counts`. A step calls `process_logits`, then `sample_tokens`
-and `commit_tokens` of `fastgen.kernels.gpu.sampling`: five launches, whose grids depend on the shape of the logits
-alone.
+Each row of the batch has its own parameters. A running sequence owns a *slot*: a row of `columns` with its parameters,
+a segment of `lists` with its biases, banned tokens and bad words, and, if it has a penalty, a row of `counts`. A step
+calls `process_logits`, then `sample_tokens` and `commit_tokens` of `fastgen.kernels.gpu.sampling`: five launches, whose
+grids depend on the shape of the logits alone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ FLOAT_COLUMNS = 7
 
 
 class Scores(NamedTuple):
-    """Processed logits of R rows over V tokens in C chunks, with what `sample_tokens` needs of each chunk.
+    """Processed logits of R rows over V tokens, in C chunks.
+
+    It also holds what `sample_tokens` needs of each chunk.
 
     Attributes:
         scores: [R, V] float32.

@@ -11,9 +11,10 @@ MOST_TOP = 32
 
 
 def token_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Return log-probability and rank of one token for each of some rows of `logits`, and the rows' top tokens.
+    """Return the log-probability and rank of one token for some rows of `logits`.
 
-    Each exponential is computed in float32 and summed in float64. Ties rank by id. Takes two launches.
+    The top tokens of these rows are returned as well. Each exponential is computed in float32 and summed in float64.
+    Ties rank by id. Takes two launches.
 
     Args:
         logits: [R, V], float32, bfloat16 or float16.

@@ -1,4 +1,7 @@
-"""Operators that turn processed logits into tokens; see `fastgen.kernels.gpu.logits` for the state they share."""
+"""Operators that turn processed logits into tokens.
+
+See `fastgen.kernels.gpu.logits` for the state they share.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644
 
 
 def sample_tokens(scores: Scores, slots: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return a token [R] int32 for each row: the first of the largest scores if greedy, otherwise a random one.
+    """Return a token [R] int32 for each row.
 
-    The filters and the order in which the inverse transform walks the tokens are those of
-    `fastgen.sampling.top_k_top_p`:
+    In greedy rows it is the first of the largest scores, otherwise a random one. The filters and the order in which the
+    inverse transform walks the tokens are those of `fastgen.sampling.top_k_top_p`:
 
     - Without filters, tokens are drawn in the order of their ids.
     - With top-k, top-p or min-p that keep fewer than `TOP` tokens, in descending order of their scores; ties by id.
@@ -48,9 +51,10 @@ def commit_tokens(
     counts: torch.Tensor,
     last_tokens: torch.Tensor,
 ) -> None:
-    """Record the sampled `tokens` [R] int32 in `counts`, `lists` and `last_tokens` [slots] int32, in place.
+    """Record the sampled `tokens` [R] int32 in the state of their slots.
 
-    A slot appears at most once in `slots`. See `process_logits` for the other arguments.
+    `counts`, `lists` and `last_tokens` [slots] int32 are changed in place. A slot appears at most once in `slots`. See
+    `process_logits` for the other arguments.
     """
     torch.ops.fastgen.commit_tokens(tokens, slots, positions, columns, lists, counts, last_tokens)
 
@@ -90,7 +94,10 @@ def _sample_token(scores: torch.Tensor, slot: Slot, position: torch.Tensor) -> t
 
 
 def _kept_of_top(top: torch.Tensor, total: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Return which of the `top` weights [n], in descending order, are kept; `total` [] is that of the vocabulary."""
+    """Return which of the `top` weights [n], in descending order, are kept.
+
+    `total` [] is the sum of the weights of the whole vocabulary.
+    """
     within = torch.arange(len(top)) < (top_k or math.inf)
     top = top.where(within, 0.0)
     until = top.cumsum(-1)
@@ -120,14 +127,20 @@ def _filtered(weights: torch.Tensor, top_k: int, top_p: float, min_p: float, typ
 
 
 def _threshold(wanted: torch.Tensor, values: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Return the largest value [] such that the `mass` [V] of all `values` [V] >= it is at least `wanted`, or 0."""
+    """Return the largest value [] that keeps enough mass, or 0.
+
+    The `mass` [V] of all `values` [V] >= it is at least `wanted`.
+    """
     ordered, ids = values.sort(descending=True)
     reached = mass[ids].cumsum(-1) >= wanted
     return ordered[reached.int().argmax()] if reached.any() else values.new_zeros(())
 
 
 def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Return an index [] in proportion to `weights` [n] float64: the first whose cumulative sum exceeds its share."""
+    """Return a random index [] in proportion to `weights` [n] float64.
+
+    It is the first index whose cumulative sum exceeds its share.
+    """
     until = weights.cumsum(-1)
     return torch.minimum(
         torch.searchsorted(until, uniform * until[-1], right=True), torch.searchsorted(until, until[-1])
@@ -135,7 +148,10 @@ def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return float64 numbers in [0, 1) by SplitMix64 of int64 `seeds` and `positions`, whose arithmetic wraps."""
+    """Return float64 numbers in [0, 1) by SplitMix64.
+
+    They are functions of int64 `seeds` and `positions`, whose arithmetic wraps.
+    """
     bits = _mix(_mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN)
     return _shift(bits, 11).double() / (1 << 53)
 

@@ -80,7 +80,10 @@ class Checkpoint:
 def stored_shapes(
     shapes: Mapping[str, tuple[int, ...]], locations: Mapping[str, TensorLocation], experts: int = 0
 ) -> dict[str, tuple[int, ...]]:
-    """Return the expected shapes of the file's tensors. A GGUF file stores all `experts` of a layer as one tensor."""
+    """Return the expected shapes of the file's tensors.
+
+    A GGUF file stores all `experts` of a layer as one tensor.
+    """
     stored: dict[str, tuple[int, ...]] = {}
     rows: dict[str, int] = {}
     for name, location in locations.items():

@@ -108,7 +108,10 @@ def four_bits(blocks: Structured) -> Bytes:
 
 
 def five_bits(blocks: Structured) -> Bytes:
-    """Return the unsigned values [n, 32] of the Q5_0 and Q5_1 layouts: four bits in nibbles, the fifth in a mask."""
+    """Return the unsigned values [n, 32] of the Q5_0 and Q5_1 layouts.
+
+    Four bits are in nibbles, the fifth in a mask.
+    """
     values = four_bits(blocks)
     values |= np.unpackbits(blocks["fifth"], axis=1, bitorder="little") << np.uint8(4)
     return values
@@ -141,7 +144,10 @@ def _iq4_xs(blocks: Structured, out: FloatArray) -> None:
 
 
 def _crumbs(packed: Bytes) -> Bytes:
-    """Split bytes [n, k] into two-bit values [n, k / 32, 4, 32]: the lowest pairs of 32 bytes first, then the next."""
+    """Split bytes [n, k] into two-bit values [n, k / 32, 4, 32].
+
+    The lowest pairs of 32 bytes come first, then the next.
+    """
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     found: Bytes = packed.reshape(len(packed), -1, 1, 32) >> shifts & np.uint8(3)
     return found
@@ -170,7 +176,10 @@ def _q3_k(blocks: Structured, out: FloatArray) -> None:
 
 
 def _scales_and_minimums(packed: Bytes) -> tuple[FloatArray, FloatArray]:
-    """Unpack [n, 12] bytes into six-bit scales and minimums [n, 8]; the last four of each have two bits elsewhere."""
+    """Unpack [n, 12] bytes into six-bit scales and minimums [n, 8].
+
+    The last four of each have two of their bits elsewhere.
+    """
     first, second, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, rest & 15 | first >> 2 & 48], axis=1)
     minimums = np.concatenate([second & 63, rest >> 4 | second >> 2 & 48], axis=1)
@@ -178,7 +187,10 @@ def _scales_and_minimums(packed: Bytes) -> tuple[FloatArray, FloatArray]:
 
 
 def _scale_parts(values: npt.NDArray[np.generic], blocks: Structured, out: FloatArray) -> None:
-    """Set out = values * scale - minimum for values [n, 8, 32], with scale and minimum per eighth of a block."""
+    """Set out = values * scale - minimum for values [n, 8, 32].
+
+    Each eighth of a block has a scale and a minimum.
+    """
     scales, minimums = _scales_and_minimums(blocks["scales"])
     scales *= _column(blocks["scale"])
     minimums *= _column(blocks["minimum"])

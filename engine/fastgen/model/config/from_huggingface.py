@@ -1,4 +1,7 @@
-"""Build a model's architecture from a Hugging Face config.json, or refuse it by the unsupported field."""
+"""Build a model's architecture from a Hugging Face config.json.
+
+A model that is not supported is refused by the unsupported field.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ PAIRED_FAMILIES = frozenset({"llama", "mixtral"})
 
 
 def _llama(fields: Fields) -> Features:
-    """Describe Llama and the families stored under its name: SmolLM, Mistral, and Mixtral if it has experts."""
+    """Describe Llama and the families stored under its name.
+
+    These are SmolLM, Mistral and, if it has experts, Mixtral.
+    """
     if not fields.count("expert_count"):
         return {"name": "llama", "layers": _layers(fields, _window(fields))}
     experts = _experts(fields, intermediate_size=fields.integer("feed_forward_length"), normalised=True)
@@ -79,7 +82,10 @@ def _gemma3(fields: Fields) -> Features:
 
 
 def _gemma(fields: Fields, *, is_27b: bool) -> Features:
-    """Return the features that Gemma 2 and 3 share. The converter adds 1 to norm weights, so there is no offset."""
+    """Return the features that Gemma 2 and 3 share.
+
+    The converter adds 1 to norm weights, so there is no offset.
+    """
     heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
     per_head = hidden // heads if is_27b else fields.integer("attention.key_length", hidden // heads)
     return {

@@ -176,7 +176,10 @@ def _qwen_layers(config: Config, fields: Fields) -> tuple[LayerKind, ...]:
 
 
 def _qwen_experts(config: Config, fields: Fields, shared: int) -> list[Experts | None]:
-    """Return each layer's experts: every `decoder_sparse_step`-th layer not in `mlp_only_layers` has them."""
+    """Return each layer's experts.
+
+    Every `decoder_sparse_step`-th layer that is not in `mlp_only_layers` has them.
+    """
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     experts = Experts(
         count=fields.integer(name),

@@ -1,4 +1,7 @@
-"""Rotary position embeddings (RoPE) as described by a model's configuration; `layers.rope` computes them."""
+"""Rotary position embeddings (RoPE) as described by a model's configuration.
+
+`layers.rope` computes them.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,11 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """LongRoPE (Ding et al., 2024): each frequency has a divisor, with a second set of divisors for long sequences.
+    """LongRoPE (Ding et al., 2024): each frequency has its own divisor.
 
-    transformers switches to the long divisors, and recomputes all keys, when a sequence exceeds the original length.
-    Here one set serves all sequences: the short one, exact up to the original length, or, if --max-model-length is
-    beyond it, the long one, exact for longer sequences.
+    Long sequences have a second set of divisors. transformers switches to the long divisors, and recomputes all keys,
+    when a sequence exceeds the original length. Here one set serves all sequences: the short one, exact up to the
+    original length, or, if --max-model-length is beyond it, the long one, exact for longer sequences.
     """
 
     short_factors: tuple[float, ...]

@@ -35,7 +35,9 @@ class Contents(Protocol):
 
 
 def rope_configs(file: Contents, fields: Fields, head_dim: int) -> tuple[RopeConfig, ...]:
-    """Return one configuration, or two for Gemma 3: for full attention, then for sliding-window attention.
+    """Return one RoPE configuration, or two for Gemma 3.
+
+    The first is for full attention, the second for sliding-window attention.
 
     Args:
         file: contains LongRoPE's factors as tensors.

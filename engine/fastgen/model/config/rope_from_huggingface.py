@@ -1,4 +1,7 @@
-"""RoPE configuration from config.json: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
+"""RoPE configuration from config.json.
+
+transformers 5 writes `rope_parameters`, earlier versions `rope_theta` and `rope_scaling`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _GEMMA3_LOCAL_THETA = 10_000.0
 
 
 def rope_configs(config: Mapping[str, Any], head_dim: int, theta: float, *, partial: bool) -> tuple[RopeConfig, ...]:
-    """Return one configuration, or two for Gemma 3: for full attention, then for sliding-window attention.
+    """Return one RoPE configuration, or two for Gemma 3.
+
+    The first is for full attention, the second for sliding-window attention.
 
     Args:
         config: config.json.
@@ -45,7 +50,10 @@ def rope_configs(config: Mapping[str, Any], head_dim: int, theta: float, *, part
 
 
 def longest(max_position_embeddings: int, rope_configs: Sequence[RopeConfig]) -> int:
-    """Return the longest sequence that can be served: some configurations state the length before scaling."""
+    """Return the length of the longest sequence that can be served.
+
+    Some configurations state the length before scaling.
+    """
     length = max_position_embeddings
     if len(rope_configs) == 1:
         match rope_configs[0].scaling:

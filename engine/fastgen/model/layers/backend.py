@@ -28,9 +28,10 @@ class Operations(Protocol):
         update_weight: torch.Tensor | None,
         weight: torch.Tensor,
     ) -> torch.Tensor:
-        """Add `update` to `stream`, both [n, hidden], in place, and return the stream's RMS norm times `weight`.
+        """Add `update` to `stream`, both [n, hidden], in place.
 
-        The update, if any, is first normalised itself if `update_weight` is given; it may be overwritten.
+        Return the stream's RMS norm times `weight`. The update, if any, is first normalised itself if `update_weight`
+        is given; it may be overwritten.
         """
 
     def attend(

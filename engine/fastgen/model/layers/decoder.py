@@ -53,7 +53,10 @@ class Decoder(Generic[Input]):
         self._backend = backend
 
     def forward(self, forward_input: Input, cache: KVCache) -> torch.Tensor:
-        """Compute a step, write its keys and values to the cache, and return [R, hidden] of the rows with logits."""
+        """Compute a step and return [R, hidden] of the rows with logits.
+
+        The step's keys and values are written to the cache.
+        """
         weights = self._weights
         operations = self._backend.begin(forward_input, cache)
         stream = operations.embed(weights.embedding, self.architecture.embedding_scale)

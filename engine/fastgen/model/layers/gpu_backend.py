@@ -30,7 +30,10 @@ from fastgen.model.layers.weights import Mixture
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """The experts of a layer: gate_up [E, 2 * width, hidden] with the gate first, down [E, hidden, width]."""
+    """The experts of a layer.
+
+    gate_up is [E, 2 * width, hidden] with the gate first, down is [E, hidden, width].
+    """
 
     gate_up: torch.Tensor
     down: torch.Tensor

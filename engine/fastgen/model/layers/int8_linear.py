@@ -1,4 +1,7 @@
-"""Products with int8 matrices: of activations in float32, or quantised where the processor has AVX512-VNNI."""
+"""Products with int8 matrices.
+
+Activations are float32, or quantised where the processor has AVX512-VNNI.
+"""
 
 from __future__ import annotations
 

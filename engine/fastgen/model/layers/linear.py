@@ -151,7 +151,10 @@ class BiasedLinear:
 
 @cache
 def _tiled_kernel() -> Callable[..., None]:
-    """Import the kernel late: it needs numba, which other devices do not, and is compiled while weights are loaded."""
+    """Import the kernel late.
+
+    It needs numba, which other devices do not, and is compiled while weights are loaded.
+    """
     from fastgen.kernels.cpu.matmul import multiply
 
     return multiply
@@ -219,7 +222,10 @@ def stacked(parts: Sequence[StoredTensor]) -> torch.Tensor:
 
 
 def packing_fault(kind: LinearKind, weight: torch.Tensor) -> str | None:
-    """Test a product with this weight for several numbers of rows; return the error, or None if it is right."""
+    """Test a product with this weight for several numbers of rows.
+
+    Return the error, or None if the product is right.
+    """
     wide, tolerance = weight.float(), _TOLERANCE[weight.dtype]
     try:
         packed = kind(weight)

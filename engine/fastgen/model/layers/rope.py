@@ -1,4 +1,7 @@
-"""Rotary angles in float32, in the same order of operations as transformers, so that results agree to the last bits."""
+"""Rotary angles in float32.
+
+The order of operations is that of transformers, so that results agree to the last bits.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class Rope:
 
 
 def stretch(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Apply Llama 3.1's scaling: divide low frequencies by the factor, keep high ones, blend those between."""
+    """Apply Llama 3.1's scaling to frequencies.
+
+    Low ones are divided by the factor, high ones are kept, and those between are blended.
+    """
     wavelengths = 2 * math.pi / frequencies
     original = scaling.original_max_position_embeddings
     blend = (original / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

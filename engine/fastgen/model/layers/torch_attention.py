@@ -110,7 +110,10 @@ class TorchPagedAttention:
         return self._parts[key]
 
     def _decode_parts(self, window: int | None) -> Iterator[_Part]:
-        """Yield decodes grouped by their number of pages, rounded up to a power of two: padding stays below half."""
+        """Yield decodes grouped by their number of pages.
+
+        The number is rounded up to a power of two, so padding stays below half.
+        """
         forward_input, size = self._forward_input, self._cache.block_size
         if not forward_input.num_decodes:
             return
@@ -160,14 +163,20 @@ class TorchPagedAttention:
 
 
 def _gather(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """Gather pages [n, P] of [blocks, kv heads, block size, head_dim]: [n, kv heads, P * block size, head_dim]."""
+    """Gather pages [n, P] of [blocks, kv heads, block size, head_dim].
+
+    The result is [n, kv heads, P * block size, head_dim].
+    """
     return cache[pages].transpose(1, 2).flatten(2, 3)
 
 
 def _attend_fused(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: _Part, group: int, scale: float
 ) -> torch.Tensor:
-    """Attend q [n, kv heads, G * q, head_dim] over k, v [n, kv heads, L, head_dim]; return q's shape with v's dim."""
+    """Attend q [n, kv heads, G * q, head_dim] over k, v [n, kv heads, L, head_dim].
+
+    The result has q's shape with v's head_dim.
+    """
     if part.visible is not None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=part.visible, scale=scale)
     n, kv_heads, _, head_dim = q.shape

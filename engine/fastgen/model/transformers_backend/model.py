@@ -1,6 +1,7 @@
-"""Any decoder that transformers implements, run by its model code over our paged KV cache and scheduler.
+"""Any decoder that transformers implements, run by its own model code.
 
-Slower than a native model on CPUs. `load` refuses a model whose logits differ from transformers' own (`self_check`).
+Our paged KV cache and scheduler serve it. Slower than a native model on CPUs. `load` refuses a model whose logits
+differ from transformers' own (`self_check`).
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class TransformersModel:
         )
 
     def forward(self, forward_input: ForwardInput, cache: KVCache) -> torch.Tensor:
-        """Compute a step, write its keys and values to the cache, and return [R, hidden] of the rows with logits."""
+        """Compute a step and return [R, hidden] of the rows with logits.
+
+        The step's keys and values are written to the cache.
+        """
         self._context.attend = paged(TorchPagedAttention(forward_input, cache, self.device))
         token_ids, positions, rows = (
             torch.from_numpy(values).to(self.device)

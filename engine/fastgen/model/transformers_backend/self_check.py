@@ -26,7 +26,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 @torch.inference_mode()
 def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
-    """Compare logits of a random prompt: in one piece by transformers, in odd chunks beside another prompt by us.
+    """Compare our logits of a random prompt with those of transformers.
+
+    transformers computes it in one piece, we in odd chunks beside another prompt.
 
     Args:
         adapted: the model over our attention.

@@ -1,4 +1,7 @@
-"""The shape of a transformers model, from its configuration and from one run that records its attention calls."""
+"""The shape of a transformers model.
+
+It is read from the configuration and from one run that records the attention calls.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,10 @@ def check_windows(windows: abc.Sequence[int | None], calls: abc.Sequence[Attenti
 
 
 def longest_sequence(config: Any) -> int:
-    """Return the longest sequence for which a transformers configuration gives constant rotary frequencies."""
+    """Return the longest sequence with constant rotary frequencies.
+
+    This follows from the transformers configuration.
+    """
     longest = getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:

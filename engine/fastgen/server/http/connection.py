@@ -43,7 +43,10 @@ class BodyWriter:
         return self._cycle.flow.write_paused
 
     def write(self, part: bytes) -> None:
-        """Write a part, unless the client has disconnected. The head must have been sent, without Content-Length."""
+        """Write a part, unless the client has disconnected.
+
+        The head must have been sent, without Content-Length.
+        """
         cycle = self._cycle
         if part and not cycle.disconnected:  # an empty part would end the body
             assert cycle.chunked_encoding, "the response has not begun, or has a Content-Length"
@@ -80,8 +83,9 @@ class Connection(HttpToolsProtocol):
         return self._timer is None and (self.cycle is None or bool(self.cycle.response_complete))
 
     def end_soon(self, idle_seconds: float) -> None:
-        """End the connection after the next response whose head can still say so, or after `idle_seconds` without one.
+        """End the connection with its next response, or after an idle time.
 
+        The response is the next one whose head can still say so. Without one the connection ends after `idle_seconds`.
         Closed at once, an idle connection might lose the request that its client is just sending.
         """
         self._is_kept = True

@@ -14,9 +14,10 @@ _MAX_OPEN_FILES = 65536
 
 
 def listen(host: str, port: int, count: int) -> list[socket.socket]:
-    """Return one listening socket per API process. The kernel distributes connections between them by their address.
+    """Return one listening socket per API process.
 
-    One socket for all would give a burst of connections to the process that is woken first.
+    The kernel distributes connections between them by their address. One socket for all would give a burst of
+    connections to the process that is woken first.
 
     Raises:
         ConfigError: if the address cannot be used, or another server uses it.
@@ -51,7 +52,10 @@ def _listener(host: str, port: int, *, shared: bool) -> socket.socket:
 
 
 def allow_many_connections() -> None:
-    """Raise the limit on open files: each connection needs one, and the usual 1024 is less than the queue takes."""
+    """Raise the limit on open files.
+
+    Each connection needs one, and the usual 1024 is less than the queue takes.
+    """
     limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_OPEN_FILES if highest == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, highest)
     if limit != resource.RLIM_INFINITY and limit < wanted:

@@ -47,11 +47,11 @@ class EventTemplate:
 
 
 class EventStream(Response):
-    """A response of server-sent events, which `run` writes. The response ends it when the client disconnects.
+    """A response of server-sent events, which `run` writes.
 
-    A comment is sent after `keep_alive_seconds` of silence, also while the request is queued, because proxies and
-    clients drop idle connections. The specification of server-sent events recommends one every 15 seconds or so;
-    clients ignore comments.
+    The response ends it when the client disconnects. A comment is sent after `keep_alive_seconds` of silence, also
+    while the request is queued, because proxies and clients drop idle connections. The specification of server-sent
+    events recommends one every 15 seconds or so; clients ignore comments.
     """
 
     media_type = "text/event-stream"

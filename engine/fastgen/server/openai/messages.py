@@ -36,7 +36,10 @@ def _part(part: dict[str, Any]) -> str:
 
 
 def _tool_calls(value: Any) -> list[dict[str, Any]] | None:
-    """Return an assistant's earlier calls with parsed arguments: chat templates serialize them to JSON themselves."""
+    """Return an assistant's earlier calls with parsed arguments.
+
+    Chat templates serialize them to JSON themselves.
+    """
     if value is None:
         return None
     if not isinstance(value, list):

@@ -1,6 +1,7 @@
-"""Known request fields that are not built: refused by name, or accepted because they cannot change the answer.
+"""Known request fields that are not built.
 
-They are fields of OpenAI's API and of vLLM's and SGLang's extensions of it. Fields that are built are in `protocol.py`.
+They are refused by name, or accepted because they cannot change the answer. They are fields of OpenAI's API and of
+vLLM's and SGLang's extensions of it. Fields that are built are in `protocol.py`.
 """
 
 from __future__ import annotations

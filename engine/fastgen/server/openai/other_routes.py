@@ -1,4 +1,7 @@
-"""Routes of other servers that are not built here: their 404 names the route and what is offered instead."""
+"""Routes of other servers that are not built here.
+
+Their 404 names the route and what is offered instead.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fields that /v1/embeddings, /v1/score and /v1/rerank share, and how their texts become engine requests."""
+"""Fields that /v1/embeddings, /v1/score and /v1/rerank share.
+
+The module also turns their texts into engine requests.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ class PoolingRequest(EngineFields):
     mm_processor_kwargs: Any = refused("only text models are served", {})
 
     def truncated(self, token_ids: list[int], longest: int, num_ending: int) -> list[int]:
-        """Return the part of a text that `truncate_prompt_tokens` keeps: its start, or its end if the client says so.
+        """Return the part of a text that `truncate_prompt_tokens` keeps.
+
+        That is its start, or its end if the client says so.
 
         Args:
             token_ids: the text.

@@ -184,9 +184,10 @@ class GenerationRequest(ExtensionFields, EngineFields):
         return SamplingParams(**{**(defaults or {}), **given, "max_tokens": max_tokens})
 
     def truncated(self, token_ids: list[int], max_model_length: int) -> list[int]:
-        """Return the part of a prompt that `truncate_prompt_tokens` keeps: its end, or its start if the client says so.
+        """Return the part of a prompt that `truncate_prompt_tokens` keeps.
 
-        -1 keeps as many tokens as leave room for `max_tokens`, or for one token.
+        That is its end, or its start if the client says so. -1 keeps as many tokens as leave room for `max_tokens`, or
+        for one token.
         """
         limit = self.truncate_prompt_tokens
         if limit is None:

@@ -18,7 +18,9 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_variables(body: ChatRequest, source: str) -> dict[str, Any]:
-    """Return the variables of the chat template `source`: the request's, and those that follow from its effort.
+    """Return the variables of the chat template `source`.
+
+    They are the request's own, and those that follow from its effort.
 
     Raises:
         RequestError: if the template cannot express the effort.

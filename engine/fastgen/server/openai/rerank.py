@@ -1,4 +1,7 @@
-"""/v1/rerank and /v1/score: how well documents answer queries, in the formats of Jina, Cohere and vLLM."""
+"""/v1/rerank and /v1/score: how well documents answer queries.
+
+The formats are those of Jina, Cohere and vLLM.
+"""
 
 from __future__ import annotations
 

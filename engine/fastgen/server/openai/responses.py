@@ -21,7 +21,10 @@ def json_response(body: Struct, status: int = 200) -> Response:
 
 
 def finish_reason(reason: FinishReason | None) -> str | None:
-    """Return the finish reason that clients see; OpenAI has none for a deadline. Out of memory is an error instead."""
+    """Return the finish reason that clients see; OpenAI has none for a deadline.
+
+    Out of memory is an error instead.
+    """
     return FinishReason.ABORT.value if reason is FinishReason.DEADLINE else reason and reason.value
 
 

@@ -1,4 +1,7 @@
-"""Encode client text without blocking the event loop, and reject text that cannot fit before encoding it."""
+"""Encode client text without blocking the event loop.
+
+Text that cannot fit is rejected before it is encoded.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class PromptSizeLimit:
 
 
 async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Return the token ids of each text. Long texts are encoded in a thread; a cancellation stops it between two."""
+    """Return the token ids of each text.
+
+    Long texts are encoded in a thread; a cancellation stops it between two.
+    """
     if sum(map(len, texts)) < _INLINE_CHARACTERS:
         return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
     cancelled = threading.Event()
@@ -57,7 +63,10 @@ async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_toke
 
 
 async def encode_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences that spell these words at the start of a text, after a space and within a line."""
+    """Return the token sequences that spell these words.
+
+    Each word is spelled at the start of a text, after a space and within a line.
+    """
     if not words:
         return ()
     # Some tokenizers prepend a space to every text. Behind a line break, the word is encoded without it.

@@ -25,8 +25,9 @@ _OTHER_REPLICA_RETRY_SECONDS = 1
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model: its engine, tokenizer, checks, tool-call format and, if it thinks, reasoning format.
+    """A loaded model and what serves it.
 
+    It has an engine, a tokenizer, checks, a tool-call format and, if it thinks, a reasoning format.
     `generation_defaults` are sampling parameters of requests that do not set them. `task` is what the server does.
     """
 
@@ -40,7 +41,10 @@ class ServedModel:
     task: ServedTask = field(default_factory=ServedTask)
 
     def remaining_length(self, prompt_tokens: int) -> int:
-        """Return how many tokens may follow a prompt; 0 or less if the prompt is too long, which `check` rejects."""
+        """Return how many tokens may follow a prompt.
+
+        0 or less if the prompt is too long, which `check` rejects.
+        """
         return self.engine.info.max_model_length - prompt_tokens
 
 

@@ -232,9 +232,10 @@ class Metrics:
         self._num_admitted_tokens += sum(prompt_tokens)
 
     def rejected(self, generations: int) -> None:
-        """Count generations that the full queue rejects, each with the mean prompt tokens of the admitted ones.
+        """Count generations that are rejected because the queue is full.
 
-        Their prompts are not tokenised: rejecting costs next to nothing.
+        Each counts with the mean prompt tokens of the admitted ones. Their prompts are not tokenised: rejecting costs
+        next to nothing.
         """
         prompt_tokens = generations * self._num_admitted_tokens / max(1, self._num_admitted)
         self._arrived_tokens.inc(prompt_tokens)

@@ -129,7 +129,9 @@ class RequestHandler:
         )
 
     async def run(self, on_change: Callable[[], object] | None = None) -> None:
-        """Start the generations and wait for their end. Cancel those that are unfinished if this is cancelled.
+        """Start the generations and wait for their end.
+
+        Cancel those that are unfinished if this is cancelled.
 
         Args:
             on_change: called when there is something to `take`, unless that was so before.
@@ -193,7 +195,10 @@ class RequestHandler:
         self._engine.cancel(output.request.id)
 
     def fail(self, error: Exception | None = None) -> None:
-        """End the request with an error; by default, a generation has no more outputs because the engine has exited."""
+        """End the request with an error.
+
+        By default the engine has exited, so a generation has no more outputs.
+        """
         self._failure = error or engine_died(self._engine.exit_message)
         self._ended.set()
 

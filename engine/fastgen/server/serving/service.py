@@ -92,7 +92,9 @@ class Service:
             )
 
     def check_large_body(self, body: bytes) -> None:
-        """Reject a large body with too many tokens or prompts before it is parsed, by its commas and brackets.
+        """Reject a large body with too many tokens or prompts before it is parsed.
+
+        Its commas and brackets are counted.
 
         Raises:
             RequestError: names the field and the limit.
@@ -183,7 +185,10 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places in the queue for all generations of one HTTP request, each with the id of its engine request."""
+    """Places in the queue for all generations of one HTTP request.
+
+    Each place has the id of its engine request.
+    """
 
     model: ServedModel
     ids: list[str]

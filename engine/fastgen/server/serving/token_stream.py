@@ -1,4 +1,7 @@
-"""The streamed response of a request handler: what its generations add is written when the engine has reported it."""
+"""The streamed response of a request handler.
+
+What its generations add is written when the engine has reported it.
+"""
 
 from __future__ import annotations
 

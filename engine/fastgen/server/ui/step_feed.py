@@ -59,7 +59,10 @@ class TooManyWatchersError(Exception):
 
 
 class StepFeed:
-    """Distributes reports to watchers. Never waits for one: each has a bounded queue, and the newest steps win."""
+    """Distributes reports to watchers.
+
+    Never waits for one: each has a bounded queue, and the newest steps win.
+    """
 
     def __init__(self) -> None:
         self._watchers: set[_Watcher] = set()

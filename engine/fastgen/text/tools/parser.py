@@ -12,9 +12,10 @@ State = Callable[[], bool]
 
 
 class Machine:
-    """Runs states over `buffer`. A state consumes text, sets the next state, and returns whether it progressed.
+    """Runs states over `buffer`.
 
-    White space around calls is not content: it is held back until the next text is known.
+    A state consumes text, sets the next state, and returns whether it progressed. White space around calls is not
+    content: it is held back until the next text is known.
 
     Attributes:
         buffer: text that no state has consumed.

@@ -88,7 +88,9 @@ def free_grammar(
     most_calls: int | None,
     excluded: Sequence[str] = (),
 ) -> Grammar:
-    """Return the grammar of any text that may end with calls of these tools; those of strict ones match their schema.
+    """Return the grammar of any text that may end with calls of these tools.
+
+    Calls of strict tools match their schema.
 
     Args:
         format: a format with an `opening`, which the text before the calls cannot contain.

@@ -197,7 +197,9 @@ class ResponseRequest(OpenAIFields):
     top_logprobs: Any = refused("use /v1/chat/completions for logprobs", 0)
 
     def chat(self) -> ChatRequest:
-        """Return the chat completion that this request stands for. Its functions are strict unless they say otherwise.
+        """Return the chat completion that this request stands for.
+
+        Its functions are strict unless they say otherwise.
 
         Raises:
             RequestError: names the field that is invalid.

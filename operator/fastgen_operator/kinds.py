@@ -46,7 +46,10 @@ class Kind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the URL path of an object; `name` None: of a collection; `namespace` None: of all namespaces."""
+        """Return the URL path of an object.
+
+        Without `name` it is that of a collection, without `namespace` that of all namespaces.
+        """
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if namespace is not None:
             parts += ["namespaces", namespace]

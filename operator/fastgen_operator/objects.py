@@ -19,9 +19,10 @@ def fingerprint(value: Any) -> str:
 
 
 def template_digest(workload: Object) -> str:
-    """Return a hash of a workload's pod template: equal for a Deployment and the ReplicaSet of its newest template.
+    """Return a hash of a workload's pod template.
 
-    The cache stores this digest in place of a ReplicaSet's template.
+    It is equal for a Deployment and the ReplicaSet of its newest template. The cache stores this digest in place of a
+    ReplicaSet's template.
     """
     spec = workload["spec"]
     if TEMPLATE_DIGEST in spec:
@@ -33,7 +34,10 @@ def template_digest(workload: Object) -> str:
 
 
 def applied_entry(obj: Object) -> dict[str, Any] | None:
-    """Return the entry of `metadata.managedFields` that server-side apply keeps for this operator, or None."""
+    """Return this operator's entry of `metadata.managedFields`, or None.
+
+    Server-side apply keeps it.
+    """
     for entry in obj["metadata"].get("managedFields") or ():
         if is_applied_entry(entry):
             return dict(entry)

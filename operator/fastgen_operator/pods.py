@@ -47,7 +47,10 @@ def is_terminating(pod: Object) -> bool:
 
 
 def is_overdue(pod: Object, at: datetime | None) -> bool:
-    """Return whether the pod still exists long after the end of its grace period: it has probably lost its node."""
+    """Return whether the pod still exists long after the end of its grace period.
+
+    It has probably lost its node.
+    """
     return is_terminating(pod) and at is not None and at - _deletion_of(pod) > _OVERDUE
 
 
@@ -67,7 +70,10 @@ def _deletion_of(pod: Object) -> datetime:
 
 
 def is_silent(pod: Object) -> bool:
-    """Return whether the pod's node does not respond: its last report was ready, and the node controller disagrees."""
+    """Return whether the pod's node does not respond.
+
+    The pod's last report was ready, and the node controller disagrees.
+    """
     reported, ready = pod_condition(pod, "ContainersReady"), pod_condition(pod, "Ready")
     if reported is None or reported["status"] != "True" or is_ready(pod):
         return False
@@ -117,12 +123,18 @@ def gate_message(pod: Object) -> str | None:
 
 
 def pending_message(pod: Object) -> str | None:
-    """Return why the pod has no node and gets none for now: the scheduler's message, or its gates; else None."""
+    """Return why the pod has no node and gets none for now, else None.
+
+    The message is the scheduler's, or names the scheduling gates.
+    """
     return unschedulable_message(pod) or gate_message(pod)
 
 
 def has_started(pod: Object) -> bool:
-    """Return whether the engine runs and has passed its startup probe: it may serve requests even if not ready."""
+    """Return whether the engine runs and has passed its startup probe.
+
+    It may serve requests even if it is not ready.
+    """
     return any(
         status["name"] == ENGINE_CONTAINER and status.get("started") and "running" in status.get("state", {})
         for status in pod.get("status", {}).get("containerStatuses", ())

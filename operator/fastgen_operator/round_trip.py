@@ -1,4 +1,6 @@
-"""The chart's test: apply a FastGenDeployment without replicas, read back what the operator writes, and delete it.
+"""The chart's test.
+
+Apply a FastGenDeployment without replicas, read back what the operator writes, and delete it.
 
 python -m fastgen_operator.round_trip --namespace NAMESPACE --name NAME [--operator-class CLASS]
 """

@@ -1,6 +1,7 @@
-"""Typed models of FastGenDeployment, from which the CRD is generated (`crd.py`) and resources are parsed.
+"""Typed models of FastGenDeployment.
 
-Engine settings take their default, bounds and help text from `fastgen.config`. Every field has an effect.
+The CRD is generated from them (`crd.py`), and resources are parsed with them. Engine settings take their default,
+bounds and help text from `fastgen.config`. Every field has an effect.
 """
 
 from fastgen_operator.api.engine import OPERATOR_FLAGS

@@ -1,6 +1,7 @@
-"""Generate the CustomResourceDefinition from the typed API: `python -m fastgen_operator.api.crd [--write]`.
+"""Generate the CustomResourceDefinition from the typed API.
 
-`--write` writes `crds/` and the chart's copy in the current folder. Otherwise the CRD is printed.
+Run `python -m fastgen_operator.api.crd [--write]`. `--write` writes `crds/` and the chart's copy in the current folder.
+Otherwise the CRD is printed.
 """
 
 from __future__ import annotations
@@ -185,7 +186,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def print_or_write(description: str, files: dict[Path, str]) -> None:
-    """Run a generator's command line: print the text of the first file, or write all files with `--write`."""
+    """Run a generator's command line.
+
+    Prints the text of the first file, or writes all files with `--write`.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--write", action="store_true", help=f"write {' and '.join(str(path) for path in files)}")
     if not parser.parse_args().write:

@@ -31,7 +31,10 @@ DOWNLOADED: Final = tuple(f"{scheme}://" for scheme, _, _, downloaded in _SCHEME
 
 
 def downloaded_only(path: str, source: str) -> tuple[str, str]:
-    """Return the rule that the field `path` needs a downloaded source; `source` is relative to the field's parent."""
+    """Return the rule that the field `path` needs a downloaded source.
+
+    `source` is relative to the field's parent.
+    """
     is_downloaded = " || ".join(f"self.{source}.startsWith('{scheme}')" for scheme in DOWNLOADED)
     return (
         f"!has(self.{path.rpartition('.')[2]}) || {is_downloaded}",

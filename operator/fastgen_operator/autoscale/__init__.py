@@ -1,1 +1,4 @@
-"""Autoscaling on tokens: engine metrics, demand, capacity, needs, decision. Pure, except `scrape` and `loop`."""
+"""Autoscaling on tokens: engine metrics, demand, capacity, needs, decision.
+
+Pure, except `scrape` and `loop`.
+"""

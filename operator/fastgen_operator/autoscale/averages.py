@@ -47,7 +47,10 @@ class WindowMaximum:
     entries: tuple[tuple[float, float], ...] = ()
 
     def add(self, time: float, value: float, window: float) -> WindowMaximum:
-        """Return the window with a new value, and without values older than `window` seconds (up to 1 % more)."""
+        """Return the window with a new value, and without old ones.
+
+        Values are old after `window` seconds (up to 1 % more).
+        """
         part = window / _PARTS
         until = time + window if part == 0 else (math.floor(time / part) + 1) * part + window
         kept = tuple(entry for entry in self.entries if entry[0] > time and entry[1] > value)

@@ -1,10 +1,10 @@
-"""Estimate the capacity of the replicas: forward tokens per second within the inter-token target. Pure.
+"""Estimate the capacity of the replicas. Pure.
 
-In the steady state of Dynamic SplitFuse, each step processes one token of each of N decoding sequences, and prompt
-tokens at the rate at which sequences arrive and finish. A request contributes I prompt tokens over O steps, so a step
-has N (1 + I/O) forward tokens and N (P + O/2) resident KV tokens, where P also includes the prompt tokens from the
-prefix cache. The step time, a + b · tokens + c · resident tokens, is linear in N. The largest N within all bounds gives
-the capacity.
+It is in forward tokens per second within the inter-token target. In the steady state of Dynamic SplitFuse, each step
+processes one token of each of N decoding sequences, and prompt tokens at the rate at which sequences arrive and finish.
+A request contributes I prompt tokens over O steps, so a step has N (1 + I/O) forward tokens and N (P + O/2) resident KV
+tokens, where P also includes the prompt tokens from the prefix cache. The step time, a + b · tokens + c · resident
+tokens, is linear in N. The largest N within all bounds gives the capacity.
 
 Each replica has its own estimate. The fleet's is their median, so that one slow replica does not change it. A replica
 far below the median is a straggler: see `ReplicaSpeeds`.
@@ -65,9 +65,10 @@ class Straggler:
 
 
 def modelled(sample: Sample, shape: RequestShape, inter_token_seconds: float, max_sequences: int) -> float | None:
-    """Return the forward tokens per second according to the replica's step model; None until it is fitted.
+    """Return the forward tokens per second according to the replica's step model.
 
-    The inter-token target is ignored if no step can meet it: more replicas would not help.
+    None until the model is fitted. The inter-token target is ignored if no step can meet it: more replicas would not
+    help.
     """
     a, b, c = sample.step_model
     # Steps of equal size cannot separate a from b: the engine then reports a = c = 0, which underrates larger steps.
@@ -184,7 +185,10 @@ class ReplicaSpeeds:
 
 
 def _stragglers(speeds: Mapping[str, float], before: frozenset[str]) -> list[Straggler]:
-    """Return the replicas far below the median. Of two, the faster one is the measure: no GPU is fast by accident."""
+    """Return the replicas far below the median.
+
+    Of two, the faster one is the measure: no GPU is fast by accident.
+    """
     if len(speeds) < 2:
         return []
     middle = median_high(speeds.values())

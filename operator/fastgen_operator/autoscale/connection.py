@@ -1,6 +1,7 @@
-"""HTTP/1.1 connections to replicas, each kept for many requests: a non-blocking socket and httptools' parser.
+"""HTTP/1.1 connections to replicas, each kept for many requests.
 
-See docs/decisions/029-scrapes-over-a-parser.md and 036-scrapes-over-sockets.md.
+A connection is a non-blocking socket with httptools' parser. See docs/decisions/029-scrapes-over-a-parser.md and
+036-scrapes-over-sockets.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class TooLargeError(Exception):
 
 
 class Connection:
-    """A connection for one request at a time, which never blocks. httptools calls the methods named `on_...`.
+    """A connection for one request at a time, which never blocks.
+
+    httptools calls the methods named `on_...`.
 
     Args:
         host: an IP address.
@@ -75,7 +78,10 @@ class Connection:
         self._parser = None  # it refers to this object
 
     def is_silent(self) -> bool:
-        """Return whether the peer has neither closed the connection nor sent anything since the last response."""
+        """Return whether the peer has been silent since the last response.
+
+        It has neither closed the connection nor sent anything.
+        """
         try:
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -95,9 +101,10 @@ class Connection:
             self._unsent = request[self._socket.send(request) :]
 
     def advance(self) -> tuple[int, bytes] | None:
-        """Send or receive what is possible now; return the status and the body of a complete response, else None.
+        """Send or receive what is possible now.
 
-        After a response the connection is closed if the response says so.
+        Return the status and the body of a complete response, else None. After a response the connection is closed if
+        the response says so.
 
         Raises:
             StaleConnectionError: the peer closed the connection before the response.

@@ -1,6 +1,7 @@
-"""One decision of the autoscaler as a function of its inputs: floor, policy, rate limits or dry run. Pure.
+"""One decision of the autoscaler as a function of its inputs. Pure.
 
-The operator decides with `decide`, and `kubectl fastgen explain-scaling` repeats a recorded decision with it.
+It combines the floor, the policy, and rate limits or a dry run. The operator decides with `decide`, and `kubectl
+fastgen explain-scaling` repeats a recorded decision with it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def decide(case: Case) -> Outcome:
 
 
 def _with(value: _Value, **fields: Any) -> _Value:
-    """Return the value with these fields: the same object if it has them, because copies cost more than decisions."""
+    """Return the value with these fields.
+
+    It is the same object if it already has them, because copies cost more than decisions.
+    """
     if all(getattr(value, name) == field for name, field in fields.items()):
         return value
     return replace(value, **fields)

@@ -75,7 +75,10 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
 
 
 def _usual_values(text: str, model_name: str) -> dict[_Key, float] | None:
-    """Return what `_values` returns if each line is written as the engine writes it, else None. Ten times as fast."""
+    """Return what `_values` returns if each line is written as the engine writes it, else None.
+
+    Ten times as fast.
+    """
     keys = _usual_heads(model_name)
     values: dict[_Key, float] = {}
     try:
@@ -91,7 +94,10 @@ def _usual_values(text: str, model_name: str) -> dict[_Key, float] | None:
 
 @lru_cache(maxsize=10_000)
 def _usual_heads(model_name: str) -> dict[str, _Key]:
-    """Return the key of each line without its value, as the engine's library writes it for a name without escapes."""
+    """Return the key of each line, by the line without its value.
+
+    Lines are those that the engine's library writes for a name without escapes.
+    """
     heads = {}
     for name, value in (*_FIELDS, *_COEFFICIENTS):
         labels = {"model_name": model_name} | ({_LABELS[name]: value} if value else {})

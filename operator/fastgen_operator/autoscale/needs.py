@@ -26,7 +26,9 @@ _REPLACED_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Replicas that one signal requires, as fractions. The decision takes the maxima over all signals, rounded up.
+    """Replicas that one signal requires, as fractions.
+
+    The decision takes the maxima over all signals, rounded up.
 
     Attributes:
         change: reason and message of a scale-up for this need.
@@ -51,10 +53,11 @@ def required_replicas(
     speeds: ReplicaSpeeds,
     policy: Policy,
 ) -> list[Need]:
-    """Return the needs of a fleet, in replicas of usual speed. With equal priority, the first explains a scale-up.
+    """Return the needs of a fleet, in replicas of usual speed.
 
-    What is queued on a straggler says nothing about the fleet: no other replica can take it over. So stragglers are
-    assumed to have the mean queue and KV cache use of the others; their arrivals count.
+    With equal priority, the first explains a scale-up. What is queued on a straggler says nothing about the fleet: no
+    other replica can take it over. So stragglers are assumed to have the mean queue and KV cache use of the others;
+    their arrivals count.
 
     Args:
         fresh: replicas with a fresh sample, at least one. The others are assumed to have their mean load.
@@ -76,7 +79,9 @@ def required_replicas(
 
 
 def missing_replicas(fleet: Fleet, speeds: ReplicaSpeeds, replicas: int) -> float:
-    """Return how many replicas the fleet must have beyond its needs, because some of its pods supply less than one.
+    """Return how many replicas the fleet must have beyond its needs.
+
+    Some of its pods supply less than one replica.
 
     Args:
         replicas: the last decision.
@@ -117,9 +122,10 @@ def _kv_cache(fleet: Fleet, used: float) -> Need:
 
 
 def _demand(fleet: Fleet, demand: Demand, stale: int, rate: float, policy: Policy) -> Need:
-    """Serve the slow average. While replicas are `stale`, without fresh metrics, they count as fully utilized.
+    """Serve the slow average.
 
-    Only while they are: their counters tell later what arrived meanwhile, so the window need not remember the doubt.
+    While replicas are `stale`, without fresh metrics, they count as fully utilized. Only while they are: their counters
+    tell later what arrived meanwhile, so the window need not remember the doubt.
     """
     ready = len(fleet.ready)
     load = demand.slow.value / rate
@@ -149,7 +155,10 @@ def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
 
 
 def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, supply: float, policy: Policy) -> Need:
-    """Serve the demand and drain `backlog` prompt tokens in time; the ready replicas are worth `supply` usual ones."""
+    """Serve the demand and drain `backlog` prompt tokens in time.
+
+    The ready replicas are worth `supply` replicas of usual speed.
+    """
     work = backlog * demand.requests.work_per_prompt_token
     # Time for the ready replicas to process the backlog if nothing more arrived.
     drain_seconds = work / (rate * supply)

@@ -1,7 +1,8 @@
-"""Limit how fast the load changes the number of replicas: the scaling policies of a HorizontalPodAutoscaler. Pure.
+"""Limit how fast the load changes the number of replicas. Pure.
 
-As there, a policy's period slides, changes for any reason count in it, and bounds are not limited. Changes before a
-restart of the operator are not known, and do not count.
+The limits are the scaling policies of a HorizontalPodAutoscaler. As there, a policy's period slides, changes for any
+reason count in it, and bounds are not limited. Changes before a restart of the operator are not known, and do not
+count.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from fastgen_operator.autoscale.decision import Decision, Limit, counted
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A change of the number of replicas by `added`, negative if replicas were removed, at a monotonic time."""
+    """A change of the number of replicas at a monotonic time.
+
+    `added` is negative if replicas were removed.
+    """
 
     time: float
     added: int
@@ -36,7 +40,10 @@ class RateLimits:
         return tuple(scaling for scaling in scalings if now - scaling.time < longest)
 
     def allowed(self, current: int, wanted: int, scalings: Sequence[Scaling], now: float) -> int:
-        """Return the number between `current` and `wanted` replicas that is closest to `wanted` and allowed now."""
+        """Return the allowed number of replicas that is closest to `wanted`.
+
+        It is between `current` and `wanted`.
+        """
         if wanted == current:
             return current
         rules, sign = (self.up, 1) if wanted > current else (self.down, -1)
@@ -58,7 +65,10 @@ def rate_limits_of(autoscaling: Autoscaling | None) -> RateLimits:
 
 
 def limited(decision: Decision, current: int, allowed: int) -> Decision:
-    """Return the decision with the allowed number of replicas, and the limit if it keeps replicas from being added."""
+    """Return the decision with the allowed number of replicas.
+
+    Also return the limit if it keeps replicas from being added.
+    """
     if allowed == decision.replicas:
         return decision
     limit = decision.limit
@@ -69,7 +79,10 @@ def limited(decision: Decision, current: int, allowed: int) -> Decision:
 
 
 def _largest_change(policy: ScalingPolicy, sign: int, current: int, scalings: Sequence[Scaling], now: float) -> int:
-    """Return how many replicas a policy lets be added (sign 1) or removed (-1) now, in addition to earlier changes."""
+    """Return how many replicas a policy lets be added (sign 1) or removed (-1) now.
+
+    Earlier changes are already subtracted.
+    """
     since = now - policy.period_seconds
     changed = sum(scaling.added for scaling in scalings if scaling.time > since)
     within = policy.value if policy.type == "Pods" else math.ceil((current - changed) * policy.value / 100)

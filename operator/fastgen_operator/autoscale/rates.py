@@ -72,7 +72,10 @@ def load_after(before: ReplicaLoad | None, sample: Sample) -> ReplicaLoad:
 
 
 def rates_between(before: Sample, after: Sample) -> Rates:
-    """Return the rates between two samples of one replica. Counters that decreased mean an engine restart."""
+    """Return the rates between two samples of one replica.
+
+    Counters that decreased mean an engine restart.
+    """
     restarted = (
         after.arrived_tokens < before.arrived_tokens
         or after.prefill_tokens < before.prefill_tokens

@@ -1,6 +1,7 @@
-"""Decide the number of replicas from the policy, the observed fleet and the state of previous decisions. Pure.
+"""Decide the number of replicas. Pure.
 
-`recommend` is called once per scrape. Times are in seconds of one monotonic clock.
+The decision depends on the policy, the observed fleet and the state of previous decisions. `recommend` is called once
+per scrape. Times are in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -222,7 +223,10 @@ def _up_period(state: State, now: float) -> State:
 
 
 def _node_limit(state: State, fleet: Fleet) -> Limit | None:
-    """Return the limit if the load requires replicas for which the only node that they may run on has no room."""
+    """Return the limit if the node has no room for replicas that the load requires.
+
+    The replicas may run on only one node.
+    """
     if not fleet.without_room or state.unbounded_needs.value <= len(fleet.ready):
         return None
     return Limit(

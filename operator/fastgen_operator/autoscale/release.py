@@ -1,8 +1,8 @@
-"""Learn the scale-down window: a release that a burst soon regrets doubles it. Pure. Times in seconds.
+"""Learn the scale-down window: a release that a burst soon regrets doubles it.
 
-Removing a replica saves its cost until the next burst; removing it too early costs a cold start, in which requests are
-late. The trace of one burst cannot tell how often bursts recur, so the window follows the last mistake, as TCP's
-retransmission timeout does.
+Pure. Times in seconds. Removing a replica saves its cost until the next burst; removing it too early costs a cold
+start, in which requests are late. The trace of one burst cannot tell how often bursts recur, so the window follows the
+last mistake, as TCP's retransmission timeout does.
 """
 
 from __future__ import annotations

@@ -70,7 +70,10 @@ class Timetable:
 
 
 def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
-    """Return the floor at `now`, a time with a zone, and when it can change next. Invalid schedules are ignored."""
+    """Return the floor at `now`, a time with a zone, and when it can change next.
+
+    Invalid schedules are ignored.
+    """
     if autoscaling is None:
         return Timetable()
     now = now.astimezone(UTC)
@@ -94,7 +97,10 @@ def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
 
 
 def faults(autoscaling: Autoscaling | None) -> list[str]:
-    """Return what is wrong with the schedules beyond what the API server rejects, with the field and the remedy."""
+    """Return what is wrong with the schedules beyond what the API server rejects.
+
+    Each message names the field and the remedy.
+    """
     schedules = () if autoscaling is None else autoscaling.schedules
     found = [(number, schedule.name, fault_of(schedule)) for number, schedule in enumerate(schedules)]
     return [

@@ -1,7 +1,7 @@
-"""Scrape the metrics of many replicas over kept connections. `Scraper` returns errors, it does not raise.
+"""Scrape the metrics of many replicas over kept connections.
 
-One thread serves all requests: it waits for the sockets of those in flight with `selectors`, without a task, a timer or
-a transport for each. See docs/decisions/036-scrapes-over-sockets.md.
+`Scraper` returns errors, it does not raise. One thread serves all requests: it waits for the sockets of those in flight
+with `selectors`, without a task, a timer or a transport for each. See docs/decisions/036-scrapes-over-sockets.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _LIMIT_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A replica to scrape: its pod name and IP address, the model name that its metrics must have, and its port."""
+    """A replica to scrape.
+
+    It has a pod name, an IP address, the model name that its metrics must have, and a port.
+    """
 
     pod: str
     address: str
@@ -39,10 +42,10 @@ Answer = Sample | UnusableError
 
 
 class Scraper:
-    """Scrapes many replicas concurrently, in the thread of the caller; a context manager, which closes its connections.
+    """Scrape many replicas concurrently, in the thread of the caller.
 
-    Several threads may use it. Connections are kept for the next scrape. One that the engine has closed meanwhile is
-    replaced.
+    A context manager, which closes its connections. Several threads may use it. Connections are kept for the next
+    scrape. One that the engine has closed meanwhile is replaced.
 
     Args:
         period: scrape interval in seconds. It caps `deadline`, so that a hanging replica does not make others stale.
@@ -76,7 +79,10 @@ class Scraper:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Calls of `scrape` in other threads end early, at the latest after one deadline."""
+        """Close the connections.
+
+        Calls of `scrape` in other threads end early, at the latest after one deadline.
+        """
         with self._lock:
             self.is_closed = True
             kept = [connection for _, connection in self._kept.values()]

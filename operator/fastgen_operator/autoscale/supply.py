@@ -88,9 +88,10 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """Observed starts. Each is recorded once, when the pod first becomes ready after its container's start.
+    """Observed starts of pods.
 
-    A pod that restarts in place, or becomes ready a second time, does not change what was learned of its first start.
+    Each is recorded once, when the pod first becomes ready after its container's start. A pod that restarts in place,
+    or becomes ready a second time, does not change what was learned of its first start.
     """
 
     starts: tuple[_Start, ...] = ()
@@ -125,7 +126,10 @@ class StartTimes:
         return StartTime(median_low(setups) if setups else 0.0, median_low(start.load for start in starts))
 
     def expected_of_next(self, revision: str) -> StartTime | None:
-        """Return the usual start of a revision or, while none was observed, of the latest revision that has one."""
+        """Return the usual start time of a revision.
+
+        While none was observed, it is that of the latest revision that has one.
+        """
         return self.expected(revision) or (self.expected(self.starts[0].revision) if self.starts else None)
 
 
@@ -142,7 +146,10 @@ def _start_of(pod: PodView, longest: float) -> _Start | None:
 
 @dataclass(frozen=True, slots=True)
 class PodSupply:
-    """The state of one pod, and why it is not ready. `passed` is how many seconds of its start have passed."""
+    """The state of one pod, and why it is not ready.
+
+    `passed` is how many seconds of its start have passed.
+    """
 
     pod: str
     state: PodState

@@ -75,7 +75,9 @@ class Platform:
 
 
 def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int) -> tuple[tuple[Kind, Object], ...]:
-    """Build the children of a spec, in the order in which they are applied; `replicas` is the desired number.
+    """Build the children of a spec, in the order in which they are applied.
+
+    `replicas` is the desired number.
 
     Raises:
         TemplateRefused: spec.podTemplate cannot be applied.

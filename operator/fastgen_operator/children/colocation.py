@@ -26,7 +26,10 @@ class ColocationError(ValueError):
 
 
 def runs_on_one_node(spec: Spec) -> bool:
-    """Return whether all replicas must run on one node, because their volume is attached to one node at a time."""
+    """Return whether all replicas must run on one node.
+
+    They must if their volume can be attached to only one node at a time.
+    """
     return is_downloaded(spec) and spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce"
 
 
@@ -51,14 +54,20 @@ def colocate(name: str, pod: Object) -> Object:
 
 
 def volume_nodes(spec: Spec, pods: Iterable[Object]) -> tuple[str, ...]:
-    """Return the nodes whose pods hold the ReadWriteOnce volume, by name: normally one; empty if any node will do."""
+    """Return the names of the nodes whose pods hold the ReadWriteOnce volume.
+
+    Normally that is one. It is empty if any node will do.
+    """
     if not runs_on_one_node(spec):
         return ()
     return tuple(sorted({node_of(pod) for pod in pods if node_of(pod) and not has_ended(pod)}))
 
 
 def pods_without_room(spec: Spec, pods: Iterable[Object]) -> tuple[Object, ...]:
-    """Return the pods that do not fit on the node of the volume, and will not when terminating pods have left it."""
+    """Return the pods that do not fit on the node of the volume.
+
+    They will not fit either when terminating pods have left it.
+    """
     pods = tuple(pods)
     if not volume_nodes(spec, pods) or any(is_terminating(pod) and node_of(pod) for pod in pods):
         return ()

@@ -32,9 +32,10 @@ def labels(name: str) -> dict[str, str]:
 
 
 def queue_labels(owner: Object, spec: Spec) -> dict[str, str]:
-    """Return the labels from which Kueue takes queue and priority, of spec.podTemplate or else of the resource.
+    """Return the labels from which Kueue takes queue and priority.
 
-    Kueue reads them on Deployments, on Jobs, and on the pods of other owners.
+    Those of spec.podTemplate precede those of the resource. Kueue reads them on Deployments, on Jobs, and on the pods
+    of other owners.
     """
     given = {**owner["metadata"].get("labels", {}), **(spec.pod_template or PodTemplate()).metadata.labels}
     return {name: given[name] for name in _QUEUE_LABELS if name in given}

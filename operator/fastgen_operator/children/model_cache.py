@@ -87,7 +87,10 @@ def build_fetch_job(
 
 
 def _metadata(owner: Object, spec: Spec) -> dict[str, Any]:
-    """Return the metadata of the download pod: that of the engine's pods, except the labels that select it."""
+    """Return the metadata of the download pod.
+
+    It is that of the engine's pods, except the labels that select them.
+    """
     given = (spec.pod_template or PodTemplate()).metadata
     names = {**given.labels, **queue_labels(owner, spec), **fetch_labels(owner["metadata"]["name"])}
     return without_empty({"labels": names, "annotations": given.annotations})

@@ -90,7 +90,10 @@ def dns_egress(neighbours: Neighbours) -> Rule:
 
 
 def _as_stored(rule: Rule) -> Rule:
-    """Normalize a user-written rule as the API server stores it: no empty fields, a protocol on each port."""
+    """Normalize a user-written rule as the API server stores it.
+
+    It has no empty fields, and each port has a protocol.
+    """
     stored: Rule = {}
     for name, value in rule.items():
         if name == "ports":

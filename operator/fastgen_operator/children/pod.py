@@ -1,4 +1,7 @@
-"""The pod of one replica: command line, environment, probes, shutdown and security context of the engine."""
+"""The pod of one replica.
+
+Command line, environment, probes, shutdown and security context of the engine.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ API_KEY_FILE: Final = "api-keys"
 
 
 def build_pod_spec(name: str, spec: Spec, engine_image: str, settings: PodSettings = PLAIN_PODS) -> dict[str, Any]:
-    """Build the pod spec for a replica of the resource `name`, following the restricted Pod Security Standard."""
+    """Build the pod spec for a replica of the resource `name`.
+
+    It follows the restricted Pod Security Standard.
+    """
     image = spec.engine.image or engine_image
     return {
         "serviceAccountName": name,

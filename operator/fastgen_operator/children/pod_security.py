@@ -36,7 +36,10 @@ _PROFILES: Final = ("RuntimeDefault", "Localhost")
 
 
 def broken_rules(template: Object) -> tuple[str, ...]:
-    """Return one message per violation in a pod template as stored by the API server; each names the field."""
+    """Return one message per violation in a pod template, naming the field.
+
+    The template is as the API server stores it.
+    """
     pod = template["spec"]
     containers = [*pod.get("initContainers", ()), *pod.get("containers", ()), *pod.get("ephemeralContainers", ())]
     broken = [*_annotations(template), *_pod(pod)]

@@ -1,4 +1,7 @@
-"""Settings of the operator for every pod it creates: pull secrets, user ids, proxy and certificate authorities."""
+"""Settings of the operator for every pod that it creates.
+
+Pull secrets, user ids, proxy and certificate authorities.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ class PodSettings:
 
     @property
     def egress(self) -> list[dict[str, Any]]:
-        """NetworkPolicy egress rules to the proxies. A name can have any address, so only its port is restricted."""
+        """NetworkPolicy egress rules to the proxies.
+
+        A name can have any address, so only its port is restricted.
+        """
         rules = []
         for url in dict.fromkeys((self.http_proxy, self.https_proxy)):
             if not url:

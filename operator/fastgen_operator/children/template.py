@@ -51,9 +51,10 @@ def build_template(name: str, spec: Spec, engine_image: str, settings: PodSettin
 
 
 def explain_refusal(refusal: str, spec: Spec) -> str | None:
-    """Name the field of the resource that made the API server reject a Deployment; None if the spec has no such field.
+    """Name the field of the resource that made the API server reject a Deployment.
 
-    Only `spec.podTemplate` and `spec.scheduling.affinity` reach the Deployment unchecked.
+    None if the spec has no such field. Only `spec.podTemplate` and `spec.scheduling.affinity` reach the Deployment
+    unchecked.
 
     Args:
         refusal: the API server's message.

@@ -1,8 +1,9 @@
-"""Informer cache: the watched objects in memory, so that a reconcile in the steady state makes no request.
+"""Informer cache: the watched objects in memory.
 
-Watch events, results of the operator's own writes and lists update it concurrently. Resource versions order them: they
-grow with every write to objects of one kind (guaranteed since Kubernetes 1.35, KEP-5504; always true with etcd). An
-update that arrives late is older than the cached object and changes nothing.
+With it a reconcile in the steady state makes no request. Watch events, results of the operator's own writes and lists
+update it concurrently. Resource versions order them: they grow with every write to objects of one kind (guaranteed
+since Kubernetes 1.35, KEP-5504; always true with etcd). An update that arrives late is older than the cached object and
+changes nothing.
 
 When a watch breaks, kopf lists again without reporting objects that were deleted meanwhile: only `replace` finds them.
 """

@@ -1,6 +1,6 @@
-"""Reduces objects to the fields that the operator reads, for the informer cache, and interns their strings.
+"""Reduce objects to the fields that the operator reads, for the informer cache.
 
-A pod from the API server is about 10 KB, most of it a copy of its Deployment's template.
+Their strings are interned. A pod from the API server is about 10 KB, most of it a copy of its Deployment's template.
 """
 
 from __future__ import annotations

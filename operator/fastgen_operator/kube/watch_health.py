@@ -51,9 +51,10 @@ class Watches:
                 self._watches[kind, scope].compare(versions, now)
 
     def behind(self) -> float:
-        """Return the longest time in which a watch delivered nothing, although a list shows that it should; 0 if none.
+        """Return the longest time in which a watch delivered nothing but should have.
 
-        A watch that lags behind but delivers events makes progress.
+        A list shows that there were events to deliver. 0 if there is no such watch. A watch that lags behind but
+        delivers events makes progress.
         """
         with self._lock:
             silent = [watch.silent_since() for watch in self._watches.values() if watch.missing]
@@ -61,7 +62,10 @@ class Watches:
 
 
 class _Watch:
-    """The watch of one kind: versions delivered, and versions missing with the time of the list that showed them."""
+    """The watch of one kind.
+
+    Holds the delivered versions, and the missing ones with the time of the list that showed them.
+    """
 
     def __init__(self, delivered_at: float) -> None:
         self.missing: dict[str, tuple[int, float]] = {}

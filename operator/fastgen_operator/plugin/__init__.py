@@ -1,1 +1,4 @@
-"""`kubectl fastgen`: what people see of FastGenDeployments in a terminal. It reads with the user's own rights."""
+"""`kubectl fastgen`: what people see of FastGenDeployments in a terminal.
+
+It reads with the user's own rights.
+"""

@@ -37,7 +37,10 @@ class Replay:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the decision is the recorded one in every figure, also in those that `Decision` does not compare."""
+        """Return whether the decision is the recorded one in every figure.
+
+        Figures that `Decision` does not compare count too.
+        """
         return bool(to_json(self.outcome.decision) == to_json(self.entry.decision))
 
 

@@ -182,7 +182,9 @@ class Cluster:
 
 
 def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
-    """Return the cluster of the kubeconfig that kubectl would use; without one, in a pod, that of its service account.
+    """Return the cluster of the kubeconfig that kubectl would use.
+
+    Without one, in a pod, it is that of the service account.
 
     Raises:
         UsageError: there are no credentials, or no such context.
@@ -240,7 +242,10 @@ def _message_of(body: bytes) -> str:
 
 
 def _handshake(reason: str) -> str:
-    """Return what the API server answered instead of a connection: the message of its body, if there is one."""
+    """Return what the API server answered instead of opening a connection.
+
+    It is the message of the body, if there is one.
+    """
     status = reason.partition(" -+-+- ")[0]
     start, end = reason.find('{"kind"'), reason.rfind("}")
     if 0 <= start < end:

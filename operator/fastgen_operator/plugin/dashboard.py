@@ -1,7 +1,7 @@
-"""`kubectl fastgen dashboard`: pages with all resources, served on this machine with the user's own rights.
+"""`kubectl fastgen dashboard`: pages with all resources.
 
-Nothing runs in the cluster for it. The load of pods is read through port-forwards, as `top` does, and only while
-somebody looks at their resource.
+They are served on this machine with the user's own rights. Nothing runs in the cluster for it. The load of pods is read
+through port-forwards, as `top` does, and only while somebody looks at their resource.
 """
 
 from __future__ import annotations

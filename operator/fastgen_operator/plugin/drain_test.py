@@ -113,7 +113,10 @@ def _confirm(options: argparse.Namespace, victim: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What happened to the pod: seconds from the eviction until it was gone, and until as many pods were ready."""
+    """What happened to the evicted pod.
+
+    Seconds from the eviction until it was gone, and until as many pods were ready as before.
+    """
 
     victim: str
     open_streams: int

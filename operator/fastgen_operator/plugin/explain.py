@@ -149,7 +149,10 @@ def _port(pod: Object) -> int:
 
 
 def _chosen(journal: Journal, *, everything: bool) -> list[Entry]:
-    """Return the decisions to explain, oldest first: all of them, or the last change and the last decision."""
+    """Return the decisions to explain, oldest first.
+
+    All of them, or the last change and the last decision.
+    """
     changes = list(journal.changes if everything else journal.changes[-1:])
     latest = [] if journal.latest is None or journal.latest in changes else [journal.latest]
     return [*changes, *latest]

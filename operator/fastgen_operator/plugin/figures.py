@@ -1,4 +1,7 @@
-"""What engines did between two scrapes: load and latency of one, or of all of a FastGenDeployment. Pure."""
+"""What engines did between two scrapes. Pure.
+
+Load and latency of one engine, or of all engines of a FastGenDeployment.
+"""
 
 from __future__ import annotations
 

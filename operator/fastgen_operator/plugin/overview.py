@@ -20,7 +20,10 @@ _DEADLINE = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """An engine pod: its state in the words of `status.supply`, and Straggler for a slow one that is ready."""
+    """An engine pod with its state in the words of `status.supply`.
+
+    A ready pod that is slow is a Straggler.
+    """
 
     name: str
     state: str
@@ -32,7 +35,9 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a fleet against its capacity, in forward tokens per second; None if the autoscaler has told none.
+    """The load of a fleet against its capacity, in forward tokens per second.
+
+    None if the autoscaler has reported none.
 
     Attributes:
         capacity: of one replica, within the latency targets.

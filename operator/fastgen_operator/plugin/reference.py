@@ -1,4 +1,7 @@
-"""Generate the reference of the commands, and remedies.json: `python -m fastgen_operator.plugin.reference --write`."""
+"""Generate the reference of the commands, and remedies.json.
+
+Run `python -m fastgen_operator.plugin.reference --write`.
+"""
 
 from __future__ import annotations
 

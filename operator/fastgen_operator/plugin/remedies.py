@@ -1,4 +1,7 @@
-"""What to do about a reason of a condition: the tables of docs/operations.md, in the package as remedies.json."""
+"""What to do about a reason of a condition.
+
+The tables of docs/operations.md are in the package as remedies.json.
+"""
 
 from __future__ import annotations
 

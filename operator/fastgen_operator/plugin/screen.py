@@ -75,7 +75,10 @@ class Screen:
 
 
 def printable(text: str) -> str:
-    """Return the text without control characters: messages quote logs of pods, which could command the terminal."""
+    """Return the text without control characters.
+
+    Messages quote logs of pods, which could send commands to the terminal.
+    """
     return "".join(character if character.isprintable() else " " for character in text)
 
 

@@ -63,7 +63,10 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
 def view(
     title: str, pods: Sequence[Object], found: dict[str, Figures | str], whole: Figures | None, screen: Screen
 ) -> list[str]:
-    """Return the lines: a row for each pod, and one for all; `found` has the figures of pods, or why there are none."""
+    """Return the lines: a row for each pod, and one for all.
+
+    `found` has the figures of each pod, or why there are none.
+    """
     rows: list[Row] = [_HEADER]
     notes = []
     for pod in pods:

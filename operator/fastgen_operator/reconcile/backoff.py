@@ -1,4 +1,7 @@
-"""Waits: whether a period has passed, and the backoff between restores of a child that another writer changes."""
+"""Periods and backoffs.
+
+Whether a period has passed, and the backoff between restores of a child that another writer changes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ LONGEST_WAIT: Final = timedelta(minutes=5)
 
 
 def is_within(period: timedelta, since: datetime, now: datetime) -> bool:
-    """Return whether less than `period` has passed. A clock that was set back, as at the start of a node, ends it."""
+    """Return whether less than `period` has passed.
+
+    A clock that was set back, as at the start of a node, ends it.
+    """
     return timedelta() <= now - since < period
 
 

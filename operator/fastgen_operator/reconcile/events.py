@@ -1,4 +1,7 @@
-"""Records Kubernetes Events about resources: repetitions are counted on one Event, and the rate is limited."""
+"""Record Kubernetes Events about resources.
+
+Repetitions are counted on one Event, and the rate is limited.
+"""
 
 from __future__ import annotations
 

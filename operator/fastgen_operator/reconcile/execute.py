@@ -66,7 +66,9 @@ class PlanExecutor:
     _written: dict[Key, dict[tuple[Kind, str], str]] = field(default_factory=dict)
 
     def run(self, plan: Plan, observed: Observed) -> tuple[Observed, Problem | None]:
-        """Execute the plan; return what is observed afterwards, and the problems that kept it from being completed.
+        """Execute the plan and return what is observed afterwards.
+
+        Also return the problems that kept it from being completed.
 
         Raises:
             KubeError: the API server failed, or the namespace is being deleted. The writes that do not depend on the
@@ -131,7 +133,9 @@ class PlanExecutor:
         return observed
 
     def _apply(self, apply: Apply, observed: Observed, costs: Sequence[SetDeletionCost], outcome: _Outcome) -> Observed:
-        """Apply a child, and return what is observed afterwards; a rejection or a hold is a problem of the outcome.
+        """Apply a child, and return what is observed afterwards.
+
+        A rejection or a hold is a problem of the outcome.
 
         Raises:
             KubeError: the API server failed, or the namespace is being deleted.
@@ -199,7 +203,10 @@ class PlanExecutor:
         return observed.without_child(delete.kind, name)
 
     def _note(self, apply: Apply, lost: str | None, observed: Observed, live: Object, created: list[str]) -> None:
-        """Remember what was written, and announce it; add a new child to `created`, for one Event of them all."""
+        """Remember what was written, and announce it.
+
+        A new child is added to `created`, for one Event about all of them.
+        """
         name = live["metadata"]["name"]
         self._written.setdefault(observed.key, {})[apply.kind, name] = applied_fingerprint(apply.manifest)
         if lost is not None:
@@ -239,7 +246,10 @@ def _name(apply: Apply) -> str:
 
 
 def _never_converges(apply: Apply) -> Problem:
-    """Return the problem of a child that lacks its fingerprint right after the apply: only admission can change it."""
+    """Return the problem of a child that lacks its fingerprint right after the apply.
+
+    Only admission can have changed it.
+    """
     return Problem(
         "Contended",
         f"a mutating admission webhook or policy rewrites {_FINGERPRINT} of {apply.kind.name} {_name(apply)} in every "

@@ -39,7 +39,10 @@ class PodEvents:
     _read: dict[Key, tuple[datetime, Mapping[str, Failure]]] = field(default_factory=dict)
 
     def failures(self, observed: Observed, now: datetime) -> Mapping[str, Failure]:
-        """Return what keeps pods from starting, by the name of the pod or Job. Reads nothing if nothing is stuck."""
+        """Return what keeps pods from starting, by the name of the pod or Job.
+
+        Reads nothing if nothing is stuck.
+        """
         pods = [pod for pod in (*observed.pods, *observed.fetch_pods) if lacks_containers(pod, now)]
         downloads = [job for job in jobs(observed) if lacks_pods(job, observed.fetch_pods, now)]
         stuck = [*((pod, failure_in_events) for pod in pods), *((job, refusal_in_events) for job in downloads)]

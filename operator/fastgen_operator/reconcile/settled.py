@@ -58,10 +58,10 @@ def _measured(record: Record, resource: Object) -> tuple[Any, ...]:
 
 @dataclass(slots=True)
 class Settled:
-    """The inputs of the last reconcile of each resource that had nothing to do, Ready and with all pods ready.
+    """The inputs of the last reconcile of each settled resource.
 
-    Of such a resource neither a child nor the status depends on the time, except by its schedules. No locks: one thread
-    at a time reconciles a resource.
+    A settled resource had nothing to do and was Ready, with all pods ready. Of such a resource neither a child nor the
+    status depends on the time, except by its schedules. No locks: one thread at a time reconciles a resource.
     """
 
     _known: dict[Key, tuple[datetime, datetime, Inputs]] = field(default_factory=dict)

@@ -1,4 +1,7 @@
-"""The loops around `reconcile`: workers that process the queue, and the periodic resync that fills it."""
+"""The loops around `reconcile`.
+
+Workers process the queue, and a periodic resync fills it.
+"""
 
 from __future__ import annotations
 
@@ -213,9 +216,9 @@ class Controller:
         return self._clock() - max(self._resync_step_at, self._progress.last("list"))
 
     def _queue_age(self) -> float:
-        """Return the seconds in which resources waited and no worker made a step; 0 on a standby, or if none waits.
+        """Return the seconds in which resources waited and no worker made a step.
 
-        While the workers are busy, resources wait without a limit.
+        0 on a standby, or if no resource waits. While the workers are busy, resources wait without a limit.
         """
         if self._led_since is None or not (wait := self.queue.oldest_wait()):
             return 0.0

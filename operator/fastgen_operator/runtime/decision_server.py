@@ -1,7 +1,8 @@
-"""HTTP server of the last decisions of the autoscaler with their inputs, for `kubectl fastgen explain-scaling`.
+"""HTTP server of the autoscaler's last decisions with their inputs.
 
-It listens on the loopback interface of the pod, so that only a port-forward reaches it: the right to read it is the
-right to forward ports of the operator's pods. Decisions contain names of pods and figures, no addresses and no secrets.
+`kubectl fastgen explain-scaling` reads them. It listens on the loopback interface of the pod, so that only a
+port-forward reaches it: the right to read it is the right to forward ports of the operator's pods. Decisions contain
+names of pods and figures, no addresses and no secrets.
 """
 
 from __future__ import annotations

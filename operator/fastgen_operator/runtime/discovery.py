@@ -1,4 +1,7 @@
-"""Discovers which optional kinds the cluster serves. Their CRDs can be installed or removed at any time."""
+"""Discovers which optional kinds the cluster serves.
+
+Their CRDs can be installed or removed at any time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class Discovery:
-    """The platform with the optional kinds discovered last; read from several threads, refreshed from one.
+    """The platform with the optional kinds that were discovered last.
+
+    It is read from several threads, and refreshed from one.
 
     Args:
         platform: the part that is known without a request.

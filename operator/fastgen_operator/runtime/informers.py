@@ -18,9 +18,10 @@ from fastgen_operator.runtime.workqueue import WorkQueue
 
 
 class _Backoffs:
-    """Seconds between kopf's retries of a request, without end: kopf stops the operator after the last one.
+    """Seconds between kopf's retries of a request, without end.
 
-    The liveness probe decides about restarts instead: it also knows what still works.
+    kopf would stop the operator after the last one. The liveness probe decides about restarts instead: it also knows
+    what still works.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -35,7 +36,10 @@ def kinds_read(platform: Platform) -> tuple[Kind, ...]:
 def build_registry(
     queue: WorkQueue, cache: InformerCache, watches: Watches, kinds: Sequence[Kind]
 ) -> kopf.OperatorRegistry:
-    """Build kopf's handlers: only raw events, which leave no finalizer, annotation or progress on objects."""
+    """Build kopf's handlers.
+
+    They handle raw events only, which leave no finalizer, annotation or progress on objects.
+    """
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_via_client)
 
@@ -50,7 +54,10 @@ def build_registry(
 
 
 def deliver(kind: Kind, event: str | None, obj: Object, cache: InformerCache, queue: WorkQueue) -> None:
-    """Update the cache with an event of a watch, and then queue the owner: its reconcile has to find the change."""
+    """Update the cache with an event of a watch, and then queue the owner.
+
+    The order matters: the reconcile has to find the change.
+    """
     if event == "DELETED":
         cache.remove(kind, obj)
     else:
@@ -60,7 +67,10 @@ def deliver(kind: Kind, event: str | None, obj: Object, cache: InformerCache, qu
 
 
 def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings:
-    """Build kopf's settings: children by label, no Events, no scanning, which would need more permissions."""
+    """Build kopf's settings.
+
+    Children are selected by label. No Events, and no scanning, which would need more permissions.
+    """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.posting.loggers = False

@@ -1,4 +1,7 @@
-"""A read-only HTTP server of JSON, in a thread of its own, so that it answers while the event loop hangs."""
+"""A read-only HTTP server of JSON.
+
+It has its own thread, so that it answers while the event loop hangs.
+"""
 
 from __future__ import annotations
 

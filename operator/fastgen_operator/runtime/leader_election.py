@@ -54,7 +54,10 @@ class Observation:
 
 
 def observe_lease(before: Observation | None, lease: Object | None, now: float) -> Observation:
-    """Combine a read with the observation before. Only a change of the spec counts: others may edit labels."""
+    """Combine a read with the observation before.
+
+    Only a change of the spec counts: others may edit labels.
+    """
     unchanged = before is not None and _spec(before.lease) == _spec(lease)
     return Observation(lease, before.since if before is not None and unchanged else now)
 
@@ -97,7 +100,10 @@ def _micro_time(now: datetime) -> str:
 
 
 class LeadershipLost(Exception):
-    """Another operator leads, or may at any moment: no more writes are allowed. The message gives the cause."""
+    """Another operator leads, or may at any moment: no more writes are allowed.
+
+    The message gives the cause.
+    """
 
 
 class Leadership:

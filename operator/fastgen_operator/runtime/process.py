@@ -1,4 +1,7 @@
-"""Settings of the operator's process: the limit on open files, and how often Python looks for cyclic garbage."""
+"""Settings of the operator's process.
+
+The limit on open files, and how often Python looks for cyclic garbage.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ _NEW_CONTAINERS, _LOOKS = 50_000, 20
 
 
 def raise_open_files_limit() -> int:
-    """Raise the limit as far as this process may, and return the new one. Container runtimes often start with 1024.
+    """Raise the limit as far as this process may, and return the new one.
 
-    Each connection to a replica that is kept for the next scrape is an open file.
+    Container runtimes often start with 1024. Each connection to a replica that is kept for the next scrape is an open
+    file.
     """
     limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Infinity is -1.

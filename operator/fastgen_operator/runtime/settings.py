@@ -82,7 +82,10 @@ class Settings:
 
     @property
     def lease(self) -> str:
-        """The name of the Lease. The default contains the class: operators of different classes elect separately."""
+        """The name of the Lease.
+
+        The default contains the class: operators of different classes elect separately.
+        """
         return self.lease_name or "-".join(filter(None, (_LEASE, self.operator_class)))
 
     @property

@@ -31,7 +31,10 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     def add(self, key: Key) -> None:
-        """Queue a key. If it is being processed, it is queued again afterwards: the change may have come too late."""
+        """Queue a key.
+
+        If it is being processed, it is queued again afterwards: the change may have come too late.
+        """
         if key in self._processing:
             self._again.add(key)
             return
@@ -39,7 +42,10 @@ class WorkQueue:
         self._wake.set()
 
     def add_after(self, key: Key, seconds: float | None) -> None:
-        """Queue a key in `seconds`, whatever happens before; this replaces its earlier such time. None: not at all."""
+        """Queue a key in `seconds`, whatever happens before; this replaces its earlier such time.
+
+        None: not at all.
+        """
         if (timer := self._due.pop(key, None)) is not None:
             timer.cancel()
         if seconds is not None:

@@ -1,4 +1,7 @@
-"""Compute `status.autoscaling`, `status.capacity` and `status.supply`. Pure, and stable while nothing changes."""
+"""Compute `status.autoscaling`, `status.capacity` and `status.supply`.
+
+Pure, and stable while nothing changes.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ _WORST_FIRST: Final = ("Failing", "Lost", "Unschedulable", "Starting", "Draining
 
 
 def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, Any] | None:
-    """Compute `status.autoscaling`: the number of replicas, why, and the last changes; None without autoscaling.
+    """Compute `status.autoscaling`; None without autoscaling.
 
-    The message is about now. It is kept while the replicas and their bound are the same and the demand is about the
-    same. Changes are detected by comparison with the current status, so an operator restart loses no history and writes
-    nothing. `now` is an RFC 3339 time.
+    It has the number of replicas, why, and the last changes. The message is about now. It is kept while the replicas
+    and their bound are the same and the demand is about the same. Changes are detected by comparison with the current
+    status, so an operator restart loses no history and writes nothing. `now` is an RFC 3339 time.
     """
     if spec.autoscaling is None:
         return None
@@ -59,7 +62,10 @@ def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, An
 
 
 def _told(spec: Spec, observed: Observed, old: dict[str, Any], before: int | None, after: int) -> dict[str, Any]:
-    """Return reason, message and demand for a number of replicas: the old ones unless they have to be told again."""
+    """Return reason, message and demand for a number of replicas.
+
+    The old ones are returned unless they have to be reported anew.
+    """
     told = _of(old, "reason", "message", "demandTokensPerSecond")
     decision, bound = observed.decision, _bound(observed, after)
     sizing = None if decision is None else decision.sizing
@@ -134,7 +140,10 @@ def capacity_status(observed: Observed) -> dict[str, Any] | None:
 
 
 def supply_status(observed: Observed) -> dict[str, Any]:
-    """Compute `status.supply`: the number of pods in each state, and the pods that do not serve, worst first."""
+    """Compute `status.supply`.
+
+    The number of pods in each state, and the pods that do not serve, worst first.
+    """
     counts = Counter(pod.state for pod in observed.supply)
     others = [pod for pod in observed.supply if pod.state != "Ready"]
     others.sort(key=lambda pod: (_WORST_FIRST.index(pod.state), pod.pod))

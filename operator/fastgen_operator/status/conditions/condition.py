@@ -28,7 +28,10 @@ class Condition:
 
 
 def not_observed(kind: str, spec: Spec, observed: Observed) -> Condition:
-    """Return the condition for a Deployment that does not exist yet, or whose status describes an earlier spec."""
+    """Return the condition for a Deployment that was not observed yet.
+
+    It does not exist yet, or its status describes an earlier spec.
+    """
     if observed.deployment is None and is_preloaded(spec) and complete_job(spec, observed) is None:
         return Condition(kind, "Unknown", "WaitingForModel", "the pods are created when the model is downloaded")
     return Condition(kind, "Unknown", "NotObserved", "the Deployment controller has not yet observed the latest spec")

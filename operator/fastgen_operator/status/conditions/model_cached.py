@@ -97,7 +97,10 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
 
 
 def _of_jobs(observed: Observed) -> Condition | None:
-    """Return the condition of a download that has no pod, because it is suspended or its pod is rejected; else None."""
+    """Return the condition of a download that has no pod, else None.
+
+    It is suspended, or its pod is rejected.
+    """
     for job in jobs(observed):
         name = name_of(job)
         if job_has(job, "Suspended"):

@@ -17,7 +17,10 @@ replicas wait for a node that the autoscaler added."""
 
 
 def ready(parts: Sequence[Condition]) -> Condition:
-    """Compute the condition Ready from `parts`, in order of precedence; if all are True, the last one is copied."""
+    """Compute the condition Ready from `parts`, in order of precedence.
+
+    If all are True, the last one is copied.
+    """
     serves = any(part.type == AVAILABLE and part.status == "True" for part in parts)
     parts = [part for part in parts if not (serves and part.type == PODS_SCHEDULED)]
     for status in ("False", "Unknown"):

@@ -45,7 +45,10 @@ ORDER: Final = (*SUMMARIZED, *INDEPENDENT, *OPTIONAL)
 
 
 def all_conditions(spec: Spec | None, observed: Observed, problem: Problem | None) -> tuple[Condition, ...]:
-    """Return all conditions, Ready first. `spec` is None if it is invalid; `problem` then contains the reason."""
+    """Return all conditions, Ready first.
+
+    `spec` is None if it is invalid; `problem` then contains the reason.
+    """
     parts = [_summarized(kind, spec, observed, problem) for kind in SUMMARIZED]
     others = [_unreadable(kind) if spec is None else compute(spec, observed) for kind, compute in INDEPENDENT.items()]
     optional = [] if spec is None else [compute(spec, observed) for compute in OPTIONAL.values()]

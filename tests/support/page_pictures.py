@@ -19,6 +19,8 @@ from cluster.controlplane import free_ports
 from support.browser import browser_page
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+# Rounds of one long prompt and three short ones: their steps fill the width of the picture.
+ROUNDS = 3
 QUESTION = "What is the capital of France, and what is it known for?"
 
 
@@ -61,9 +63,10 @@ def main(model: str) -> None:
         page.press("Enter")
         page.wait("document.querySelector('#stop').disabled && document.querySelectorAll('.token').length > 5", 120)
         page.evaluate("document.querySelector('#long').click()")
-        time.sleep(25)
-        page.wait("/[1-9] decode; prompts: #/.test(document.getElementById('step-text').textContent)", 120)
-        page.evaluate("document.querySelector('#pause').click()")
+        page.wait(f"parseInt(document.getElementById('first-text').textContent) >= {1 + ROUNDS * 4}", 120)
+        # Pause in the same expression: the next step may be of decodes alone.
+        mixed = "/[1-9] decode; prompts: #/.test(document.getElementById('step-text').textContent)"
+        page.wait(f"{mixed} && (document.querySelector('#pause').click(), true)", 120)
         page.evaluate("document.querySelector('.token.unsure').focus()")
         for scheme in ("light", "dark"):
             page.appearance(prefers_color_scheme=scheme)

@@ -92,7 +92,7 @@ def reserve(name: str) -> None:
         if _file(name).exists() and (held := find(name)).alive:
             where = f"at {held.url} (process {held.pid})" if held.url else f"being started by process {held.pid}"
             raise DeploymentError(
-                f'deployment {name!r} is in use, {where}: take it with fastgen.client("{name}"), end it with its '
+                f'deployment {name!r} is in use, {where}: connect to it with fastgen.client("{name}"), end it with its '
                 "terminate_server(), or choose another deployment_name"
             )
         note(Deployment(name=name, url="", pid=pid, began=began, drain_seconds=0, log=str(log_file(name))))

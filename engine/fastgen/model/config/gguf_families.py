@@ -121,7 +121,7 @@ def _alternating(fields: Fields, *, window: int | None, period: int, rope: int =
 
 
 def _window(fields: Fields) -> int | None:
-    """Return the window of every layer; the file stores 0 for none."""
+    """Return the sliding window of every layer, or None; the file stores 0 for none."""
     return fields.count("attention.sliding_window") or None
 
 

@@ -167,7 +167,7 @@ def _same_layers(fields: Fields, window: int | None, experts: Experts | None = N
 
 
 def _qwen_layers(config: Config, fields: Fields) -> tuple[LayerKind, ...]:
-    """Return layers with windows, if enabled, from layer `max_window_layers` on."""
+    """Return the layers; if enabled, those from `max_window_layers` on have a sliding window."""
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
     first = fields.integer("max_window_layers", 28) if config.get("max_window_layers") != 0 else 0
     count = fields.integer("num_hidden_layers")

@@ -123,7 +123,7 @@ def _text_without(marks: Sequence[str]) -> str:
 
 
 def _spelled(tokenizer: Tokenizer, mark: str) -> str:
-    """Return a mark in a Lark grammar: as a special token if it is one, otherwise as text."""
+    """Spell a mark for a Lark grammar: as a special token if it is one, otherwise as text."""
     token_id = tokenizer.backend.token_to_id(mark)
     if token_id is None or token_id not in tokenizer.special_token_ids:
         return quoted(mark)

@@ -91,7 +91,7 @@ class ActiveSchedule(ApiModel):
     name: str = Field(max_length=63)
     """Name of the schedule."""
     min_replicas: int = Field(ge=0)
-    """Its lower bound for the number of replicas."""
+    """Lower bound that the schedule sets for the number of replicas."""
     until: Time | None = None
     """Time at which it ends."""
 

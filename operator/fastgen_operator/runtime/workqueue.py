@@ -68,7 +68,9 @@ class WorkQueue:
         self._finish(key)
 
     def retry(self, key: Key, *, after: float = 0.0) -> None:
-        """End the processing of a key, and queue it again after a backoff; an `add` meanwhile is not delayed.
+        """Finish processing a key, and queue it again after a backoff.
+
+        If `add` was called in the meantime, it is queued at once.
 
         Args:
             after: minimum of the backoff, seconds.

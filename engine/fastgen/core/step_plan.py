@@ -119,8 +119,8 @@ def _scheduled_chunk(sequence: Sequence, start: int, end: int, samples: bool) ->
 class StepPlanBuilder:
     """A step plan under construction. Adding a chunk allocates its blocks and spends token budget.
 
-    DeepSpeed-FastGen (Holmes et al., 2024), section 3: the latency of a step depends on its number of tokens, and hardly
-    on how they are grouped into sequences. So decodes and prompt chunks draw on one budget.
+    DeepSpeed-FastGen (Holmes et al., 2024), section 3: the latency of a step depends on its number of tokens, and
+    hardly on how they are grouped into sequences. So decodes and prompt chunks draw on one budget.
 
     Attributes:
         tokens_left: token budget not yet spent.

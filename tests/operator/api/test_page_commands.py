@@ -19,7 +19,7 @@ from support.pages import commands, documents
 # Why a command is not run here, by a pattern of the command.
 NOT_RUN = {
     r"kubectl fastgen .*": "tests/operator/plugin runs the plugin",
-    r"kubectl (-n \S+ )?logs .*|kubectl port-forward .*|kubectl taint node .*": "there is no node",
+    r"kubectl (-n \S+ )?logs .*|kubectl port-forward .*|kubectl (taint node|cordon) .*": "there is no node",
     r"kubectl apply -f chat.yaml": "tests/e2e/test_quickstart.py runs it with the page's file",
     r"kubectl apply --server-side -f install.yaml": "tests/chart/test_api_server.py applies it",
     r"kubectl delete crd .*": "the API server is shared",

@@ -1,6 +1,6 @@
 # The commands of this project. Each command installs what it needs; a second run reuses it.
 .DEFAULT_GOAL := help
-.PHONY: help up programs down test test-fast docs browser lint style types imports format generate operator lock environment
+.PHONY: help up programs down test test-fast versions docs browser lint style types imports format generate operator lock environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -9,16 +9,20 @@ BIN := .venv/bin
 CODE := engine operator tests benchmarks charts
 # torch releases are large, so `make lock` keeps this version until it is changed here.
 TORCH := 2.13.0
+# What GPU machines have, tested by `make versions`: Python, and the packages that differ from the newest ones.
+PYTHON312 ?= python3.12
+GPU_PACKAGES := torch==2.11.0 triton==3.6.0 transformers==5.17.0
 UPGRADE ?= --upgrade
 UV := .venv/tools/bin/uv
-COMPILE := $(UV) pip compile --python-version 3.11 --universal --generate-hashes --no-emit-index-url --no-header \
-	--quiet
+LOCKED := --universal --generate-hashes --no-emit-index-url --no-header --quiet
+COMPILE := $(UV) pip compile --python-version 3.11 $(LOCKED)
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
 # Processes that tests and pods start import torch and transformers; where modules are not kept compiled, each process
 # compiles them again, for many seconds.
 unexport PYTHONDONTWRITEBYTECODE
 # The stamp's name is a hash of its inputs, so file times do not matter.
 STAMP := .venv/stamps/$(shell cat requirements/dev.txt requirements/build.txt pyproject.toml | sha256sum | cut -c1-16)
+GPU_STAMP := .venv-3.12/stamps/$(shell cat requirements/gpu.txt requirements/build.txt pyproject.toml | sha256sum | cut -c1-16)
 # Fast tests come first, so that mistakes show early.
 TESTS := $(wildcard tests/engine tests/gpu tests/chart tests/operator tests/cluster tests/e2e)
 
@@ -50,6 +54,10 @@ browser:
 test-fast: lint ## run the tests without a control plane, node or image, except slow ones
 	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image or slow)' --numprocesses 3 \
 		--dist loadscope --no-loadscope-reorder
+
+versions: $(GPU_STAMP) ## run the engine's tests with the versions that GPU machines have
+	.venv-3.12/bin/python -m pytest tests/engine tests/gpu -m 'not (controlplane or cluster or image)' \
+		--numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 docs: environment ## build the documentation into site/
 	$(BIN)/mkdocs build
@@ -92,6 +100,9 @@ lock: environment ## pin the newest versions of all dependencies; UPGRADE= keeps
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra engine -o requirements/engine.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra engine --extra demo -o requirements/engine-demo.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra operator -o requirements/operator.txt
+	cp requirements/dev.txt requirements/gpu.txt
+	$(UV) pip compile --python-version 3.12 $(LOCKED) pyproject.toml --all-extras \
+		$(GPU_PACKAGES:%=--upgrade-package %) -o requirements/gpu.txt
 	printf 'editables\nhatchling>=1.27\nuv\n' | $(COMPILE) $(UPGRADE) - -o requirements/build.txt
 
 environment: $(STAMP)
@@ -109,3 +120,13 @@ $(STAMP):
 	@$(UV) pip sync --python .venv --require-hashes --compile-bytecode requirements/dev.txt
 	@$(UV) pip install --python .venv --no-deps --build-constraints requirements/build.txt --editable .
 	@rm -rf .venv/stamps && mkdir .venv/stamps && touch $@
+
+# Beside .venv, whose uv installs it.
+$(GPU_STAMP): | environment
+	@echo "Setting up .venv-3.12 (some gigabytes the first time)"
+	@$(PYTHON312) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "3.12")' \
+		|| { echo "error: no Python 3.12: make versions PYTHON312=/path/to/python3.12" >&2; exit 1; }
+	@[ -x .venv-3.12/bin/python ] || $(PYTHON312) -m venv --without-pip .venv-3.12
+	@$(UV) pip sync --python .venv-3.12 --require-hashes --compile-bytecode requirements/gpu.txt
+	@$(UV) pip install --python .venv-3.12 --no-deps --build-constraints requirements/build.txt --editable .
+	@rm -rf .venv-3.12/stamps && mkdir .venv-3.12/stamps && touch $@

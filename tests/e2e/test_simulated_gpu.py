@@ -15,7 +15,7 @@ from cluster import gpus, node, standin
 from cluster.bed import Bed
 from e2e.conftest import new_namespace
 from fastgen import LLM, SamplingParams
-from support.deployments import ENDS_AT_ONCE, ServedNamespace, manifest
+from support.deployments import ServedNamespace, manifest
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -31,9 +31,9 @@ ENGINE = {
 }
 
 
-def on_gpus(name: str, count: int) -> dict[str, Any]:
+def on_gpus(name: str, count: int, **spec: Any) -> dict[str, Any]:
     resources = {"gpu": {"count": count}, "limits": {"memory": "3Gi"}}
-    return manifest(name, engine=ENGINE, resources=resources, podTemplate=ENDS_AT_ONCE)
+    return manifest(name, engine=ENGINE, resources=resources, **spec)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,9 @@ def test_a_second_deployment_waits_for_the_gpus_of_the_first(space: ServedNamesp
     assert "Insufficient nvidia.com/gpu" in waiting["message"]
     assert space.condition("Ready", "chat")["status"] == "True"
     space.kubectl("scale", "fgd/chat", "--replicas=0")
+    eventually(lambda: not space.pods("chat"), within=60, what="the deletion of the first deployment's pod")
+    # Nothing is routed to it, so it need not serve for 15 more seconds.
+    space.kubectl("delete", "pods", "-l", "fastgen.dev/deployment=chat", "--grace-period=1", "--wait=false")
     space.wait_condition("Ready", "True", name="second")
     with space.url("second") as url:
         assert first_answers(url)

@@ -15,13 +15,6 @@ from support.namespace import Namespace, Object
 MODEL = "file:///models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-# spec.podTemplate of engines that end at once: nothing is routed to them while they are deleted. Wait until they serve:
-# a process that still imports its modules ignores SIGTERM, as process 1 of its container.
-ENDS_AT_ONCE: Object = {
-    "spec": {"containers": [{"name": "engine", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}]}
-}
-
-
 def manifest(name: str, **spec: Any) -> Object:
     """Return a FastGenDeployment of the demo model; keywords override fields of its spec."""
     return {

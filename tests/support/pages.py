@@ -19,8 +19,8 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
     for page in PAGES:
         text = page.read_text()
         for found in re.finditer(rf"^( *)```{language}\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL):
-            line = text.count("\n", 0, found.start()) + 1
-            yield f"{page.relative_to(ROOT)}:{line}", textwrap.dedent(found[2])
+            number = text.count("\n", 0, found.start()) + 1
+            yield f"{page.relative_to(ROOT)}:{number}", textwrap.dedent(found[2])
 
 
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -45,8 +45,8 @@ def commands(program: str) -> Iterator[tuple[str, str]]:
     for page in PAGES:
         text = page.read_text()
         for found in re.finditer(rf"(?<!`)`({program}(?:\s+[^`\s]+){{3}}[^`]*|{program}(?:\s+[^`\s]+){{2}})`", text):
-            line = text.count("\n", 0, found.start()) + 1
-            yield f"{page.relative_to(ROOT)}:{line}", " ".join(found[1].split())
+            number = text.count("\n", 0, found.start()) + 1
+            yield f"{page.relative_to(ROOT)}:{number}", " ".join(found[1].split())
 
 
 def _without_comment(command: str) -> str:

@@ -32,7 +32,7 @@ def test_bad_words_in_the_generation_are_banned_as_in_transformers() -> None:
         generated = source.choices(range(6), k=source.randint(0, 5))
         logits = torch.zeros(1, 6)
         processor = NoBadWordsLogitsProcessor([list(word) for word in words], eos_token_id=5)
-        # transformers 5.17 never bans a word that is longer than what it is given, so it gets one more token, of no word.
+        # transformers 5.17 never bans a word that is longer than its input, so it gets one more token, of no word.
         wanted = processor(torch.tensor([[6, *generated]]), logits.clone())
         # transformers ignores a bad word that is the end-of-sequence token; here it is a word like any other.
         banned = logit_masks.banned_words([word for word in words if word != (5,)], generated)

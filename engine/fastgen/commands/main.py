@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -20,6 +21,8 @@ _COMMANDS = ("serve", "generate", "fetch", "calibrate", "bench", "top")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
+    if os.getpid() == 1:  # of a container: the kernel drops signals that process 1 does not handle
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
         options = _parser(given).parse_args(given)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +18,7 @@ from fastgen import __version__
 from fastgen.commands import main
 from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS
 from support.demo_weights import demo_model
+from support.waiting import eventually
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -203,3 +207,22 @@ def test_an_unknown_name_raises_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="no attribute 'Pipeline'"):
         fastgen.Pipeline  # noqa: B018
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+def test_sigterm_ends_process_1_of_a_container_while_it_imports_its_modules() -> None:
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "fastgen", "serve", "/nonexistent"]
+    with subprocess.Popen(words) as outer:
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+
+        def handler() -> int | None:
+            """Return the process once it handles SIGTERM."""
+            for process in children.read_text().split():
+                handled = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process}/status").read_text())
+                if handled and int(handled[1], 16) >> signal.SIGTERM - 1 & 1:
+                    return int(process)
+            return None
+
+        process = eventually(handler, within=20, what="a handler of SIGTERM", every=0.01)
+        os.kill(process, signal.SIGTERM)
+        assert outer.wait(30) == 128 + signal.SIGTERM

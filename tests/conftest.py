@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import hypothesis
@@ -13,6 +14,10 @@ from support.groups import group_of, next_group, rank_of
 # A machine that does other work too is slow now and then; pytest's timeout finds what does not end.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
+
+
+# A shell ignores SIGINT for what it starts in the background, and each program that a test starts would do so too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -67,7 +67,7 @@ def test_every_section_measures_what_the_table_promises(whole: tuple[str, dict[s
         "transformers tiny Qwen3, 1 decode at 24 tokens: step",
     ):
         assert wanted in rows, table
-    assert table.count("\n| ") == len(rows) + 4  # with the header, and the table of launches
+    assert table.count("\n| ") == len(rows) + 6  # with the header, and the table of launches
     assert report["launches"]["greedy"]["waits"] == 0
 
 
@@ -112,8 +112,10 @@ def test_counting_needs_no_device() -> None:
     names = [line.split(" | ")[0] for line in program._count_table(FULL)]
     assert names[2:4] == ["| 8B, 1 decode at 512 tokens", "| 8B, prefill of 2048 tokens"]
     assert program._launch_table(program._launches())[2:] == [
-        "| greedy | 9 | 9 | 6 | 0 |",
-        "| filters and a penalty | 9 | 9 | 6 | 0 |",
+        "| greedy | 9 | 11 | 8 | 0 |",
+        "| filters and a penalty | 9 | 11 | 8 | 0 |",
+        "| mixture of experts, greedy | 13 | 11 | 8 | 0 |",
+        "| mixture of experts, filters and a penalty | 13 | 11 | 8 | 0 |",
     ]
 
 

@@ -69,4 +69,4 @@ def test_the_python_runs(small_model: Path, capsys: pytest.CaptureFixture[str]) 
             shorter = text.replace(f'"{DEMO}"', f'"{small_model}", kv_cache_memory=1 << 24').replace("2048", "128")
             exec(compile(shorter, place, "exec"), namespaces.setdefault(place.partition(":")[0], {}))
     assert len(namespaces) == 3
-    assert re.search(r"\d{4}-\d{2}-\d{2}", capsys.readouterr().out)
+    assert re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", capsys.readouterr().out)

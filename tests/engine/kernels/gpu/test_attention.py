@@ -249,7 +249,8 @@ LONG_AND_CHUNK = ((1, 100), (1, 180), (63, 20))
         variation(LONG, options=OPTIONS["all"] | {"window": 110}),
         variation(LONG, padded_rows=12, padded_sequences=12),
         variation(LONG_AND_CHUNK, options={"sinks": sinks(4)}),
-        variation(((1, 130),), heads=16, kv_heads=1, head_dim=256),  # partial sums are added two at a time
+        variation(((1, 130),), heads=16, kv_heads=1, head_dim=256),  # partial sums are added one by one
+        variation(((1, 130),), heads=8, kv_heads=1, head_dim=256),  # and four at a time
     ],
 )
 def test_split_decodes_equal_unsplit_ones(

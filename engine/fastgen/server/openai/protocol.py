@@ -71,14 +71,9 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Boolean | None = None
 
 
-class GenerationRequest(ExtensionFields, EngineFields):
-    """Fields that both endpoints share."""
+class SamplingNumbers(BaseModel):
+    """Sampling parameters with the same name and meaning in all endpoints that generate."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    n: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None
-    max_tokens: Integer | None = None
-    min_tokens: Integer | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: TopK | None = Field(None, description="-1 and 0 keep all")
@@ -87,6 +82,16 @@ class GenerationRequest(ExtensionFields, EngineFields):
     repetition_penalty: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
+
+
+class GenerationRequest(SamplingNumbers, ExtensionFields, EngineFields):
+    """Fields that both endpoints share."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    n: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
     logit_bias: LogitBias = ()
     bad_words: BadWords = ()
     seed: Seed | None = Field(None, description="-1 is random")

@@ -7,25 +7,18 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
 from fastgen.core.request import RequestError
-from fastgen.server.openai.field_types import Boolean, Integer, Number, String, ignored, refused
+from fastgen.server.openai.field_types import Boolean, Integer, String, ignored, refused
 from fastgen.server.openai.other_fields import OpenAIFields
-from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.protocol import ChatRequest, SamplingNumbers
 from fastgen.server.openai.response_api.input_items import messages_of
 
 _NOT_STORED = "nothing is stored; send the whole input"
 # Fields of chat completions that have the same name and meaning here. They are validated there.
 _PASSED = (
+    *SamplingNumbers.model_fields,
     "model",
     "parallel_tool_calls",
     "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
     "logit_bias",
     "seed",
     "stop",
@@ -134,7 +127,7 @@ def _object(*others: dict[str, Any]) -> WithJsonSchema:
 _LIST = {"type": "array", "items": {"type": "object"}}
 
 
-class ResponseRequest(OpenAIFields):
+class ResponseRequest(SamplingNumbers, OpenAIFields):
     """Body of /v1/responses."""
 
     model_config = ConfigDict(extra="ignore")
@@ -159,18 +152,10 @@ class ResponseRequest(OpenAIFields):
     )
     stream: Boolean | None = None
     model: String | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
     parallel_tool_calls: Boolean | None = None
     metadata: dict[str, Any] | None = Field(None, description="responses repeat it; it is not stored")
     user: Any = ignored("it names the end user, for abuse reports")
 
-    top_k: Any = None
-    min_p: Any = None
-    typical_p: Any = None
-    repetition_penalty: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
     logit_bias: Any = None
     seed: Any = None
     stop: Any = None

@@ -35,6 +35,17 @@ def _take_copied() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in list(sys.modules) if _is_copied(name)}
 
 
+def _patch_index(interpreter: ModuleType) -> None:
+    """Let loops run to loaded numbers: triton 3.6 makes an int of an array [1], which numpy rejects since 2.4."""
+    patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_tensor  # type: ignore[attr-defined]
+
+
 def _patch_once_per_launch(interpreter: ModuleType) -> None:
     """Save a third of the interpreter's time: it patches the language again at each call of a device function.
 
@@ -92,7 +103,9 @@ def interpreted(
     compiled = _take_copied()
     sys.modules.update(_interpreted_modules)
     if not _interpreted_modules:
-        _patch_once_per_launch(importlib.import_module("triton.runtime.interpreter"))
+        interpreter = importlib.import_module("triton.runtime.interpreter")
+        _patch_index(interpreter)
+        _patch_once_per_launch(interpreter)
     try:
         yield lambda name: importlib.import_module(f"fastgen.kernels.triton.{name}")
     finally:

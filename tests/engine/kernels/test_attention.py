@@ -14,10 +14,12 @@ from support.paged_attention import Paged, chunks, decode
 
 TOLERANCE, TOLERANCE_OF_LARGE = 5e-6, 1e-5
 SHAPES = [(64, 3, 3), (64, 2, 4), (128, 1, 8), (128, 2, 1), (32, 2, 4), (16, 1, 3)]  # head size, kv heads, group
+# Groups that are no multiple of the heads computed together, and head sizes that are no multiple of a vector.
+UNEVEN = [(64, 2, 7), (80, 2, 5), (72, 1, 6), (20, 3, 2), (12, 2, 1), (4, 1, 3)]
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize(("head_dim", "kv_heads", "group"), SHAPES)
+@pytest.mark.parametrize(("head_dim", "kv_heads", "group"), [*SHAPES, *UNEVEN])
 def test_decode_attention_equals_the_reference(head_dim: int, kv_heads: int, group: int, block_size: int) -> None:
     contexts = [1, 15, 16, 17, 63, 64, 65, 127, 200, 513]
     paged = Paged(head_dim, kv_heads, block_size, contexts)

@@ -18,15 +18,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastgen.kernels.cpu.decode_tile import HEADS, KEYS, weighted_sums
+from fastgen.kernels.cpu.decode_tile import scores as scores_of
 from fastgen.kernels.cpu.decode_work_items import TILE
 from fastgen.kernels.cpu.elements import ElementArray, narrowed, widened
 from fastgen.kernels.cpu.jit import intrinsic, kernel, prange, serial, types
 from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
+from fastgen.kernels.cpu.vector_width import WIDTH
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-assert TILE % 16 == 0  # block sizes divide it or are multiples of it; keys are processed four at a time
+assert TILE % 16 == 0  # block sizes divide it or are multiples of it; scores are computed for KEYS keys at a time
 
 _f32 = np.float32
 _LANES = 16
@@ -34,9 +37,18 @@ _MASKED = np.finfo(np.float32).min  # below every score, and finite: less itself
 
 
 @serial
+def _run(pages: ElementArray, tables: IntArray, table: int, head: int, key: int) -> Any:
+    """Return the address of a key or value. The others of its block follow."""
+    block_size = pages.shape[2]
+    row = (tables[table + key // block_size] * pages.shape[1] + head) * block_size + key % block_size
+    return pages.ctypes.data + row * pages.shape[3] * pages.itemsize
+
+
+@serial
 def _score_tile(
     query: FloatArray,
     keys: ElementArray,
+    values: ElementArray,
     tables: IntArray,
     table: int,
     head: int,
@@ -44,28 +56,28 @@ def _score_tile(
     num_keys: int,
     scores: FloatArray,
 ) -> None:
-    """Set scores [group, TILE] = query [group, head_dim] · keys of a tile, masked beyond `num_keys`."""
+    """Set scores [group, TILE] = query [group, head_dim] · keys of a tile, masked beyond `num_keys`.
+
+    Prefetches the tile's values.
+    """
     group, head_dim = query.shape
-    block_size = keys.shape[2]
-    run = min(TILE, block_size)  # contiguous keys of a tile
+    whole = head_dim // WIDTH * WIDTH
+    line = head_dim * keys.itemsize
+    run = min(TILE, keys.shape[2])  # contiguous keys of a tile
     for first in range(0, num_keys, run):
-        block = tables[table + (tile + first) // block_size]
-        offset = (tile + first) % block_size
-        # Four keys at a time: each load of a query value serves four sums.
-        for j in range(0, run, 4):
-            o = offset + j
+        place = _run(keys, tables, table, head, tile + first)
+        ahead = _run(values, tables, table, head, tile + first)
+        count = -(-min(run, num_keys - first) // KEYS) * KEYS
+        for g in range(0, group, HEADS):
+            q, s = query.ctypes.data + g * head_dim * 4, scores.ctypes.data + (g * TILE + first) * 4
+            scores_of(min(HEADS, group - g), keys, q, head_dim * 4, place, line, whole, count, s, TILE * 4, ahead)
+            ahead = place
+        if whole < head_dim:
+            block, offset = tables[table + (tile + first) // keys.shape[2]], (tile + first) % keys.shape[2]
             for g in range(group):
-                s0, s1, s2, s3 = _f32(0), _f32(0), _f32(0), _f32(0)
-                for d in range(head_dim):
-                    q = query[g, d]
-                    s0 += q * widened(keys[block, head, o, d])
-                    s1 += q * widened(keys[block, head, o + 1, d])
-                    s2 += q * widened(keys[block, head, o + 2, d])
-                    s3 += q * widened(keys[block, head, o + 3, d])
-                scores[g, first + j] = s0
-                scores[g, first + j + 1] = s1
-                scores[g, first + j + 2] = s2
-                scores[g, first + j + 3] = s3
+                for j in range(count):
+                    for d in range(whole, head_dim):
+                        scores[g, first + j] += query[g, d] * widened(keys[block, head, offset + j, d])
     for g in range(group):
         for j in range(num_keys, TILE):
             scores[g, j] = _MASKED
@@ -145,6 +157,7 @@ def _softmax_tile(
 @serial
 def _add_values(
     scores: FloatArray,
+    keys: ElementArray,
     values: ElementArray,
     tables: IntArray,
     table: int,
@@ -152,41 +165,37 @@ def _add_values(
     tile: int,
     num_hidden: int,
     num_keys: int,
+    end: int,
     acc: FloatArray,
 ) -> None:
     """Add scores · values of a tile's keys from `num_hidden` to `num_keys` to acc [group, head_dim].
 
-    Other slots are skipped, because a weight of 0 does not mask infinity or NaN.
+    Other slots are skipped, because a weight of 0 does not mask infinity or NaN. Prefetches the next tile's keys, if it
+    begins before `end`.
     """
     group, head_dim = acc.shape
-    block_size = values.shape[2]
-    run = min(TILE, block_size)
+    whole = head_dim // WIDTH * WIDTH
+    line = head_dim * values.itemsize
+    run = min(TILE, values.shape[2])
     for first in range(num_hidden // run * run, num_keys, run):
-        block = tables[table + (tile + first) // block_size]
-        offset = (tile + first) % block_size
-        begin, end = max(num_hidden - first, 0), min(run, num_keys - first)
-        eights = begin + (end - begin) // 8 * 8
-        for j in range(begin, eights, 8):
-            o, s = offset + j, first + j
+        begin = max(num_hidden - first, 0)
+        count = min(run, num_keys - first) - begin
+        place = _run(values, tables, table, head, tile + first + begin)
+        ahead = place
+        if tile + TILE + first < end:
+            ahead = _run(keys, tables, table, head, tile + TILE + first)
+        for g in range(0, group, HEADS):
+            weights, sums = scores.ctypes.data + (g * TILE + first + begin) * 4, acc.ctypes.data + g * head_dim * 4
+            heads = min(HEADS, group - g)
+            weighted_sums(heads, values, weights, TILE * 4, place, line, whole, count, sums, head_dim * 4, ahead)
+            ahead = place
+        if whole < head_dim:
+            block, offset = tables[table + (tile + first) // values.shape[2]], (tile + first) % values.shape[2] + begin
             for g in range(group):
-                p0, p1, p2, p3 = scores[g, s], scores[g, s + 1], scores[g, s + 2], scores[g, s + 3]
-                p4, p5, p6, p7 = scores[g, s + 4], scores[g, s + 5], scores[g, s + 6], scores[g, s + 7]
-                for d in range(head_dim):
-                    acc[g, d] += (
-                        p0 * widened(values[block, head, o, d])
-                        + p1 * widened(values[block, head, o + 1, d])
-                        + p2 * widened(values[block, head, o + 2, d])
-                        + p3 * widened(values[block, head, o + 3, d])
-                        + p4 * widened(values[block, head, o + 4, d])
-                        + p5 * widened(values[block, head, o + 5, d])
-                        + p6 * widened(values[block, head, o + 6, d])
-                        + p7 * widened(values[block, head, o + 7, d])
-                    )
-        for j in range(eights, end):
-            for g in range(group):
-                weight = scores[g, first + j]
-                for d in range(head_dim):
-                    acc[g, d] += weight * widened(values[block, head, offset + j, d])
+                for j in range(count):
+                    weight = scores[g, first + begin + j]
+                    for d in range(whole, head_dim):
+                        acc[g, d] += weight * widened(values[block, head, offset + j, d])
 
 
 @serial
@@ -217,12 +226,12 @@ def _attend_item(
             acc[g, d] = _f32(0)
     for tile in range(begin, end, TILE):
         num_keys = min(TILE, end - tile)
-        _score_tile(query, keys, tables, table, head, tile, num_keys, scores)
+        _score_tile(query, keys, values, tables, table, head, tile, num_keys, scores)
         num_hidden = max(visible - tile, 0)
         if num_hidden > 0 or softcap > _f32(0):
             _restrict_tile(scores, num_keys, num_hidden, softcap)
         _softmax_tile(scores, num_keys, num_hidden, state, acc)
-        _add_values(scores, values, tables, table, head, tile, num_hidden, num_keys, acc)
+        _add_values(scores, keys, values, tables, table, head, tile, num_hidden, num_keys, end, acc)
     for g in range(group):
         if part < 0:
             inverse = _f32(1) / state[g, 1]

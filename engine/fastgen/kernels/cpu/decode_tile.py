@@ -1,0 +1,206 @@
+"""Two products of decode attention in LLVM vectors: scores of a run of keys, and the weighted sum of their values.
+
+Query heads that share a key-value head share each load of a key or value; up to `HEADS` of them keep their sums in
+registers. Both products prefetch what the kernel reads next while they compute: processors do not predict the reads of
+a paged cache, whose runs are short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+
+from fastgen.kernels.cpu.elements import ElementArray
+from fastgen.kernels.cpu.jit import intrinsic, lowering, serial, types
+from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, lowered
+from fastgen.kernels.cpu.vector_width import WIDTH
+
+KEYS = 4  # whose scores are computed together
+HEADS = 4 if WIDTH == 16 else 2  # of AVX2's sixteen registers, KEYS * 2 hold sums
+_VECTORS = 4  # of a value, whose sums are computed together
+_CACHE_LINE = 64  # bytes
+
+Emit = Callable[[int, Any, Any, Sequence[Any]], None]
+
+
+def _for_heads(emit: Emit, heads: int) -> Any:
+    """Return an intrinsic that computes `heads` heads; its arguments are those of `scores` and `weighted_sums`."""
+
+    def product(
+        _typing: Any, array: Any, a: Any, a_row: Any, b: Any, b_row: Any, depth: Any, n: Any, c: Any, c_row: Any, x: Any
+    ) -> Any:
+        return types.void(array, a, a_row, b, b_row, depth, n, c, c_row, x), lowered(partial(emit, heads, array.dtype))
+
+    return intrinsic(product)
+
+
+def _emit_scores(heads: int, element: Any, builder: Any, arguments: Sequence[Any]) -> None:
+    _, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead = arguments
+    emit = Emitter(builder, WIDTH)
+    size = element.bitwidth // 8
+    run = builder.mul(key_row, I64(KEYS))
+    lines = builder.udiv(builder.add(run, I64(_CACHE_LINE - 1)), I64(_CACHE_LINE))
+    with lowering.for_range(builder, builder.udiv(num_keys, I64(KEYS))) as step:
+        first = emit.offset(keys, step.index, run)
+        next_read = emit.offset(ahead, step.index, run)
+        with lowering.for_range(builder, lines) as line:
+            _prefetch(builder, emit.offset(next_read, line.index, _CACHE_LINE))
+        sums = [emit.places(KEYS) for _ in range(heads)]
+        with lowering.for_range(builder, builder.udiv(depth, I64(WIDTH))) as column:
+            at = emit.offset(first, column.index, WIDTH * size)
+            vectors = [emit.load_elements(emit.offset(at, I64(key), key_row), element) for key in range(KEYS)]
+            query = emit.offset(queries, column.index, WIDTH * 4)
+            for head, places in enumerate(sums):
+                factor = emit.load(emit.offset(query, I64(head), query_row))
+                for vector, place in zip(vectors, places, strict=True):
+                    emit.add_product(place, factor, vector)
+        for head, places in enumerate(sums):
+            result = emit.offset(emit.offset(out, I64(head), out_row), step.index, KEYS * 4)
+            emit.store(_sum_lanes(emit, [builder.load(place) for place in places]), result)
+
+
+def _emit_sums(heads: int, element: Any, builder: Any, arguments: Sequence[Any]) -> None:
+    _, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead = arguments
+    emit = Emitter(builder, WIDTH)
+    size = element.bitwidth // 8
+
+    def add_columns(column: Any, vectors: int) -> None:
+        """Add `vectors` vectors of all values, from an index of vectors on."""
+        offset = builder.mul(column, I64(WIDTH * size))
+        first, next_read = builder.add(values, offset), builder.add(ahead, offset)
+        results = [
+            [
+                emit.offset(emit.offset(out, I64(head), out_row), builder.add(column, I64(vector)), WIDTH * 4)
+                for vector in range(vectors)
+            ]
+            for head in range(heads)
+        ]
+        totals = [[lowering.alloca_once_value(builder, emit.load(place)) for place in row] for row in results]
+        with lowering.for_range(builder, num_keys) as key:
+            line = emit.offset(first, key.index, value_row)
+            following = emit.offset(next_read, key.index, value_row)
+            for start in range(0, vectors * WIDTH * size, _CACHE_LINE):
+                _prefetch(builder, builder.add(following, I64(start)))
+            loaded = [
+                emit.load_elements(emit.offset(line, I64(vector), WIDTH * size), element) for vector in range(vectors)
+            ]
+            for head, row in enumerate(totals):
+                weight = emit.offset(emit.offset(weights, I64(head), weight_row), key.index, 4)
+                factor = emit.spread(emit.load(weight, F32))
+                for vector, place in zip(loaded, row, strict=True):
+                    emit.add_product(place, factor, vector)
+        for row, places in zip(totals, results, strict=True):
+            for total, place in zip(row, places, strict=True):
+                emit.store(builder.load(total), place)
+
+    columns = builder.udiv(depth, I64(WIDTH))
+    steps = builder.udiv(columns, I64(_VECTORS))
+    with lowering.for_range(builder, steps) as step:
+        add_columns(builder.mul(step.index, I64(_VECTORS)), _VECTORS)
+    with lowering.for_range(builder, columns, start=builder.mul(steps, I64(_VECTORS))) as step:
+        add_columns(step.index, 1)
+
+
+def _sum_lanes(emit: Emitter, vectors: Sequence[Any]) -> Any:
+    """Return a vector of KEYS floats: the sum of the lanes of each of KEYS vectors."""
+    builder = emit.builder
+
+    def shuffle(a: Any, b: Any, lanes: list[int]) -> Any:
+        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+    def interleaved(a: Any, b: Any, unit: int) -> Any:
+        """Add the halves of each quarter: units of a, then of b."""
+        quarters = range(0, WIDTH, KEYS)
+        halves = (
+            [
+                quarter + half + lane + other * WIDTH
+                for quarter in quarters
+                for position in range(0, KEYS // 2, unit)
+                for other in (0, 1)
+                for lane in range(position, position + unit)
+            ]
+            for half in (0, KEYS // 2)
+        )
+        return emit.add(*(shuffle(a, b, lanes) for lanes in halves))
+
+    a, b, c, d = vectors
+    quarters = interleaved(interleaved(a, b, 1), interleaved(c, d, 1), 2)
+    parts = [shuffle(quarters, quarters, list(range(start, start + KEYS))) for start in range(0, WIDTH, KEYS)]
+    return reduce(emit.add, parts)
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    """Load a cache line for reading, without waiting for it."""
+    pointer = ir.IntType(8).as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+    function = lowering.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
+
+
+_scores_1, _scores_2, _scores_3, _scores_4 = (_for_heads(_emit_scores, heads) for heads in range(1, 5))
+_sums_1, _sums_2, _sums_3, _sums_4 = (_for_heads(_emit_sums, heads) for heads in range(1, 5))
+
+
+@serial
+def scores(
+    heads: int,
+    array: ElementArray,
+    queries: int,
+    query_row: int,
+    keys: int,
+    key_row: int,
+    depth: int,
+    num_keys: int,
+    out: int,
+    out_row: int,
+    ahead: int,
+) -> None:
+    """Compute out [heads, num_keys] = queries [heads, depth] · keys [num_keys, depth].
+
+    Args:
+        heads: at most `HEADS`.
+        array: the keys' array, for the type of its elements.
+        queries, query_row: address, and bytes from one to the next; likewise keys and out.
+        depth: a multiple of `WIDTH`.
+        num_keys: a multiple of `KEYS`.
+        ahead: address of the memory to prefetch, as long as the keys.
+    """
+    if heads == 1:
+        _scores_1(array, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead)
+    elif heads == 2:
+        _scores_2(array, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead)
+    elif heads == 3:
+        _scores_3(array, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead)
+    else:
+        _scores_4(array, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead)
+
+
+@serial
+def weighted_sums(
+    heads: int,
+    array: ElementArray,
+    weights: int,
+    weight_row: int,
+    values: int,
+    value_row: int,
+    depth: int,
+    num_keys: int,
+    out: int,
+    out_row: int,
+    ahead: int,
+) -> None:
+    """Compute out [heads, depth] += weights [heads, num_keys] · values [num_keys, depth], in the order of keys.
+
+    Arguments as those of `scores`; `num_keys` is any number.
+    """
+    if heads == 1:
+        _sums_1(array, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead)
+    elif heads == 2:
+        _sums_2(array, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead)
+    elif heads == 3:
+        _sums_3(array, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead)
+    else:
+        _sums_4(array, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead)

@@ -15,6 +15,8 @@ from fastgen.core.step_model import StepTimes
 # A step may take this many prompt tokens whatever its target. They add little to the fixed cost of a step, and without
 # them a target that cannot be met would starve prompts.
 MIN_PROMPT_TOKENS = 16
+# Matrix products compute rows in tiles, and some pad them: a few rows less, or more, cost nothing if they fill one.
+ROW_MULTIPLE = 16
 # The automatic target is this multiple of the time of a step without tokens. Four fifths of it are then spent on
 # tokens: infinitely long steps would be at most a quarter more efficient.
 FIXED_COST_MULTIPLE = 5.0
@@ -118,9 +120,15 @@ class Chunker:
 
         `room`, at least 1, is the token budget left by the decodes.
         """
-        if load.decodes:
-            room = min(room, self.target.prompt_tokens(load))
-        return room if self.chunking == "greedy" else even_share(load.backlog, room)
+        bound = self.target.prompt_tokens(load) if load.decodes else room
+        if bound < min(room, load.backlog):
+            room = min(room, whole_tiles(load.decodes, bound))
+        if self.chunking == "greedy":
+            return room
+        share = even_share(load.backlog, room)
+        if load.decodes and share < load.backlog:
+            share = min(room, share + -(load.decodes + share) % ROW_MULTIPLE)
+        return share
 
     def observe(self, decodes: int, prompt_tokens: int) -> None:
         """Record what the step was filled with."""
@@ -133,6 +141,13 @@ def target_of(setting: int | str, times: StepTimes) -> Target:
     if isinstance(setting, int):
         return FixedTarget(setting / 1000, times)
     return AutomaticTarget(times) if setting == "auto" else NoTarget()
+
+
+def whole_tiles(decodes: int, prompt_tokens: int) -> int:
+    """Return about as many prompt tokens, at least `MIN_PROMPT_TOKENS`, with which a step fills whole tiles of rows."""
+    tokens = decodes + prompt_tokens
+    nearest = (tokens + ROW_MULTIPLE // 2 - 1) // ROW_MULTIPLE * ROW_MULTIPLE
+    return nearest - decodes if nearest - decodes >= MIN_PROMPT_TOKENS else prompt_tokens
 
 
 def even_share(backlog: int, room: int) -> int:

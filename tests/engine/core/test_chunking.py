@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from fastgen.core.budget_tuning import StepTime
 from fastgen.core.chunking import (
     MIN_PROMPT_TOKENS,
+    ROW_MULTIPLE,
     AutomaticTarget,
     Chunker,
     FixedTarget,
     NoTarget,
     StepLoad,
     even_share,
+    whole_tiles,
 )
 from fastgen.core.step_model import StepModel, non_negative_least_squares
 from support.scheduling import Arrivals, run, scheduler, sizes
@@ -64,6 +66,36 @@ def test_a_fixed_target_bounds_only_steps_with_decodes() -> None:
 def test_prompts_advance_even_if_the_target_cannot_be_met() -> None:
     chunker = Chunker("greedy", FixedTarget(0.001, observed(0.05, 0.001)))
     assert chunker.prompt_tokens(256, StepLoad(decodes=8, kv_tokens=0, backlog=1000)) == MIN_PROMPT_TOKENS
+
+
+@given(st.integers(1, 200), st.integers(1, 600), st.integers(1, 2000), st.floats(0.001, 0.5))
+def test_a_bounded_step_fills_whole_tiles_of_rows(decodes: int, room: int, backlog: int, seconds: float) -> None:
+    """Unless the token budget or the end of the backlog bounds it, or its prompts would hardly advance."""
+    target = FixedTarget(seconds, observed(0.02, 0.001))
+    bound = target.prompt_tokens(load := StepLoad(decodes, 0, backlog))
+    for chunking in ("greedy", "even"):
+        tokens = min(Chunker(chunking, target).prompt_tokens(room, load), backlog)  # type: ignore[arg-type]
+        assert 1 <= tokens <= min(room, backlog)
+        if bound >= min(room, backlog):
+            continue
+        assert tokens <= bound + ROW_MULTIPLE // 2
+        if tokens < min(room, backlog) and tokens > MIN_PROMPT_TOKENS:
+            assert (decodes + tokens) % ROW_MULTIPLE == 0
+
+
+def test_filling_tiles_moves_the_bound_by_half_a_tile_at_most() -> None:
+    bounds = {prompts: whole_tiles(10, prompts) for prompts in (17, 29, 30, 31, 45, 46, 100)}
+    assert bounds == {17: 22, 29: 22, 30: 22, 31: 38, 45: 38, 46: 38, 100: 102}
+    assert whole_tiles(8, MIN_PROMPT_TOKENS) == MIN_PROMPT_TOKENS, "prompts still advance"
+
+
+def test_even_steps_with_decodes_fill_whole_tiles_before_the_last() -> None:
+    chunker = Chunker("even", FixedTarget(0.1, observed(0.02, 0.001)))
+    backlog, parts = 200, []
+    while backlog:
+        parts.append(min(backlog, chunker.prompt_tokens(512, StepLoad(decodes=8, kv_tokens=0, backlog=backlog))))
+        backlog -= parts[-1]
+    assert parts == [72, 72, 56]
 
 
 def test_the_automatic_target_is_five_times_the_fixed_cost_of_a_step() -> None:

@@ -132,7 +132,7 @@ def test_steps_that_run_out_of_memory_at_random_change_no_output(
     monkeypatch.setattr(step_limit, "STEPS_PER_GROWTH", 4)  # so that steps are large enough to fail again
     seen: Counter[str] = Counter()
     for seed in range(WORKLOADS):
-        rng = random.Random(1000 * steps_in_flight + seed)
+        rng = random.Random(3000 * steps_in_flight + seed)
         workload = random_workload(rng, block_size=BLOCK)
         fails = fails_at_random(rng)
         runner = ShortOfMemory(

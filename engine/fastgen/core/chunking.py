@@ -46,6 +46,10 @@ class StepLoad:
 class Target(Protocol):
     """Bounds the prompt tokens of steps in which sequences decode."""
 
+    @property
+    def excess(self) -> int:
+        """Tokens by which a step may exceed the bound in order to fill a tile of rows."""
+
     def prompt_tokens(self, load: StepLoad) -> int:
         """Return the most prompt tokens for the next step, at least 1."""
 
@@ -56,6 +60,8 @@ class Target(Protocol):
 @dataclass(frozen=True, slots=True)
 class NoTarget:
     """No bound: steps fill the token budget."""
+
+    excess = 0
 
     def prompt_tokens(self, load: StepLoad) -> int:
         """Return the whole backlog."""
@@ -71,6 +77,7 @@ class FixedTarget:
 
     seconds: float
     times: StepTimes
+    excess = 0
 
     def prompt_tokens(self, load: StepLoad) -> int:
         """Return how many prompt tokens fit into the target besides the decodes."""
@@ -86,6 +93,8 @@ class AutomaticTarget:
     In a steady state each step must compute as many prompt tokens as arrive while it runs. If each step takes a little
     more than the average, they are spread evenly over the steps that the decodes need anyway.
     """
+
+    excess = ROW_MULTIPLE // 2 - 1  # to the nearest whole tile
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
@@ -122,7 +131,7 @@ class Chunker:
         """
         bound = self.target.prompt_tokens(load) if load.decodes else room
         if bound < min(room, load.backlog):
-            room = min(room, whole_tiles(load.decodes, bound))
+            room = min(room, whole_tiles(load.decodes, bound, self.target.excess))
         if self.chunking == "greedy":
             return room
         share = even_share(load.backlog, room)
@@ -143,11 +152,14 @@ def target_of(setting: int | str, times: StepTimes) -> Target:
     return AutomaticTarget(times) if setting == "auto" else NoTarget()
 
 
-def whole_tiles(decodes: int, prompt_tokens: int) -> int:
-    """Return about as many prompt tokens, at least `MIN_PROMPT_TOKENS`, with which a step fills whole tiles of rows."""
-    tokens = decodes + prompt_tokens
-    nearest = (tokens + ROW_MULTIPLE // 2 - 1) // ROW_MULTIPLE * ROW_MULTIPLE
-    return nearest - decodes if nearest - decodes >= MIN_PROMPT_TOKENS else prompt_tokens
+def whole_tiles(decodes: int, prompt_tokens: int, excess: int) -> int:
+    """Return the most prompt tokens with which a step fills whole tiles of rows.
+
+    They are at most `excess` more than `prompt_tokens`. If there would be fewer than `MIN_PROMPT_TOKENS`,
+    `prompt_tokens` is returned.
+    """
+    whole = (decodes + prompt_tokens + excess) // ROW_MULTIPLE * ROW_MULTIPLE - decodes
+    return whole if whole >= MIN_PROMPT_TOKENS else prompt_tokens
 
 
 def even_share(backlog: int, room: int) -> int:

@@ -78,15 +78,19 @@ def test_a_bounded_step_fills_whole_tiles_of_rows(decodes: int, room: int, backl
         assert 1 <= tokens <= min(room, backlog)
         if bound >= min(room, backlog):
             continue
-        assert tokens <= bound + ROW_MULTIPLE // 2
+        assert tokens <= bound
         if tokens < min(room, backlog) and tokens > MIN_PROMPT_TOKENS:
             assert (decodes + tokens) % ROW_MULTIPLE == 0
 
 
-def test_filling_tiles_moves_the_bound_by_half_a_tile_at_most() -> None:
-    bounds = {prompts: whole_tiles(10, prompts) for prompts in (17, 29, 30, 31, 45, 46, 100)}
-    assert bounds == {17: 22, 29: 22, 30: 22, 31: 38, 45: 38, 46: 38, 100: 102}
-    assert whole_tiles(8, MIN_PROMPT_TOKENS) == MIN_PROMPT_TOKENS, "prompts still advance"
+def test_an_automatic_bound_moves_to_the_nearest_whole_tile_and_a_fixed_one_down() -> None:
+    prompts = (17, 29, 30, 31, 45, 46, 100)
+    nearest, down = (
+        [whole_tiles(10, count, target.excess) for count in prompts] for target in (AutomaticTarget, FixedTarget)
+    )
+    assert nearest == [22, 22, 22, 38, 38, 38, 102]
+    assert down == [17, 22, 22, 22, 38, 38, 86]
+    assert whole_tiles(8, MIN_PROMPT_TOKENS, 0) == MIN_PROMPT_TOKENS, "prompts still advance"
 
 
 def test_even_steps_with_decodes_fill_whole_tiles_before_the_last() -> None:

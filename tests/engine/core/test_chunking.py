@@ -79,7 +79,7 @@ def test_a_bounded_step_fills_whole_tiles_of_rows(decodes: int, room: int, backl
         if bound >= min(room, backlog):
             continue
         assert tokens <= bound
-        if tokens < min(room, backlog) and tokens > MIN_PROMPT_TOKENS:
+        if MIN_PROMPT_TOKENS + ROW_MULTIPLE <= tokens < min(room, backlog):
             assert (decodes + tokens) % ROW_MULTIPLE == 0
 
 

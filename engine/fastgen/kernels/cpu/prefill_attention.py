@@ -66,6 +66,30 @@ def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
         emit.store(builder.load(sum_), place)
 
 
+def _emit_rescale(builder: Any, arguments: Sequence[Any]) -> None:
+    """Set highest [LANES] to tops, and multiply total [LANES] and sums [depth, LANES] by exp(highest - tops)."""
+    highest, tops, total, depth, sums = arguments
+    emit = Emitter(builder, WIDTH)
+    offsets = [I64(vector * WIDTH * 4) for vector in range(VECTORS)]
+    corrections = []
+    for offset in offsets:
+        old, new, count = (builder.add(first, offset) for first in (highest, tops, total))
+        top = emit.load(new)
+        corrections.append(emit.exp(emit.subtract(emit.load(old), top)))
+        emit.store(top, old)
+        emit.store(emit.multiply(emit.load(count), corrections[-1]), count)
+    with lowering.for_range(builder, depth) as row:
+        line = emit.offset(sums, row.index, _STRIDE)
+        for offset, correction in zip(offsets, corrections, strict=True):
+            place = builder.add(line, offset)
+            emit.store(emit.multiply(emit.load(place), correction), place)
+
+
+@intrinsic
+def _rescale(_typing: Any, highest: Any, tops: Any, total: Any, depth: Any, sums: Any) -> Any:
+    return types.void(highest, tops, total, depth, sums), lowered(_emit_rescale)
+
+
 @intrinsic
 def _raise_highest(_typing: Any, scores: Any, num_keys: Any, highest: Any) -> Any:
     return types.void(scores, num_keys, highest), lowered(_emit_highest)
@@ -109,14 +133,7 @@ def _softmax(
     for lane in range(LANES):
         grown |= tops[lane] > highest[lane]
     if grown:
-        for lane in range(LANES):
-            correction = _f32(math.exp(highest[lane] - tops[lane]))
-            highest[lane] = tops[lane]
-            tops[lane] = correction
-            total[lane] *= correction
-        for d in range(sums.shape[0]):
-            for lane in range(LANES):
-                sums[d, lane] *= tops[lane]
+        _rescale(highest.ctypes.data, tops.ctypes.data, total.ctypes.data, sums.shape[0], sums.ctypes.data)
     _exponentiate(scores.ctypes.data, num_keys, highest.ctypes.data, total.ctypes.data)
 
 

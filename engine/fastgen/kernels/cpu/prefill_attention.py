@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.kernels.cpu.elements import ElementArray, is_float32, narrowed, widened
+from fastgen.kernels.cpu.elements import ElementArray, is_float32, narrowed
 from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, serial, types
 from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
 from fastgen.kernels.cpu.matmul_tile import ROWS, product_tile
@@ -90,6 +91,20 @@ def _rescale(_typing: Any, highest: Any, tops: Any, total: Any, depth: Any, sums
     return types.void(highest, tops, total, depth, sums), lowered(_emit_rescale)
 
 
+def _emit_widen(element: Any, builder: Any, arguments: Sequence[Any]) -> None:
+    """Set target [count] to source [count], elements, in float32; `count` is a multiple of WIDTH."""
+    _, source, count, target = arguments
+    emit = Emitter(builder, WIDTH)
+    with lowering.for_range(builder, builder.udiv(count, I64(WIDTH))) as step:
+        place = emit.offset(source, step.index, WIDTH * element.bitwidth // 8)
+        emit.store(emit.load_elements(place, element), emit.offset(target, step.index, WIDTH * 4))
+
+
+@intrinsic
+def _widen(_typing: Any, array: Any, source: Any, count: Any, target: Any) -> Any:
+    return types.void(array, source, count, target), lowered(partial(_emit_widen, array.dtype))
+
+
 @intrinsic
 def _raise_highest(_typing: Any, scores: Any, num_keys: Any, highest: Any) -> Any:
     return types.void(scores, num_keys, highest), lowered(_emit_highest)
@@ -144,10 +159,13 @@ def _load_tile(
     """Widen a tile's keys or values to `wide` [TILE, head_dim], unless they are float32: these are used in place."""
     if not is_float32(pages):
         block_size, head_dim = pages.shape[2], pages.shape[3]
-        for offset in range(-(-num_keys // ROWS) * ROWS):
-            block, slot = tables[table + (tile + offset) // block_size], (tile + offset) % block_size
-            for d in range(head_dim):
-                wide[offset, d] = widened(pages[block, head, slot, d])
+        rows = -(-num_keys // ROWS) * ROWS
+        run = min(TILE, block_size)
+        for first in range(0, rows, run):
+            key = tile + first
+            page = (tables[table + key // block_size] * pages.shape[1] + head) * block_size + key % block_size
+            source, target = pages.ctypes.data + page * head_dim * pages.itemsize, wide[first].ctypes.data
+            _widen(pages, source, min(run, rows - first) * head_dim, target)
 
 
 @serial

@@ -6,13 +6,14 @@ image. The engine itself is the present one under two names, because another bui
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.bed import Bed
-from cluster.commands import CommandError
 from cluster.demo import CHART, CRD, RELEASE, SYSTEM, install, uninstall_release
 from cluster.release import CHART as CHART_PATH
 from cluster.release import NotInHistoryError, extract
@@ -23,21 +24,27 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 ROLLOUT = {"maxSurge": 1, "maxUnavailable": 0}
-# A field of the present CRD that the previous one does not have.
-SCHEDULE = {"name": "work", "start": "0 8 * * 1-5", "end": "0 18 * * 1-5", "minReplicas": 2}
 RESOURCES = {"requests": {"cpu": "100m"}, "limits": {"memory": "2Gi", "cpu": "600m"}}
 
 
-def crd_has_schedules(namespace: ServedNamespace) -> bool:
-    """Return whether the API server, which refuses unknown fields, accepts a schedule."""
-    autoscaling = {"maxReplicas": 2, "schedules": [SCHEDULE]}
-    try:
-        namespace.apply(manifest("scheduled", autoscaling=autoscaling), "--dry-run=server")
-    except CommandError as error:
-        if 'unknown field "spec.autoscaling.schedules"' not in str(error):
-            raise
-        return False
-    return True
+def schema(crd: Any) -> Any:
+    """Return the schema of a CRD's only version."""
+    (version,) = crd["spec"]["versions"]
+    return version["schema"]
+
+
+def schema_of(bed: Bed, chart: Path) -> Any:
+    """Return the schema of the CRD in a chart."""
+    return schema(yaml.safe_load(bed.helm("template", RELEASE, str(chart), "--show-only=templates/crd.yaml")))
+
+
+def wait_for_schema(bed: Bed, expected: Any) -> None:
+    """Wait until the cluster's CRD has this schema."""
+
+    def served() -> Any:
+        return schema(json.loads(bed.kubectl("get", "crd", CRD, "--output=json")))
+
+    eventually(lambda: served() == expected, within=30, what="the CRD of the chart")
 
 
 def template(namespace: ServedNamespace) -> Any:
@@ -77,12 +84,13 @@ def test_no_request_is_lost_by_an_upgrade_from_the_previous_release_and_back(
         [f"--set=operator.image={operator}", f"--set=engine.image={engine}"]
         for operator, engine in zip(operators, engines, strict=True)
     )
+    crds = schema_of(bed, tree.root / CHART_PATH), schema_of(bed, CHART)
     uninstall_release(bed)
     try:
         # As documented: the kept CRD may be one that `kubectl apply` has changed.
         owner = ("--take-ownership", "--force-conflicts")
         bed.helm("install", RELEASE, str(tree.root / CHART_PATH), *where, *owner, *previous)
-        eventually(lambda: not crd_has_schedules(namespace), within=30, what="the previous CRD")
+        wait_for_schema(bed, crds[0])
         namespace.apply(manifest("chat", rollout=ROLLOUT, drainSeconds=60, resources=RESOURCES))
         first = wait_for_image(namespace, engines[0])
         with (
@@ -91,7 +99,7 @@ def test_no_request_is_lost_by_an_upgrade_from_the_previous_release_and_back(
         ):
             old, before = template(namespace), rollouts(namespace)
             bed.helm("upgrade", RELEASE, str(CHART), *where, *present, "--reset-then-reuse-values")
-            eventually(lambda: crd_has_schedules(namespace), within=30, what="the present CRD")
+            wait_for_schema(bed, crds[1])
             second = wait_for_image(namespace, engines[1])
             new = template(namespace)
             assert (second != first) == (new != old), "pods are replaced if, and only if, their template has changed"
@@ -100,7 +108,7 @@ def test_no_request_is_lost_by_an_upgrade_from_the_previous_release_and_back(
             assert short.failures() + long.failures() == [], "requests were lost during the upgrade"
 
             bed.helm("rollback", RELEASE, *where)
-            eventually(lambda: not crd_has_schedules(namespace), within=30, what="the previous CRD")
+            wait_for_schema(bed, crds[0])
             third = wait_for_image(namespace, engines[0])
             assert template(namespace) == old
             assert rollouts(namespace) == before + 2 * (new != old), "pods were replaced more than once"

@@ -16,13 +16,21 @@ from cluster.bed import Bed, close_bed, is_open, open_bed
 from cluster.demo import install
 from support.deployments import ServedNamespace, manifest
 
+# Files whose tests need more than a kubeconfig of the cluster, and for what.
+ON_THE_NODE = {
+    "test_autoscaling.py": "slows and stops replicas through cgroups",
+    "test_model_cache.py": "serves a hub on this machine",
+    "test_simulated_gpu.py": "simulates GPUs in the stand-in image",
+    "test_upgrade.py": "loads images of the previous release",
+}
+
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 @pytest.fixture(scope="package")
-def bed() -> Iterator[Bed]:
+def cluster() -> Iterator[Bed]:
     """The cluster of `make up`. Unless it was already running, it is removed before tests of other folders run."""
     was_open = is_open()
     opened = open_bed(say)
@@ -34,13 +42,29 @@ def bed() -> Iterator[Bed]:
             close_bed(say)
 
 
+@pytest.fixture(scope="package")
+def of_a_kubeconfig(cluster: Bed) -> Bed:
+    """The same cluster through FASTGEN_KUBECONFIG, as anybody's: images are only named, and ports are forwarded."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FASTGEN_KUBECONFIG", str(cluster.kubeconfig))
+        patched.setenv("FASTGEN_ENGINE_IMAGE", cluster.engine_image)
+        patched.setenv("FASTGEN_OPERATOR_IMAGE", cluster.operator_image)
+        return open_bed(say)
+
+
+@pytest.fixture(scope="module")
+def bed(cluster: Bed, of_a_kubeconfig: Bed, request: pytest.FixtureRequest) -> Bed:
+    """The cluster as the tests of a module reach it."""
+    return cluster if request.path.name in ON_THE_NODE else of_a_kubeconfig
+
+
 @pytest.fixture(scope="package", autouse=True)
-def engine_image(bed: Bed, request: pytest.FixtureRequest) -> Iterator[Future[str] | None]:
+def engine_image(cluster: Bed, request: pytest.FixtureRequest) -> Iterator[Future[str] | None]:
     """The name of the engine's real image, which is built while tests that need no processor run before its own."""
 
     def build() -> str:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        return bed.build_image("engine", {"DEMO": "1"})
+        return cluster.build_image("engine", {"DEMO": "1"})
 
     wanted = any(item.get_closest_marker("image") for item in request.session.items)
     with ThreadPoolExecutor(1) as thread:

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from fastgen.server.openai.protocol import ChatRequest
 from harness.chart import CHART, Helm
 from support.pages import PAGES, ROOT, blocks, documents
 
+# By a pattern: the tests that try the command of a line in a shell block, or that check what it names.
+TRIED_BY = {
+    r"kubectl .*": "tests/operator/api/test_page_commands.py",
+    r"fastgen .*": "tests/engine/commands/test_pages.py",
+    r"helm (install|test) fastgen .*": "tests/e2e/test_quickstart.py",
+    r"helm upgrade .*": "tests/chart/test_api_server.py",
+    r"helm (package|push) .*|gpg .*|rm .*|sed .*|docker buildx .*": "tests/chart/test_releasing_page.py",
+    r"curl http://127.0.0.1:8000/v1/chat/completions .*": "tests/e2e/test_quickstart.py",
+    r"make (up|test)": "tests/e2e/test_installation.py",
+    # Below.
+    r"(PYTHONPATH=engine )?(timeout \d+ )?python -m .*": "tests/chart/test_documentation.py",
+    r"docker (build|push) .*|pip install .*": "tests/chart/test_documentation.py",
+}
+# Where the modules of `python -m` are, and those of other projects.
+CODE = (".", "engine", "operator", "tests", "charts")
+OTHERS_MODULES = ("pytest", "debugpy", "mii.entrypoints.openai_api_server")
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
@@ -83,3 +103,86 @@ def test_commands_use_flags_that_helm_has(helm: Helm, command: str) -> None:
             for line in text.replace("\\\n", " ").splitlines():
                 if re.match(rf"(\$ )?helm {command}\b", line):
                     assert set(re.findall(r"(?<= )--[a-z-]+", line)) <= known, place
+
+
+def shell_lines() -> Iterator[tuple[str, str]]:
+    """Yield "page:line" and each command of the shell blocks, without a prompt, a comment or a loop around it."""
+    for language, prompt in (("sh", ""), ("console", "$ ")):
+        for place, text in blocks(language):
+            for line in text.replace("\\\n", " ").splitlines():
+                command = re.sub(r"\s+# .*|\s&$", "", line.removeprefix(prompt)).strip()
+                inner = re.sub(r"^for .*?(?:; do |; do$)|; done$|^done$", "", command).strip()
+                if line.startswith(prompt) and inner:
+                    yield place, " ".join(inner.split())
+
+
+def test_each_command_of_a_shell_block_is_tried_by_a_test() -> None:
+    used = set()
+    for place, command in shell_lines():
+        matching = [pattern for pattern in TRIED_BY if re.fullmatch(pattern, command)]
+        assert len(matching) == 1, f"{place}: {command}"
+        used.update(matching)
+    assert used == set(TRIED_BY)
+    assert all((ROOT / test).is_file() for test in TRIED_BY.values())
+
+
+def source_of(module: str) -> str:
+    """Return the text of a module, or of the modules of a package."""
+    places = [ROOT / folder / module.replace(".", "/") for folder in CODE]
+    files = [file for place in places for file in (place.with_suffix(".py"), *place.glob("*.py")) if file.is_file()]
+    assert files, f"no module {module}"
+    return "".join(file.read_text() for file in files)
+
+
+def test_modules_that_pages_run_exist_and_have_the_flags() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    found = set()
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
+        text = re.sub(r"`[^`\n]+\n *[^`\n]+`", lambda code: code[0].replace("\n", " "), page.read_text())
+        for module, rest in re.findall(r"\bpython -m ([\w.]+)((?: [^`\n#]*)?)", text.replace("\\\n", " ")):
+            if module not in OTHERS_MODULES:
+                found.add(module.partition(".")[0])
+                source = source_of(module)
+                for flag in re.findall(r"(?<= )--[a-z-]+", rest):
+                    assert f'"{flag}"' in source or f"-m {module} {flag}\n" in makefile, f"{page.name}: {module} {flag}"
+            for path in re.findall(r"(?<= )tests/\S+", rest):
+                assert all((ROOT / each).exists() for each in braces(path)), f"{page.name}: {path}"
+    assert found == {"benchmarks", "cluster", "dashboards", "fastgen", "fastgen_operator"}
+
+
+def braces(path: str) -> list[str]:
+    """Return the paths of one with alternatives in braces, as a shell does."""
+    found = re.fullmatch(r"(.*)\{(.*)\}(.*)", path)
+    return [f"{found[1]}{each}{found[3]}" for each in found[2].split(",")] if found else [path]
+
+
+def test_make_targets_extras_and_build_targets_on_pages_exist() -> None:
+    makefile, recipe = (ROOT / "Makefile").read_text(), (ROOT / "Dockerfile").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    built, pushed = set(), set()
+    for place, command in shell_lines():
+        match command.split():
+            case ["make", target]:
+                assert re.search(rf"^{target}:.*##", makefile, re.MULTILINE), place
+            case ["pip", "install", package]:
+                assert re.fullmatch(r"'\.\[(\w+)\]'", package), place
+                assert package[3:-2] in extras, place
+            case ["docker", "build", "--target", target, "--tag", name, "."]:
+                assert re.search(rf"^FROM \S+ AS {target}$", recipe, re.MULTILINE), place
+                built.add(name)
+            case ["docker", "push", name]:
+                pushed.add(name)
+            case ["docker", "build", *_]:
+                pytest.fail(f"{place}: {command}")
+    assert built == pushed == {f"REGISTRY/{VALUES[name]['image']}" for name in ("engine", "operator")}
+
+
+def test_requests_that_pages_send_with_curl_are_valid() -> None:
+    found = [command for _, command in shell_lines() if command.startswith("curl ")]
+    for command in found:
+        _, url, *flags = shlex.split(command)
+        assert flags[:3] == ["-H", "Content-Type: application/json", "-d"]
+        assert url.endswith("/v1/chat/completions")
+        assert ChatRequest.model_validate_json(flags[3]).messages
+        assert flags[4:] == []
+    assert len(found) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import yaml
 
 from chart_files.files import ROOT
 from cluster.controlplane import ControlPlane
+from fastgen_operator.plugin.main import parser
 from harness.process import OperatorProcess
 from harness.space import Space
 from support.pages import commands, documents
 
 # Why a command is not run here, by a pattern of the command.
 NOT_RUN = {
-    r"kubectl fastgen .*": "tests/operator/plugin runs the plugin",
+    r"kubectl fastgen .*": "tests/operator/plugin runs the plugin, and a test below parses the arguments",
     r"kubectl (-n \S+ )?logs .*|kubectl port-forward .*|kubectl (taint node|cordon) .*": "there is no node",
     r"kubectl apply -f chat.yaml": "tests/e2e/test_quickstart.py runs it with the page's file",
     r"kubectl apply --server-side -f install.yaml": "tests/chart/test_api_server.py applies it",
@@ -42,6 +44,12 @@ def printed() -> list[tuple[str, str]]:
 
 def test_each_reason_not_to_run_a_command_applies_to_one() -> None:
     assert {reason_not_run(command) for _, command in printed()} - {None} == set(NOT_RUN)
+
+
+def test_the_plugin_accepts_the_arguments_of_its_commands() -> None:
+    found = [text.replace("[NAME]", "NAME") for _, text in printed() if text.startswith("kubectl fastgen ")]
+    used = {parser().parse_args(shlex.split(text)[2:]).run.__module__.rpartition(".")[2] for text in found}
+    assert used == {"status", "explain", "logs", "top", "drain_test", "dashboard"}
 
 
 def test_pages_that_create_a_secret_name_it_in_the_resource() -> None:

@@ -13,10 +13,11 @@ import yaml
 
 from chart_files.files import ROOT
 from cluster.controlplane import ControlPlane
+from fastgen_operator.api.crd import custom_resource_definition
 from fastgen_operator.plugin.main import parser
 from harness.process import OperatorProcess
 from harness.space import Space
-from support.pages import commands, documents
+from support.pages import blocks, commands, documents
 
 # Why a command is not run here, by a pattern of the command.
 NOT_RUN = {
@@ -50,6 +51,15 @@ def test_the_plugin_accepts_the_arguments_of_its_commands() -> None:
     found = [text.replace("[NAME]", "NAME") for _, text in printed() if text.startswith("kubectl fastgen ")]
     used = {parser().parse_args(shlex.split(text)[2:]).run.__module__.rpartition(".")[2] for text in found}
     assert used == {"status", "explain", "logs", "top", "drain_test", "dashboard"}
+
+
+def test_the_readme_shows_the_columns_of_kubectl_get() -> None:
+    (version,) = custom_resource_definition()["spec"]["versions"]
+    columns = [each["name"] for each in version["additionalPrinterColumns"] if not each.get("priority")]
+    (shown,) = [text for _, text in blocks("console") if "kubectl get fgd\n" in text]
+    header, row = shown.partition("kubectl get fgd\n")[2].splitlines()[:2]
+    assert header.split() == ["NAME", *(column.upper() for column in columns)]
+    assert len(row.split()) == len(header.split())
 
 
 def test_pages_that_create_a_secret_name_it_in_the_resource() -> None:

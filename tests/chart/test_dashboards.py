@@ -84,6 +84,20 @@ def test_every_query_uses_existing_metrics_and_the_dashboards_variables() -> Non
             assert re.match(r"fastgen_\w+", selector)[0] in samples  # type: ignore[index]
 
 
+def test_each_dashboard_has_its_variables_and_panels_take_the_chosen_data_source() -> None:
+    expected = {
+        "fleet": ["namespace"],
+        "deployment": ["namespace", "deployment", "pod"],
+        "autoscaling": ["namespace", "deployment"],
+        "operator": ["pod"],
+        "model-cache": ["namespace"],
+    }
+    for dashboard in DASHBOARDS:
+        names = [each["name"] for each in dashboard["templating"]["list"]]
+        assert names == ["datasource", *expected[dashboard["uid"].removeprefix("fastgen-")]]
+        assert {panel["datasource"]["uid"] for panel in panels(dashboard)} == {"${datasource}"}
+
+
 def test_every_metric_is_on_a_panel_or_left_out_for_a_reason() -> None:
     shown = set().union(*(metrics_in(query.expression) for each in DASHBOARDS for query in queries(each)))
     absent = {name for name, samples in known().items() if not samples & shown}

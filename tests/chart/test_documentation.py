@@ -16,6 +16,7 @@ import yaml
 
 from fastgen.server.openai.protocol import ChatRequest
 from harness.chart import CHART, Helm
+from harness.edits import fields, spec_schema
 from support.pages import PAGES, ROOT, blocks, documents
 
 # By a pattern: the tests that try the command of a line in a shell block, or that check what it names.
@@ -186,3 +187,37 @@ def test_requests_that_pages_send_with_curl_are_valid() -> None:
         assert ChatRequest.model_validate_json(flags[3]).messages
         assert flags[4:] == []
     assert len(found) == 2
+
+
+def test_the_site_has_a_page_for_each_subject() -> None:
+    folders = {
+        "concepts": ["autoscaling", "paged-kv-cache", "splitfuse"],
+        "how-to": [
+            *("air-gapped", "external-autoscaler", "gated-models", "gateway", "gpu-nodes", "kueue"),
+            *("object-storage", "openshift", "upgrade", "volumes"),
+        ],
+        "coming-from": ["deepspeed-mii", "kserve", "kubeai", "vllm"],
+        "reference": ["engine-flags", "helm-values", "kubectl-fastgen", "openai", "resource"],
+    }
+    texts = {
+        folder: {path.stem: path.read_text() for path in (ROOT / "docs" / folder).glob("*.md")} for folder in folders
+    }
+    assert {folder: sorted(pages) for folder, pages in texts.items()} == folders
+    for name, text in texts["concepts"].items():
+        assert re.search(r"^(!\[.+\]\(.+\)|```mermaid)", text, re.MULTILINE), f"{name} has no picture"
+    for name, text in texts["coming-from"].items():
+        assert re.search(r"^\|[-: |]+\|$", text, re.MULTILINE), f"{name} has no table"
+
+
+def test_fields_that_pages_name_exist() -> None:
+    """In tables of other projects' names, the first column is theirs."""
+    known = {"".join(f".{part}" for part in path if isinstance(part, str)) for path in fields(spec_schema())}
+    free = re.compile(r"\.(podTemplate\.spec|resources\.(limits|requests))\.\w+")
+    found = set()
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            ours = line.split("|", 2)[-1] if "coming-from" in page.parts and line.startswith("|") else line
+            for field in re.findall(r"`spec((?:\.\w+)+)", ours):
+                assert field in known or free.fullmatch(field), f"{page.name}: spec{field}"
+                found.add(field)
+    assert len(found) > 30

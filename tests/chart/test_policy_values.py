@@ -101,10 +101,16 @@ def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm)
     assert monitor["spec"]["selector"]["matchLabels"] == selector
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in container(helm)["ports"]}
+    assert endpoint["path"] == "/metrics"
     assert endpoint["honorLabels"] is True, "namespace and name are those of the FastGenDeployment"
     policy = helm.one("NetworkPolicy", *enabled)["spec"]
     assert (policy["podSelector"]["matchLabels"], policy["policyTypes"]) == (selector, ["Ingress", "Egress"])
-    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == ["metrics"]
+    (ingress,) = policy["ingress"]
+    assert ingress["from"] == list(settings(helm, *enabled).neighbours.prometheus)
+    assert [port["port"] for port in ingress["ports"]] == ["metrics"]
+    nobody = helm.one("NetworkPolicy", *enabled, "--set-json", "monitoring.prometheus=[]")["spec"]
+    assert "Ingress" in nobody["policyTypes"]
+    assert "ingress" not in nobody, "without a Prometheus nothing connects to the operator"
 
 
 def test_a_service_monitor_replaces_the_pod_monitor(helm: Helm) -> None:
@@ -117,7 +123,8 @@ def test_a_service_monitor_replaces_the_pod_monitor(helm: Helm) -> None:
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["metadata"]["labels"]["release"] == "mine"
     (endpoint,), (port,) = monitor["spec"]["endpoints"], service["spec"]["ports"]
-    assert (endpoint["port"], endpoint["honorLabels"]) == (port["name"], True)
+    assert (endpoint["port"], endpoint["path"], endpoint["honorLabels"]) == (port["name"], "/metrics", True)
+    assert service["spec"]["clusterIP"] == "None"
     assert port["targetPort"] in {each["name"] for each in container(helm)["ports"]}
     with pytest.raises(CommandError, match="enable only one of them"):
         helm.render(*enabled, "--set", "operator.podMonitor.enabled=true")

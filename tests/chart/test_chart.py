@@ -122,7 +122,10 @@ def test_several_operators_spread_over_nodes_and_have_a_disruption_budget(helm: 
 
 
 def test_the_admission_policy_applies_everywhere_and_can_be_disabled(helm: Helm) -> None:
-    assert "matchResources" not in helm.one("ValidatingAdmissionPolicyBinding")["spec"]
+    binding = helm.one("ValidatingAdmissionPolicyBinding")["spec"]
+    assert "matchResources" not in binding
+    assert binding["validationActions"] == ["Deny"]
+    assert helm.one("ValidatingAdmissionPolicy")["spec"]["failurePolicy"] == "Fail"
     objects = helm.render("--set", "admissionPolicy.enabled=false")
     assert not [obj for obj in objects if obj["kind"].startswith("ValidatingAdmissionPolicy")]
 
@@ -139,7 +142,8 @@ def test_roles_can_be_left_to_the_administrator(helm: Helm) -> None:
 
 
 def test_watched_namespaces_get_a_role_each_and_no_cluster_role(helm: Helm) -> None:
-    objects = helm.render("--set", "watchNamespaces={one,two}", *NO_USER_ROLES)
+    objects = helm.render("--set", "watchNamespaces={one,two}")
+    # Also none for users: it would need rights on the cluster.
     assert not [obj for obj in objects if obj["kind"].startswith("ClusterRole")]
     everywhere = [obj for obj in objects if not obj["metadata"]["name"].endswith("-election")]
     binding = helm.one("ValidatingAdmissionPolicyBinding", "--set", "watchNamespaces={one,two}")["spec"]
@@ -166,6 +170,20 @@ def test_the_role_binding_refers_to_the_pods_service_account(helm: Helm, release
     assert by_kind["ClusterRoleBinding"]["roleRef"]["name"] == by_kind["ClusterRole"]["metadata"]["name"]
 
 
+def test_the_service_account_has_the_chosen_name_and_annotations(helm: Helm) -> None:
+    chosen = {"name": "mine", "annotations": {"eks.amazonaws.com/role-arn": "none"}}
+    args = ("--set-json", f"serviceAccount={json.dumps(chosen)}")
+    account = helm.one("ServiceAccount", *args)["metadata"]
+    assert (account["name"], account["annotations"]) == ("mine", chosen["annotations"])
+    others = helm.render(*args, "--set", "serviceAccount.create=false")
+    assert "ServiceAccount" not in {obj["kind"] for obj in others}
+    for objects in (helm.render(*args), others):
+        (pod,) = [obj["spec"]["template"]["spec"] for obj in objects if obj["kind"] == "Deployment"]
+        assert pod["serviceAccountName"] == "mine"
+        named = {subject["name"] for obj in objects for subject in obj.get("subjects", ())}
+        assert named == {"mine"}
+
+
 def test_the_operator_accepts_its_rendered_command_line(helm: Helm) -> None:
     container = helm.one(
         *("Deployment", "--set", f"engine.image=registry.example/engine@{DIGEST}", "--set", "operator.verbose=true"),
@@ -181,6 +199,12 @@ def test_the_operator_accepts_its_rendered_command_line(helm: Helm) -> None:
     assert settings.pods.image_pull_secrets == ("one", "two")
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"metrics": settings.metrics_port, "health": settings.health_port}
+
+
+def test_replicas_of_the_operator_avoid_the_same_node(helm: Helm) -> None:
+    spec = helm.one("Deployment")["spec"]
+    (rule,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["podAffinityTerm"] == {"topologyKey": "kubernetes.io/hostname", "labelSelector": spec["selector"]}
 
 
 def test_the_operators_pod_is_restricted(helm: Helm) -> None:
@@ -219,6 +243,10 @@ def test_the_crd_is_the_generated_one_kept_at_uninstall_and_optional(helm: Helm)
 
 
 PLACEMENT: dict[str, Any] = {
+    "replicas": 3,
+    "imagePullPolicy": "Always",
+    "logFormat": "text",
+    "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
     "imagePullSecrets": ["mine"],
     "nodeSelector": {"disk": "fast"},
     "tolerations": [{"key": "a", "operator": "Exists"}],
@@ -243,12 +271,17 @@ PLACEMENT: dict[str, Any] = {
 
 
 def test_every_value_of_the_operators_pod_is_rendered(helm: Helm) -> None:
-    template = helm.one("Deployment", "--set-json", f"operator={json.dumps(PLACEMENT)}")["spec"]["template"]
+    deployment = helm.one("Deployment", "--set-json", f"operator={json.dumps(PLACEMENT)}")
+    assert deployment["spec"]["replicas"] == 3
+    assert settings_of(deployment).log_format == "text"
+    template = deployment["spec"]["template"]
     pod = template["spec"]
     assert pod["imagePullSecrets"] == [{"name": "mine"}]
     for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName", "topologySpreadConstraints"):
         assert pod[name] == PLACEMENT[name], name
     (container,) = pod["containers"]
+    for name in ("imagePullPolicy", "resources"):
+        assert container[name] == PLACEMENT[name], name
     assert container["env"][-1:] == PLACEMENT["extraEnv"]
     assert pod["volumes"][-1:] == PLACEMENT["extraVolumes"]
     assert container["volumeMounts"][-1:] == PLACEMENT["extraVolumeMounts"]

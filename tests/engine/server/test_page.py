@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from engine.server.test_reasoning import CALL, THOUGHT, TOOLS
 from engine.server.thinking_model import write_thinking_model
 from fastgen.text.tokenizer import Tokenizer
 from support.browser import Page, browser_page
+from support.waiting import eventually
 
 pytestmark = pytest.mark.slow  # it starts a browser
 
@@ -79,17 +81,56 @@ def test_a_person_chats_sees_probabilities_and_watches_a_prompt_split(page: Page
 
     page.evaluate("document.getElementById('long').click()")
     assert page.evaluate("document.getElementById('long').getAttribute('aria-checked')") == "true"
-    page.wait(f"{text('step-text')}.includes('decode; prompts: #')")  # fused
     page.wait(f"{text('owners')}.includes('block')")
-    page.evaluate("document.getElementById('pause').click()")
+    assert page.evaluate("parseFloat(document.querySelector('#kv > div').style.width)") > 0
+    eventually(lambda: kinds_of_bars(page) == {"decode", "fused"}, within=30, what="bars of both kinds")
     page.evaluate("document.getElementById('long').click()")
     page.evaluate("document.getElementById('steps').focus()")
     page.press("Home")
     first = page.evaluate(text("step-text"))
     page.press("ArrowRight")
     assert page.evaluate(text("step-text")) != first
-    page.wait(f"{text('between-text')}.includes('half within')")
+    for histogram in ("first", "between"):
+        page.wait(f"{text(f'{histogram}-text')}.includes('half within')")
     page.wait(f"{text('queue-text')}.startsWith('0 running')")
+
+
+# Which share of the height up to the budget the bar of a step fills, and in how many colours.
+BAR = """(index => {
+    const canvas = document.getElementById('steps'), scale = devicePixelRatio, height = canvas.clientHeight - 19;
+    const area = [(5 + 11 * index) * scale, 17 * scale, 1, height * scale], rows = [];
+    const { data } = canvas.getContext('2d').getImageData(...area);
+    for (let at = 0; at < data.length; at += 4) if (data[at + 3]) rows.push(data.slice(at, at + 4).join());
+    return [4 * rows.length / data.length, new Set(rows).size];
+})"""
+
+
+def kinds_of_bars(page: Page) -> set[str]:
+    """Pause the picture once a step is fused, compare all bars with the words for their steps, and return their kinds.
+
+    It stays paused if there are two kinds.
+    """
+    page.wait(f"{text('step-text')}.includes('decode; prompts: #')")
+    page.evaluate("document.getElementById('pause').click()")
+    page.evaluate("document.getElementById('steps').focus()")
+    page.press("Home")
+    kinds, index, words = set(), 0, ""
+    while words != (words := page.evaluate(text("step-text"))):
+        found = re.search(r"\((\d+) % of the budget\).* (\d+) decode(; prompts: #)?", words)
+        assert found is not None, words
+        share, decodes, has_prompt = int(found[1]) / 100, int(found[2]), found[3] is not None
+        filled, colours = page.evaluate(f"{BAR}({index})")
+        # One token has at least two pixels of a hundred or more.
+        assert share - 0.05 < filled < share + 0.05 + 0.02 * decodes, words
+        if not has_prompt:
+            assert colours == decodes, words
+        kinds.add("fused" if has_prompt and decodes else "prompt" if has_prompt else "decode")
+        page.press("ArrowRight")
+        index += 1
+    if not kinds >= {"decode", "fused"}:
+        page.press("Escape")  # a chosen step would keep its words
+        page.evaluate("document.getElementById('pause').click()")
+    return kinds - {"prompt"}
 
 
 def test_reasoning_and_tool_calls_are_shown_apart_from_the_answer(thinking_page: Page) -> None:

@@ -214,7 +214,7 @@ def test_the_page_is_not_higher_than_a_usual_window(page: Page, tmp_path: Path) 
 
 
 def test_every_control_has_a_name_and_enough_contrast_in_both_schemes(page: Page) -> None:
-    unnamed = """[...document.querySelectorAll('button, input, textarea, canvas')].filter((element) =>
+    unnamed = """[...document.querySelectorAll('button, input, textarea, [tabindex]')].filter((element) =>
         !element.textContent.trim() && !element.labels?.length && !element.getAttribute('aria-label')).length"""
     assert page.evaluate(unnamed) == 0
     pairs = [

@@ -1,6 +1,6 @@
 # The commands of this project. Each command installs what it needs; a second run reuses it.
 .DEFAULT_GOAL := help
-.PHONY: help up programs down test test-fast versions docs browser lint style types imports format generate operator lock environment
+.PHONY: help up programs prepared down test test-fast versions docs browser lint style types imports format generate operator lock environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -30,12 +30,15 @@ help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 up: ## start a one-node Kubernetes, the operator and a small model, and ask it a question
-	@$(MAKE) --no-print-directory --jobs 2 environment programs
+	@$(MAKE) --no-print-directory --jobs 2 prepared programs
 	@$(CLUSTER) up
 
-# Beside `environment`, which mostly waits for downloads.
+# Two at a time: the build of Kubernetes takes longest, and needs nothing of the others.
 programs:
 	@PYTHONPATH=tests $(PYTHON) -m cluster.programs
+
+prepared: environment
+	@$(CLUSTER) prepare
 
 down: environment ## remove everything that `make up` created
 	@$(CLUSTER) down
@@ -43,7 +46,7 @@ down: environment ## remove everything that `make up` created
 # Three processes on two cores: one waits for the node, one for a control plane, and one computes. See
 # tests/support/groups.py.
 test: lint browser ## run all tests, end to end included
-	@$(CLUSTER) prepare
+	@$(MAKE) --no-print-directory --jobs 2 prepared programs
 	$(BIN)/python -m pytest $(TESTS) --numprocesses 3 --dist loadscope --no-loadscope-reorder --durations 10
 
 browser:

@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("up", help="start the cluster, the operator and a small model, and send a request")
     commands.add_parser("down", help="remove everything that `up` created")
-    commands.add_parser("prepare", help="install, build and compile what the cluster needs, without starting it")
+    commands.add_parser("prepare", help="install packages, compile kernels and build the operator's image")
     commands.add_parser("open", help="start the cluster and load the images")
     commands.add_parser("status", help="list the processes of the native node")
     commands.add_parser("kubeconfig", help="print the path of the cluster's kubeconfig")

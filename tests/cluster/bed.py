@@ -105,11 +105,10 @@ def open_bed(say: Say) -> Bed:
 
 
 def prepare_bed(say: Say) -> None:
-    """Do the work that open_bed() needs once per machine, which takes minutes, without starting anything.
+    """Do the work that open_bed() needs once per machine, without starting anything, except for the programs.
 
     Raises the errors of open_bed().
     """
-    ensure_programs(say)
     if choose(os.environ, kind.docker_answers) == "native":
         ensure_packages(say)
         standin.ensure_kernels(say)

@@ -9,8 +9,9 @@ from typing import Any
 from fastgen.config import ConfigError
 from fastgen.core.request import RequestError, SamplingParams
 
+_FLOATS_OF_MII = ("temperature", "top_p")
 # Additional arguments, named as in SamplingParams.
-_MORE = ("seed", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_MORE = ("seed", *(f.name for f in fields(SamplingParams) if type(f.default) is float and f.name not in _FLOATS_OF_MII))
 # Model arguments of MII that are not supported, and what to use instead.
 _ELSEWHERE = {
     "tensor_parallel": "a model runs in one process: leave it out",

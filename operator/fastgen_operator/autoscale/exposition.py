@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.observation import SAMPLE_METRICS, Metric, Sample
 
 # Why a response is unusable. Failures are counted by it.
 Reason = Literal[
@@ -19,33 +18,11 @@ Reason = Literal[
 _LARGEST: Final = 1e15
 _PREFIX: Final = "fastgen_"
 
-# Metric and label value.
-_Key = tuple[str, str]
-
-# The field of Sample by key.
-_FIELDS: Final[Mapping[_Key, str]] = {
-    ("arrived_prompt_tokens_total", ""): "arrived_tokens",
-    ("rejected_prompt_tokens_total", ""): "rejected_tokens",
-    ("cancelled_prompt_tokens_total", ""): "cancelled_tokens",
-    ("scheduled_tokens_total", "prefill"): "prefill_tokens",
-    ("scheduled_tokens_total", "decode"): "decode_tokens",
-    ("prefix_cache_hit_tokens_total", ""): "cached_tokens",
-    ("request_prompt_tokens_count", ""): "ended_requests",
-    ("request_prompt_tokens_sum", ""): "ended_prompt_tokens",
-    ("request_generation_tokens_sum", ""): "ended_generated_tokens",
-    ("backlog_prompt_tokens", ""): "backlog_tokens",
-    ("num_requests_running", ""): "running",
-    ("num_requests_waiting", ""): "waiting",
-    ("kv_cache_usage_ratio", ""): "kv_used",
-    ("kv_cache_capacity_tokens", ""): "kv_capacity_tokens",
-    ("kv_cache_tokens", ""): "kv_tokens",
-    ("token_budget", ""): "token_budget",
-}
 _COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
-_NAMES: Final = frozenset(_PREFIX + name for name, _ in (*_FIELDS, *_COEFFICIENTS))
+_NAMES: Final = frozenset(_PREFIX + name for name, _ in (*SAMPLE_METRICS, *_COEFFICIENTS))
 # Asks for these samples alone. What does not know the parameter returns all.
 QUERY: Final = "&".join(f"name[]={name}" for name in sorted(_NAMES))
-# The second label of metrics that have one; its value is in the tables above.
+# The second label of metrics that have one; its value is part of the key.
 _LABELS: Final = {"scheduled_tokens_total": "phase", "step_model": "coefficient"}
 
 
@@ -67,20 +44,20 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
     for (name, _), value in values.items():
         if not 0 <= value < _LARGEST:
             raise UnusableError("BadValue", f"{_PREFIX}{name} is {value}")
-    fields = {field: values[key] for key, field in _FIELDS.items()}
+    fields = {field: values[key] for key, field in SAMPLE_METRICS.items()}
     if fields["kv_used"] > 1 + 1e-6:
         raise UnusableError("BadValue", f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
     base, token, kv_token = (values[key] for key in _COEFFICIENTS)
     return Sample(time=time, step_model=(base, token, kv_token), **fields)
 
 
-def _usual_values(text: str, model_name: str) -> dict[_Key, float] | None:
+def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
     """Return what `_values` returns if each line is written as the engine writes it, else None.
 
     Ten times as fast.
     """
     keys = _usual_heads(model_name)
-    values: dict[_Key, float] = {}
+    values: dict[Metric, float] = {}
     try:
         for line in text.split("\n"):
             if line.startswith(_PREFIX):
@@ -93,20 +70,20 @@ def _usual_values(text: str, model_name: str) -> dict[_Key, float] | None:
 
 
 @lru_cache(maxsize=10_000)
-def _usual_heads(model_name: str) -> dict[str, _Key]:
+def _usual_heads(model_name: str) -> dict[str, Metric]:
     """Return the key of each line, by the line without its value.
 
     Lines are those that the engine's library writes for a name without escapes.
     """
     heads = {}
-    for name, value in (*_FIELDS, *_COEFFICIENTS):
+    for name, value in (*SAMPLE_METRICS, *_COEFFICIENTS):
         labels = {"model_name": model_name} | ({_LABELS[name]: value} if value else {})
         written = ",".join(f'{label}="{text}"' for label, text in sorted(labels.items()))
         heads[f"{_PREFIX}{name}{{{written}}}"] = (name, value)
     return heads
 
 
-def _values(text: str, model_name: str) -> dict[_Key, float]:
+def _values(text: str, model_name: str) -> dict[Metric, float]:
     """Return all values that are read.
 
     Raises:
@@ -115,7 +92,7 @@ def _values(text: str, model_name: str) -> dict[_Key, float]:
     lines = [line for line in text.splitlines() if line.split("{", 1)[0] in _NAMES]
     if not lines:
         raise UnusableError("NotMetrics", "the response contains no engine metrics")
-    values: dict[_Key, float] = {}
+    values: dict[Metric, float] = {}
     for line in lines:
         try:
             ((sample,),) = (family.samples for family in text_string_to_metric_families(line + "\n"))
@@ -128,7 +105,7 @@ def _values(text: str, model_name: str) -> dict[_Key, float]:
         if model != model_name:
             raise UnusableError("OtherModel", f"the replica serves model {model!r}, not {model_name!r}")
         values[sample.name.removeprefix(_PREFIX), "".join(labels.values())] = sample.value
-    for key in (*_FIELDS, *_COEFFICIENTS):
+    for key in (*SAMPLE_METRICS, *_COEFFICIENTS):
         if key not in values:
             raise UnusableError("Incomplete", f"metric {_PREFIX}{key[0]} is missing")
     return values

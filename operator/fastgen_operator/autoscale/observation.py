@@ -4,9 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+# A metric without the prefix fastgen_, and the value of its label.
+Metric = tuple[str, str]
 
 # A sample is stale after this many scrape intervals.
 MISSED_SCRAPES = 3
+
+SAMPLE_METRICS: Final[Mapping[Metric, str]] = {
+    ("arrived_prompt_tokens_total", ""): "arrived_tokens",
+    ("rejected_prompt_tokens_total", ""): "rejected_tokens",
+    ("cancelled_prompt_tokens_total", ""): "cancelled_tokens",
+    ("scheduled_tokens_total", "prefill"): "prefill_tokens",
+    ("scheduled_tokens_total", "decode"): "decode_tokens",
+    ("prefix_cache_hit_tokens_total", ""): "cached_tokens",
+    ("request_prompt_tokens_count", ""): "ended_requests",
+    ("request_prompt_tokens_sum", ""): "ended_prompt_tokens",
+    ("request_generation_tokens_sum", ""): "ended_generated_tokens",
+    ("backlog_prompt_tokens", ""): "backlog_tokens",
+    ("num_requests_running", ""): "running",
+    ("num_requests_waiting", ""): "waiting",
+    ("kv_cache_usage_ratio", ""): "kv_used",
+    ("kv_cache_capacity_tokens", ""): "kv_capacity_tokens",
+    ("kv_cache_tokens", ""): "kv_tokens",
+    ("token_budget", ""): "token_budget",
+}
+"""The field of `Sample` that each scraped metric sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ EXAMPLES = {
     "add a model family": ("gemma2", ""),
     "add a metric of each step": ("swapped_out", ""),
     "add a tool-call format": ("qwen3_coder|Qwen3Coder", "qwen3_coder"),
-    "add an autoscaling signal": ("kv_used", ""),
+    "add an autoscaling signal and its reason": ("kv_used|KVCacheFull", ""),
     "add a condition": ("pods_restricted|PODS_RESTRICTED|PodsRestricted", "pods_restricted"),
     "add a model source": ("S3Remote|s3://.*", "s3"),
 }
@@ -31,6 +31,23 @@ POINTS = {
     "add a CRD field that becomes a variable of the pod's environment": ("class Engine(", '"env": ['),
     "change which sequence is preempted": ("class Preemption",),
     "add a flag that the scheduler reads": ("class EngineConfig", "config.preemption"),
+    "add an alert": ("- alert: FastGenCrashLoop",),
+    "add a value of the chart that becomes an argument of the operator": (
+        "scrapeSeconds:",
+        '"scrapeSeconds":',
+        "--scrape-seconds={{ .Values.operator.scrapeSeconds }}",
+    ),
+}
+# What must be in the files that only some changes touch, and in the page.
+ALSO = {
+    "add a model family": ('"post_attention_layernorm": "ffn_norm"',),
+    "add an autoscaling signal and its reason": ("class Rates",),
+}
+ON_PAGE = {
+    "add a metric of each step": "fastgen_preemptions_total",
+    "add an autoscaling signal and its reason": "| `KVCacheFull` |",
+    "add a condition": "### PodsRestricted",
+    "add an alert": "### FastGenCrashLoop",
 }
 # The rows for GPUs add to the row before.
 MORE_FOR = {
@@ -105,6 +122,15 @@ def test_an_earlier_change_touched_the_files_of_its_row(change: str) -> None:
     files = {path.replace("NAME", name) for row in rows for path in row.files}
     optional = {path for row in rows for path in row.optional}
     assert files <= touched(pattern) <= files | optional
+
+
+@pytest.mark.parametrize("row", table().values(), ids=lambda row: row.change)
+def test_a_further_file_and_the_page_contain_what_the_change_extends(row: Row) -> None:
+    for path, text in zip(row.optional, ALSO.get(row.change, ()), strict=True):
+        assert text in (ROOT / path).read_text(), path
+    assert (row.page is None) == (row.change not in ON_PAGE)
+    if row.page is not None:
+        assert ON_PAGE[row.change] in (ROOT / row.page).read_text(), row.page
 
 
 @pytest.mark.parametrize("change", POINTS)

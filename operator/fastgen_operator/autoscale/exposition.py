@@ -16,6 +16,7 @@ Reason = Literal[
 
 # Counters of tokens or requests stay far below this.
 _LARGEST: Final = 1e15
+_LARGEST_RATIO: Final = 1 + 1e-6
 _PREFIX: Final = "fastgen_"
 
 _COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
@@ -42,11 +43,9 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
     """
     values = _usual_values(text, model_name) or _values(text, model_name)
     for (name, _), value in values.items():
-        if not 0 <= value < _LARGEST:
+        if not 0 <= value < (_LARGEST_RATIO if name.endswith("_ratio") else _LARGEST):
             raise UnusableError("BadValue", f"{_PREFIX}{name} is {value}")
     fields = {field: values[key] for key, field in SAMPLE_METRICS.items()}
-    if fields["kv_used"] > 1 + 1e-6:
-        raise UnusableError("BadValue", f"{_PREFIX}kv_cache_usage_ratio is {fields['kv_used']}")
     base, token, kv_token = (values[key] for key in _COEFFICIENTS)
     return Sample(time=time, step_model=(base, token, kv_token), **fields)
 

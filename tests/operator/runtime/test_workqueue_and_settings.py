@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fastgen_operator.runtime.logs import JsonFormatter
+from fastgen.logs import JSONFormatter
 from fastgen_operator.runtime.settings import Settings, parse_settings
 from fastgen_operator.runtime.workqueue import WorkQueue
 
@@ -181,7 +181,7 @@ def test_json_logs_hold_the_message_and_the_traceback_on_one_line() -> None:
         raise ValueError("broken\nthing")
     except ValueError as error:
         record = logging.LogRecord("op", logging.ERROR, "f", 1, "reconcile %s", ("a",), (ValueError, error, None))
-    line = JsonFormatter().format(record)
+    line = JSONFormatter().format(record)
     assert "\n" not in line
     parsed = json.loads(line)
     assert (parsed["level"], parsed["logger"], parsed["message"]) == ("error", "op", "reconcile a")

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastgen.kernels.gpu.attention import attention_bytes
-from fastgen.kernels.gpu.elementwise import add_rms_norm_bytes, gated_activation_bytes
-from fastgen.kernels.gpu.embedding import embed_bytes
-from fastgen.kernels.gpu.experts import experts_bytes, route_experts_bytes
-from fastgen.kernels.gpu.rotary_cache import rotary_cache_bytes
+from benchmarks.gpu.operator_bytes import (
+    add_rms_norm_bytes,
+    attention_bytes,
+    embed_bytes,
+    experts_bytes,
+    gated_activation_bytes,
+    rotary_cache_bytes,
+    route_experts_bytes,
+)
 from fastgen.model.config.architecture import Experts, ModelArchitecture
 
 _FLOAT32 = 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from fastgen.kernels.gpu.operators import register
@@ -87,29 +85,6 @@ def workspace_elements(heads: int, kv_heads: int, head_dim: int) -> int:
     1 MiB. Layers of different heads may share the largest workspace.
     """
     return SPLIT_PROGRAMS + 2 * (SPLIT_PROGRAMS // kv_heads) * heads * (head_dim + 2)
-
-
-def attention_bytes(
-    seq_lens: Sequence[int],
-    query_lens: Sequence[int],
-    kv_heads: int,
-    heads: int,
-    head_dim: int,
-    element_bytes: int,
-) -> int:
-    """Return the bytes that one layer's attention must move in a step.
-
-    Divide them by the time for the share of the memory bandwidth that a kernel reaches. Each key and value of the
-    sequences is read once, each row's query read and its output written.
-
-    Args:
-        seq_lens: keys of each sequence, including those of its rows.
-        query_lens: rows of each sequence. A sequence without rows moves nothing.
-        kv_heads, heads, head_dim: of the model.
-        element_bytes: bytes of an element of the cache, the query and the output.
-    """
-    keys = sum(length for length, rows in zip(seq_lens, query_lens, strict=True) if rows)
-    return 2 * head_dim * element_bytes * (keys * kv_heads + sum(query_lens) * heads)
 
 
 def _paged_attention(

@@ -63,24 +63,6 @@ def gated_activation(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return product
 
 
-def add_rms_norm_bytes(rows: int, hidden: int, element_bytes: int, *, with_update: bool, with_norm: bool) -> int:
-    """Return the bytes that `add_rms_norm` must read and write.
-
-    Args:
-        rows, hidden: shape of the stream.
-        element_bytes: size of one of its elements.
-        with_update: whether there is an update, so that the update is read and the stream written.
-        with_norm: whether the update has a norm, whose weight is read.
-    """
-    transfers = 4 if with_update else 2
-    return rows * hidden * transfers * element_bytes + hidden * 4 * (2 if with_norm else 1)
-
-
-def gated_activation_bytes(rows: int, width: int, element_bytes: int) -> int:
-    """Return the bytes that `gated_activation` must read and write for an output of [rows, width]."""
-    return rows * width * 3 * element_bytes
-
-
 def _add_rms_norm_twin(
     stream: torch.Tensor,
     update: torch.Tensor | None,

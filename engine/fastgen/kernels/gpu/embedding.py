@@ -26,11 +26,6 @@ def embed(
     return stream
 
 
-def embed_bytes(rows: int, hidden: int, element_bytes: int) -> int:
-    """Return the bytes that `embed` must read and write: table rows, ids and the output."""
-    return rows * hidden * 2 * element_bytes + rows * 4
-
-
 def _embed_twin(
     table: torch.Tensor, token_ids: torch.Tensor, last_ids: torch.Tensor, source_rows: torch.Tensor, scale: float
 ) -> torch.Tensor:

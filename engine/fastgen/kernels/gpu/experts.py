@@ -69,24 +69,6 @@ def experts(
     return out
 
 
-def route_experts_bytes(rows: int, num_experts: int, top_k: int, element_bytes: int) -> int:
-    """Return the bytes that `route_experts` must read and write."""
-    return rows * (num_experts * element_bytes + top_k * (element_bytes + 4))
-
-
-def experts_bytes(rows: int, top_k: int, busy_experts: int, hidden: int, width: int, element_bytes: int) -> int:
-    """Return the bytes that `experts` must read and write, with activations kept on the chip.
-
-    Args:
-        rows, top_k: number of tokens, and experts of each.
-        busy_experts: experts that have a token; at most rows * top_k.
-        hidden, width: of the model, and of one expert.
-        element_bytes: size of one element of activations and weights.
-    """
-    weights = busy_experts * 3 * hidden * width * element_bytes
-    return weights + rows * (2 * hidden * element_bytes + top_k * (element_bytes + 4))
-
-
 def _route_experts_twin(router_logits: torch.Tensor, top_k: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
     logits = router_logits.float()
     chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]

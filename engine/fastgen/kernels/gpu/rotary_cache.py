@@ -64,23 +64,6 @@ def rotary_cache(
     )
 
 
-def rotary_cache_bytes(
-    rows: int, num_heads: int, num_kv_heads: int, head_dim: int, rotated: int, element_bytes: int, cache_bytes: int
-) -> int:
-    """Return the bytes that `rotary_cache` must read and write.
-
-    Args:
-        rows: number of tokens.
-        num_heads, num_kv_heads, head_dim: of the attention.
-        rotated: dimensions of a head that are rotated.
-        element_bytes, cache_bytes: size of one element of `qkv` and of the cache.
-    """
-    queries = 2 * num_heads * head_dim * element_bytes
-    keys_values = 2 * num_kv_heads * head_dim * (element_bytes + cache_bytes)
-    angles = rotated * 4  # cosines and sines of half as many pairs
-    return rows * (queries + keys_values + angles + 2 * 4)
-
-
 def _rotary_cache_twin(
     qkv: torch.Tensor,
     query_norm: torch.Tensor | None,

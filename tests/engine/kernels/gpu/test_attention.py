@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu.operator_bytes import attention_bytes
 
 from fastgen.kernels import reference
 from fastgen.kernels.gpu import attention
-from fastgen.kernels.gpu.attention import attention_bytes, paged_attention, workspace_elements
+from fastgen.kernels.gpu.attention import paged_attention, workspace_elements
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from benchmarks.gpu.operator_bytes import add_rms_norm_bytes, gated_activation_bytes
 
 from fastgen.kernels import reference
 from fastgen.kernels.gpu import elementwise
@@ -105,7 +106,7 @@ def test_the_twins_of_activations_equal_the_reference() -> None:
 
 def test_bytes_count_every_operand_once() -> None:
     row, weight = 5 * 64 * 2, 64 * 4
-    count = elementwise.add_rms_norm_bytes
+    count = add_rms_norm_bytes
     assert count(5, 64, 2, with_update=False, with_norm=False) == 2 * row + weight
     assert count(5, 64, 2, with_update=True, with_norm=True) == 4 * row + 2 * weight
-    assert elementwise.gated_activation_bytes(5, 64, 2) == 3 * row
+    assert gated_activation_bytes(5, 64, 2) == 3 * row

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.gpu.operator_bytes import embed_bytes
 
 from fastgen.kernels.gpu import embedding
 
@@ -49,4 +50,4 @@ def test_the_scale_is_rounded_to_the_tables_dtype() -> None:
 
 
 def test_bytes_count_the_rows_read_and_written() -> None:
-    assert embedding.embed_bytes(3, 64, 2) == 3 * (64 * 2 * 2 + 4)
+    assert embed_bytes(3, 64, 2) == 3 * (64 * 2 * 2 + 4)

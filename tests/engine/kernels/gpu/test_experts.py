@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.gpu.operator_bytes import experts_bytes, route_experts_bytes
 
 from fastgen.kernels.gpu import experts
 from fastgen.model.layers import moe
@@ -157,5 +158,5 @@ def test_unsupported_numbers_and_activations_are_rejected() -> None:
 
 
 def test_bytes_count_each_busy_expert_once() -> None:
-    assert experts.route_experts_bytes(3, 8, 2, 4) == 3 * (8 * 4 + 2 * 8)
-    assert experts.experts_bytes(3, 2, 5, 16, 32, 2) == 5 * 3 * 16 * 32 * 2 + 3 * (2 * 16 * 2 + 2 * 6)
+    assert route_experts_bytes(3, 8, 2, 4) == 3 * (8 * 4 + 2 * 8)
+    assert experts_bytes(3, 2, 5, 16, 32, 2) == 5 * 3 * 16 * 32 * 2 + 3 * (2 * 16 * 2 + 2 * 6)

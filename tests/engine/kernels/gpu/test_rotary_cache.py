@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from benchmarks.gpu.operator_bytes import rotary_cache_bytes
 
 from fastgen.kernels import reference
 from fastgen.kernels.gpu import rotary_cache
@@ -139,5 +140,5 @@ def test_the_twin_equals_the_reference(is_normed: bool, rotated: int) -> None:
 
 def test_bytes_count_every_operand_once() -> None:
     queries, keys_values = 2 * 4 * 64 * 2, 2 * 2 * 64 * (2 + 1)
-    counted = rotary_cache.rotary_cache_bytes(3, 4, 2, 64, rotated=32, element_bytes=2, cache_bytes=1)
+    counted = rotary_cache_bytes(3, 4, 2, 64, rotated=32, element_bytes=2, cache_bytes=1)
     assert counted == 3 * (queries + keys_values + 2 * 16 * 4 + 8)

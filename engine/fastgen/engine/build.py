@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,8 +42,6 @@ def build_engine(
     config: EngineConfig,
     load_tokenizer: Callable[[], Tokenizer],
     on_progress: Callable[[str, float], None],
-    *,
-    started: float,
 ) -> LoadedEngine:
     """Load the model, allocate its KV cache, calibrate the token budget and start prefaulting.
 
@@ -54,7 +51,6 @@ def build_engine(
         load_tokenizer: called at the first request with a grammar. It must not refer to the engine: a reference cycle
             would keep weights and KV cache alive after the engine is dropped.
         on_progress: called with a stage and its completed fraction, 0 to 1.
-        started: when the start began, on the clock of `time.monotonic`, for `EngineInfo.load_seconds`.
 
     Raises:
         ConfigError: if the model or the settings cannot be served on this machine.
@@ -77,7 +73,6 @@ def build_engine(
         max_sequences=config.sequence_limit,
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
-        load_seconds=time.monotonic() - started,
     )
     runner.start_prefault()
     return LoadedEngine(engine, runner, config, info)

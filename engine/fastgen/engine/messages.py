@@ -64,7 +64,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
     block_size: int
     num_blocks: int
-    load_seconds: float
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -103,7 +102,7 @@ def _connect(address: str) -> zmq.Socket[bytes]:
     return socket
 
 
-def serve(channel: Channel, config: EngineConfig, started: float) -> None:
+def serve(channel: Channel, config: EngineConfig) -> None:
     """Load the model and run the step loop until Shutdown.
 
     Raises:
@@ -120,7 +119,6 @@ def serve(channel: Channel, config: EngineConfig, started: float) -> None:
         config,
         partial(Tokenizer.load, source.tokenizer),
         lambda stage, fraction: channel.send(Loading(stage, fraction)),
-        started=started,
     )
     engine, clients = loaded.engine, channel.clients
     gc.freeze()
@@ -182,7 +180,6 @@ def import_torch() -> None:
 
 def main(prepare: Callable[[], None]) -> int:
     """Run the process and return its exit code. `prepare` is called before the configuration is read."""
-    started = time.monotonic()
     # Importing hundreds of modules creates objects that stay. Collecting garbage meanwhile takes a tenth of the start
     # time.
     gc.disable()
@@ -199,7 +196,7 @@ def main(prepare: Callable[[], None]) -> int:
     prepare()
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     try:
-        serve(channel, config, started)
+        serve(channel, config)
     except Exception as error:
         failed = _failure(error)
         if failed.exit_code == exit_codes.FAILED:

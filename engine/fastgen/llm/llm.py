@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -63,7 +62,6 @@ class LLM:
     ) -> None:
         name = str(model.path if isinstance(model, ModelSource) else model)
         config = EngineConfig(model=name, **parsed_settings(settings, ENGINE_SETTINGS))
-        started = time.monotonic()
         source = model if isinstance(model, ModelSource) else ModelSource.open(config.model)
         if generation_config not in ("auto", "none"):
             raise ConfigError(f"generation_config is {generation_config!r}: it must be auto or none")
@@ -74,7 +72,7 @@ class LLM:
             )
         self.tokenizer = tokenizer = Tokenizer.load(source.tokenizer)
         with progress_bar() if on_loading is None else nullcontext(on_loading) as progress:
-            loaded = build_engine(source, config, lambda: tokenizer, progress, started=started)
+            loaded = build_engine(source, config, lambda: tokenizer, progress)
         self.engine, self.config, self._runner = loaded.engine, loaded.config, loaded.runner
         self.max_model_length = loaded.info.max_model_length
         self.default_sampling = SamplingParams(**defaults)  # type: ignore[arg-type]  # checked when they were read

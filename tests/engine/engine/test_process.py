@@ -69,7 +69,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *commands: list[tuple[int, Command]]) -
     loaded = SimpleNamespace(engine=NotedEngine(notes), info=cast(Any, None))
     monkeypatch.setattr(build, "build_engine", lambda *_given, **_named: loaded)
     channel = NotedChannel(notes, [*commands, [(0, Shutdown())]])
-    serve(cast(Channel, channel), EngineConfig(model=str(demo_model())), 0.0)
+    serve(cast(Channel, channel), EngineConfig(model=str(demo_model())))
     return notes
 
 

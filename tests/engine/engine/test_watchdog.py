@@ -11,7 +11,7 @@ from fastgen.engine.watchdog import Watchdog
 INFO = EngineInfo(
     architecture="a", device="cuda", dtype="bfloat16", vocabulary_size=10, hidden_size=8, num_parameters=1,
     max_model_length=64,
-    token_budget=1000, max_sequences=4, block_size=16, num_blocks=100, load_seconds=1.0,
+    token_budget=1000, max_sequences=4, block_size=16, num_blocks=100,
 )  # fmt: skip
 
 

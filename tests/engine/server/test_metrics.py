@@ -206,7 +206,7 @@ def metrics_with_values(compat: str) -> Metrics:
     info = EngineInfo(
         architecture="llama", device="cpu", dtype="float32", vocabulary_size=9, hidden_size=8, num_parameters=9,
         max_model_length=9,
-        token_budget=9, max_sequences=9, block_size=64, num_blocks=10, load_seconds=1.0,
+        token_budget=9, max_sequences=9, block_size=64, num_blocks=10,
     )  # fmt: skip
     metrics.describe(info, "1")
     stats = StepStats(prefill_tokens=3, decode_tokens=1, preemptions=3, swapped_out=1, queue_seconds=[0.2])

@@ -39,7 +39,6 @@ def exposed(model: str = "chat", names: Sequence[str] = ()) -> str:
         max_sequences=256,
         block_size=64,
         num_blocks=100,
-        load_seconds=1.0,
     )
     metrics.describe(info, "test")
     step = StepStats(

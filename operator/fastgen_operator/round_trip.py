@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from kubernetes.config import ConfigException
@@ -36,9 +36,7 @@ def resource(namespace: str, name: str, operator_class: str | None) -> Object:
     return {"apiVersion": FASTGEN.api_version, "kind": FASTGEN.name, "metadata": metadata, "spec": spec}
 
 
-def wait_for_status(
-    server: ApiServer, namespace: str, name: str, seconds: float, sleep: Callable[[float], None] = time.sleep
-) -> Object:
+def wait_for_status(server: ApiServer, namespace: str, name: str, seconds: float) -> Object:
     """Return the resource once its status is about its present spec.
 
     Raises RoundTripFailed after `seconds` of waiting.
@@ -48,7 +46,7 @@ def wait_for_status(
         status: Object = found.get("status", {})
         if status.get("observedGeneration") == found["metadata"]["generation"] and status.get("conditions"):
             return found
-        sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
     raise RoundTripFailed(
         f"no operator has written a status of the FastGenDeployment {namespace}/{name} in {seconds:g} s: check that an "
         "operator pod is ready, and that one handles this namespace and class"

@@ -37,15 +37,13 @@ class InFlight:
     removed.
     """
 
-    def __init__(
-        self, max_sequences: int, counts: Counts | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, max_sequences: int, counts: Counts | None = None) -> None:
         self._counts = counts or Counts.of_only_process()
         self._max_sequences = max_sequences
         self._capacity = max_sequences
         self._receivers: dict[str, Receiver] = {}
         self._reserved: set[str] = set()
-        self._finished = Rate(clock)
+        self._finished = Rate(time.monotonic)
 
     @property
     def num_queued(self) -> int:

@@ -14,12 +14,15 @@ def say(line: str) -> None:
     print(f"fastgen: {line}", file=sys.stderr, flush=True)
 
 
+# Between two lines.
+_EVERY_SECONDS = 5.0
+
+
 class Progress:
     """Counts bytes and reports progress periodically.
 
     Args:
         total, done: bytes of all files, and those that were here before.
-        every: seconds between two lines.
         clock: monotonic seconds.
     """
 
@@ -28,11 +31,10 @@ class Progress:
         total: int,
         done: int,
         *,
-        every: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[str], None] = say,
     ) -> None:
-        self._total, self._done, self._every, self._clock, self._tell = total, done, every, clock, tell
+        self._total, self._done, self._clock, self._tell = total, done, clock, tell
         self.received = 0
         self._told_at, self._told_received = clock(), 0
 
@@ -40,7 +42,7 @@ class Progress:
         """Count received bytes."""
         self.received += size
         passed = self._clock() - self._told_at
-        if passed >= self._every:
+        if passed >= _EVERY_SECONDS:
             speed = round((self.received - self._told_received) / passed)
             here = self._done + self.received
             percent = 100 * here // self._total if self._total else 100

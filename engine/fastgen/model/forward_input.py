@@ -46,7 +46,6 @@ class ForwardInput:
         blocks, slots: [T], cache location of each row's key and value.
         logit_rows: [S + P + Q], rows whose last hidden states are needed: the sampled rows in chunk order, then the
             rows with prompt logprobs, then the pooled ones.
-        num_sampled: S.
         tables: block tables of all sequences in one array.
         table_starts: [D], index of each decode's first block in `tables`.
         contexts: [D], number of keys that each decode attends to, including its own.
@@ -58,7 +57,6 @@ class ForwardInput:
     blocks: IntArray
     slots: IntArray
     logit_rows: IntArray
-    num_sampled: int
     tables: IntArray
     table_starts: IntArray
     contexts: IntArray
@@ -103,7 +101,6 @@ class HostRows:
             blocks=(step.slot_mapping // size).astype(np.int64),
             slots=(step.slot_mapping % size).astype(np.int64),
             logit_rows=np.concatenate((sampled_rows, step.scored_tokens, step.pooled_tokens)).astype(np.int64),
-            num_sampled=len(step.sampled),
             tables=tables.ravel(),
             table_starts=starts[:decodes],
             contexts=step.seq_lens[:decodes].astype(np.int64),

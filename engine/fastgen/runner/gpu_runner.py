@@ -12,7 +12,7 @@ import torch
 from fastgen.core.step_output import EagerReason, StepOutput, TokenLogprobs
 from fastgen.kernels.gpu.transfers import HostCopy, download, upload
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
-from fastgen.kv_cache.swap import CUDAStreams, Streams, Swapper
+from fastgen.kv_cache.swap import CUDAStreams, Swapper
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.step_input import StepInput
@@ -40,7 +40,6 @@ class GPURunner:
         cache: its cache.
         max_model_length: longest prompt plus generation of one request.
         max_sequences: sequences that may run at once.
-        streams: for copies to and from the host; None for those of the model's device.
 
     Attributes:
         architecture: dimensions of the model.
@@ -63,7 +62,6 @@ class GPURunner:
         *,
         max_model_length: int,
         max_sequences: int,
-        streams: Streams | None = None,
     ) -> None:
         shape = model.architecture
         self.architecture = shape
@@ -77,9 +75,7 @@ class GPURunner:
         self.dtype = str(model.dtype).removeprefix("torch.")
         self._model = model
         self._cache = cache
-        if streams is None and model.device.type == "cuda":
-            streams = CUDAStreams(model.device)
-        self._swapper = Swapper(cache, streams)
+        self._swapper = Swapper(cache, CUDAStreams(model.device) if model.device.type == "cuda" else None)
         max_rows = max_sequences + SPARE_ROWS
         self._num_top = np.full(max_rows, -1)  # of each row, the top logprobs requested with its tokens; -1 for none
         self._sampler = DeviceSampler(shape.vocab_size, max_rows, model.device, shape.eos_token_ids)

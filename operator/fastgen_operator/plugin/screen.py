@@ -54,7 +54,7 @@ class Screen:
             self._stream.write("\x1b[H\x1b[2J")
         self.write(lines)
 
-    def table(self, rows: Sequence[Row], *, right: Sequence[int] = (), indent: int = 0) -> list[str]:
+    def table(self, rows: Sequence[Row], *, right: Sequence[int] = ()) -> list[str]:
         """Return aligned lines. The first row is the header; the columns `right` are aligned on the right."""
         if not rows:
             return []
@@ -70,7 +70,7 @@ class Screen:
                 painted = self.paint(Cell(text, colour))
                 last = column == len(row) - 1
                 parts.append(space + painted if column in right else painted if last else painted + space)
-            lines.append((" " * indent + (" " * _GAP).join(parts)).rstrip())
+            lines.append((" " * _GAP).join(parts).rstrip())
         return lines
 
 

@@ -34,10 +34,7 @@ def test_rows_are_tokens_with_positions_and_slots() -> None:
     assert step_input.positions.tolist() == [17, 0, 14, 15, 16, 17, 0, 1, 2]
     assert step_input.blocks.tolist() == [2, 9, 7, 7, 1, 1, 0, 0, 0]
     assert step_input.slots.tolist() == [1, 0, 14, 15, 0, 1, 0, 1, 2]
-    assert (step_input.logit_rows.tolist(), step_input.num_sampled) == (
-        [0, 1, 8],
-        3,
-    )  # the unfinished prompt is not sampled
+    assert step_input.logit_rows.tolist() == [0, 1, 8]  # the unfinished prompt is not sampled
     spans = [(span.row, span.num_tokens, span.context, span.blocks.tolist()) for span in step_input.chunks]
     assert spans == [(2, 4, 14, [7, 1]), (6, 3, 0, [0])]
     starts = step_input.table_starts.tolist()
@@ -60,7 +57,6 @@ def test_rows_with_prompt_logprobs_follow_the_sampled_rows() -> None:
     silent = sequence(list(range(4)), [2])
     whole.tokens += [50, 51]  # generated tokens, recomputed after a preemption, get no prompt logprobs
     step_input = forward_input(StepPlan((Chunk(silent, 0, 4), Chunk(half, 0, 5), Chunk(whole, 0, 11))), 16)
-    assert step_input.num_sampled == 2
     assert step_input.logit_rows.tolist() == [3, 19, *range(4, 9), *range(9, 17)]
 
 

@@ -31,12 +31,9 @@ class KeyRing:
         ConfigError: if the file cannot be read or contains no key.
     """
 
-    def __init__(
-        self, path: str | None, environment: Mapping[str, str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, path: str | None, environment: Mapping[str, str]) -> None:
         self._path = None if path is None else Path(path)
-        self._clock = clock
-        self._checked_at = clock()
+        self._checked_at = time.monotonic()
         self._file_version: tuple[int, ...] | None = None
         self._environment_digests = _digests(keys_of_environment(environment))
         self._file_digests: tuple[bytes, ...] = ()
@@ -65,7 +62,7 @@ class KeyRing:
 
     def _reload(self) -> None:
         """Read the file again if it has changed; keep the old keys if it has become unusable."""
-        now = self._clock()
+        now = time.monotonic()
         if self._path is None or now - self._checked_at < _RELOAD_SECONDS:
             return
         self._checked_at = now

@@ -69,11 +69,6 @@ class StepFeed:
         self._num_steps = 0
         self._is_closed = False
 
-    @property
-    def num_watchers(self) -> int:
-        """Open watches."""
-        return len(self._watchers)
-
     def record(self, report: StepReport) -> None:
         """Queue a report for every watcher. Reports without a trace were sent while nobody watched."""
         trace = report.trace

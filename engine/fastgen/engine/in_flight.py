@@ -33,8 +33,8 @@ class Receiver(Protocol):
 class InFlight:
     """Receivers by request id, and an estimate of how many requests are queued.
 
-    A request is reserved when it is admitted by the server, open from when it is sent to the engine until it ends, then
-    removed.
+    The server reserves a request when it admits it. It is open from when it is sent to the engine until it ends, and is
+    then removed.
     """
 
     def __init__(self, max_sequences: int, counts: Counts | None = None) -> None:

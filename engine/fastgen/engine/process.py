@@ -76,7 +76,7 @@ class Channel:
     def receive(self, *, wait: float | None) -> list[tuple[int, Command]]:
         """Return all pending commands, each with its client.
 
-        Wait for the first one for at most `wait` seconds. Without limit if `wait` is None. The commands of one client
+        Wait at most `wait` seconds for the first one, or without limit if `wait` is None. The commands of one client
         are in order.
         """
         commands: list[tuple[int, Command]] = []

@@ -31,11 +31,11 @@ class APIProcessError(EngineError):
 
 
 class APIProcesses:
-    """Processes 1, 2, ... of a server.
+    """The API processes of a server except the first, which has number 0.
 
     Args:
-        count: how many.
-        serve: what each of them does, with its number; returns its exit code.
+        count: number of processes to start.
+        serve: called in each of them with its number, from 1; returns its exit code.
     """
 
     def __init__(self, count: int, serve: Callable[[int], int]) -> None:
@@ -45,7 +45,7 @@ class APIProcesses:
 
     @property
     def num_running(self) -> int:
-        """How many have not exited, as far as known."""
+        """Number of processes that are not known to have exited."""
         return len(self._running)
 
     async def wait_exit(self) -> tuple[int, int]:

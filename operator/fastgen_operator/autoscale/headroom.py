@@ -29,7 +29,7 @@ LEAST, MOST = 0.5, 0.9
 def derived_utilization(shape: RequestShape, tokens_per_second: float, first_token_seconds: float) -> float:
     """Return the target utilization of a replica, 0 to 1.
 
-    In whole percent: small changes of the mean request are noise.
+    It is rounded to whole percent, because small changes of the mean request are noise.
     """
     seconds = (shape.computed + shape.generated) / tokens_per_second
     margin = DEVIATIONS * math.sqrt(2 * seconds / first_token_seconds)

@@ -64,7 +64,7 @@ def pods_with_broken_gpus(spec: Spec, observed: Observed) -> tuple[tuple[Object,
 
 
 def next_replacement(spec: Spec, observed: Observed) -> datetime | None:
-    """Return when the pause ends for which a pod waits; None if none does."""
+    """Return when the next pod may be replaced; None if no pod waits for the pause to end."""
     last = _last(observed)
     if last is None or observed.at is None or not _broken_pods(spec, observed):
         return None

@@ -23,9 +23,9 @@ class Inputs:
 
     Attributes:
         objects: from the informer cache, which replaces an object when it changes: they are compared by identity.
-        measured: what the status shows of the autoscaler's measurements and decision. Of the capacity, only whether it
-            is known: another estimate of it alone reaches the status later. Of the demand, whether the status is
-            outdated: after a restart of the operator, it is not about the demand that the autoscaler told last.
+        measured: what the status shows of the autoscaler's measurements and decision. It holds whether the capacity is
+            known, but not its value: a new estimate alone need not reach the status at once. It holds whether the demand
+            in the status is outdated, as it is after a restart of the operator, but not the demand.
     """
 
     platform: Platform

@@ -103,5 +103,5 @@ def test_rows_that_do_not_fill_blocks_are_rejected(tmp_path: Path) -> None:
     place = data.index(b"\1\0\0\0\0\0\0\0t") + 9
     data[place + 4 : place + 12] = (33).to_bytes(8, "little")
     path.write_bytes(data)
-    with pytest.raises(ModelError, match="rows of 33 values in blocks of 32"):
+    with pytest.raises(ModelError, match="rows of 33 values cannot be in blocks of 32"):
         GGUFFile(path)

@@ -112,7 +112,7 @@ def _sum_lanes(emit: Emitter, vectors: Sequence[Any]) -> Any:
         return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
     def interleaved(a: Any, b: Any, unit: int) -> Any:
-        """Add the halves of each quarter: units of a, then of b."""
+        """Add the two halves of each four lanes of a, and of b, and interleave the sums by `unit` lanes."""
         quarters = range(0, WIDTH, KEYS)
         halves = (
             [

@@ -187,7 +187,7 @@ class GGUFFile:
                 f"Q4_K_M or F16 (supported: {', '.join(each.name for each in TYPES.values())})"
             )
         if shape and shape[-1] % found.block:
-            raise ValueError(f"tensor {name}: rows of {shape[-1]} values in blocks of {found.block}")
+            raise ValueError(f"tensor {name}: rows of {shape[-1]} values cannot be in blocks of {found.block}")
         return found
 
 

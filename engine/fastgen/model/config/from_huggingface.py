@@ -1,6 +1,6 @@
 """Build a model's architecture from a Hugging Face config.json.
 
-A model that is not supported is refused by the unsupported field.
+The error for an unsupported model names the unsupported field.
 """
 
 from __future__ import annotations

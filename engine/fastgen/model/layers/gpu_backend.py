@@ -173,7 +173,7 @@ class GPUOperations:
         return out.flatten(1)
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Multiply the activated gate with the other half."""
+        """Return activation(gate) * up."""
         return gated_activation(gate_up, self._architecture.activation)
 
     def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:

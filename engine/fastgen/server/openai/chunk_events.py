@@ -11,7 +11,7 @@ from fastgen.server.serving.request_handler import RequestHandler
 
 
 class ChunkEvents(ABC):
-    """Encodes the chunks of a stream; see `StreamEvents`, of which subclasses add `end`.
+    """Encodes the chunks of a stream. Subclasses implement the rest of `StreamEvents`: `end`.
 
     Args:
         handler: the request.

@@ -18,8 +18,10 @@ LOCKED := --universal --generate-hashes --no-emit-index-url --no-header --quiet
 COMPILE := $(UV) pip compile --python-version 3.11 $(LOCKED)
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
 # Processes that tests and pods start import torch and transformers; where modules are not kept compiled, each process
-# compiles them again, for many seconds.
+# compiles them again, for many seconds. Pods cannot write to .venv, so what they import is compiled beforehand. These
+# packages are compiled when a process of this machine first imports them.
 unexport PYTHONDONTWRITEBYTECODE
+COMPILED_LATER := site-packages/(fontTools|kubernetes|langchain_core|langsmith|litellm|matplotlib|mypy|networkx|openai|pygments|schemathesis|sympy)/|transformers/models/
 # The stamp's name is a hash of its inputs, so file times do not matter.
 STAMP := .venv/stamps/$(shell cat requirements/dev.txt requirements/build.txt pyproject.toml | sha256sum | cut -c1-16)
 GPU_STAMP := .venv-3.12/stamps/$(shell cat requirements/gpu.txt requirements/build.txt pyproject.toml | sha256sum | cut -c1-16)
@@ -120,7 +122,8 @@ $(STAMP):
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv --without-pip .venv
 	@$(PYTHON) -m venv --clear .venv/tools
 	@.venv/tools/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
-	@$(UV) pip sync --python .venv --require-hashes --compile-bytecode requirements/dev.txt
+	@$(UV) pip sync --python .venv --require-hashes requirements/dev.txt
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(COMPILED_LATER)' .venv/lib || true
 	@$(UV) pip install --python .venv --no-deps --build-constraints requirements/build.txt --editable .
 	@rm -rf .venv/stamps && mkdir .venv/stamps && touch $@
 

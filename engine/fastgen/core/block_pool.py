@@ -72,7 +72,7 @@ class BlockPool:
         return (table[index - 1] if index else salt, tuple(tokens[start : start + self.block_size]))
 
     def match(self, tokens: list[int], salt: str, num_blocks: int) -> list[int]:
-        """Return the cached blocks of the longest prefix of `tokens`, at most `num_blocks`, and take a reference to each."""
+        """Return the cached blocks of the longest prefix of `tokens`, at most `num_blocks`, and reference them."""
         table: list[int] = []
         for index in range(num_blocks):
             block = self._prefix_cache.find(self.key(table, tokens, salt, index))

@@ -24,8 +24,8 @@ class Inputs:
     Attributes:
         objects: from the informer cache, which replaces an object when it changes: they are compared by identity.
         measured: what the status shows of the autoscaler's measurements and decision. It holds whether the capacity is
-            known, but not its value: a new estimate alone need not reach the status at once. It holds whether the demand
-            in the status is outdated, as it is after a restart of the operator, but not the demand.
+            known, but not its value: a new estimate alone need not reach the status at once. It holds whether the
+            demand in the status is outdated, as it is after a restart of the operator, but not the demand.
     """
 
     platform: Platform

@@ -23,6 +23,7 @@ OBSERVED: Final = 64
 _EVERY: Final = 64
 _LOOK_AHEAD: Final = 64  # steps of backlog that chunking considers, as in fastgen.core.scheduler
 _MIN_PROMPT_TOKENS: Final = chunking.MIN_PROMPT_TOKENS
+_ROW_MULTIPLE: Final = chunking.ROW_MULTIPLE
 
 _SETTINGS = ["base", "token", "kv_token", "gap", "limit", "patience"]
 _SIZES = ["token_budget", "max_sequences", "kv_capacity", "max_queued"]
@@ -43,6 +44,7 @@ REQUEST: Final = np.dtype(
 )
 
 _even_share: Any = numba.njit(cache=True)(chunking.even_share)
+_whole_tiles: Any = numba.njit(cache=True)(chunking.whole_tiles)
 
 
 @numba.njit(cache=True)
@@ -166,9 +168,17 @@ def _share(s: Any, requests: Any, lists: Any, decodes: int) -> int:
         return 0
     most = room
     if decodes:
-        within = max(0, int((s.gap - s.base - s.kv_token * s.kv_tokens) / s.token + 1e-9)) if s.token > 0 else room
-        most = min(room, max(_MIN_PROMPT_TOKENS, within - decodes))
+        kv_tokens = s.kv_tokens
+        for at in range(s.num[PARTIAL]):
+            r = requests[lists[PARTIAL, at]]
+            kv_tokens -= r.prompt - r.left
+        within = max(0, int((s.gap - s.base - s.kv_token * kv_tokens) / s.token + 1e-9)) if s.token > 0 else room
+        bound = max(_MIN_PROMPT_TOKENS, within - decodes)
+        if bound < min(room, backlog):
+            most = min(room, _whole_tiles(decodes, bound, 0))
     share = _even_share(backlog, most)
+    if decodes and share < backlog:
+        share = min(most, share + -(decodes + share) % _ROW_MULTIPLE)
     return int(min(room, share, max(0, s.kv_capacity - s.kv_tokens - decodes)))
 
 

@@ -4,8 +4,8 @@ It runs in a pod of the cluster under test, passed as text, so it uses only the 
 
     python -c TEXT HOST PORT MODEL CLIENTS SECONDS
 
-A line is `ok SECONDS PIECES` or `failed SECONDS REASON`. The client exits when the file STOP exists, after its open
-streams have ended.
+A line is `ok SECONDS PIECES` or `failed SECONDS REASON`. The clients start when the Service answers. They
+exit when the file STOP exists, after their open streams have ended.
 
 A client opens a new connection if the server closed the one before, or said that it would.
 
@@ -38,10 +38,11 @@ def stream(connection: http.client.HTTPConnection, model: str, tokens: int) -> s
             connection.close()  # the server has closed it
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        events = [line[6:].strip() for line in answer if line.startswith(b"data: ")]
+        lines = list(answer)
+        events = [line[6:].strip() for line in lines if line.startswith(b"data: ")]
         seconds = time.monotonic() - started
         if answer.status != 200:
-            return f"failed {seconds:.2f} status {answer.status}"
+            return f"failed {seconds:.2f} status {answer.status}: {b''.join(lines)[:200]!r}"
         if not events or events[-1] != b"[DONE]":
             return f"failed {seconds:.2f} cut after {len(events)} events"
         reasons = [choice["finish_reason"] for event in events[:-1] for choice in json.loads(event)["choices"]]
@@ -51,6 +52,26 @@ def stream(connection: http.client.HTTPConnection, model: str, tokens: int) -> s
         connection.close()
         return f"failed {time.monotonic() - started:.2f} {error!r}"
     return f"ok {seconds:.2f} {len(reasons)}"
+
+
+def wait_for_service(host: str, port: int) -> None:
+    """Wait until the Service leads to a ready server, at most 30 seconds.
+
+    kube-proxy adds a new endpoint a second or more after its pod is ready if it has just written its rules. Until then
+    connections are refused, or go to whoever else answers for the address.
+    """
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        connection = http.client.HTTPConnection(host, port, timeout=1)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except (OSError, http.client.HTTPException):
+            pass
+        finally:
+            connection.close()
+        time.sleep(0.1)
 
 
 def client(host: str, port: int, model: str, wanted: float) -> None:
@@ -76,6 +97,7 @@ def main() -> None:
         int(sys.argv[4]),
         float(sys.argv[5]),
     )
+    wait_for_service(host, port)
     threads = [threading.Thread(target=client, args=(host, port, model, wanted)) for _ in range(clients)]
     for thread in threads:
         thread.start()

@@ -279,7 +279,9 @@ def test_a_fleet_without_autoscaling_is_measured(space: Space, operator: Operato
     eventually(lambda: status(space).get("supply", {}).get("ready") == 1, within=20, what="the supply")
 
 
-def test_a_replica_that_waits_for_a_node_does_not_make_the_others_unready(space: Space) -> None:
+def test_a_replica_that_waits_for_a_node_does_not_make_the_others_unready(
+    space: Space, operator: OperatorProcess
+) -> None:
     space.apply(autoscaled(minReplicas=2))
     space.make_ready(count=2)
     space.wait_condition("Ready", "True", "AllReplicasReady")
@@ -288,11 +290,10 @@ def test_a_replica_that_waits_for_a_node_does_not_make_the_others_unready(space:
     waits = next(pod for pod in pods if not pod.get("status", {}).get("containerStatuses"))
     space.set_unschedulable(waits, NO_GPU)
     space.wait_condition("Ready", "False", "Unschedulable")
-    # The autoscaler's loop has seen the three, and keeps them without metrics.
     space.wait_condition("ScalingActive", "False", "NoMetrics")
-    eventually(
-        lambda: status(space)["autoscaling"]["message"].startswith("3 replicas"), within=20, what="a decision for three"
-    )
+    # The status has three at once. Only if the autoscaler has decided on three does it keep them without metrics.
+    decided = ("fastgen_operator_recommended_replicas", f"chat/{space.name}")
+    eventually(lambda: operator.metrics().get(decided) == 3, within=20, what="a decision for three")
     # Now the third replica is more than what must serve.
     space.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 2}}})
     condition = space.wait_condition("Ready", "True", "ScalingUp")

@@ -7,9 +7,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 CODE := engine operator tests benchmarks charts
-# torch releases are large, so `make lock` keeps this version until it is changed here.
+# torch releases are large, so `make lock` keeps this version; change it here.
 TORCH := 2.13.0
-# What GPU machines have, tested by `make versions`: Python, and the packages that differ from the newest ones.
+# Versions that GPU machines have, tested by `make versions`: Python, and the packages that differ from the newest ones.
 PYTHON312 ?= python3.12
 GPU_PACKAGES := torch==2.11.0 triton==3.6.0 transformers==5.17.0
 UPGRADE ?= --upgrade
@@ -17,9 +17,9 @@ UV := .venv/tools/bin/uv
 LOCKED := --universal --generate-hashes --no-emit-index-url --no-header --quiet
 COMPILE := $(UV) pip compile --python-version 3.11 $(LOCKED)
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
-# Processes that tests and pods start import torch and transformers; where modules are not kept compiled, each process
-# compiles them again, for many seconds. Pods cannot write to .venv, so what they import is compiled beforehand. These
-# packages are compiled when a process of this machine first imports them.
+# Processes of tests and pods import torch and transformers. Without cached bytecode, each process compiles them again,
+# which takes many seconds. Pods cannot write to .venv, so what they import is compiled beforehand. The packages below are
+# compiled when a process of this machine first imports them.
 unexport PYTHONDONTWRITEBYTECODE
 COMPILED_LATER := site-packages/(fontTools|kubernetes|langchain_core|langsmith|litellm|matplotlib|mypy|networkx|openai|pygments|schemathesis|sympy)/|transformers/models/
 # The stamp's name is a hash of its inputs, so file times do not matter.
@@ -35,7 +35,7 @@ up: ## start a one-node Kubernetes, the operator and a small model, and ask it a
 	@$(MAKE) --no-print-directory --jobs 2 prepared programs
 	@$(CLUSTER) up
 
-# Two at a time: the build of Kubernetes takes longest, and needs nothing of the others.
+# Runs beside `prepared`: the build of Kubernetes takes longest, and depends on nothing else.
 programs:
 	@PYTHONPATH=tests $(PYTHON) -m cluster.programs
 
@@ -56,11 +56,11 @@ browser:
 		|| { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium-headless-shell >/dev/null; } \
 		|| { echo "error: Chromium is missing; install the package chromium-headless-shell" >&2; exit 1; }
 
-test-fast: lint ## run the tests without a control plane, node or image, except slow ones
+test-fast: lint ## run the fast tests, which need no control plane, node or image
 	$(BIN)/python -m pytest $(TESTS) -m 'not (controlplane or cluster or image or slow)' --numprocesses 3 \
 		--dist loadscope --no-loadscope-reorder
 
-versions: $(GPU_STAMP) ## run the engine's tests with the versions that GPU machines have
+versions: $(GPU_STAMP) ## run the engine's tests with the Python and packages of GPU machines
 	.venv-3.12/bin/python -m pytest tests/engine tests/gpu -m 'not (controlplane or cluster or image)' \
 		--numprocesses 2 --dist loadscope --no-loadscope-reorder
 
@@ -112,7 +112,7 @@ lock: environment ## pin the newest versions of all dependencies; UPGRADE= keeps
 
 environment: $(STAMP)
 
-# uv installs everything. uv itself is installed by hash into its own environment inside .venv.
+# uv installs everything. uv itself is installed, pinned by hash, into its own environment inside .venv.
 $(STAMP):
 	@echo "Setting up .venv (some gigabytes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -127,7 +127,7 @@ $(STAMP):
 	@$(UV) pip install --python .venv --no-deps --build-constraints requirements/build.txt --editable .
 	@rm -rf .venv/stamps && mkdir .venv/stamps && touch $@
 
-# Beside .venv, whose uv installs it.
+# A second environment beside .venv, installed by the uv of .venv.
 $(GPU_STAMP): | environment
 	@echo "Setting up .venv-3.12 (some gigabytes the first time)"
 	@$(PYTHON312) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "3.12")' \

@@ -83,8 +83,8 @@ def _replicas(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Replicas and demand",
-                "Desired replicas, those that the autoscaler decided on (they differ in a dry run), ready replicas, "
-                "and the demand in fully utilized replicas.",
+                "Desired, recommended and ready replicas, and the demand in fully utilized replicas. Desired and "
+                "recommended replicas differ only in a dry run.",
                 "short",
                 {
                     "desired": _gauge("desired_replicas"),
@@ -160,8 +160,8 @@ def _inputs(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Time to compute the backlog",
-                "Prompt tokens not yet computed, over the tokens computed per second. Above the first-token target, "
-                "replicas are added.",
+                "Prompt tokens not yet computed, divided by the tokens computed per second. Above the first-token "
+                "target, replicas are added.",
                 "s",
                 {"seconds": f"{backlog} / {total('fastgen_scheduled_tokens_total')}"},
             )
@@ -177,7 +177,7 @@ def _inputs(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Utilization",
-                "Demand in fully utilized replicas, over the ready replicas.",
+                "Demand in fully utilized replicas, divided by the ready replicas.",
                 "percentunit",
                 {"utilization": f"{_gauge('scaling_load_replicas')} / {_gauge('ready_replicas')}"},
             )

@@ -71,7 +71,7 @@ def with_events(dashboard: Dashboard, selector: str, owner: str = "") -> Dashboa
         f"max by ({by}, reason) (fastgen_operator_scaling_reason{selector}) "
         f"and on ({by}) (max by ({by}) (changes(fastgen_operator_desired_replicas{selector}[1m])) > 0)"
     )
-    # The minutes in which a rollout begins: some last for days, because there is no node.
+    # The minutes in which a rollout begins: some rollouts last for days, because there is no node.
     condition = f'fastgen_operator_condition{{type="Progressing",status="True",reason="RollingOut",{selector[1:]}'
     rolling = (
         f"max by ({by}) (max_over_time({condition}[1m])) "

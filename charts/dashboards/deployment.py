@@ -110,7 +110,7 @@ def _budget(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Sequences",
-                "Running, queued, and swapped out to host memory; and open HTTP requests.",
+                "Sequences that run, wait, or are swapped out to host memory, and open HTTP requests.",
                 "short",
                 {state: f"sum(fastgen_num_requests_{state}{_ENGINES})" for state in ("running", "waiting", "swapped")}
                 | {"open": f"sum(fastgen_http_requests_open{_ENGINES})"},
@@ -119,8 +119,8 @@ def _budget(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Prompt tokens",
-                "Prompt tokens per second: arrived, rejected because the queue was full, of requests that ended before "
-                "their first token, and of those that produced it. The last are computed, or from the prefix cache.",
+                "Prompt tokens per second: arrived; rejected because the queue was full; cancelled before the first "
+                "token; and answered, whether computed or found in the prefix cache.",
                 "short",
                 {
                     "arrived": f"sum({_rate('fastgen_arrived_prompt_tokens_total')})",
@@ -150,7 +150,7 @@ def _latency(dashboard: Dashboard) -> Dashboard:
     return dashboard.with_panel(
         lines(
             "Oldest request in the queue",
-            "Time that the oldest waiting request has waited, by pod.",
+            "Waiting time of the oldest queued request, by pod.",
             "s",
             {"{{pod}}": f"max by (pod) (fastgen_oldest_waiting_seconds{_ENGINES})"},
         )

@@ -155,7 +155,7 @@ def _replicas(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             stacked(
                 "Desired replicas",
-                "Desired replicas. Times the GPUs of a replica, they are the cost.",
+                "Desired replicas. Multiplied by the GPUs of a replica, they are the cost.",
                 "short",
                 {_RESOURCE: f"max by (namespace, name) (fastgen_operator_desired_replicas{_CHOSEN})"},
             )

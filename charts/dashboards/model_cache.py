@@ -34,9 +34,9 @@ def _overview(dashboard: Dashboard) -> Dashboard:
 
     panels = (
         ("Cached", "FastGenDeployments whose model is in the volume, or in every pod.", 'reason="Cached"'),
-        ("Not needed", "FastGenDeployments whose model is in the image or in an own claim.", 'reason="NotNeeded"'),
+        ("Not needed", "FastGenDeployments whose model is in the image or in your claim.", 'reason="NotNeeded"'),
         ("Downloading", "FastGenDeployments whose model is being downloaded.", 'status="Unknown"'),
-        ("Failed", "FastGenDeployments whose download has failed. It is tried again.", 'status="False"'),
+        ("Failed", "FastGenDeployments whose download has failed. It is retried.", 'status="False"'),
     )
     dashboard = dashboard.with_row(Row("Overview"))
     for title, description, matchers in panels:
@@ -48,7 +48,7 @@ def _overview(dashboard: Dashboard) -> Dashboard:
     return dashboard.with_panel(
         number(
             "Waiting for a model",
-            "FastGenDeployments that have no pods yet, because their first download runs.",
+            "FastGenDeployments that have no pods yet because their first download is running.",
             "none",
             {"deployments": count(waiting)},
         )
@@ -88,7 +88,7 @@ def _downloads(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Time without a model, last 6 hours",
-                "Time within the last 6 hours in which the model was not complete: the duration of the downloads, with "
+                "Time within the last 6 hours in which the model was not complete: the duration of downloads, with "
                 "failed attempts.",
                 "s",
                 {_RESOURCE: f"count_over_time(max by (namespace, name) ({missing})[6h:10s]) * 10"},

@@ -85,7 +85,7 @@ def _reconciles(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Reconciles",
-                "Reconciles per second, and failed ones. Every resource is reconciled at each resync.",
+                "Reconciles and failed reconciles per second. Every resource is reconciled at each resync.",
                 "ops",
                 {
                     "reconciles": f"sum({_rate('reconcile_seconds_count')})",
@@ -96,7 +96,7 @@ def _reconciles(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Duration of reconciles",
-                "Duration of a reconcile, with its requests to the API server.",
+                "Duration of a reconcile, including its requests to the API server.",
                 "s",
                 quantiles("fastgen_operator_reconcile_seconds", _PODS),
             )
@@ -155,7 +155,7 @@ def _requests(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             stacked(
                 "Failed scrapes of engines",
-                "Failed reads of engines' metrics per second by reason.",
+                "Failed scrapes of engine metrics per second, by reason.",
                 "ops",
                 {"{{reason}}": f"sum by (reason) ({_rate('scrape_failures_total')})"},
             )

@@ -79,7 +79,7 @@ def word(title: str, description: str, queries: Queries) -> stat.Panel:
 def timeline(title: str, description: str, queries: Queries) -> statetimeline.Panel:
     """Return a state timeline panel: a row for each series, filled while it exists."""
     panel = statetimeline.Panel().title(title).description(description).datasource(DATASOURCE).height(8).span(12)
-    # One colour: another one for each row would look like good and bad states.
+    # One colour for all rows: several would suggest good and bad states.
     panel = panel.show_value(VisibilityMode.NEVER).color_scheme(
         FieldColor().mode(FieldColorModeId.FIXED).fixed_color(STATE_COLOUR)
     )

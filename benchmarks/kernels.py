@@ -20,10 +20,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fastgen.kernels.cpu import elementwise, prefill_work_items
-from fastgen.kernels.cpu.decode_attention import attend_decodes
-from fastgen.kernels.cpu.decode_work_items import DecodeItems
-from fastgen.kernels.cpu.prefill_attention import attend_chunks
+from fastgen.kernels.cpu import elementwise
+from fastgen.kernels.cpu.attention.decode import attend_decodes
+from fastgen.kernels.cpu.attention.prefill import attend_chunks
+from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
 from fastgen.kernels.cpu.vector_width import LANES, has_vnni
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear
@@ -118,7 +118,7 @@ def attention(tokens: int, context: int) -> tuple[Run, Run]:
     scale = HEAD_DIM**-0.5
 
     def ours() -> torch.Tensor:
-        items = prefill_work_items.cut(
+        items = cut_chunks(
             np.array([(0, tokens, context, 0)], np.int64),
             lanes=LANES,
             num_kv_heads=KV_HEADS,

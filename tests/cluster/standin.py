@@ -106,7 +106,7 @@ def model_file() -> Path:
 def kernels_folder() -> Path:
     """Return the folder of the engine's compiled kernels, which has a folder per version of their source."""
     digest = hashlib.sha256(f"{HOST} {sys.version}".encode())
-    for path in sorted((SOURCE / "fastgen" / "kernels" / "cpu").glob("*.py")):
+    for path in sorted((SOURCE / "fastgen" / "kernels" / "cpu").rglob("*.py")):
         # The compiler's cache index uses a file's modification time, not its content.
         digest.update(f"{path.name} {path.stat().st_mtime_ns}".encode() + path.read_bytes())
     return cache_folder("bed-kernels") / digest.hexdigest()[:12]

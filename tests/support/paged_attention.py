@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fastgen.kernels.cpu import prefill_work_items
-from fastgen.kernels.cpu.decode_attention import attend_decodes
-from fastgen.kernels.cpu.decode_work_items import DecodeItems
-from fastgen.kernels.cpu.prefill_attention import attend_chunks
+from fastgen.kernels.cpu.attention.decode import attend_decodes
+from fastgen.kernels.cpu.attention.prefill import attend_chunks
+from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
 from fastgen.kernels.cpu.vector_width import LANES
 from fastgen.model.layers.linear import as_array
 
@@ -72,7 +71,7 @@ def chunks(
     """Attends spans (first row, tokens, context), one for each sequence of `paged`, as a step does."""
     starts = np.cumsum([0, *(len(table) for table in paged.tables)])[:-1]
     kv_heads = paged.keys.shape[1]
-    items = prefill_work_items.cut(
+    items = cut_chunks(
         np.array([(*span, start) for span, start in zip(spans, starts, strict=True)]),
         lanes=LANES,
         num_kv_heads=kv_heads,

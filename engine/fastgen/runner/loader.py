@@ -107,7 +107,7 @@ def _modules(dtype: str, quantization: str) -> tuple[str, ...]:
     modules = build.BFLOAT16 if dtype == "bfloat16" else build.ALWAYS
     if quantization != "int8":
         return modules
-    return (*modules, *build.VNNI) if int8_choice().product == "vnni" else (*modules, "int8_matmul")
+    return (*modules, *build.VNNI) if int8_choice().product == "vnni" else (*modules, *build.INT8)
 
 
 def _import_backend(compiling: Iterable[Popen[bytes]], dtype: str) -> type[CPUBackend]:

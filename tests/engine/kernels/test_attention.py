@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastgen.kernels import reference
-from fastgen.kernels.cpu.prefill_attention import TILE
+from fastgen.kernels.cpu.attention.prefill import TILE
 from support.paged_attention import Paged, chunks, decode
 
 TOLERANCE, TOLERANCE_OF_LARGE = 5e-6, 1e-5

@@ -23,7 +23,7 @@ assert "torch" not in sys.modules and "numba" not in sys.modules
 """
 
 KERNEL = """
-from fastgen.kernels.cpu.matmul import multiply
+from fastgen.kernels.cpu.matmul.float32 import multiply
 from fastgen.kernels.cpu.vector_width import LANES
 import numpy as np
 out = np.empty((1, LANES), np.float32)
@@ -80,7 +80,8 @@ def test_the_kernel_cache_is_keyed_by_the_code_of_all_kernels(tmp_path: Path, mo
     folders = [json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"]]
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
     folders.append(json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"])
-    (changed / "matmul_tile.py").write_text((changed / "matmul_tile.py").read_text() + "\n")
+    imported = changed / "matmul" / "tile.py"
+    imported.write_text(imported.read_text() + "\n")
     folders.append(json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"])
     assert folders[0] == folders[1] != folders[2]
 
@@ -95,7 +96,7 @@ def test_read_only_folders_are_skipped() -> None:
 @pytest.mark.slow
 def test_prebuilt_kernels_are_copied_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prebuilt, cache = tmp_path / "prebuilt", tmp_path / "cache"
-    modules = ["matmul"]  # all that KERNEL needs; the others take a minute
+    modules = ["matmul.float32"]  # all that KERNEL needs; the others take a minute
     command = [sys.executable, "-m", "fastgen.kernels.cpu.build", str(prebuilt), *modules]
     subprocess.run(command, check=True, timeout=250, capture_output=True)
     assert build.is_built(prebuilt, modules)

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from fastgen.kernels import reference
-from fastgen.kernels.cpu import elementwise, int8_matmul, matmul
-from fastgen.kernels.cpu.int8_layout import BLOCK
-from fastgen.kernels.cpu.int8_layout import LANES as INT8_LANES
+from fastgen.kernels.cpu import elementwise
 from fastgen.kernels.cpu.jit import serial
+from fastgen.kernels.cpu.matmul import float32, int8
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK
+from fastgen.kernels.cpu.matmul.int8_layout import LANES as INT8_LANES
 from fastgen.kernels.cpu.vector_width import LANES
 from support.paged_attention import Paged, chunks, decode
 
@@ -130,7 +131,7 @@ def test_products_are_right_for_extreme_values(depth: int) -> None:
     weights[1] = extremes(depth, LANES).clamp(-1e5, 1e5)
     for rows in SIZES:
         x, out = extremes(rows, depth), torch.full((rows, 2 * LANES), torch.nan)
-        matmul.multiply(x.numpy(), weights.numpy(), out.numpy())
+        float32.multiply(x.numpy(), weights.numpy(), out.numpy())
         flat = weights.double().transpose(1, 2).flatten(0, 1)
         bound = (x.double().abs() @ flat.abs().T) * 2e-6 + SMALLEST
         assert_finite_and_close(out, x.double() @ flat.T, bound)
@@ -144,7 +145,7 @@ def test_int8_products_are_right_for_extreme_values(scale: float, blocks: int) -
     scales = torch.full((2, blocks, INT8_LANES), scale)
     for rows in SIZES:
         x, out = extremes(rows, blocks * BLOCK), torch.full((rows, 2 * INT8_LANES), torch.nan)
-        int8_matmul.multiply(x.numpy(), values.numpy(), scales.numpy(), out.numpy())
+        int8.multiply(x.numpy(), values.numpy(), scales.numpy(), out.numpy())
         expected = reference.int8_product(x.double(), values, scales.double())
         bound = reference.int8_product(x.double().abs(), values.short().abs(), scales.double().abs()) * 2e-6
         assert_finite_and_close(out, expected, bound + SMALLEST)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fastgen.kernels import reference
-from fastgen.kernels.cpu import int8_matmul
-from fastgen.kernels.cpu.int8_layout import BLOCK, LANES, in_groups
+from fastgen.kernels.cpu.matmul import int8
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, LANES, in_groups
 
 
 @pytest.mark.parametrize(("groups", "blocks"), [(1, 1), (5, 3), (36, 48)])
@@ -19,7 +19,7 @@ def test_products_of_any_number_of_rows_equal_the_reference(groups: int, blocks:
     for rows in (*range(1, 14), 64, 131):
         x = rng.standard_normal((rows, blocks * BLOCK), dtype=np.float32)
         out = np.full((rows, groups * LANES), np.nan, np.float32)
-        int8_matmul.multiply(x, values, scales, out)
+        int8.multiply(x, values, scales, out)
         parts = [torch.from_numpy(part) for part in (x, values, scales)]
         expected = reference.int8_product(*(part.double() for part in parts))
         error = (torch.from_numpy(out).double() - expected).abs().max()
@@ -33,7 +33,7 @@ def test_every_weight_is_multiplied_by_its_own_input_and_scale() -> None:
     scales = rng.integers(1, 5, (2 * LANES, 3)).astype(np.float32)
     x = rng.integers(-3, 4, (7, 3 * BLOCK)).astype(np.float32)
     out = np.empty((7, 2 * LANES), np.float32)
-    int8_matmul.multiply(x, in_groups(matrix, 3 * BLOCK), in_groups(scales, 3), out)
+    int8.multiply(x, in_groups(matrix, 3 * BLOCK), in_groups(scales, 3), out)
     assert np.array_equal(out, x @ (matrix * np.repeat(scales, BLOCK, axis=1)).T)
 
 

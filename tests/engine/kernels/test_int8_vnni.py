@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from fastgen.kernels import reference
-from fastgen.kernels.cpu.int8_layout import BLOCK, TILE_LANES, in_byte_groups, in_groups
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, TILE_LANES, in_byte_groups, in_groups
 from fastgen.kernels.cpu.vector_width import has_vnni
 from fastgen.model.layers.linear import as_array
 
 if not has_vnni():
     pytest.skip("the kernels' target processor has no AVX512-VNNI", allow_module_level=True)
 
-from fastgen.kernels.cpu import int8_vnni
+from fastgen.kernels.cpu.matmul import int8_vnni
 
 ROWS = (*range(1, 10), 31, 64, 131)
 Int8Array = npt.NDArray[np.int8]

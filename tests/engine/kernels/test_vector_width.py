@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from fastgen.kernels import reference
-from fastgen.kernels.cpu import prefill_work_items
-from fastgen.kernels.cpu.prefill_attention import attend_chunks
+from fastgen.kernels.cpu.attention.prefill import attend_chunks
+from fastgen.kernels.cpu.attention.work_items import cut_chunks
 from fastgen.kernels.cpu.vector_width import LANES
 from fastgen.model.layers.linear import TiledLinear
 
@@ -31,7 +31,7 @@ torch.testing.assert_close(TiledLinear(weight)(x), x @ weight.T, atol=1e-4, rtol
 
 keys, values, queries = torch.randn(4, 2, 64, 32), torch.randn(4, 2, 64, 32), torch.randn(70, 6, 32)
 table, out, scale = np.array([2, 0, 3]), torch.empty(70, 6, 32), 32**-0.5
-items = prefill_work_items.cut(np.array([(0, 70, 90, 0)]), lanes=LANES, num_kv_heads=2, group=3, num_threads=2)
+items = cut_chunks(np.array([(0, 70, 90, 0)]), lanes=LANES, num_kv_heads=2, group=3, num_threads=2)
 arrays = (array.numpy() for array in (queries, keys, values))
 attend_chunks(*arrays, table, items, out.numpy(), np.float32(scale), np.float32(0))
 expected = reference.paged_attention(queries, keys, values, torch.from_numpy(table), 90, scale)

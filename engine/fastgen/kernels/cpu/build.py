@@ -21,11 +21,13 @@ from pathlib import Path
 from fastgen.kernels.cpu import environment
 from fastgen.kernels.cpu.vector_width import has_vnni
 
-ALWAYS = ("decode_attention", "elementwise", "matmul", "prefill_attention")  # importing a module compiles its kernels
+# Importing a module compiles its kernels.
+ALWAYS = ("attention.decode", "attention.prefill", "elementwise", "matmul.float32")
 BFLOAT16 = ("bfloat16",)  # compiles the same modules for both element types
-VNNI = ("int8_vnni",)  # for both element types; cannot be compiled for processors without the instruction
+INT8 = ("matmul.int8",)
+VNNI = ("matmul.int8_vnni",)  # for both element types; cannot be compiled for processors without the instruction
 # Including those that only some settings need.
-MODULES = (*ALWAYS, *BFLOAT16, "int8_matmul", *(VNNI if has_vnni() else ()))
+MODULES = (*ALWAYS, *BFLOAT16, *INT8, *(VNNI if has_vnni() else ()))
 
 
 def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
@@ -67,7 +69,7 @@ def _marker(module: str) -> str:
     from llvmlite import binding  # type: ignore[import-untyped]
 
     parts = [
-        *(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))),
+        environment.source_digest(),
         str(Path(__file__).parent),  # numba's cache is keyed by the path of the source
         version("numba"),
         version("llvmlite"),

@@ -93,7 +93,7 @@ def _cache_candidates() -> Iterator[Path]:
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
         yield Path(given)
-    home, version = os.environ.get("XDG_CACHE_HOME"), _version()
+    home, version = os.environ.get("XDG_CACHE_HOME"), source_digest()
     if home:
         yield Path(home) / "fastgen" / "kernels" / version
     elif os.environ.get("HOME"):
@@ -101,12 +101,12 @@ def _cache_candidates() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"fastgen-kernels-{os.getuid()}-{version}"
 
 
-def _version() -> str:
-    """Return a hash of all kernel sources.
+def source_digest() -> str:
+    """Return a digest of the source of all CPU kernels.
 
     numba detects changes in a kernel's own file only, not in the modules that it imports.
     """
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from fastgen.kernels.cpu import elementwise, prefill_work_items
-from fastgen.kernels.cpu.decode_attention import attend_decodes
-from fastgen.kernels.cpu.decode_work_items import DecodeItems
+from fastgen.kernels.cpu import elementwise
+from fastgen.kernels.cpu.attention.decode import attend_decodes
+from fastgen.kernels.cpu.attention.prefill import attend_chunks
+from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
 from fastgen.kernels.cpu.elements import ElementArray
-from fastgen.kernels.cpu.matmul_tile import ROWS
-from fastgen.kernels.cpu.prefill_attention import attend_chunks
+from fastgen.kernels.cpu.matmul.tile import ROWS
 from fastgen.kernels.cpu.vector_width import LANES
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import ModelError
@@ -222,7 +222,7 @@ class CPUOperations:
         return _Work(
             items=items,
             parts=np.empty((items.num_parts, a.heads_per_kv_head, a.head_dim + 2), np.float32),
-            chunks=prefill_work_items.cut(
+            chunks=cut_chunks(
                 np.array(chunks, np.int64).reshape(-1, 4),
                 lanes=LANES,
                 num_kv_heads=a.num_kv_heads,

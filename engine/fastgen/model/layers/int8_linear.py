@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from fastgen.kernels.cpu.int8_layout import BLOCK, LANES, TILE_LANES, in_byte_groups, in_groups
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, LANES, TILE_LANES, in_byte_groups, in_groups
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.layers.linear import Linear, PackedFormat, as_array
@@ -94,7 +94,7 @@ class Int8Linear(_Int8Product):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product."""
         # Imported late, because importing it compiles the kernel, which another process does during loading.
-        from fastgen.kernels.cpu.int8_matmul import multiply
+        from fastgen.kernels.cpu.matmul.int8 import multiply
 
         assert x.dim() == 2
         assert x.dtype == torch.float32
@@ -119,7 +119,7 @@ class Int8VNNILinear(_Int8Product):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product."""
         # Imported late, as above.
-        from fastgen.kernels.cpu.int8_vnni import multiply
+        from fastgen.kernels.cpu.matmul.int8_vnni import multiply
 
         assert x.dim() == 2
         assert x.shape[1] == self._columns

@@ -155,7 +155,7 @@ def _tiled_kernel() -> Callable[..., None]:
 
     It needs numba, which other devices do not, and is compiled while weights are loaded.
     """
-    from fastgen.kernels.cpu.matmul import multiply
+    from fastgen.kernels.cpu.matmul.float32 import multiply
 
     return multiply
 

@@ -1,4 +1,4 @@
-"""Split the attention of decodes into work items of similar size, for `decode_attention`. Pure arithmetic."""
+"""Split the attention of a step into work items of similar size, for the kernels beside it. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 
-TILE = 64  # keys per softmax step of the kernel; items begin at multiples of it
+TILE = 64  # keys per softmax step of the decode kernel; its items begin at multiples of it
 
 # Minimum keys per item, if the context has as many, so that its overhead is negligible.
 _SHORTEST_SPLIT = 512
+_NO_WINDOW = 1 << 40  # longer than any context
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,8 @@ class DecodeItems:
         heads = np.tile(np.arange(num_kv_heads), len(contexts))
         group_splits = splits[groups]
         of_group = np.repeat(np.arange(len(groups)), group_splits)
-        first_items = np.cumsum(group_splits) - group_splits
-        index = np.arange(len(of_group)) - first_items[of_group]
+        rows, index = groups[of_group], _index_in_run(group_splits)
 
-        rows = groups[of_group]
         begins = origins[rows] + index * lengths[rows]
         ends = np.minimum(begins + lengths[rows], contexts[rows])
         is_part = group_splits[of_group] > 1
@@ -76,11 +75,44 @@ class DecodeItems:
         split_groups = np.flatnonzero(group_splits > 1)
         counts = group_splits[split_groups]
         merges = np.stack([groups[split_groups], heads[split_groups], np.cumsum(counts) - counts, counts], axis=1)
-        return cls(_dealt(items, num_threads), np.ascontiguousarray(merges, np.int64), int(is_part.sum()))
+        items = _dealt(items, ends - begins, num_threads)
+        return cls(items, np.ascontiguousarray(merges, np.int64), int(is_part.sum()))
 
 
-def _dealt(items: IntArray, num_threads: int) -> IntArray:
+def cut_chunks(
+    chunks: IntArray, *, lanes: int, num_kv_heads: int, group: int, num_threads: int, window: int | None = None
+) -> IntArray:
+    """Split the attention of C prompt chunks.
+
+    Args:
+        chunks: [C, 4]: first row, number of tokens, computed tokens before the chunk, and start of the block table.
+        lanes: queries per item.
+        num_kv_heads: heads of the cache.
+        group: query heads per kv head.
+        num_threads: threads that share the items.
+        window: number of keys that each token attends to, including its own; None for all.
+
+    Returns:
+        [n, 7]: the columns of `chunks`, kv head, first query (tokens times `group`), and window.
+    """
+    counts = -(-chunks[:, 1] * group // lanes)
+    owner = np.repeat(np.arange(len(chunks)), counts)
+    by_head = np.empty((len(owner), num_kv_heads, 7), np.int64)
+    by_head[:, :, :4] = chunks[owner, None]
+    by_head[:, :, 4] = np.arange(num_kv_heads)
+    by_head[:, :, 5] = (_index_in_run(counts) * lanes)[:, None]
+    by_head[:, :, 6] = window or _NO_WINDOW
+    items = by_head.reshape(-1, 7)
+    return _dealt(items, np.minimum(items[:, 2] + items[:, 5] // group, items[:, 6]), num_threads)
+
+
+def _index_in_run(lengths: IntArray) -> IntArray:
+    """Return 0, 1, ... for each run of the given lengths, one after the other."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def _dealt(items: IntArray, num_keys: IntArray, num_threads: int) -> IntArray:
     """Order items so that equal runs of items, one per thread, have about equal numbers of keys."""
-    by_size = np.argsort(items[:, 3] - items[:, 4], kind="stable")
+    by_size = np.argsort(-num_keys, kind="stable")
     order = np.concatenate([by_size[thread::num_threads] for thread in range(num_threads)])
     return np.ascontiguousarray(items[order], np.int64)

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
 from fastgen.kernels.cpu.elements import ElementArray
-from fastgen.kernels.cpu.int8_layout import BLOCK, BYTES, TILE_LANES
 from fastgen.kernels.cpu.jit import compile_for_bfloat16, intrinsic, kernel, lowering, prange, serial, types
 from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, lowered
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, BYTES, TILE_LANES
 
 ROWS = 4  # per tile, at most
 LARGEST = 127  # quantised input

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.kernels.cpu.decode_tile import HEADS, KEYS, weighted_sums
-from fastgen.kernels.cpu.decode_tile import scores as scores_of
-from fastgen.kernels.cpu.decode_work_items import TILE
+from fastgen.kernels.cpu.attention.decode_tile import HEADS, KEYS, weighted_sums
+from fastgen.kernels.cpu.attention.decode_tile import scores as scores_of
+from fastgen.kernels.cpu.attention.work_items import TILE
 from fastgen.kernels.cpu.elements import ElementArray, narrowed, widened
 from fastgen.kernels.cpu.jit import intrinsic, kernel, prange, serial, types
 from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
@@ -286,7 +286,7 @@ def attend_decodes(
         queries, out: [T, heads, head_dim]; rows of `out` that are decodes are written.
         keys, values: the layer's cache, [blocks, kv heads, block size, head_dim]; block size a power of two from 16.
         tables: all block tables, concatenated.
-        items, merges: see `decode_work_items.DecodeItems`.
+        items, merges: see `work_items.DecodeItems`.
         parts: scratch [p, query heads per kv head, head_dim + 2]; its second dimension is read even if p is 0.
         scale: factor of the scores.
         softcap: bound of the scores, applied by tanh; 0 for no bound.

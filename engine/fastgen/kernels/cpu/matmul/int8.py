@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from fastgen.kernels.cpu.int8_layout import BLOCK, LANES
 from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, types
 from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, lowered
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, LANES
 from fastgen.kernels.cpu.vector_width import has_wide_vectors
 
 _STEPS = 4  # inputs per iteration of the inner loop

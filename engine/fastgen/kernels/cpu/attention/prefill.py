@@ -1,6 +1,6 @@
 """Attention of prompt chunks over paged keys and values, as a numba kernel.
 
-A work item is `LANES` queries of one key-value head of one chunk, with all its query heads (`prefill_work_items`).
+A work item is `LANES` queries of one key-value head of one chunk, with all its query heads (`work_items`).
 Queries are stored in the lanes of vectors: a key or value is read from its page once for all of them, and only queries
 are transposed. The softmax is computed online (Milakov and Gimelshein, 2018), one tile of keys at a time, so scores
 stay in the L1 cache. Tiles that are invisible to all queries of an item are skipped. Twin: `reference.paged_attention`.
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fastgen.kernels.cpu.elements import ElementArray, is_float32, narrowed
 from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, serial, types
 from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
-from fastgen.kernels.cpu.matmul_tile import ROWS, product_tile
+from fastgen.kernels.cpu.matmul.tile import ROWS, product_tile
 from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
 
 FloatArray = npt.NDArray[np.float32]
@@ -258,7 +258,7 @@ def attend_chunks(
         keys, values: the layer's cache, [blocks, kv heads, block size, head_dim], including the chunks' own; block size
             a power of two from 16.
         tables: all block tables, concatenated.
-        items: see `prefill_work_items.cut`.
+        items: see `work_items.cut_chunks`.
         scale: factor of the scores.
         softcap: bound of the scores, applied by tanh; 0 for no bound.
     """

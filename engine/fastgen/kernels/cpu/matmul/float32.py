@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.kernels.cpu.jit import kernel, prange
-from fastgen.kernels.cpu.matmul_tile import ROWS, product_tile
+from fastgen.kernels.cpu.matmul.tile import ROWS, product_tile
 from fastgen.kernels.cpu.vector_width import LANES
 
 FloatArray = npt.NDArray[np.float32]

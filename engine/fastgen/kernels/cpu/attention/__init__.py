@@ -1,0 +1,1 @@
+"""Attention kernels over the paged KV cache, for decodes and for prompt chunks."""

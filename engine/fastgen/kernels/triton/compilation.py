@@ -9,18 +9,17 @@ table of that page lacks, and writes it there row by row: it can be interrupted,
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import hashlib
 import importlib
 import inspect
-import io
 import pkgutil
 import re
 import subprocess
 import sys
 import tempfile
 import textwrap
-import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,9 +118,9 @@ def key(variant: Variant, target: int) -> Key:
 def source_digest(function: FunctionType) -> str:
     """Return a digest of the source of a kernel and of the functions and constants of this package that it uses.
 
-    Comments, docstrings and line breaks do not count, and neither do Triton's own functions.
+    Comments, docstrings and layout do not count, and neither do Triton's own functions.
     """
-    described: list[object] = [_tokens(inspect.getsource(function))]
+    described: list[object] = [_source(function)]
     for name in sorted(set(function.__code__.co_names) & function.__globals__.keys()):
         value = function.__globals__[name]
         if isinstance(value, JITFunction) and not value.fn.__module__.startswith("triton."):
@@ -131,17 +130,13 @@ def source_digest(function: FunctionType) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()
 
 
-def _tokens(source: str) -> list[str]:
-    """Return the tokens of a function, with "indent" and "dedent" for those."""
-    words = {tokenize.INDENT: "indent", tokenize.DEDENT: "dedent", tokenize.NEWLINE: "newline"}
-    left_out = (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER)
-    found: list[str] = []
-    for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline):
-        if token.type == tokenize.NEWLINE and found[-2:-1] in (["indent"], ["newline"]) and found[-1][0] in "\"'":
-            found.pop()  # a statement that is only a string: a docstring
-        elif token.type not in left_out:
-            found.append(words.get(token.type, token.string))
-    return found
+def _source(function: FunctionType) -> str:
+    """Return the source of a function without its docstring and comments, in one layout."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(tree, ast.FunctionDef)
+    if ast.get_docstring(tree) is not None:
+        del tree.body[0]
+    return ast.unparse(tree)
 
 
 def compile_variant(variant: Variant, target: int) -> Compiled:

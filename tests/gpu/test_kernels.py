@@ -33,7 +33,7 @@ from fastgen.kernels.gpu.attention import paged_attention, workspace_elements  #
 from fastgen.kernels.gpu.elementwise import add_rms_norm, gated_activation  # noqa: E402
 from fastgen.kernels.gpu.embedding import embed  # noqa: E402
 from fastgen.kernels.gpu.experts import experts, route_experts  # noqa: E402
-from fastgen.kernels.gpu.logits import Scores, process_logits  # noqa: E402
+from fastgen.kernels.gpu.logits import process_logits  # noqa: E402
 from fastgen.kernels.gpu.logprobs import token_logprobs  # noqa: E402
 from fastgen.kernels.gpu.rotary_cache import rotary_cache  # noqa: E402
 from fastgen.kernels.gpu.sampling import commit_tokens, sample_tokens  # noqa: E402
@@ -297,11 +297,11 @@ def test_the_sampler(device: torch.device, vocabulary: int, dtype: torch.dtype) 
 
     inputs = (logits, slots, positions, *state, masks, mask_rows)
     compare(device, process, *inputs, close={"atol": 1e-5, "rtol": 1e-5})
-    scores = Scores(*process_logits(*inputs))
-    tokens = sample_tokens(Scores(*(part.clone() for part in scores)), slots, positions, rows.columns)
+    scores = process_logits(*inputs)
+    tokens = sample_tokens(*(part.clone() for part in scores), slots, positions, rows.columns)
 
-    on_device = Scores(*(part.clone().to(device) for part in scores))
-    found = sample_tokens(on_device, slots.to(device), positions.to(device), rows.columns.to(device)).cpu()
+    on_device = [part.clone().to(device) for part in scores]
+    found = sample_tokens(*on_device, slots.to(device), positions.to(device), rows.columns.to(device)).cpu()
     # A token within rounding of a threshold, or of the number drawn, may be kept on one side only.
     assert (found != tokens).sum() <= 1, (found, tokens)
     assert found[0] == tokens[0]

@@ -54,6 +54,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute causal attention over paged keys and values.
 
@@ -67,6 +68,7 @@ def paged_attention(
         scale: factor of the scores.
         window: number of keys that a token attends to, including its own; None for all.
         softcap: bound of the scores, applied by tanh (Gemma 2); None for no bound.
+        sinks: [heads], a further score in each softmax, without a value (gpt-oss); None for none.
 
     Returns:
         [n, heads, head_dim].
@@ -74,14 +76,19 @@ def paged_attention(
     n, heads, _ = queries.shape
     group = heads // keys.shape[1]
     length = start + n
-    k = keys[block_table].transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(group, 0)
-    v = values[block_table].transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(group, 0)
+    k, v = (
+        pages[block_table].to(queries.dtype).transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(group, 0)
+        for pages in (keys, values)
+    )
     scores = torch.einsum("nhd,hkd->hnk", queries, k) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     distance = torch.arange(start, length)[:, None] - torch.arange(length)[None, :]  # from query back to key
     visible = (distance >= 0) & (distance < (window or length))
-    return torch.einsum("hnk,hkd->nhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, n, 1)), -1)
+    return torch.einsum("hnk,hkd->nhd", scores.softmax(-1)[..., :length], v)
 
 
 def int8_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

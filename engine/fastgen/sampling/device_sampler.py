@@ -85,7 +85,7 @@ class DeviceSampler:
         rows = self._rows
         rows.flush()
         scores = process_logits(logits, slots, positions, rows.columns, rows.lists, rows.counts, masks, mask_rows)
-        tokens = sample_tokens(scores, slots, positions, rows.columns)
+        tokens = sample_tokens(*scores, slots, positions, rows.columns)
         commit_tokens(tokens, slots, positions, rows.columns, rows.lists, rows.counts, rows.last_tokens)
         return tokens
 

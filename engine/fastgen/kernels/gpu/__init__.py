@@ -1,4 +1,1 @@
-"""Operators of the GPU backend.
-
-Each has a Triton kernel in `fastgen.kernels.triton` and a readable twin in torch.
-"""
+"""Operators of the GPU backend, specified in plain torch; their Triton kernels are in `fastgen.kernels.triton`."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from fastgen.kernels.gpu.operators import register
+from fastgen.kernels import reference
+from fastgen.kernels.gpu.operators import operator
 
 # Programs of a launch that take ranges of the keys of decodes: about two for each multiprocessor of an H100.
 SPLIT_PROGRAMS = 256
 
 
+@operator(mutates=("out", "workspace"))
 def paged_attention(
     out: torch.Tensor,
     query: torch.Tensor,
@@ -18,10 +20,9 @@ def paged_attention(
     query_starts: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
-    *,
     scale: float,
     sinks: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,  # noqa: ARG001
     window: int = 0,
     softcap: float = 0.0,
     key_scale: float = 1.0,
@@ -54,27 +55,27 @@ def paged_attention(
     Raises:
         ValueError: shapes that do not fit together, or a head size without a kernel.
     """
-    _, heads, head_dim = query.shape
+    check_shapes(out, query, key_cache, value_cache)
+    starts = query_starts.tolist()
+    for sequence, length in enumerate(seq_lens.tolist()):
+        rows = slice(starts[sequence], starts[sequence + 1])
+        n = rows.stop - rows.start
+        if n:
+            table = block_tables[sequence, : -(-length // key_cache.shape[2])]
+            attended = reference.paged_attention(
+                query[rows].float(), key_cache, value_cache, table, length - n, scale * key_scale,
+                window=window or None, softcap=softcap or None, sinks=sinks,
+            )  # fmt: skip
+            out[rows] = (attended * value_scale).to(out.dtype)
+
+
+def check_shapes(out: torch.Tensor, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    """Raise a ValueError if arguments of `paged_attention` do not fit together."""
     if out.shape != query.shape:
         raise ValueError(f"out is {tuple(out.shape)}, but the query is {tuple(query.shape)}")
-    if key_cache.shape != value_cache.shape or key_cache.shape[3] != head_dim or heads % key_cache.shape[1]:
+    _, kv_heads, _, head_dim = key_cache.shape
+    if key_cache.shape != value_cache.shape or head_dim != query.shape[2] or query.shape[1] % kv_heads:
         raise ValueError(f"a query {tuple(query.shape)} does not fit a cache {tuple(key_cache.shape)}")
-    torch.ops.fastgen.paged_attention(
-        out,
-        query,
-        key_cache,
-        value_cache,
-        query_starts,
-        seq_lens,
-        block_tables,
-        sinks,
-        workspace,
-        scale,
-        window,
-        softcap,
-        key_scale,
-        value_scale,
-    )
 
 
 def workspace_elements(heads: int, kv_heads: int, head_dim: int) -> int:
@@ -85,56 +86,3 @@ def workspace_elements(heads: int, kv_heads: int, head_dim: int) -> int:
     1 MiB. Layers of different heads may share the largest workspace.
     """
     return SPLIT_PROGRAMS + 2 * (SPLIT_PROGRAMS // kv_heads) * heads * (head_dim + 2)
-
-
-def _paged_attention(
-    out: torch.Tensor,
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    query_starts: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    sinks: torch.Tensor | None,
-    workspace: torch.Tensor | None,  # noqa: ARG001
-    scale: float,
-    window: int,
-    softcap: float,
-    key_scale: float,
-    value_scale: float,
-) -> None:
-    """Compute one sequence after the other, in float32."""
-    group = query.shape[1] // key_cache.shape[1]
-    starts = query_starts.tolist()
-    for sequence, length in enumerate(seq_lens.tolist()):
-        rows = slice(starts[sequence], starts[sequence + 1])
-        n = rows.stop - rows.start
-        if n == 0:
-            continue
-        table = block_tables[sequence, : -(-length // key_cache.shape[2])]
-        keys = _heads_first(key_cache, table, length).repeat_interleave(group, 0) * key_scale
-        values = _heads_first(value_cache, table, length).repeat_interleave(group, 0) * value_scale
-        scores = torch.einsum("nhd,hkd->hnk", query[rows].float(), keys) * scale
-        if softcap:
-            scores = torch.tanh(scores / softcap) * softcap
-        distance = torch.arange(length - n, length)[:, None] - torch.arange(length)  # from query back to key
-        visible = (distance >= 0) & (distance < (window or length))
-        scores = scores.masked_fill(~visible, float("-inf"))
-        if sinks is not None:
-            scores = torch.cat((scores, sinks[:, None, None].expand(-1, n, 1)), -1)
-        weights = scores.softmax(-1)[:, :, :length]
-        out[rows] = torch.einsum("hnk,hkd->nhd", weights, values).to(out.dtype)
-
-
-def _heads_first(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
-    """Return the first `length` keys or values of a sequence as float32 [kv_heads, length, head_dim]."""
-    return cache[table].float().transpose(0, 1).flatten(1, 2)[:, :length]
-
-
-register(
-    "paged_attention(Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor query_starts, "
-    "Tensor seq_lens, Tensor block_tables, Tensor? sinks, Tensor(b!)? workspace, float scale, int window, "
-    "float softcap, float key_scale, float value_scale) -> ()",
-    kernel="attention.paged_attention",
-    twin=_paged_attention,
-)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fastgen.kernels.gpu.operators import register
+from fastgen.kernels.gpu.operators import operator
 
 
+@operator()
 def embed(
     table: torch.Tensor, token_ids: torch.Tensor, last_ids: torch.Tensor, source_rows: torch.Tensor, scale: float
 ) -> torch.Tensor:
@@ -22,21 +23,7 @@ def embed(
     Returns:
         [T, hidden] in the table's dtype.
     """
-    stream: torch.Tensor = torch.ops.fastgen.embed(table, token_ids, last_ids, source_rows, scale)
-    return stream
-
-
-def _embed_twin(
-    table: torch.Tensor, token_ids: torch.Tensor, last_ids: torch.Tensor, source_rows: torch.Tensor, scale: float
-) -> torch.Tensor:
     is_last = token_ids < 0
     ids = token_ids.long()
     ids[is_last] = last_ids[source_rows[is_last].long()].long()
     return table[ids] * torch.tensor(scale, dtype=table.dtype, device=table.device)
-
-
-register(
-    "embed(Tensor table, Tensor token_ids, Tensor last_ids, Tensor source_rows, float scale) -> Tensor",
-    kernel="embedding.embed",
-    twin=_embed_twin,
-)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fastgen.kernels.gpu.elementwise import activated
-from fastgen.kernels.gpu.operators import register
+from fastgen.kernels.gpu.elementwise import ACTIVATIONS, check_activation
+from fastgen.kernels.gpu.operators import operator
 
 MAX_EXPERTS, MAX_TOP_K = 512, 16
 
 
+@operator()
 def route_experts(router_logits: torch.Tensor, top_k: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose and weight each token's experts in one launch.
 
@@ -29,13 +30,16 @@ def route_experts(router_logits: torch.Tensor, top_k: int, normalised: bool) -> 
     Raises:
         ValueError: for more experts than the kernel takes.
     """
-    num_experts = router_logits.shape[1]
-    if num_experts > MAX_EXPERTS or not 0 < top_k <= min(MAX_TOP_K, num_experts):
-        raise ValueError(f"top {top_k} of {num_experts} experts: at most {MAX_TOP_K} of {MAX_EXPERTS} are supported")
-    routed: tuple[torch.Tensor, torch.Tensor] = torch.ops.fastgen.route_experts(router_logits, top_k, normalised)
-    return routed
+    check_routing(router_logits.shape[1], top_k)
+    logits = router_logits.float()
+    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = logits.softmax(-1).gather(-1, chosen)
+    if normalised:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(router_logits.dtype), chosen.int()
 
 
+@operator()
 def experts(
     x: torch.Tensor,
     gate_up_weights: torch.Tensor,
@@ -63,46 +67,16 @@ def experts(
     Raises:
         ValueError: for another activation.
     """
-    if activation not in ("silu", "gelu_tanh"):
-        raise ValueError(f"activation is {activation!r}: only silu and gelu_tanh are known")
-    out: torch.Tensor = torch.ops.fastgen.experts(x, gate_up_weights, down_weights, weights, expert_ids, activation)
-    return out
-
-
-def _route_experts_twin(router_logits: torch.Tensor, top_k: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = router_logits.float()
-    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-    weights = logits.softmax(-1).gather(-1, chosen)
-    if normalised:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights.to(router_logits.dtype), chosen.int()
-
-
-def _experts_twin(
-    x: torch.Tensor,
-    gate_up_weights: torch.Tensor,
-    down_weights: torch.Tensor,
-    weights: torch.Tensor,
-    expert_ids: torch.Tensor,
-    activation: str,
-) -> torch.Tensor:
+    check_activation(activation)
     shares = x.new_zeros(*expert_ids.shape, x.shape[1])  # [T, top k, hidden]
     for expert, (gate_up, down) in enumerate(zip(gate_up_weights, down_weights, strict=True)):
         rows, ranks = torch.nonzero(expert_ids == expert, as_tuple=True)
-        gate, up = F.linear(x[rows], gate_up).chunk(2, -1)
-        product = F.linear(activated(gate, activation) * up, down)
+        product = F.linear(ACTIVATIONS[activation](F.linear(x[rows], gate_up)), down)
         shares[rows, ranks] = (product.float() * weights[rows, ranks, None].float()).to(x.dtype)
     return shares.float().sum(1).to(x.dtype)
 
 
-register(
-    "route_experts(Tensor router_logits, int top_k, bool normalised) -> (Tensor, Tensor)",
-    kernel="experts.route_experts",
-    twin=_route_experts_twin,
-)
-register(
-    "experts(Tensor x, Tensor gate_up_weights, Tensor down_weights, Tensor weights, Tensor expert_ids, "
-    "str activation) -> Tensor",
-    kernel="experts.experts",
-    twin=_experts_twin,
-)
+def check_routing(num_experts: int, top_k: int) -> None:
+    """Raise a ValueError for numbers that `route_experts` does not take."""
+    if num_experts > MAX_EXPERTS or not 0 < top_k <= min(MAX_TOP_K, num_experts):
+        raise ValueError(f"top {top_k} of {num_experts} experts: at most {MAX_TOP_K} of {MAX_EXPERTS} are supported")

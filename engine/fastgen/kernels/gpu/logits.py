@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
-from fastgen.kernels.gpu.operators import register
+from fastgen.kernels.gpu.operators import operator
 
 # Tokens of a chunk, for which one program computes scores, and of a group, of which it records the largest score.
 CHUNK, GROUP = 4096, 32
@@ -57,25 +57,7 @@ class Column(IntEnum):
 FLOAT_COLUMNS = 7
 
 
-class Scores(NamedTuple):
-    """Processed logits of R rows over V tokens, in C chunks.
-
-    It also holds what `sample_tokens` needs of each chunk.
-
-    Attributes:
-        scores: [R, V] float32.
-        chunk_max: [R, C] float32, largest score of a chunk.
-        chunk_sum: [R, C] float64, sum of exp((score - chunk_max) / temperature); 0 in greedy rows and if all scores are
-            minus infinity.
-        group_max: [R, C * CHUNK / GROUP] float32, largest score of a group; minus infinity beyond the vocabulary.
-    """
-
-    scores: torch.Tensor
-    chunk_max: torch.Tensor
-    chunk_sum: torch.Tensor
-    group_max: torch.Tensor
-
-
+@operator(mutates=("lists",))
 def process_logits(
     logits: torch.Tensor,
     slots: torch.Tensor,
@@ -85,7 +67,7 @@ def process_logits(
     counts: torch.Tensor,
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
-) -> Scores:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return `logits` with bias, penalties, banned tokens and grammar masks applied, in this order.
 
     Banned are the end tokens of a generation shorter than `min_tokens`, and tokens that would complete a bad word. If
@@ -101,48 +83,27 @@ def process_logits(
             the prompt.
         masks: [M, ceil(V / 32)] int32 or None: bit i % 32 of word i // 32 is set if token i is allowed.
         mask_rows: [R] int32, row of `masks` for each row, or -1; None if and only if `masks` is.
+
+    Returns:
+        What `sample_tokens` needs of R rows over V tokens, in C chunks.
+
+        - scores [R, V] float32;
+        - chunk_max [R, C] float32, largest score of a chunk;
+        - chunk_sum [R, C] float64, sum of exp((score - chunk_max) / temperature); 0 in greedy rows and if all scores
+          are minus infinity;
+        - group_max [R, C * CHUNK / GROUP] float32, largest score of a group; minus infinity beyond the vocabulary.
     """
-    return Scores(*torch.ops.fastgen.process_logits(logits, slots, positions, columns, lists, counts, masks, mask_rows))
-
-
-class Slot:
-    """The parameters of one slot, on the host."""
-
-    def __init__(self, columns: torch.Tensor, slot: int) -> None:
-        row = columns[slot]
-        self._integers: list[int] = row.tolist()
-        self._floats: list[float] = row[:FLOAT_COLUMNS].view(torch.float64).tolist()
-
-    def integer(self, column: Column) -> int:
-        """Return the parameter in an integer column."""
-        return self._integers[column]
-
-    def number(self, column: Column) -> float:
-        """Return the parameter in a float64 column."""
-        return self._floats[column]
-
-
-def _process_logits_twin(
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    columns: torch.Tensor,
-    lists: torch.Tensor,
-    counts: torch.Tensor,
-    masks: torch.Tensor | None,
-    mask_rows: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     num_rows, vocabulary = logits.shape
     scores = logits.to(torch.float32, copy=True)
     temperatures = torch.zeros(num_rows)
     for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
         if slot < 0:
             continue
-        parameters = Slot(columns, slot)
-        temperatures[row] = parameters.number(Column.TEMPERATURE)
+        parameters = parameters_of(columns, slot)
+        temperatures[row] = parameters[Column.TEMPERATURE]
         _add_biases(scores[row], parameters, lists)
-        if parameters.integer(Column.COUNT_ROW) >= 0:
-            _penalise(scores[row], parameters, counts[parameters.integer(Column.COUNT_ROW)])
+        if parameters[Column.COUNT_ROW] >= 0:
+            _penalise(scores[row], parameters, counts[parameters[Column.COUNT_ROW]])
         if masks is not None and mask_rows is not None and mask_rows[row] >= 0:
             tokens = torch.arange(vocabulary)
             allowed = (masks[mask_rows[row]][tokens // 32] >> (tokens % 32)) & 1
@@ -163,15 +124,21 @@ def _process_logits_twin(
     return scores, chunk_max, chunk_sum, chunks.view(num_rows, (vocabulary + missing) // GROUP, GROUP).amax(-1)
 
 
-def _add_biases(scores: torch.Tensor, slot: Slot, lists: torch.Tensor) -> None:
-    first, count = slot.integer(Column.BIASES), slot.integer(Column.NUM_BIASES)
+def parameters_of(columns: torch.Tensor, slot: int) -> list[Any]:
+    """Return the parameters of one slot on the host, by column."""
+    row = columns[slot]
+    return [*row[:FLOAT_COLUMNS].view(torch.float64).tolist(), *row[FLOAT_COLUMNS:].tolist()]
+
+
+def _add_biases(scores: torch.Tensor, parameters: list[Any], lists: torch.Tensor) -> None:
+    first, count = parameters[Column.BIASES], parameters[Column.NUM_BIASES]
     tokens, biases = lists[first : first + 2 * count].view(2, count)
     scores.index_add_(0, tokens, biases.view(torch.float32))
 
 
-def _penalise(scores: torch.Tensor, slot: Slot, counts: torch.Tensor) -> None:
+def _penalise(scores: torch.Tensor, parameters: list[Any], counts: torch.Tensor) -> None:
     repetition, presence, frequency = (
-        scores.new_tensor(slot.number(column))
+        scores.new_tensor(parameters[column])
         for column in (Column.REPETITION_PENALTY, Column.PRESENCE_PENALTY, Column.FREQUENCY_PENALTY)
     )
     repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
@@ -181,33 +148,25 @@ def _penalise(scores: torch.Tensor, slot: Slot, counts: torch.Tensor) -> None:
     scores -= presence * (generated > 0)
 
 
-def _bans(slot: Slot, lists: torch.Tensor) -> torch.Tensor:
+def _bans(parameters: list[Any], lists: torch.Tensor) -> torch.Tensor:
     """Return the four lists [4, NUM_BANS] of a slot's banned tokens, as a view."""
-    first, count = slot.integer(Column.BANS), slot.integer(Column.NUM_BANS)
+    first, count = parameters[Column.BANS], parameters[Column.NUM_BANS]
     return lists[first : first + 4 * count].view(4, count)
 
 
-def _update_bans(slot: Slot, lists: torch.Tensor, position: int) -> torch.Tensor:
+def _update_bans(parameters: list[Any], lists: torch.Tensor, position: int) -> torch.Tensor:
     """Record which tokens are banned at `position`, and return them [n]."""
-    bans = _bans(slot, lists)
-    num_generated = position - slot.integer(Column.NUM_PROMPT_TOKENS)
-    ring, ring_length = slot.integer(Column.RING), slot.integer(Column.RING_LENGTH)
+    bans = _bans(parameters, lists)
+    num_generated = position - parameters[Column.NUM_PROMPT_TOKENS]
+    ring, ring_length = parameters[Column.RING], parameters[Column.RING_LENGTH]
     last = [
         int(lists[ring + index % ring_length]) for index in range(max(0, num_generated - ring_length), num_generated)
     ]
     for index, (length, word) in enumerate(bans[1:3].T.tolist()):
         if length < 0:
-            bans[3, index] = num_generated < slot.integer(Column.MIN_TOKENS)
+            bans[3, index] = num_generated < parameters[Column.MIN_TOKENS]
         else:
-            first = slot.integer(Column.BANS) + word
+            first = parameters[Column.BANS] + word
             before = lists[first : first + length].tolist()
             bans[3, index] = length <= num_generated and last[len(last) - length :] == before
     return bans[0][bans[3] != 0].long()
-
-
-register(
-    "process_logits(Tensor logits, Tensor slots, Tensor positions, Tensor columns, Tensor(a!) lists, Tensor counts, "
-    "Tensor? masks, Tensor? mask_rows) -> (Tensor, Tensor, Tensor, Tensor)",
-    kernel="logits.process_logits",
-    twin=_process_logits_twin,
-)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from fastgen.kernels.gpu.operators import register
+from fastgen.kernels.gpu.operators import operator
 
 # Most top tokens of a row.
 MOST_TOP = 32
 
 
+@operator()
 def token_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
     """Return the log-probability and rank of one token for some rows of `logits`.
 
@@ -27,11 +28,6 @@ def token_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tenso
         probability, -1 where the vocabulary has fewer, then their log-probabilities.
     """
     assert num_top <= MOST_TOP
-    packed: torch.Tensor = torch.ops.fastgen.token_logprobs(logits, rows, tokens, num_top)
-    return packed
-
-
-def _token_logprobs_twin(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
     logits = logits[rows.clamp(min=0)].float()
     largest = logits.amax(-1, keepdim=True)
     norm = largest.double() + (logits - largest).exp().sum(-1, keepdim=True, dtype=torch.float64).log()
@@ -44,10 +40,3 @@ def _token_logprobs_twin(logits: torch.Tensor, rows: torch.Tensor, tokens: torch
     packed[:, 2 : 2 + count] = ids[:, :count].double()
     packed[:, 2 + num_top : 2 + num_top + count] = ordered[:, :count] - norm
     return packed
-
-
-register(
-    "token_logprobs(Tensor logits, Tensor rows, Tensor tokens, int num_top) -> Tensor",
-    kernel="logprobs.token_logprobs",
-    twin=_token_logprobs_twin,
-)

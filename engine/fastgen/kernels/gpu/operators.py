@@ -6,47 +6,47 @@ interpreter if TRITON_INTERPRET=1. So the code path of a GPU can run, and its op
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 import torch
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _LIBRARY: Any = torch.library.Library("fastgen", "FRAGMENT")  # type: ignore[no-untyped-call]
-_launches: dict[str, _Launch] = {}  # by operator
+_modules: dict[str, str] = {}  # in `fastgen.kernels.triton`, by operator
 
 
-def register(schema: str, *, kernel: str, twin: Callable[..., Any]) -> None:
-    """Define the operator `fastgen::NAME`.
+def operator(*, mutates: Iterable[str] = ()) -> Callable[[Function], Function]:
+    """Make a function the operator `fastgen::NAME`, whose twin on CPUs is the function's body.
+
+    On GPUs, calls go to `fastgen.kernels.triton.MODULE.NAME`, which has the same parameters and defaults; MODULE is the
+    name of the function's own module.
 
     Args:
-        schema: name and signature in torch's schema language, with every mutated argument marked, as in
-            `scale(Tensor(a!) x, float factor) -> ()`.
-        kernel: `MODULE.FUNCTION` in `fastgen.kernels.triton`, which launches the Triton kernel; imported on first use.
-        twin: the same computation in plain torch.
+        mutates: names of the tensors that are changed in place.
     """
-    name = schema.partition("(")[0]
-    launch = _launches[name] = _Launch(kernel)
-    _LIBRARY.define(schema)
-    _LIBRARY.impl(name, launch, "CUDA")
-    _LIBRARY.impl(name, launch if os.environ.get("TRITON_INTERPRET") == "1" else twin, "CPU")
+
+    def register(twin: Function) -> Function:
+        name = twin.__name__
+        _modules[name] = twin.__module__.rpartition(".")[2]
+
+        def launch(*arguments: Any) -> Any:
+            return launch_function(name)(*arguments)
+
+        _LIBRARY.define(name + torch.library.infer_schema(twin, mutates_args=mutates))
+        _LIBRARY.impl(name, launch, "CUDA")
+        _LIBRARY.impl(name, launch if os.environ.get("TRITON_INTERPRET") == "1" else twin, "CPU")
+        return cast("Function", getattr(torch.ops.fastgen, name))
+
+    return register
 
 
+@functools.cache
 def launch_function(name: str) -> Callable[..., Any]:
-    """Return the function that launches the Triton kernels of the operator `fastgen::NAME`."""
-    return _launches[name]
-
-
-class _Launch:
-    """A function of `fastgen.kernels.triton`, imported when it is first called."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._function: Callable[..., Any] | None = None
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        if self._function is None:
-            module, _, name = self._path.rpartition(".")
-            self._function = getattr(importlib.import_module(f"fastgen.kernels.triton.{module}"), name)
-        return self._function(*arguments, **keywords)
+    """Return the function that launches the Triton kernels of the operator `fastgen::NAME`, imported on first use."""
+    function: Callable[..., Any] = getattr(importlib.import_module(f"fastgen.kernels.triton.{_modules[name]}"), name)
+    return function

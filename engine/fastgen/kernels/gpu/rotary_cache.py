@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 
+from fastgen.kernels import reference
 from fastgen.kernels.gpu.elementwise import rms_norm
-from fastgen.kernels.gpu.operators import register
-
-_FLOAT8_MAX = 448.0  # of float8_e4m3fn
+from fastgen.kernels.gpu.operators import operator
 
 
+@operator(mutates=("qkv", "key_cache", "value_cache"))
 def rotary_cache(
     qkv: torch.Tensor,
     query_norm: torch.Tensor | None,
@@ -47,69 +47,24 @@ def rotary_cache(
 
     Norms and rotations are computed in float32, and each is rounded to qkv's dtype.
     """
-    torch.ops.fastgen.rotary_cache(
-        qkv,
-        query_norm,
-        key_norm,
-        cosines,
-        sines,
-        positions,
-        slot_mapping,
-        key_cache,
-        value_cache,
-        num_heads,
-        eps,
-        key_scale,
-        value_scale,
-    )
-
-
-def _rotary_cache_twin(
-    qkv: torch.Tensor,
-    query_norm: torch.Tensor | None,
-    key_norm: torch.Tensor | None,
-    cosines: torch.Tensor,
-    sines: torch.Tensor,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_heads: int,
-    eps: float,
-    key_scale: float,
-    value_scale: float,
-) -> None:
     _, num_kv_heads, block_size, head_dim = key_cache.shape
     heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
     queries, keys, values = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], 1)
-    cosines, sines = cosines[positions.long(), None], sines[positions.long(), None]  # [T, 1, d / 2]
-    rotated_keys = _rotated(keys if key_norm is None else rms_norm(keys, key_norm, eps), cosines, sines)
-    queries.copy_(_rotated(queries if query_norm is None else rms_norm(queries, query_norm, eps), cosines, sines))
+    angles = cosines[positions.long()], sines[positions.long()]
+    turned_queries, turned_keys = (
+        reference.rotate(rms_norm(x, norm, eps).float(), *angles).to(x.dtype)
+        for x, norm in ((queries, query_norm), (keys, key_norm))
+    )
+    queries.copy_(turned_queries)
     written = slot_mapping >= 0
     slots = slot_mapping[written].long()
     where = slots // block_size, slice(None), slots % block_size
-    key_cache[where] = _stored(rotated_keys[written], key_scale, key_cache.dtype)
+    key_cache[where] = _stored(turned_keys[written], key_scale, key_cache.dtype)
     value_cache[where] = _stored(values[written], value_scale, value_cache.dtype)
-
-
-def _rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotate the first d dimensions of x [T, heads, head_dim] in float32."""
-    half = cosines.shape[-1]
-    a, b = x[..., :half].float(), x[..., half : 2 * half].float()
-    turned = torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1).to(x.dtype)
-    return torch.cat((turned, x[..., 2 * half :]), -1)
 
 
 def _stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.float8_e4m3fn:
-        return (x.float() * (1 / scale)).clamp(-_FLOAT8_MAX, _FLOAT8_MAX).to(dtype)
+        largest = torch.finfo(dtype).max
+        x = (x.float() * (1 / scale)).clamp(-largest, largest)
     return x.to(dtype)
-
-
-register(
-    "rotary_cache(Tensor(a!) qkv, Tensor? query_norm, Tensor? key_norm, Tensor cosines, Tensor sines, "
-    "Tensor positions, Tensor slot_mapping, Tensor(b!) key_cache, Tensor(c!) value_cache, int num_heads, float eps, "
-    "float key_scale, float value_scale) -> ()",
-    kernel="rotary_cache.rotary_cache",
-    twin=_rotary_cache_twin,
-)

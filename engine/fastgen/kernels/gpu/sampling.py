@@ -6,11 +6,12 @@ See `fastgen.kernels.gpu.logits` for the state they share.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
-from fastgen.kernels.gpu.logits import Column, Scores, Slot
-from fastgen.kernels.gpu.operators import register
+from fastgen.kernels.gpu.logits import Column, parameters_of
+from fastgen.kernels.gpu.operators import operator
 
 # Number of top tokens that are sorted and tried first, see `sample_tokens`.
 TOP = 256
@@ -18,7 +19,16 @@ TOP = 256
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 
-def sample_tokens(scores: Scores, slots: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+@operator(mutates=("scores",))
+def sample_tokens(
+    scores: torch.Tensor,
+    chunk_max: torch.Tensor,  # noqa: ARG001
+    chunk_sum: torch.Tensor,  # noqa: ARG001
+    group_max: torch.Tensor,  # noqa: ARG001
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    columns: torch.Tensor,
+) -> torch.Tensor:
     """Return a token [R] int32 for each row.
 
     In greedy rows it is the first of the largest scores, otherwise a random one. The filters and the order in which the
@@ -33,15 +43,19 @@ def sample_tokens(scores: Scores, slots: torch.Tensor, positions: torch.Tensor, 
     keeps many tokens again: GPUs for graphics have 1/64 of the float32 rate for them.
 
     Args:
-        scores: of `process_logits`; unspecified afterwards.
+        scores, chunk_max, chunk_sum, group_max: of `process_logits`; `scores` are unspecified afterwards.
         slots: [R] int32; a padded row (-1) gets token 0.
         positions: [R] int32.
         columns: [slots, len(Column)] int64.
     """
-    tokens: torch.Tensor = torch.ops.fastgen.sample_tokens(*scores, slots, positions, columns)
+    tokens = torch.zeros(len(scores), dtype=torch.int32)
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            tokens[row] = _sample_token(scores[row], parameters_of(columns, slot), positions[row])
     return tokens
 
 
+@operator(mutates=("lists", "counts", "last_tokens"))
 def commit_tokens(
     tokens: torch.Tensor,
     slots: torch.Tensor,
@@ -56,32 +70,25 @@ def commit_tokens(
     `counts`, `lists` and `last_tokens` [slots] int32 are changed in place. A slot appears at most once in `slots`. See
     `process_logits` for the other arguments.
     """
-    torch.ops.fastgen.commit_tokens(tokens, slots, positions, columns, lists, counts, last_tokens)
+    for token, slot, position in zip(tokens.tolist(), slots.tolist(), positions.tolist(), strict=True):
+        if slot < 0:
+            continue
+        parameters = parameters_of(columns, slot)
+        last_tokens[slot] = token
+        if parameters[Column.COUNT_ROW] >= 0:
+            counts[parameters[Column.COUNT_ROW], token] += 2
+        if parameters[Column.RING_LENGTH]:
+            num_generated = position - parameters[Column.NUM_PROMPT_TOKENS]
+            lists[parameters[Column.RING] + num_generated % parameters[Column.RING_LENGTH]] = token
 
 
-def _sample_tokens_twin(
-    scores: torch.Tensor,
-    _chunk_max: torch.Tensor,
-    _chunk_sum: torch.Tensor,
-    _group_max: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    columns: torch.Tensor,
-) -> torch.Tensor:
-    tokens = torch.zeros(len(scores), dtype=torch.int32)
-    for row, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            tokens[row] = _sample_token(scores[row], Slot(columns, slot), positions[row])
-    return tokens
-
-
-def _sample_token(scores: torch.Tensor, slot: Slot, position: torch.Tensor) -> torch.Tensor:
+def _sample_token(scores: torch.Tensor, parameters: list[Any], position: torch.Tensor) -> torch.Tensor:
     """Return a token [] for one row of `scores` [V]."""
-    temperature, top_k = slot.number(Column.TEMPERATURE), slot.integer(Column.TOP_K)
-    top_p, min_p, typical_p = (slot.number(column) for column in (Column.TOP_P, Column.MIN_P, Column.TYPICAL_P))
+    temperature, top_k = parameters[Column.TEMPERATURE], parameters[Column.TOP_K]
+    top_p, min_p, typical_p = (parameters[column] for column in (Column.TOP_P, Column.MIN_P, Column.TYPICAL_P))
     if temperature == 0:
         return scores.argmax()
-    uniform = _uniform(torch.tensor(slot.integer(Column.SEED)), position.long())
+    uniform = _uniform(torch.tensor(parameters[Column.SEED]), position.long())
     weights = ((scores - scores.max()) / scores.new_tensor(temperature)).exp()
     bounded = top_k > 0 or top_p < 1 or min_p > 0
     if bounded and typical_p == 1 and min(top_k, len(scores)) <= TOP:
@@ -165,39 +172,3 @@ def _mix(z: torch.Tensor) -> torch.Tensor:
 def _shift(z: torch.Tensor, count: int) -> torch.Tensor:
     """Shift int64 to the right, filling with zeros."""
     return (z >> count) & ((1 << (64 - count)) - 1)
-
-
-def _commit_tokens_twin(
-    tokens: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    columns: torch.Tensor,
-    lists: torch.Tensor,
-    counts: torch.Tensor,
-    last_tokens: torch.Tensor,
-) -> None:
-    for token, slot, position in zip(tokens.tolist(), slots.tolist(), positions.tolist(), strict=True):
-        if slot < 0:
-            continue
-        parameters = Slot(columns, slot)
-        last_tokens[slot] = token
-        if parameters.integer(Column.COUNT_ROW) >= 0:
-            counts[parameters.integer(Column.COUNT_ROW), token] += 2
-        if parameters.integer(Column.RING_LENGTH):
-            num_generated = position - parameters.integer(Column.NUM_PROMPT_TOKENS)
-            index = num_generated % parameters.integer(Column.RING_LENGTH)
-            lists[parameters.integer(Column.RING) + index] = token
-
-
-register(
-    "sample_tokens(Tensor(a!) scores, Tensor chunk_max, Tensor chunk_sum, Tensor group_max, Tensor slots, "
-    "Tensor positions, Tensor columns) -> Tensor",
-    kernel="sampling.sample_tokens",
-    twin=_sample_tokens_twin,
-)
-register(
-    "commit_tokens(Tensor tokens, Tensor slots, Tensor positions, Tensor columns, Tensor(a!) lists, "
-    "Tensor(b!) counts, Tensor(c!) last_tokens) -> ()",
-    kernel="sampling.commit_tokens",
-    twin=_commit_tokens_twin,
-)

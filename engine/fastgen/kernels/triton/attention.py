@@ -33,7 +33,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.attention import SPLIT_PROGRAMS, workspace_elements
+from fastgen.kernels.gpu.attention import SPLIT_PROGRAMS, check_shapes, workspace_elements
 from fastgen.kernels.triton.variant import Variant
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -478,15 +478,16 @@ def paged_attention(
     query_starts: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
-    sinks: torch.Tensor | None,
-    workspace: torch.Tensor | None,
     scale: float,
-    window: int,
-    softcap: float,
-    key_scale: float,
-    value_scale: float,
+    sinks: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
     """Launch the kernel: see `fastgen.kernels.gpu.attention.paged_attention`."""
+    check_shapes(out, query, key_cache, value_cache)
     num_rows, heads, head_dim = query.shape
     _, kv_heads, block_size, _ = key_cache.shape
     capacity, table_length = block_tables.shape

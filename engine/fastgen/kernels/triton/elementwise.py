@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.elementwise import MAX_HIDDEN
+from fastgen.kernels.gpu.elementwise import MAX_HIDDEN, check_activation, check_norm
 from fastgen.kernels.triton.variant import Variant
 
 _ACTIVATION_BLOCK, _ACTIVATION_WARPS = 1024, 4
@@ -20,6 +20,7 @@ def add_rms_norm(
     eps: float,
 ) -> torch.Tensor:
     """Launch `_add_rms_norm`; see `fastgen.kernels.gpu.elementwise.add_rms_norm`."""
+    check_norm(stream, update, update_weight)
     rows, hidden = stream.shape
     normed = torch.empty_like(stream)
     if rows:
@@ -32,6 +33,7 @@ def add_rms_norm(
 
 def gated_activation(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """Launch `_gated_activation`; see `fastgen.kernels.gpu.elementwise.gated_activation`."""
+    check_activation(activation)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     if rows:

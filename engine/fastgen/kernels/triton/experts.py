@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.experts import MAX_EXPERTS, MAX_TOP_K
+from fastgen.kernels.gpu.elementwise import check_activation
+from fastgen.kernels.gpu.experts import MAX_EXPERTS, MAX_TOP_K, check_routing
 from fastgen.kernels.triton.elementwise import activate
 from fastgen.kernels.triton.variant import Variant
 
@@ -53,6 +54,7 @@ _FLOAT_PRODUCTS = {
 
 def route_experts(router_logits: torch.Tensor, top_k: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch `_route_experts`; see `fastgen.kernels.gpu.experts.route_experts`."""
+    check_routing(router_logits.shape[1], top_k)
     rows, num_experts = router_logits.shape
     weights = router_logits.new_empty(rows, top_k)
     expert_ids = torch.empty(rows, top_k, dtype=torch.int32, device=router_logits.device)
@@ -81,6 +83,7 @@ def experts(
     activation: str,
 ) -> torch.Tensor:
     """Launch the five kernels of a mixture; see `fastgen.kernels.gpu.experts.experts`."""
+    check_activation(activation)
     (rows, hidden), top_k = x.shape, expert_ids.shape[1]
     num_experts, width = len(gate_up_weights), gate_up_weights.shape[1] // 2
     pairs = rows * top_k

@@ -35,8 +35,8 @@ def process_logits(
     columns: torch.Tensor,
     lists: torch.Tensor,
     counts: torch.Tensor,
-    masks: torch.Tensor | None,
-    mask_rows: torch.Tensor | None,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Launch `_update_bans` and `_process_logits`; see `fastgen.kernels.gpu.logits.process_logits`."""
     num_rows, vocabulary = logits.shape

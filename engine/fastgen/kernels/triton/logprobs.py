@@ -16,6 +16,7 @@ _WARPS = 8
 
 def token_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
     """Launch `_score_chunks` and `_score_rows`; see `fastgen.kernels.gpu.logprobs.token_logprobs`."""
+    assert num_top <= MOST_TOP
     count, vocabulary = len(rows), logits.shape[1]
     num_chunks = triton.cdiv(vocabulary, _CHUNK)
     packed = logits.new_empty(count, 2 + 2 * num_top, dtype=torch.float64)

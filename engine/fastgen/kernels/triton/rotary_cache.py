@@ -25,8 +25,8 @@ def rotary_cache(
     value_cache: torch.Tensor,
     num_heads: int,
     eps: float,
-    key_scale: float,
-    value_scale: float,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
     """Launch `_rotary_cache`; see `fastgen.kernels.gpu.rotary_cache.rotary_cache`."""
     _, num_kv_heads, block_size, head_dim = key_cache.shape

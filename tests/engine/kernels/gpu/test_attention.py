@@ -132,7 +132,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_twin_equals_attention_by_hand(options: str) -> None:
     step = Step(((1, 0), (1, 20), (4, 15)), head_dim=8, padded_rows=2, padded_sequences=2, options=OPTIONS[options])
-    torch.testing.assert_close(step.run(attention._paged_attention), by_hand(step), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(step.run(paged_attention), by_hand(step), atol=1e-6, rtol=1e-6)
 
 
 def test_the_twin_equals_the_reference_of_one_sequence() -> None:
@@ -140,12 +140,7 @@ def test_the_twin_equals_the_reference_of_one_sequence() -> None:
     expected = reference.paged_attention(
         step.query, step.keys, step.values, step.tables[0, :3], 30, 1 / 8, window=12, softcap=3.0
     )
-    torch.testing.assert_close(step.run(attention._paged_attention), expected, atol=1e-6, rtol=1e-6)
-
-
-def test_the_public_function_calls_the_operator() -> None:
-    step = Step(DECODES)
-    torch.testing.assert_close(step.run(paged_attention), step.run(attention._paged_attention), atol=0, rtol=0)
+    torch.testing.assert_close(step.run(paged_attention), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_shapes_that_do_not_fit_are_rejected() -> None:
@@ -183,7 +178,7 @@ VARIATIONS = [
 def test_the_kernel_equals_its_twin(sequences: Any, changes: dict[str, Any], interpreted: Import) -> None:
     step = Step(sequences, **changes)
     launch = interpreted("attention").paged_attention
-    torch.testing.assert_close(step.run(launch), step.run(attention._paged_attention), **TOLERANCES[step.dtype])
+    torch.testing.assert_close(step.run(launch), step.run(paged_attention), **TOLERANCES[step.dtype])
 
 
 def test_a_step_without_sequences_writes_nothing(interpreted: Import) -> None:
@@ -216,7 +211,7 @@ def test_a_launch_depends_on_shapes_alone(interpreted: Import, monkeypatch: pyte
 
 def test_keys_before_the_window_are_not_read(interpreted: Import) -> None:
     step = Step(((1, 150), (70, 60)), options={"window": 5})
-    expected = step.run(attention._paged_attention)
+    expected = step.run(paged_attention)
     step.tables[0, : 146 // 16] = 0  # of NaN
     step.tables[1, : 56 // 16] = 0
     torch.testing.assert_close(step.run(interpreted("attention").paged_attention), expected, **TOLERANCES[step.dtype])
@@ -225,7 +220,7 @@ def test_keys_before_the_window_are_not_read(interpreted: Import) -> None:
 def test_large_scores_neither_overflow_nor_lose_the_maximum(interpreted: Import) -> None:
     step = Step(DECODES, magnitude=1000.0)
     launch = interpreted("attention").paged_attention
-    torch.testing.assert_close(step.run(launch), step.run(attention._paged_attention), atol=1e-3, rtol=0)
+    torch.testing.assert_close(step.run(launch), step.run(paged_attention), atol=1e-3, rtol=0)
 
 
 def test_float8_is_decoded_on_devices_without_it(interpreted: Import, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +261,7 @@ def test_split_decodes_equal_unsplit_ones(
     split = step.run(kernels.paged_attention, workspace=workspace)
     assert not workspace.isnan().all(), "no decode was split"
     torch.testing.assert_close(split, unsplit, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(split, step.run(attention._paged_attention), atol=3e-6, rtol=1e-5)
+    torch.testing.assert_close(split, step.run(paged_attention), atol=3e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("programs", "splits"), [(0, 1), (6, 1), (8, 2), (16, 3), (64, 3)])
@@ -281,7 +276,7 @@ def test_split_programs_are_shared_among_the_sequences(
     partials = 2 * (programs // 2) * step.heads
     workspace[:programs] = 0
     out = step.run(kernels.paged_attention, workspace=workspace)
-    torch.testing.assert_close(out, step.run(attention._paged_attention), atol=3e-6, rtol=1e-5)
+    torch.testing.assert_close(out, step.run(paged_attention), atol=3e-6, rtol=1e-5)
     norms = workspace[programs + partials * (step.head_dim + 1) :]
     assert len(norms) == partials
     assert (~norms.isnan()).sum() == (4 * step.heads * splits if splits > 1 else 0)
@@ -295,7 +290,7 @@ def test_a_workspace_serves_launch_after_launch(interpreted: Import, monkeypatch
         step = Step(sequences)
         out = step.run(kernels.paged_attention, workspace=workspace)
         assert not workspace[:24].view(torch.int32).any(), "a counter was not reset"
-        torch.testing.assert_close(out, step.run(attention._paged_attention), atol=3e-6, rtol=1e-5)
+        torch.testing.assert_close(out, step.run(paged_attention), atol=3e-6, rtol=1e-5)
 
 
 def test_partial_sums_are_visible_to_the_program_that_adds_them() -> None:

@@ -41,9 +41,9 @@ def run_both(interpreted: Interpreted, batch: Batch) -> None:
     states = []
     for process, draw in ((logits, sampling), kernels):
         lists, counts, last = rows.lists.clone(), rows.counts.clone(), rows.last_tokens.clone()
-        scores = logits.Scores(*process.process_logits(batch.logits, *inputs, lists, counts, *batch.masks()))
+        scores = process.process_logits(batch.logits, *inputs, lists, counts, *batch.masks())
         processed = [part[used].clone() for part in scores]
-        tokens = sampling.sample_tokens(scores, *inputs) if draw is sampling else draw.sample_tokens(*scores, *inputs)
+        tokens = draw.sample_tokens(*scores, *inputs)
         draw.commit_tokens(tokens, *inputs, lists, counts, last)
         states.append((processed, tokens, lists, counts, last))
     (by_twins, *expected), (by_kernels, *found) = states

@@ -40,7 +40,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _num_occupied(query_starts: tl.tensor, num_sequences: tl.tensor, capacity: tl.tensor) -> tl.tensor:
+def _num_occupied(query_starts, num_sequences, capacity):
     """Return the number of sequences with rows, at least 1; those without follow them."""
     total = tl.load(query_starts + capacity)
     low = 0
@@ -55,9 +55,7 @@ def _num_occupied(query_starts: tl.tensor, num_sequences: tl.tensor, capacity: t
 
 
 @triton.jit
-def _sequence_of_tile(
-    query_starts: tl.tensor, tile: tl.tensor, num_sequences: tl.tensor, BLOCK_Q: tl.constexpr
-) -> tl.tensor:
+def _sequence_of_tile(query_starts, tile, num_sequences, BLOCK_Q: tl.constexpr):
     """Return the last sequence whose first tile is at most `tile`."""
     low = 0
     high = num_sequences
@@ -71,7 +69,7 @@ def _sequence_of_tile(
 
 
 @triton.jit
-def _decode_e4m3(x: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+def _decode_e4m3(x, DTYPE: tl.constexpr):
     """Convert to DTYPE; bytes are float8_e4m3fn, whose exponent is 8 less than that of a half."""
     if x.dtype == tl.uint8:
         bits = x.to(tl.uint16)
@@ -82,32 +80,11 @@ def _decode_e4m3(x: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _attend(
-    q: tl.tensor,
-    position: tl.tensor,
-    top: tl.tensor,
-    norm: tl.tensor,
-    sums: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    table: tl.tensor,
-    key_block_stride: tl.tensor,
-    value_block_stride: tl.tensor,
-    first_tile: tl.tensor,
-    end_tile: tl.tensor,
-    first_key: tl.tensor,
-    end_key: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    window: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    MASK: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    q, position, top, norm, sums, keys, values, table, key_block_stride, value_block_stride,
+    first_tile, end_tile, first_key, end_key, scale, softcap, window,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    DTYPE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
     """Add the KV tiles `first_tile .. end_tile` to the online softmax (top, norm, sums).
 
     `top` is the greatest score of each row in units of log 2, `norm` the sum of the exponentials, `sums` that of the
@@ -151,20 +128,9 @@ def _attend(
 
 @triton.jit
 def _store(
-    out: tl.tensor,
-    row: tl.tensor,
-    head: tl.tensor,
-    valid: tl.tensor,
-    top: tl.tensor,
-    norm: tl.tensor,
-    sums: tl.tensor,
-    sinks: tl.tensor,
-    value_scale: tl.tensor,
-    row_stride: tl.tensor,
-    head_stride: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-) -> None:
+    out, row, head, valid, top, norm, sums, sinks, value_scale, row_stride, head_stride,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+):  # fmt: skip
     """Write the softmax (top, norm, sums) of each row and head, with the sinks' scores added."""
     if sinks is not None:
         sink = tl.load(sinks + head, mask=valid, other=0.0) * _LOG2_E
@@ -186,46 +152,15 @@ def _store(
     do_not_specialize_on_alignment=["query_starts", "seq_lens", "block_tables", "sinks"],
 )
 def paged_attention_kernel(
-    out: tl.tensor,
-    query: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    query_starts: tl.tensor,
-    seq_lens: tl.tensor,
-    block_tables: tl.tensor,
-    sinks: tl.tensor,
-    workspace: tl.tensor,
-    scale: tl.tensor,
-    value_scale: tl.tensor,
-    softcap: tl.tensor,
-    window: tl.tensor,
-    num_sequences: tl.tensor,
-    capacity: tl.tensor,
-    num_extra: tl.tensor,
-    out_row_stride: tl.tensor,
-    out_head_stride: tl.tensor,
-    query_row_stride: tl.tensor,
-    query_head_stride: tl.tensor,
-    key_block_stride: tl.tensor,
-    key_head_stride: tl.tensor,
-    value_block_stride: tl.tensor,
-    value_head_stride: tl.tensor,
-    table_stride: tl.tensor,
-    GROUP: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    DIAGONAL: tl.constexpr,
-    SPLIT_TILES: tl.constexpr,
-    MERGED: tl.constexpr,
-    NUM_COUNTERS: tl.constexpr,
-) -> None:
+    out, query, key_cache, value_cache, query_starts, seq_lens, block_tables, sinks, workspace,
+    scale, value_scale, softcap, window, num_sequences, capacity, num_extra,
+    out_row_stride, out_head_stride, query_row_stride, query_head_stride,
+    key_block_stride, key_head_stride, value_block_stride, value_head_stride, table_stride,
+    GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DTYPE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DIAGONAL: tl.constexpr, SPLIT_TILES: tl.constexpr,
+    MERGED: tl.constexpr, NUM_COUNTERS: tl.constexpr,
+):  # fmt: skip
     """Compute one tile of the step, or one range of the keys of a decode.
 
     Grid: [kv heads, num_extra + tiles]. `scale` is in units of log 2. Without a workspace no decode is

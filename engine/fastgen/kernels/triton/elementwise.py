@@ -50,16 +50,7 @@ def _norm_configuration(hidden: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _add_rms_norm(
-    stream: tl.tensor,
-    update: tl.tensor,
-    update_weight: tl.tensor,
-    weight: tl.tensor,
-    normed: tl.tensor,
-    hidden: tl.tensor,
-    eps: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
+def _add_rms_norm(stream, update, update_weight, weight, normed, hidden, eps, BLOCK: tl.constexpr):
     """Add and normalise one row."""
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
@@ -75,9 +66,7 @@ def _add_rms_norm(
 
 
 @triton.jit
-def _normalised(
-    x: tl.tensor, weight: tl.tensor, columns: tl.tensor, inside: tl.tensor, hidden: tl.tensor, eps: tl.tensor
-) -> tl.tensor:
+def _normalised(x, weight, columns, inside, hidden, eps):
     """Return the RMS norm of a row [BLOCK] in its dtype; columns not `inside` are 0."""
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / hidden + eps)
@@ -85,9 +74,7 @@ def _normalised(
 
 
 @triton.jit
-def _gated_activation(
-    gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _gated_activation(gate_up, out, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     """Compute BLOCK columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -100,7 +87,7 @@ def _gated_activation(
 
 
 @triton.jit
-def activate(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+def activate(x, ACTIVATION: tl.constexpr):
     """Return silu(x), or gelu(x) in its tanh form, of x in float32."""
     tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu_tanh")
     exponent = x

@@ -26,16 +26,7 @@ def embed(
 
 
 @triton.jit
-def _embed(
-    table: tl.tensor,
-    token_ids: tl.tensor,
-    last_ids: tl.tensor,
-    source_rows: tl.tensor,
-    out: tl.tensor,
-    hidden: tl.tensor,
-    scale: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
+def _embed(table, token_ids, last_ids, source_rows, out, hidden, scale, BLOCK: tl.constexpr):
     """Look up BLOCK columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

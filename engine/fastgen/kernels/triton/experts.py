@@ -194,17 +194,9 @@ def _sort_configuration(num_experts: int) -> tuple[int, int]:
 
 @triton.jit(do_not_specialize=["rows", "num_experts", "top_k"])
 def _route_experts(
-    router_logits: tl.tensor,
-    weights: tl.tensor,
-    expert_ids: tl.tensor,
-    rows: tl.tensor,
-    num_experts: tl.tensor,
-    top_k: tl.tensor,
-    IS_NORMALISED: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHOICES: tl.constexpr,
-) -> None:
+    router_logits, weights, expert_ids, rows, num_experts, top_k,
+    IS_NORMALISED: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr, CHOICES: tl.constexpr,
+):  # fmt: skip
     """Choose and weight the experts of ROWS rows; of equal logits, the lower index is chosen first."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
     expert = tl.arange(0, EXPERTS)[None, :]
@@ -231,15 +223,7 @@ def _route_experts(
 
 
 @triton.jit(do_not_specialize=["pairs", "chunk", "num_experts"])
-def _count_pairs(
-    expert_ids: tl.tensor,
-    counts: tl.tensor,
-    pairs: tl.tensor,
-    chunk: tl.tensor,
-    num_experts: tl.tensor,
-    EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
+def _count_pairs(expert_ids, counts, pairs, chunk, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
     """Count the pairs of each expert in one chunk."""
     program = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
@@ -253,20 +237,9 @@ def _count_pairs(
 
 @triton.jit(do_not_specialize=["pairs", "chunk", "chunks", "num_tiles", "num_experts"])
 def _sort_pairs(
-    expert_ids: tl.tensor,
-    counts: tl.tensor,
-    sorted_pairs: tl.tensor,
-    tile_experts: tl.tensor,
-    tile_rows: tl.tensor,
-    pairs: tl.tensor,
-    chunk: tl.tensor,
-    chunks: tl.tensor,
-    num_tiles: tl.tensor,
-    num_experts: tl.tensor,
-    EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
+    expert_ids, counts, sorted_pairs, tile_experts, tile_rows, pairs, chunk, chunks, num_tiles, num_experts,
+    EXPERTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Write the pairs of one chunk to their tiles, and describe this program's part of the tiles."""
     program = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
@@ -298,7 +271,7 @@ def _sort_pairs(
 
 
 @triton.jit
-def _tile_and_block(num_tiles: tl.tensor, num_blocks: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
+def _tile_and_block(num_tiles, num_blocks, GROUP: tl.constexpr):
     """Return the program's tile and block of columns; GROUP tiles share a block of weights before the next block."""
     program = tl.program_id(0)
     first = program // (GROUP * num_blocks) * GROUP
@@ -309,22 +282,9 @@ def _tile_and_block(num_tiles: tl.tensor, num_blocks: tl.tensor, GROUP: tl.const
 
 @triton.jit(do_not_specialize=["num_tiles", "top_k"])
 def _gate_up(
-    x: tl.tensor,
-    weights: tl.tensor,
-    sorted_pairs: tl.tensor,
-    tile_experts: tl.tensor,
-    tile_rows: tl.tensor,
-    activations: tl.tensor,
-    num_tiles: tl.tensor,
-    top_k: tl.tensor,
-    hidden: tl.tensor,
-    width: tl.tensor,
-    ACTIVATION: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-) -> None:
+    x, weights, sorted_pairs, tile_experts, tile_rows, activations, num_tiles, top_k, hidden, width,
+    ACTIVATION: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Compute activation(gate) * up of BLOCK_N columns for the rows of one tile."""
     tile, block = _tile_and_block(num_tiles, tl.cdiv(width, BLOCK_N), GROUP)
     rows = tl.load(tile_rows + tile)
@@ -353,21 +313,9 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _down(
-    activations: tl.tensor,
-    weights: tl.tensor,
-    pair_weights: tl.tensor,
-    sorted_pairs: tl.tensor,
-    tile_experts: tl.tensor,
-    tile_rows: tl.tensor,
-    shares: tl.tensor,
-    num_tiles: tl.tensor,
-    hidden: tl.tensor,
-    width: tl.tensor,
-    TILE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-) -> None:
+    activations, weights, pair_weights, sorted_pairs, tile_experts, tile_rows, shares, num_tiles, hidden, width,
+    TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Compute BLOCK_N columns of the experts' outputs, times the router's weights, for the rows of one tile."""
     tile, block = _tile_and_block(num_tiles, tl.cdiv(hidden, BLOCK_N), GROUP)
     rows = tl.load(tile_rows + tile)
@@ -392,7 +340,7 @@ def _down(
 
 
 @triton.jit(do_not_specialize=["top_k"])
-def _sum_shares(shares: tl.tensor, out: tl.tensor, top_k: tl.tensor, hidden: tl.tensor, BLOCK: tl.constexpr) -> None:
+def _sum_shares(shares, out, top_k, hidden, BLOCK: tl.constexpr):
     """Add the shares of one row's experts in float32, in the order of their choice."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

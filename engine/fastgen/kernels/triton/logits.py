@@ -63,13 +63,13 @@ def process_logits(
 
 
 @triton.jit
-def load_float(column: tl.tensor, index: tl.constexpr) -> tl.tensor:
+def load_float(column, index: tl.constexpr):
     """Load a float64 parameter of a slot."""
     return tl.load(column + index).to(tl.float64, bitcast=True)
 
 
 @triton.jit
-def _first_from(tokens: tl.tensor, count: tl.tensor, least: tl.tensor) -> tl.tensor:
+def _first_from(tokens, count, least):
     """Return the index of the first of `count` ascending tokens that is at least `least`."""
     low = count * 0
     high = count
@@ -83,18 +83,9 @@ def _first_from(tokens: tl.tensor, count: tl.tensor, least: tl.tensor) -> tl.ten
 
 @triton.jit
 def _update_bans(
-    logits: tl.tensor,
-    slots: tl.tensor,
-    positions: tl.tensor,
-    columns: tl.tensor,
-    lists: tl.tensor,
-    masks: tl.tensor,
-    mask_rows: tl.tensor,
-    vocabulary: tl.tensor,
-    logits_stride: tl.tensor,
-    mask_width: tl.tensor,
+    logits, slots, positions, columns, lists, masks, mask_rows, vocabulary, logits_stride, mask_width,
     TILE: tl.constexpr,
-) -> None:
+):  # fmt: skip
     """Decide which tokens are banned in one row: none if that would leave no token."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -138,9 +129,7 @@ def _update_bans(
 
 
 @triton.jit
-def _without_bans(
-    score: tl.tensor, token: tl.tensor, first: tl.tensor, end: tl.tensor, bans: tl.tensor, num_bans: tl.tensor
-) -> tl.tensor:
+def _without_bans(score, token, first, end, bans, num_bans):
     """Return the `score` of each `token`, which are from `first` to before `end`, with bans applied."""
     for ban in range(_first_from(bans, num_bans, first), _first_from(bans, num_bans, end)):
         is_banned = tl.load(bans + 3 * num_bans + ban) != 0
@@ -149,15 +138,7 @@ def _without_bans(
 
 
 @triton.jit
-def _masked(
-    score: tl.tensor,
-    token: tl.tensor,
-    row: tl.tensor,
-    vocabulary: tl.tensor,
-    masks: tl.tensor,
-    mask_rows: tl.tensor,
-    mask_width: tl.tensor,
-) -> tl.tensor:
+def _masked(score, token, row, vocabulary, masks, mask_rows, mask_width):
     """Return the `score` of each `token` with the row's grammar mask applied, if it has one."""
     if masks is not None:
         mask_row = tl.load(mask_rows + row).to(tl.int64)
@@ -169,24 +150,10 @@ def _masked(
 
 @triton.jit
 def _process_logits(
-    logits: tl.tensor,
-    slots: tl.tensor,
-    columns: tl.tensor,
-    lists: tl.tensor,
-    counts: tl.tensor,
-    masks: tl.tensor,
-    mask_rows: tl.tensor,
-    scores: tl.tensor,
-    chunk_max: tl.tensor,
-    chunk_sum: tl.tensor,
-    group_max: tl.tensor,
-    vocabulary: tl.tensor,
-    num_chunks: tl.tensor,
-    logits_stride: tl.tensor,
-    mask_width: tl.tensor,
-    CHUNK: tl.constexpr,
-    GROUP: tl.constexpr,
-) -> None:
+    logits, slots, columns, lists, counts, masks, mask_rows, scores, chunk_max, chunk_sum, group_max,
+    vocabulary, num_chunks, logits_stride, mask_width,
+    CHUNK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Compute the scores of one chunk of one row."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)

@@ -47,19 +47,9 @@ def _padded_chunks(vocabulary: int) -> int:
 
 @triton.jit
 def _score_chunks(
-    logits: tl.tensor,
-    rows: tl.tensor,
-    tokens: tl.tensor,
-    chunk_max: tl.tensor,
-    chunk_sum: tl.tensor,
-    num_before: tl.tensor,
-    group_max: tl.tensor,
-    vocabulary: tl.tensor,
-    num_chunks: tl.tensor,
-    logits_stride: tl.tensor,
-    CHUNK: tl.constexpr,
-    GROUP: tl.constexpr,
-) -> None:
+    logits, rows, tokens, chunk_max, chunk_sum, num_before, group_max, vocabulary, num_chunks, logits_stride,
+    CHUNK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Summarise one chunk of one row: maxima, sum of exponentials, and the number of tokens that rank before one."""
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -85,25 +75,10 @@ def _score_chunks(
 
 @triton.jit
 def _score_rows(
-    logits: tl.tensor,
-    rows: tl.tensor,
-    tokens: tl.tensor,
-    chunk_max: tl.tensor,
-    chunk_sum: tl.tensor,
-    num_before: tl.tensor,
-    group_max: tl.tensor,
-    groups: tl.tensor,
-    keys: tl.tensor,
-    packed: tl.tensor,
-    vocabulary: tl.tensor,
-    num_chunks: tl.tensor,
-    logits_stride: tl.tensor,
-    num_top: tl.tensor,
-    TOP: tl.constexpr,
-    GROUP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-) -> None:
+    logits, rows, tokens, chunk_max, chunk_sum, num_before, group_max, groups, keys, packed,
+    vocabulary, num_chunks, logits_stride, num_top,
+    TOP: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
     """Combine the chunks of one row and find its top tokens."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + index).to(tl.int64)

@@ -77,32 +77,12 @@ def _configuration(head_dim: int, half: int) -> tuple[dict[str, Any], int]:
 
 @triton.jit(do_not_specialize=["num_heads", "num_kv_heads"])
 def _rotary_cache(
-    qkv: tl.tensor,
-    query_norm: tl.tensor,
-    key_norm: tl.tensor,
-    cosines: tl.tensor,
-    sines: tl.tensor,
-    positions: tl.tensor,
-    slot_mapping: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    num_heads: tl.tensor,
-    num_kv_heads: tl.tensor,
-    head_dim: tl.tensor,
-    half: tl.tensor,
-    block_size: tl.tensor,
-    key_block_stride: tl.tensor,
-    key_head_stride: tl.tensor,
-    value_block_stride: tl.tensor,
-    value_head_stride: tl.tensor,
-    eps: tl.tensor,
-    inverse_key_scale: tl.tensor,
-    inverse_value_scale: tl.tensor,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    IS_PARTIAL: tl.constexpr,
-) -> None:
+    qkv, query_norm, key_norm, cosines, sines, positions, slot_mapping, key_cache, value_cache,
+    num_heads, num_kv_heads, head_dim, half, block_size,
+    key_block_stride, key_head_stride, value_block_stride, value_head_stride,
+    eps, inverse_key_scale, inverse_value_scale,
+    HEADS: tl.constexpr, HEAD: tl.constexpr, HALF: tl.constexpr, IS_PARTIAL: tl.constexpr,
+):  # fmt: skip
     """Process up to HEADS heads of one row: of its queries, its keys or its values, by the second index of the grid."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
@@ -167,21 +147,9 @@ def _rotary_cache(
 
 @triton.jit
 def _rotate(
-    source: tl.tensor,
-    target: tl.tensor,
-    exists: tl.tensor,
-    written: tl.tensor,
-    norm: tl.tensor,
-    cosine: tl.tensor,
-    sine: tl.tensor,
-    head_dim: tl.tensor,
-    half: tl.tensor,
-    eps: tl.tensor,
-    inverse_scale: tl.tensor,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    IS_PARTIAL: tl.constexpr,
-) -> None:
+    source, target, exists, written, norm, cosine, sine, head_dim, half, eps, inverse_scale,
+    HEAD: tl.constexpr, HALF: tl.constexpr, IS_PARTIAL: tl.constexpr,
+):  # fmt: skip
     """Normalise and rotate the heads at pointers source [HEADS, 1] and write them to target."""
     pairs = tl.arange(0, HALF)[None, :]
     columns = tl.arange(0, HEAD)[None, :]
@@ -210,7 +178,7 @@ def _rotate(
 
 
 @triton.jit
-def _store(target: tl.tensor, x: tl.tensor, mask: tl.tensor, inverse_scale: tl.tensor) -> None:
+def _store(target, x, mask, inverse_scale):
     """Store x in the target's type; as float8_e4m3fn scaled and clamped to its range of ± 448."""
     kind: tl.constexpr = target.dtype.element_ty
     if kind == tl.float8e4nv:

@@ -86,7 +86,7 @@ def _draw_warps(chunks: int) -> int:
 
 
 @triton.jit
-def _uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
+def _uniform(seed, position):
     """Return a float64 in [0, 1) by SplitMix64 of int64 `seed` and `position`."""
     golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
     hashed = _mix(seed.to(tl.uint64) + golden)
@@ -95,14 +95,14 @@ def _uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _mix(z: tl.tensor) -> tl.tensor:
+def _mix(z):
     z = (z ^ (z >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
     z = (z ^ (z >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
     return z ^ (z >> 31)
 
 
 @triton.jit
-def _first_beyond(weights: tl.tensor, wanted: tl.tensor, N: tl.constexpr) -> tl.tensor:
+def _first_beyond(weights, wanted, N: tl.constexpr):
     """Return the first index of positive `weights` [N] float64 whose cumulative sum exceeds `wanted`, else the last."""
     index = tl.arange(0, N)
     found = tl.min(tl.where((tl.cumsum(weights) > wanted) & (weights > 0), index, N))
@@ -112,23 +112,9 @@ def _first_beyond(weights: tl.tensor, wanted: tl.tensor, N: tl.constexpr) -> tl.
 
 @triton.jit
 def _draw(
-    scores: tl.tensor,
-    chunk_max: tl.tensor,
-    chunk_sum: tl.tensor,
-    group_max: tl.tensor,
-    slots: tl.tensor,
-    positions: tl.tensor,
-    columns: tl.tensor,
-    tokens: tl.tensor,
-    groups: tl.tensor,
-    keys: tl.tensor,
-    vocabulary: tl.tensor,
-    num_chunks: tl.tensor,
-    CHUNK: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOP: tl.constexpr,
-    CHUNKS: tl.constexpr,
-) -> None:
+    scores, chunk_max, chunk_sum, group_max, slots, positions, columns, tokens, groups, keys, vocabulary, num_chunks,
+    CHUNK: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
     """Choose the token of one row: greedily, without filters, or from its top tokens; -1 if these do not suffice."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -181,17 +167,7 @@ def _draw(
 
 
 @triton.jit
-def _draw_from_top(
-    token: tl.tensor,
-    weights: tl.tensor,
-    total: tl.tensor,
-    uniform: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    min_p: tl.tensor,
-    vocabulary: tl.tensor,
-    TOP: tl.constexpr,
-) -> tl.tensor:
+def _draw_from_top(token, weights, total, uniform, top_k, top_p, min_p, vocabulary, TOP: tl.constexpr):
     """Draw from the top tokens [TOP], given their `weights` and the `total` of all; -1 if the filters keep more."""
     order = tl.arange(0, TOP)
     is_within = (top_k == 0) | (order < top_k)
@@ -207,16 +183,7 @@ def _draw_from_top(
 
 
 @triton.jit
-def _draw_from_all(
-    scores: tl.tensor,
-    sums: tl.tensor,
-    wanted: tl.tensor,
-    top: tl.tensor,
-    temperature: tl.tensor,
-    vocabulary: tl.tensor,
-    CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-) -> tl.tensor:
+def _draw_from_all(scores, sums, wanted, top, temperature, vocabulary, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
     """Return the token at which the cumulative sum of all weights exceeds `wanted`, given the `sums` of the chunks."""
     chunk = _first_beyond(sums, wanted, CHUNKS)
     before = tl.sum(tl.where(tl.arange(0, CHUNKS) < chunk, sums, 0.0))
@@ -228,17 +195,9 @@ def _draw_from_all(
 
 @triton.jit
 def _draw_from_many(
-    scores: tl.tensor,
-    chunk_max: tl.tensor,
-    slots: tl.tensor,
-    positions: tl.tensor,
-    columns: tl.tensor,
-    tokens: tl.tensor,
-    vocabulary: tl.tensor,
-    num_chunks: tl.tensor,
-    CHUNKS: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
+    scores, chunk_max, slots, positions, columns, tokens, vocabulary, num_chunks,
+    CHUNKS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Choose the token of one row for which `_draw` found none, because filters keep many or scattered tokens."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(tokens + row) >= 0:
@@ -294,15 +253,7 @@ def _draw_from_many(
 
 
 @triton.jit
-def _kept(
-    scores: tl.tensor,
-    first: tl.tensor,
-    vocabulary: tl.tensor,
-    least: tl.tensor,
-    mean: tl.tensor,
-    closest: tl.tensor,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+def _kept(scores, first, vocabulary, least, mean, closest, TILE: tl.constexpr):
     """Return scores and weights [TILE] float32 of the tokens from `first`; weight 0 if they are not kept."""
     token = first + tl.arange(0, TILE)
     score = tl.load(scores + token, mask=token < vocabulary, other=float("-inf"))
@@ -314,21 +265,14 @@ def _kept(
 
 
 @triton.jit
-def _closeness(score: tl.tensor, mean: tl.tensor) -> tl.tensor:
+def _closeness(score, mean):
     """Return 1 / (1 + |score - mean|) in float32; the difference is computed in float64."""
     distance = tl.abs(score.to(tl.float64) - mean).to(tl.float32)
     return tl.div_rn(tl.full(score.shape, 1.0, tl.float32), 1.0 + distance)
 
 
 @triton.jit
-def _totals(
-    scores: tl.tensor,
-    vocabulary: tl.tensor,
-    least: tl.tensor,
-    mean: tl.tensor,
-    closest: tl.tensor,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+def _totals(scores, vocabulary, least, mean, closest, TILE: tl.constexpr):
     """Return the sums of kept weights, and of kept weights times scores, in float64."""
     total = tl.zeros([TILE], tl.float64)
     moment = tl.zeros([TILE], tl.float64)
@@ -340,15 +284,7 @@ def _totals(
 
 
 @triton.jit
-def _threshold(
-    scores: tl.tensor,
-    vocabulary: tl.tensor,
-    wanted: tl.tensor,
-    least: tl.tensor,
-    mean: tl.tensor,
-    KEY: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tl.tensor:
+def _threshold(scores, vocabulary, wanted, least, mean, KEY: tl.constexpr, TILE: tl.constexpr):
     """Return the largest key such that the mass of the kept tokens with keys >= it is at least `wanted`, else 0.
 
     The key is the weight, or the closeness to `mean` if KEY is "closeness"; the mass is the weight, or 1 if KEY is
@@ -379,17 +315,8 @@ def _threshold(
 
 @triton.jit
 def _commit_tokens(
-    tokens: tl.tensor,
-    slots: tl.tensor,
-    positions: tl.tensor,
-    columns: tl.tensor,
-    lists: tl.tensor,
-    counts: tl.tensor,
-    last_tokens: tl.tensor,
-    num_rows: tl.tensor,
-    vocabulary: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
+    tokens, slots, positions, columns, lists, counts, last_tokens, num_rows, vocabulary, BLOCK: tl.constexpr
+):
     """Record the tokens of BLOCK rows."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row, mask=row < num_rows, other=-1).to(tl.int64)

@@ -8,16 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def top_tokens(
-    logits: tl.tensor,
-    vocabulary: tl.tensor,
-    group_max: tl.tensor,
-    num_groups: tl.tensor,
-    groups: tl.tensor,
-    keys: tl.tensor,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-) -> tl.tensor:
+    logits, vocabulary, group_max, num_groups, groups, keys, K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr
+):
     """Return the K top tokens [K] of a row in descending order of their logits, ties in ascending order of ids.
 
     The K groups with the largest maxima contain the K top tokens. If the row has fewer, ids from `vocabulary` follow.
@@ -46,14 +38,14 @@ def top_tokens(
 
 
 @triton.jit
-def _ordered(x: tl.tensor) -> tl.tensor:
+def _ordered(x):
     """Return uint32 that order as float32 `x` does; both zeros are equal."""
     bits = (x + 0.0).to(tl.uint32, bitcast=True)
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
-def _largest(values: tl.tensor, K: tl.constexpr) -> tl.tensor:
+def _largest(values, K: tl.constexpr):
     """Return which of `values` [n] uint32 are the K largest, the first of equals, and their number in order [n]."""
     least = tl.full([], 0, tl.uint32)  # the K-th largest value, bit by bit
     for bit in range(32):

@@ -33,10 +33,10 @@ from fastgen.kernels.gpu.attention import paged_attention, workspace_elements  #
 from fastgen.kernels.gpu.elementwise import add_rms_norm, gated_activation  # noqa: E402
 from fastgen.kernels.gpu.embedding import embed  # noqa: E402
 from fastgen.kernels.gpu.experts import experts, route_experts  # noqa: E402
-from fastgen.kernels.gpu.logits import process_logits  # noqa: E402
-from fastgen.kernels.gpu.logprobs import token_logprobs  # noqa: E402
 from fastgen.kernels.gpu.rotary_cache import rotary_cache  # noqa: E402
-from fastgen.kernels.gpu.sampling import commit_tokens, sample_tokens  # noqa: E402
+from fastgen.kernels.gpu.sampling.logits import process_logits  # noqa: E402
+from fastgen.kernels.gpu.sampling.logprobs import token_logprobs  # noqa: E402
+from fastgen.kernels.gpu.sampling.tokens import commit_tokens, sample_tokens  # noqa: E402
 from fastgen.kernels.gpu.transfers import upload  # noqa: E402
 from fastgen.kv_cache.sizing import KVShape  # noqa: E402
 from fastgen.kv_cache.swap import CUDAStreams, Swapper  # noqa: E402

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from fastgen.core.request import SamplingParams
-from fastgen.kernels.gpu.logits import FLOAT_COLUMNS, Column
+from fastgen.kernels.gpu.sampling.logits import FLOAT_COLUMNS, Column
 from fastgen.kernels.gpu.transfers import upload
 from fastgen.sampling.penalties import is_penalised
 from fastgen.sampling.rows import Draw

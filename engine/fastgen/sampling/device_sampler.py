@@ -18,9 +18,9 @@ import torch
 
 from fastgen.core.request import SamplingParams
 from fastgen.core.step_output import TokenLogprobs
-from fastgen.kernels.gpu.logits import process_logits
-from fastgen.kernels.gpu.logprobs import token_logprobs
-from fastgen.kernels.gpu.sampling import commit_tokens, sample_tokens
+from fastgen.kernels.gpu.sampling.logits import process_logits
+from fastgen.kernels.gpu.sampling.logprobs import token_logprobs
+from fastgen.kernels.gpu.sampling.tokens import commit_tokens, sample_tokens
 from fastgen.sampling.device_rows import DeviceRows
 
 

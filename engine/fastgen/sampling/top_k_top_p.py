@@ -4,7 +4,7 @@ The filters apply in the order of transformers' warpers, after temperature: top-
 typical-p over the rest. In order of probability, ties in order of ids, the first three each keep a prefix, usually a
 short one, so the top tokens are sorted and tried first. If they do not suffice, nothing is sorted, because sorting a
 whole vocabulary takes milliseconds: histograms give the threshold that a token must reach, and ties with the last kept
-token are kept. `fastgen.kernels.gpu.sampling` follows the same rules.
+token are kept. `fastgen.kernels.gpu.sampling.tokens` follows the same rules.
 
 A row's result never depends on the rest of the batch: sums run over fixed-length blocks of tokens, and the row alone
 decides which path it takes.

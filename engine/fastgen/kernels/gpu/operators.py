@@ -24,7 +24,7 @@ def operator(*, mutates: Iterable[str] = ()) -> Callable[[Function], Function]:
     """Make a function the operator `fastgen::NAME`, whose twin on CPUs is the function's body.
 
     On GPUs, calls go to `fastgen.kernels.triton.MODULE.NAME`, which has the same parameters and defaults; MODULE is the
-    name of the function's own module.
+    function's own in `fastgen.kernels.gpu`.
 
     Args:
         mutates: names of the tensors that are changed in place.
@@ -32,7 +32,7 @@ def operator(*, mutates: Iterable[str] = ()) -> Callable[[Function], Function]:
 
     def register(twin: Function) -> Function:
         name = twin.__name__
-        _modules[name] = twin.__module__.rpartition(".")[2]
+        _modules[name] = twin.__module__.removeprefix("fastgen.kernels.gpu.")
 
         def launch(*arguments: Any) -> Any:
             return launch_function(name)(*arguments)

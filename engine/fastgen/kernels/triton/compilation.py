@@ -89,8 +89,8 @@ def variants(kernel: str | None = None) -> Iterator[Variant]:
     Args:
         kernel: keep only variants whose full name contains it.
     """
-    for module in pkgutil.iter_modules(fastgen.kernels.triton.__path__):
-        exported = getattr(importlib.import_module(f"{fastgen.kernels.triton.__name__}.{module.name}"), "VARIANTS", ())
+    for module in pkgutil.walk_packages(fastgen.kernels.triton.__path__, f"{fastgen.kernels.triton.__name__}."):
+        exported = getattr(importlib.import_module(module.name), "VARIANTS", ())
         yield from (variant for variant in exported if kernel is None or kernel in full_name(variant))
 
 

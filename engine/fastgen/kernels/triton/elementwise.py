@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.elementwise import MAX_HIDDEN, check_activation, check_norm
+from fastgen.kernels.gpu.elementwise import ACTIVATIONS, MAX_HIDDEN, check_activation, check_norm
 from fastgen.kernels.triton.variant import Variant
 
 _ACTIVATION_BLOCK, _ACTIVATION_WARPS = 1024, 4
@@ -97,42 +99,25 @@ def activate(x, ACTIVATION: tl.constexpr):
     return x / (1.0 + tl.exp(-exponent))
 
 
-def _norm_variants() -> list[Variant]:
-    """Return all configurations in bfloat16, and the widest in the other dtypes."""
+def _norm_variants() -> Iterator[Variant]:
+    """Yield all configurations in bfloat16, and the widest in the other dtypes."""
     hiddens = [128 << shift for shift in range((MAX_HIDDEN // 128).bit_length())]
-    cases = [(hidden, "bf16") for hidden in hiddens] + [(MAX_HIDDEN, "fp16"), (MAX_HIDDEN, "fp32")]
-    variants = []
-    for hidden, dtype in cases:
+    for hidden, dtype in [*((hidden, "bf16") for hidden in hiddens), (MAX_HIDDEN, "fp16"), (MAX_HIDDEN, "fp32")]:
         block, num_warps = _norm_configuration(hidden)
-        row, weight = f"*{dtype}:16", "*fp32:16"
-        for operands, name in (((), ""), (("update",), "_add"), (("update", "update_weight"), "_norm_add")):
-            types = {"stream": row, "update": row, "update_weight": weight, "weight": weight, "normed": row}
-            absent = {"update", "update_weight"} - set(operands)
-            variants.append(
-                Variant(
-                    name=f"{dtype}_{block}{name}",
-                    kernel=_add_rms_norm,
-                    signature={k: v for k, v in types.items() if k not in absent} | {"hidden": "i32:16", "eps": "fp32"},
-                    constants={"BLOCK": block} | dict.fromkeys(sorted(absent)),
-                    num_warps=num_warps,
-                    num_stages=3,
-                )
-            )
-    return variants
+        types = dict.fromkeys(("stream", "normed"), f"*{dtype}:16")
+        types |= {"weight": "*fp32:16", "hidden": "i32:16", "eps": "fp32"}
+        update, update_weight = {"update": f"*{dtype}:16"}, {"update_weight": "*fp32:16"}
+        for name, given in (("", {}), ("_add", update), ("_norm_add", update | update_weight)):
+            absent = dict.fromkeys((update | update_weight).keys() - given.keys())
+            yield Variant(f"{dtype}_{block}{name}", _add_rms_norm, types | given, {"BLOCK": block} | absent, num_warps)
 
 
-VARIANTS: tuple[Variant, ...] = (
-    *_norm_variants(),
-    *(
-        Variant(
-            name=f"{dtype}_{activation}",
-            kernel=_gated_activation,
-            signature={"gate_up": f"*{dtype}:16", "out": f"*{dtype}:16", "width": "i32:16"},
-            constants={"ACTIVATION": activation, "BLOCK": _ACTIVATION_BLOCK},
-            num_warps=_ACTIVATION_WARPS,
-            num_stages=3,
-        )
-        for dtype in ("bf16", "fp16", "fp32")
-        for activation in ("silu", "gelu_tanh")
-    ),
-)
+def _activation_variants() -> Iterator[Variant]:
+    for dtype in ("bf16", "fp16", "fp32"):
+        signature = {"gate_up": f"*{dtype}:16", "out": f"*{dtype}:16", "width": "i32:16"}
+        for activation in ACTIVATIONS:
+            constants = {"ACTIVATION": activation, "BLOCK": _ACTIVATION_BLOCK}
+            yield Variant(f"{dtype}_{activation}", _gated_activation, signature, constants, _ACTIVATION_WARPS)
+
+
+VARIANTS = (*_norm_variants(), *_activation_variants())

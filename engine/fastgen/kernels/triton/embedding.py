@@ -38,22 +38,15 @@ def _embed(table, token_ids, last_ids, source_rows, out, hidden, scale, BLOCK: t
     tl.store(out + row * hidden + columns, (found.to(tl.float32) * scale).to(found.dtype), mask=inside)
 
 
-VARIANTS: tuple[Variant, ...] = tuple(
+VARIANTS = tuple(
     Variant(
-        name=f"{dtype}_last_{last}",
-        kernel=_embed,
-        signature={
-            "table": f"*{dtype}:16",
-            "token_ids": "*i32:16",
-            "last_ids": f"*{last}:16",
-            "source_rows": "*i32:16",
-            "out": f"*{dtype}:16",
-            "hidden": "i32:16",
-            "scale": "fp32",
-        },
-        constants={"BLOCK": _BLOCK},
-        num_warps=_WARPS,
-        num_stages=3,
+        f"{dtype}_last_{last}",
+        _embed,
+        dict.fromkeys(("table", "out"), f"*{dtype}:16")
+        | dict.fromkeys(("token_ids", "source_rows"), "*i32:16")
+        | {"last_ids": f"*{last}:16", "hidden": "i32:16", "scale": "fp32"},
+        {"BLOCK": _BLOCK},
+        _WARPS,
     )
     for dtype in ("bf16", "fp16", "fp32")
     for last in ("i32", "i64")

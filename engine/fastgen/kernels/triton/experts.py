@@ -1,12 +1,8 @@
-"""Triton kernels of mixtures of experts: routing, and products grouped by expert.
-
-A pair is a token with one of its experts; token t has the pairs t * top k to t * top k + top k - 1. Pairs are sorted by
-expert into tiles of rows, each of one expert. Tiles are as many as may be needed, which the host knows without the
-routing; those beyond the needed ones have 0 rows.
-"""
+"""Triton kernels of mixtures of experts: routing, and products grouped by expert (`expert_sorting`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.elementwise import check_activation
+from fastgen.kernels.gpu.elementwise import ACTIVATIONS, check_activation
 from fastgen.kernels.gpu.experts import MAX_EXPERTS, MAX_TOP_K, check_routing
 from fastgen.kernels.triton.elementwise import activate
+from fastgen.kernels.triton.expert_sorting import PADDED_EXPERTS, TILES, padded_experts, sort_pairs
 from fastgen.kernels.triton.variant import Variant
 
-_MAX_CHUNKS = 128
-_SUM_BLOCK = 1024
+_SUM_BLOCK, _SUM_WARPS = 1024, 4
+_ROUTE_WARPS = 2
 _GROUP = 8  # tiles whose programs run beside each other and share weights in the L2 cache
-_SORT_WARPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +46,21 @@ _FLOAT_PRODUCTS = {
     16: (_Product(16, 32, 32, 4, 2), _Product(16, 32, 32, 4, 2)),
     None: (_Product(32, 32, 32, 4, 2), _Product(32, 32, 32, 4, 2)),
 }
+assert {product.tile for table in (_HALF_PRODUCTS, _FLOAT_PRODUCTS) for product, _ in table.values()} == set(TILES)
 
 
 def route_experts(router_logits: torch.Tensor, top_k: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch `_route_experts`; see `fastgen.kernels.gpu.experts.route_experts`."""
-    check_routing(router_logits.shape[1], top_k)
     rows, num_experts = router_logits.shape
+    check_routing(num_experts, top_k)
     weights = router_logits.new_empty(rows, top_k)
     expert_ids = torch.empty(rows, top_k, dtype=torch.int32, device=router_logits.device)
     if rows:
-        constants, num_warps = _route_configuration(num_experts)
+        constants = _route_constants(num_experts)
         _route_experts[(triton.cdiv(rows, constants["ROWS"]),)](
-            router_logits,
-            weights,
-            expert_ids,
-            rows,
-            num_experts,
-            top_k,
-            IS_NORMALISED=normalised,
-            **constants,
-            num_warps=num_warps,
-        )
+            router_logits, weights, expert_ids, rows, num_experts, top_k,
+            IS_NORMALISED=normalised, **constants, num_warps=_ROUTE_WARPS,
+        )  # fmt: skip
     return weights, expert_ids
 
 
@@ -91,52 +81,22 @@ def experts(
     if not rows:
         return out
     gate_up, down = _products(pairs, num_experts, x.dtype)
-    sorted_pairs, tile_experts, tile_rows = _sort(expert_ids, num_experts, gate_up.tile)
+    sorted_pairs, tile_experts, tile_rows = sort_pairs(expert_ids, num_experts, gate_up.tile)
     num_tiles = len(tile_rows)
     activations = x.new_empty(pairs, width)
     _gate_up[(num_tiles * triton.cdiv(width, gate_up.columns),)](
-        x,
-        gate_up_weights,
-        sorted_pairs,
-        tile_experts,
-        tile_rows,
-        activations,
-        num_tiles,
-        top_k,
-        hidden,
-        width,
-        ACTIVATION=activation,
-        **gate_up.constants(),
-        num_warps=gate_up.num_warps,
-        num_stages=gate_up.num_stages,
-    )
+        x, gate_up_weights, sorted_pairs, tile_experts, tile_rows, activations, num_tiles, top_k, hidden, width,
+        ACTIVATION=activation, **gate_up.constants(), num_warps=gate_up.num_warps, num_stages=gate_up.num_stages,
+    )  # fmt: skip
     shares = x.new_empty(pairs, hidden)
     _down[(num_tiles * triton.cdiv(hidden, down.columns),)](
-        activations,
-        down_weights,
-        weights,
-        sorted_pairs,
-        tile_experts,
-        tile_rows,
-        shares,
-        num_tiles,
-        hidden,
-        width,
-        **down.constants(),
-        num_warps=down.num_warps,
-        num_stages=down.num_stages,
+        activations, down_weights, weights, sorted_pairs, tile_experts, tile_rows, shares, num_tiles, hidden, width,
+        **down.constants(), num_warps=down.num_warps, num_stages=down.num_stages,
+    )  # fmt: skip
+    _sum_shares[(rows, triton.cdiv(hidden, _SUM_BLOCK))](
+        shares, out, top_k, hidden, BLOCK=_SUM_BLOCK, num_warps=_SUM_WARPS
     )
-    _sum_shares[(rows, triton.cdiv(hidden, _SUM_BLOCK))](shares, out, top_k, hidden, BLOCK=_SUM_BLOCK)
     return out
-
-
-def max_tiles(pairs: int, num_experts: int, tile: int) -> int:
-    """Return the largest number of tiles that `pairs` pairs can fill, whatever their experts are.
-
-    n pairs of an expert fill 1 + (n - 1) // tile tiles, so most are needed if every expert has a pair.
-    """
-    busy = min(pairs, num_experts)
-    return busy + (pairs - busy) // tile
 
 
 def _products(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[_Product, _Product]:
@@ -146,50 +106,9 @@ def _products(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[_Produc
     return next(products for bound, products in table.items() if bound is None or mean <= bound)
 
 
-def _sort(expert_ids: torch.Tensor, num_experts: int, tile: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sort pairs by expert, stably, in two launches.
-
-    Returns:
-        sorted pairs [tiles * tile], unspecified beyond each tile's rows; expert of each tile; rows of each tile.
-    """
-    pairs, tiles = expert_ids.numel(), max_tiles(expert_ids.numel(), num_experts, tile)
-    block, rows = _sort_configuration(num_experts)
-    chunk = rows * triton.cdiv(pairs, rows * _MAX_CHUNKS)  # pairs of a program
-    chunks = triton.cdiv(pairs, chunk)
-    counts = expert_ids.new_empty(chunks, num_experts)
-    _count_pairs[(chunks,)](
-        expert_ids, counts, pairs, chunk, num_experts, EXPERTS=block, ROWS=rows, num_warps=_SORT_WARPS
-    )
-    sorted_pairs, tile_experts = expert_ids.new_empty(tiles * tile), expert_ids.new_empty(tiles)
-    tile_rows = torch.empty_like(tile_experts)
-    _sort_pairs[(chunks,)](
-        expert_ids,
-        counts,
-        sorted_pairs,
-        tile_experts,
-        tile_rows,
-        pairs,
-        chunk,
-        chunks,
-        tiles,
-        num_experts,
-        EXPERTS=block,
-        ROWS=rows,
-        TILE=tile,
-        num_warps=_SORT_WARPS,
-    )
-    return sorted_pairs, tile_experts, tile_rows
-
-
-def _route_configuration(num_experts: int) -> tuple[dict[str, Any], int]:
-    block = max(16, triton.next_power_of_2(num_experts))
-    return {"EXPERTS": block, "ROWS": max(1, 512 // block), "CHOICES": MAX_TOP_K}, 2
-
-
-def _sort_configuration(num_experts: int) -> tuple[int, int]:
-    """Return the padded number of experts, and the pairs that are compared with them at once."""
-    block = max(16, triton.next_power_of_2(num_experts))
-    return block, 4096 // block
+def _route_constants(num_experts: int) -> dict[str, Any]:
+    padded = padded_experts(num_experts)
+    return {"EXPERTS": padded, "ROWS": max(1, 512 // padded), "CHOICES": MAX_TOP_K}
 
 
 @triton.jit(do_not_specialize=["rows", "num_experts", "top_k"])
@@ -220,54 +139,6 @@ def _route_experts(
     written = (row < rows) & (choice < top_k)
     tl.store(weights + row * top_k + choice, probabilities.to(logits.dtype), mask=written)
     tl.store(expert_ids + row * top_k + choice, chosen, mask=written)
-
-
-@triton.jit(do_not_specialize=["pairs", "chunk", "num_experts"])
-def _count_pairs(expert_ids, counts, pairs, chunk, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
-    """Count the pairs of each expert in one chunk."""
-    program = tl.program_id(0)
-    experts = tl.arange(0, EXPERTS)
-    count = tl.zeros((EXPERTS,), tl.int32)
-    for start in range(program * chunk, program * chunk + chunk, ROWS):
-        pair = start + tl.arange(0, ROWS)
-        expert = tl.load(expert_ids + pair, mask=pair < pairs, other=-1)
-        count += tl.sum((expert[:, None] == experts[None, :]).to(tl.int32), 0)
-    tl.store(counts + program * num_experts + experts, count, mask=experts < num_experts)
-
-
-@triton.jit(do_not_specialize=["pairs", "chunk", "chunks", "num_tiles", "num_experts"])
-def _sort_pairs(
-    expert_ids, counts, sorted_pairs, tile_experts, tile_rows, pairs, chunk, chunks, num_tiles, num_experts,
-    EXPERTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Write the pairs of one chunk to their tiles, and describe this program's part of the tiles."""
-    program = tl.program_id(0)
-    experts = tl.arange(0, EXPERTS)
-    total = tl.zeros((EXPERTS,), tl.int32)
-    before = tl.zeros((EXPERTS,), tl.int32)  # pairs in earlier chunks
-    for other in range(chunks):
-        count = tl.load(counts + other * num_experts + experts, mask=experts < num_experts, other=0)
-        total += count
-        before += tl.where(other < program, count, 0)
-    tiles = (total + TILE - 1) // TILE
-    ends = tl.cumsum(tiles, 0)
-    first = ends - tiles
-    position = first * TILE + before  # of each expert's next pair
-    for start in range(program * chunk, program * chunk + chunk, ROWS):
-        pair = start + tl.arange(0, ROWS)
-        expert = tl.load(expert_ids + pair, mask=pair < pairs, other=-1)
-        is_own = expert[:, None] == experts[None, :]
-        ranks = tl.cumsum(is_own.to(tl.int32), 0) - 1
-        positions = tl.sum(tl.where(is_own, position[None, :] + ranks, 0), 1)
-        tl.store(sorted_pairs + positions, pair, mask=pair < pairs)
-        position += tl.sum(is_own.to(tl.int32), 0)
-    for start in range(program * ROWS, num_tiles, chunks * ROWS):
-        tile = start + tl.arange(0, ROWS)
-        expert = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)
-        rest = total[None, :] - (tile[:, None] - first[None, :]) * TILE
-        rows = tl.sum(tl.where(expert[:, None] == experts[None, :], rest, 0), 1)
-        tl.store(tile_experts + tile, expert, mask=tile < num_tiles)
-        tl.store(tile_rows + tile, tl.minimum(rows, TILE), mask=tile < num_tiles)
 
 
 @triton.jit
@@ -351,63 +222,33 @@ def _sum_shares(shares, out, top_k, hidden, BLOCK: tl.constexpr):
     tl.store(out + row * hidden + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-def _route_variants() -> list[Variant]:
-    numbers = [16 << shift for shift in range((MAX_EXPERTS // 16).bit_length())]
-    cases = [(number, "bf16") for number in numbers] + [(MAX_EXPERTS, "fp16"), (MAX_EXPERTS, "fp32")]
-    variants = []
+def _route_variants() -> Iterator[Variant]:
+    cases = [(number, "bf16") for number in PADDED_EXPERTS] + [(MAX_EXPERTS, "fp16"), (MAX_EXPERTS, "fp32")]
     for number, dtype in cases:
-        constants, num_warps = _route_configuration(number)
-        pointers = {"router_logits": f"*{dtype}:16", "weights": f"*{dtype}:16", "expert_ids": "*i32:16"}
+        signature = dict.fromkeys(("router_logits", "weights"), f"*{dtype}:16") | {"expert_ids": "*i32:16"}
+        signature |= dict.fromkeys(("rows", "num_experts", "top_k"), "i32")
         for normalised in (False, True):
-            variants.append(
-                Variant(
-                    name=f"{dtype}_{number}_experts" + "_normalised" * normalised,
-                    kernel=_route_experts,
-                    signature=pointers | dict.fromkeys(("rows", "num_experts", "top_k"), "i32"),
-                    constants=constants | {"IS_NORMALISED": normalised},
-                    num_warps=num_warps,
-                    num_stages=3,
-                )
-            )
-    return variants
+            name = f"{dtype}_{number}_experts" + "_normalised" * normalised
+            constants = _route_constants(number) | {"IS_NORMALISED": normalised}
+            yield Variant(name, _route_experts, signature, constants, _ROUTE_WARPS)
 
 
-def _sort_variants() -> list[Variant]:
-    tiles = sorted({gate_up.tile for table in (_HALF_PRODUCTS, _FLOAT_PRODUCTS) for gate_up, _ in table.values()})
-    variants = []
-    for number in [16 << shift for shift in range((MAX_EXPERTS // 16).bit_length())]:
-        block, rows = _sort_configuration(number)
-        constants = {"EXPERTS": block, "ROWS": rows}
-        scalars = dict.fromkeys(("pairs", "chunk", "num_experts"), "i32")
-        ids = {"expert_ids": "*i32:16", "counts": "*i32:16"}
-        name = f"{number}_experts"
-        variants.append(Variant(name, _count_pairs, ids | scalars, constants, _SORT_WARPS, 3))
-        outputs = dict.fromkeys(("sorted_pairs", "tile_experts", "tile_rows"), "*i32:16")
-        signature = ids | outputs | scalars | {"chunks": "i32", "num_tiles": "i32"}
-        for tile in tiles:
-            sizes = constants | {"TILE": tile}
-            variants.append(Variant(f"{name}_tile_{tile}", _sort_pairs, signature, sizes, _SORT_WARPS, 3))
-    return variants
-
-
-def _product_variants() -> list[Variant]:
-    variants = []
+def _product_variants() -> Iterator[Variant]:
     for dtype, table in (("bf16", _HALF_PRODUCTS), ("fp16", _HALF_PRODUCTS), ("fp32", _FLOAT_PRODUCTS)):
         matrix = f"*{dtype}:16"
-        indices = dict.fromkeys(("sorted_pairs", "tile_experts", "tile_rows"), "*i32:16")
-        scalars = {"num_tiles": "i32", "hidden": "i32:16", "width": "i32:16"}
+        tiles = dict.fromkeys(("sorted_pairs", "tile_experts", "tile_rows"), "*i32:16")
+        tiles |= {"num_tiles": "i32", "hidden": "i32:16", "width": "i32:16"}
         for gate_up, down in table.values():
-            signature = {"x": matrix, "weights": matrix, "activations": matrix, "top_k": "i32"} | indices | scalars
-            for activation in ("silu", "gelu_tanh"):
+            signature = dict.fromkeys(("x", "weights", "activations"), matrix) | tiles | {"top_k": "i32"}
+            for activation in ACTIVATIONS:
                 constants = gate_up.constants() | {"ACTIVATION": activation}
                 name = f"{dtype}_tile_{gate_up.tile}_{activation}"
-                variants.append(Variant(name, _gate_up, signature, constants, gate_up.num_warps, gate_up.num_stages))
-            signature = dict.fromkeys(("activations", "weights", "pair_weights", "shares"), matrix) | indices | scalars
+                yield Variant(name, _gate_up, signature, constants, gate_up.num_warps, gate_up.num_stages)
+            signature = dict.fromkeys(("activations", "weights", "pair_weights", "shares"), matrix) | tiles
             name = f"{dtype}_tile_{down.tile}"
-            variants.append(Variant(name, _down, signature, down.constants(), down.num_warps, down.num_stages))
+            yield Variant(name, _down, signature, down.constants(), down.num_warps, down.num_stages)
         signature = {"shares": matrix, "out": matrix, "top_k": "i32", "hidden": "i32:16"}
-        variants.append(Variant(dtype, _sum_shares, signature, {"BLOCK": _SUM_BLOCK}, 4, 3))
-    return variants
+        yield Variant(dtype, _sum_shares, signature, {"BLOCK": _SUM_BLOCK}, _SUM_WARPS)
 
 
-VARIANTS: tuple[Variant, ...] = (*_route_variants(), *_sort_variants(), *_product_variants())
+VARIANTS = (*_route_variants(), *_product_variants())

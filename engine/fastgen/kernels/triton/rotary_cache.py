@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import triton.language as tl
 
 from fastgen.kernels.triton.variant import Variant
 
-_ELEMENTS_OF_PROGRAM = 1024
+_ELEMENTS_OF_PROGRAM, _WARPS = 1024, 2
 
 
 def rotary_cache(
@@ -33,46 +34,25 @@ def rotary_cache(
     rows, half = len(qkv), cosines.shape[1]
     if not rows:
         return
-    constants, num_warps = _configuration(head_dim, half)
+    constants = _constants(head_dim, half)
     heads = constants["HEADS"]
     grid = (rows, triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads))
     _rotary_cache[grid](
-        qkv,
-        query_norm,
-        key_norm,
-        cosines,
-        sines,
-        positions,
-        slot_mapping,
-        key_cache,
-        value_cache,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        half,
-        block_size,
-        key_cache.stride(0),
-        key_cache.stride(1),
-        value_cache.stride(0),
-        value_cache.stride(1),
-        eps,
-        1 / key_scale,
-        1 / value_scale,
-        **constants,
-        num_warps=num_warps,
-    )
+        qkv, query_norm, key_norm, cosines, sines, positions, slot_mapping, key_cache, value_cache,
+        num_heads, num_kv_heads, head_dim, half, block_size, *key_cache.stride()[:2], *value_cache.stride()[:2],
+        eps, 1 / key_scale, 1 / value_scale, **constants, num_warps=_WARPS,
+    )  # fmt: skip
 
 
-def _configuration(head_dim: int, half: int) -> tuple[dict[str, Any], int]:
-    """Return the constants and warps: as many heads in a program as make 1024 elements, 16 elements a thread."""
+def _constants(head_dim: int, half: int) -> dict[str, Any]:
+    """Return the constants: as many heads in a program as make 1024 elements, 16 elements a thread."""
     head = max(16, triton.next_power_of_2(head_dim))
-    constants = {
+    return {
         "HEADS": max(1, _ELEMENTS_OF_PROGRAM // head),
         "HEAD": head,
         "HALF": triton.next_power_of_2(half),
         "IS_PARTIAL": 2 * half < head_dim,
     }
-    return constants, 2
 
 
 @triton.jit(do_not_specialize=["num_heads", "num_kv_heads"])
@@ -102,40 +82,18 @@ def _rotary_cache(
         queries = source + query_heads * head_dim
         exists = query_heads < num_heads
         _rotate(
-            queries,
-            queries,
-            exists,
-            exists,
-            query_norm,
-            cosine,
-            sine,
-            head_dim,
-            half,
-            eps,
-            1.0,
-            HEAD,
-            HALF,
-            IS_PARTIAL,
-        )
+            queries, queries, exists, exists,
+            query_norm, cosine, sine, head_dim, half, eps, 1.0, HEAD, HALF, IS_PARTIAL,
+        )  # fmt: skip
     elif tile < query_tiles + kv_tiles:
         key_heads = (tile - query_tiles) * HEADS + lanes
         has_key = key_heads < num_kv_heads
         _rotate(
             source + (num_heads + key_heads) * head_dim,
             key_cache + block * key_block_stride + key_heads * key_head_stride + offset * head_dim,
-            has_key,
-            has_key & (slot >= 0),
-            key_norm,
-            cosine,
-            sine,
-            head_dim,
-            half,
-            eps,
-            inverse_key_scale,
-            HEAD,
-            HALF,
-            IS_PARTIAL,
-        )
+            has_key, has_key & (slot >= 0),
+            key_norm, cosine, sine, head_dim, half, eps, inverse_key_scale, HEAD, HALF, IS_PARTIAL,
+        )  # fmt: skip
     else:
         value_heads = (tile - query_tiles - kv_tiles) * HEADS + lanes
         columns = tl.arange(0, HEAD)[None, :]
@@ -188,54 +146,33 @@ def _store(target, x, mask, inverse_scale):
         tl.store(target, x.to(kind), mask=mask)
 
 
-def _variants() -> list[Variant]:
-    """Return all configurations with a bfloat16 cache, and those of full rotation with the other types."""
+def _variants() -> Iterator[Variant]:
+    """Yield all configurations with a bfloat16 cache, and those of full rotation with the other types."""
     full = [(size, size // 2) for size in (16, 32, 64, 128, 256)]
     partial = [(size, half) for size in (32, 64, 128, 256) for half in (8, 16, 32, 64) if 2 * half < size]
     cases = [(size, half, "bf16", "bf16") for size, half in full + partial]
     for dtypes in (("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp8e4nv"), ("fp16", "fp8e4nv")):
         cases += [(size, half, *dtypes) for size, half in full[2:]]
-    variants = []
+    norms = ("query_norm", "key_norm")
+    strides = [name for name in _rotary_cache.arg_names if name.endswith("_stride")]
     for head_dim, half, dtype, cache in cases:
-        constants, num_warps = _configuration(head_dim, half)
-        for is_normed in (False, True):
-            norm = "*fp32:16" if is_normed else None
-            types = {
-                "qkv": f"*{dtype}:16",
-                "query_norm": norm,
-                "key_norm": norm,
-                "cosines": "*fp32:16",
-                "sines": "*fp32:16",
-                "positions": "*i32:16",
-                "slot_mapping": "*i32:16",
-                "key_cache": f"*{cache}:16",
-                "value_cache": f"*{cache}:16",
-                "num_heads": "i32",
-                "num_kv_heads": "i32",
-                "head_dim": "i32:16",
-                "half": "i32:16" if half % 16 == 0 else "i32",
-                "block_size": "i32:16",
-                "key_block_stride": "i32:16",
-                "key_head_stride": "i32:16",
-                "value_block_stride": "i32:16",
-                "value_head_stride": "i32:16",
-                "eps": "fp32",
-                "inverse_key_scale": "fp32",
-                "inverse_value_scale": "fp32",
-            }
-            variants.append(
-                Variant(
-                    name=f"{dtype}_cache_{cache}_{head_dim}_rotated_{2 * half}" + "_norm" * is_normed,
-                    kernel=_rotary_cache,
-                    signature={name: kind for name, kind in types.items() if kind is not None},
-                    constants=constants | {name: None for name, kind in types.items() if kind is None},
-                    num_warps=num_warps,
-                    num_stages=3,
-                    # sm_80 cannot convert to float8_e4m3fn.
-                    targets=(90, 100, 120) if cache == "fp8e4nv" else None,
-                )
-            )
-    return variants
+        signature = {
+            "qkv": f"*{dtype}:16",
+            **dict.fromkeys(("key_cache", "value_cache"), f"*{cache}:16"),
+            **dict.fromkeys(("cosines", "sines"), "*fp32:16"),
+            **dict.fromkeys(("positions", "slot_mapping"), "*i32:16"),
+            **dict.fromkeys(("num_heads", "num_kv_heads"), "i32"),
+            **dict.fromkeys(("head_dim", "block_size", *strides), "i32:16"),
+            "half": "i32:16" if half % 16 == 0 else "i32",
+            **dict.fromkeys(("eps", "inverse_key_scale", "inverse_value_scale"), "fp32"),
+        }
+        constants = _constants(head_dim, half)
+        name = f"{dtype}_cache_{cache}_{head_dim}_rotated_{2 * half}"
+        # sm_80 cannot convert to float8_e4m3fn.
+        targets = (90, 100, 120) if cache == "fp8e4nv" else None
+        yield Variant(name, _rotary_cache, signature, constants | dict.fromkeys(norms), _WARPS, targets=targets)
+        normed = signature | dict.fromkeys(norms, "*fp32:16")
+        yield Variant(f"{name}_norm", _rotary_cache, normed, constants, _WARPS, targets=targets)
 
 
-VARIANTS: tuple[Variant, ...] = tuple(_variants())
+VARIANTS = tuple(_variants())

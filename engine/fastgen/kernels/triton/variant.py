@@ -18,7 +18,7 @@ class Variant:
             `:16` says that a pointer or an integer is divisible by 16, for which Triton specialises too: `*bf16:16`.
         constants: value of each `tl.constexpr` argument, and None for each pointer that is absent, by name.
         num_warps: warps of a program (32 threads each).
-        num_stages: stages of software pipelining of loads.
+        num_stages: stages of software pipelining of loads; Triton's default is 3.
         targets: compute capabilities that may choose it (80, 90, 100, 120); None: all.
     """
 
@@ -27,5 +27,5 @@ class Variant:
     signature: Mapping[str, str]
     constants: Mapping[str, Any]
     num_warps: int
-    num_stages: int
+    num_stages: int = 3
     targets: tuple[int, ...] | None = None

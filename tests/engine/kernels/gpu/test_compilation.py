@@ -197,7 +197,7 @@ def test_every_configuration_that_attention_may_choose_is_compiled() -> None:
     attention = importlib.import_module("fastgen.kernels.triton.attention")
     element_bytes = {"*bf16:16": 2, "*fp16:16": 2, "*fp32:16": 4, "*fp8e4nv:16": 1, "*u8:16": 1}
     compiled, chosen = set(), set()
-    for variant in module.variants("attention."):
+    for variant in module.variants("paged_attention"):
         of = variant.constants
         sizes = of["PADDED_DIM"], of["BLOCK_M"], of["BLOCK_N"], variant.num_warps, variant.num_stages
         size = element_bytes[variant.signature["key_cache"]]

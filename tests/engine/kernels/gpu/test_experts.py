@@ -97,14 +97,14 @@ def test_pairs_are_sorted_stably_into_tiles(
     interpreted: Import, monkeypatch: pytest.MonkeyPatch, pairs: int, count: int, tile: int, skew: str
 ) -> None:
     # Few chunks, so that a program has more pairs than it compares at once.
-    monkeypatch.setattr(interpreted("experts"), "_MAX_CHUNKS", 2)
+    monkeypatch.setattr(interpreted("expert_sorting"), "_MAX_CHUNKS", 2)
     torch.manual_seed(0)
     drawn = {
         "even": torch.arange(pairs) % count,
         "one expert": torch.full((pairs,), count - 1),
         "uneven": (torch.rand(pairs) ** 3 * count).long(),
     }[skew]
-    sorted_pairs, tile_experts, tile_rows = interpreted("experts")._sort(drawn.int()[:, None], count, tile)
+    sorted_pairs, tile_experts, tile_rows = interpreted("expert_sorting").sort_pairs(drawn.int()[:, None], count, tile)
     found: list[int] = []
     for index, (expert, rows) in enumerate(zip(tile_experts.tolist(), tile_rows.tolist(), strict=True)):
         own = sorted_pairs[index * tile : index * tile + rows].tolist()
@@ -114,7 +114,7 @@ def test_pairs_are_sorted_stably_into_tiles(
 
 
 def test_tiles_suffice_for_the_worst_routing_and_are_not_more(interpreted: Import) -> None:
-    max_tiles = interpreted("experts").max_tiles
+    max_tiles = interpreted("expert_sorting").max_tiles
 
     def worst(pairs: int, count: int, tile: int) -> int:
         """Return the most tiles of any routing, by dynamic programming over experts."""

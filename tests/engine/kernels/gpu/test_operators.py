@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastgen.kernels.gpu import attention, elementwise, embedding, experts, logits, logprobs, rotary_cache, sampling
+from fastgen.kernels.gpu import attention, elementwise, embedding, experts, rotary_cache
 from fastgen.kernels.gpu.operators import launch_function
+from fastgen.kernels.gpu.sampling import logits, logprobs, tokens
 
 OPERATORS: dict[str, Any] = {
     "paged_attention": attention.paged_attention,
@@ -21,8 +22,8 @@ OPERATORS: dict[str, Any] = {
     "process_logits": logits.process_logits,
     "token_logprobs": logprobs.token_logprobs,
     "rotary_cache": rotary_cache.rotary_cache,
-    "sample_tokens": sampling.sample_tokens,
-    "commit_tokens": sampling.commit_tokens,
+    "sample_tokens": tokens.sample_tokens,
+    "commit_tokens": tokens.commit_tokens,
 }
 
 

@@ -17,8 +17,9 @@ import torch
 
 from engine.sampling.test_device_sampler import CPU, ENDS, Batch, Row, random_batch
 from fastgen.core.request import SamplingParams
-from fastgen.kernels.gpu import logits, sampling
-from fastgen.kernels.gpu.logprobs import token_logprobs
+from fastgen.kernels.gpu.sampling import logits
+from fastgen.kernels.gpu.sampling import tokens as sampling
+from fastgen.kernels.gpu.sampling.logprobs import token_logprobs
 from fastgen.sampling.device_rows import DeviceRows
 from fastgen.sampling.device_sampler import unpack_logprobs
 from fastgen.sampling.logprobs import token_logprobs as by_cpu
@@ -31,7 +32,7 @@ Interpreted = Callable[[str], ModuleType]
 
 def run_both(interpreted: Interpreted, batch: Batch) -> None:
     """Run a step by the twins and by the kernels; compare scores, tokens and state."""
-    kernels = interpreted("logits"), interpreted("sampling")
+    kernels = interpreted("sampling.logits"), interpreted("sampling.tokens")
     vocabulary, size = batch.logits.shape[1], len(batch.rows)
     rows = DeviceRows(vocabulary, size, CPU, ENDS)
     batch.admit(rows)
@@ -188,7 +189,7 @@ def test_an_end_is_banned_until_min_tokens_are_generated(interpreted: Interprete
     rows.admit(0, SamplingParams(temperature=0, max_tokens=9, min_tokens=2), 0, [1])
     rows.flush()
     slots = torch.zeros(1, dtype=torch.int32)
-    for process in (logits.process_logits, interpreted("logits").process_logits):
+    for process in (logits.process_logits, interpreted("sampling.logits").process_logits):
         for position, expected in ((1, -torch.inf), (2, -torch.inf), (3, 0.0)):
             positions = torch.tensor([position], dtype=torch.int32)
             scores, *_ = process(
@@ -200,7 +201,7 @@ def test_an_end_is_banned_until_min_tokens_are_generated(interpreted: Interprete
 def test_a_step_takes_five_launches_whose_grids_depend_on_the_shape_alone(
     interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interpreted("sampling")
+    interpreted("sampling.tokens")
     function = importlib.import_module("triton.runtime.interpreter").InterpretedFunction
     run = function.run
     grids: list[Any] = []
@@ -243,7 +244,7 @@ def test_logprobs_equal_the_twin(interpreted: Interpreted, vocabulary: int, num_
     rows = torch.tensor([2, 0, -1, 1, 1], dtype=torch.int32)
     tokens = torch.tensor([0, vocabulary - 1, 0, vocabulary - 2, 3], dtype=torch.int32) % vocabulary
     wanted = token_logprobs(scores, rows, tokens, num_top)
-    found = interpreted("logprobs").token_logprobs(scores, rows, tokens, num_top)
+    found = interpreted("sampling.logprobs").token_logprobs(scores, rows, tokens, num_top)
     used = rows >= 0
     torch.testing.assert_close(found[used], wanted[used], rtol=1e-7, atol=1e-6)
     assert torch.equal(found[used, 1 : 2 + num_top], wanted[used, 1 : 2 + num_top])
@@ -253,7 +254,10 @@ def test_equal_logprobs_are_ordered_by_id(interpreted: Interpreted) -> None:
     scores = torch.full((1, 4200), -9.0)
     scores[0, [4150, 200, 70, 90]] = torch.tensor([0.0, 0.0, -0.0, 0.0])
     row, token = torch.zeros(1, dtype=torch.int32), torch.tensor([4150], dtype=torch.int32)
-    found = [function(scores, row, token, 3) for function in (token_logprobs, interpreted("logprobs").token_logprobs)]
+    found = [
+        function(scores, row, token, 3)
+        for function in (token_logprobs, interpreted("sampling.logprobs").token_logprobs)
+    ]
     expected = by_cpu(scores, [4150], [3])
     assert [named for named, _ in expected[0].top] == [70, 90, 200]
     for packed in found:

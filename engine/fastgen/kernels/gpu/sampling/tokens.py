@@ -1,6 +1,6 @@
 """Operators that turn processed logits into tokens.
 
-See `fastgen.kernels.gpu.logits` for the state they share.
+See `logits.py` for the state they share.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from fastgen.kernels.gpu.logits import Column, parameters_of
 from fastgen.kernels.gpu.operators import operator
+from fastgen.kernels.gpu.sampling.logits import Column, parameters_of
 
 # Number of top tokens that are sorted and tried first, see `sample_tokens`.
 TOP = 256

@@ -1,31 +1,35 @@
-"""Triton kernels of `fastgen.kernels.gpu.logits`."""
+"""Triton kernels of `fastgen.kernels.gpu.sampling.logits`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.logits import CHUNK, GROUP, Column
+from fastgen.kernels.gpu.sampling.logits import CHUNK, GROUP, Column
 from fastgen.kernels.triton.variant import Variant
 
 _TILE = 4096
 _WARPS = 8
+_SIZES: dict[str, int | None] = {"CHUNK": CHUNK, "GROUP": GROUP}
+
+
+def constants(*columns: Column) -> Iterator[tl.constexpr]:
+    """Return the columns as constants of kernels."""
+    return (tl.constexpr(int(column)) for column in columns)
+
 
 _COLUMNS = tl.constexpr(len(Column))
-_TEMPERATURE = tl.constexpr(int(Column.TEMPERATURE))
-_REPETITION = tl.constexpr(int(Column.REPETITION_PENALTY))
-_PRESENCE = tl.constexpr(int(Column.PRESENCE_PENALTY))
-_FREQUENCY = tl.constexpr(int(Column.FREQUENCY_PENALTY))
-_PROMPT = tl.constexpr(int(Column.NUM_PROMPT_TOKENS))
-_MIN_TOKENS = tl.constexpr(int(Column.MIN_TOKENS))
-_COUNT_ROW = tl.constexpr(int(Column.COUNT_ROW))
-_BIASES = tl.constexpr(int(Column.BIASES))
-_NUM_BIASES = tl.constexpr(int(Column.NUM_BIASES))
-_BANS = tl.constexpr(int(Column.BANS))
-_NUM_BANS = tl.constexpr(int(Column.NUM_BANS))
-_RING = tl.constexpr(int(Column.RING))
-_RING_LENGTH = tl.constexpr(int(Column.RING_LENGTH))
+_REPETITION, _PRESENCE, _FREQUENCY = constants(
+    Column.REPETITION_PENALTY, Column.PRESENCE_PENALTY, Column.FREQUENCY_PENALTY
+)
+_TEMPERATURE, _PROMPT, _MIN_TOKENS, _COUNT_ROW = constants(
+    Column.TEMPERATURE, Column.NUM_PROMPT_TOKENS, Column.MIN_TOKENS, Column.COUNT_ROW
+)
+_BIASES, _NUM_BIASES, _BANS, _NUM_BANS = constants(Column.BIASES, Column.NUM_BIASES, Column.BANS, Column.NUM_BANS)
+_RING, _RING_LENGTH = constants(Column.RING, Column.RING_LENGTH)
 
 
 def process_logits(
@@ -38,7 +42,7 @@ def process_logits(
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch `_update_bans` and `_process_logits`; see `fastgen.kernels.gpu.logits.process_logits`."""
+    """Launch `_update_bans` and `_process_logits`; see `fastgen.kernels.gpu.sampling.logits.process_logits`."""
     num_rows, vocabulary = logits.shape
     num_chunks = triton.cdiv(vocabulary, CHUNK)
     scores = logits.new_empty(num_rows, vocabulary, dtype=torch.float32)
@@ -57,7 +61,7 @@ def process_logits(
             logits, slots, columns, lists, counts, masks, mask_rows,
             scores, chunk_max, chunk_sum, group_max,
             vocabulary, num_chunks, logits.stride(0), mask_width,
-            CHUNK=CHUNK, GROUP=GROUP, num_warps=_WARPS, enable_fp_fusion=False,
+            **_SIZES, num_warps=_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return scores, chunk_max, chunk_sum, group_max
 
@@ -199,28 +203,19 @@ def _process_logits(
     tl.store(chunk_sum + row * num_chunks + chunk, total)
 
 
-_PRESENT = {"masks": "*i32:16", "mask_rows": "*i32:16"}
-
-
-def _variants() -> tuple[Variant, ...]:
-    """Return both kernels for every type of logits, with and without grammars."""
-    state = {"slots": "*i32:16", "columns": "*i64:16", "lists": "*i32:16"}
-    shape = {"vocabulary": "i32:16", "logits_stride": "i32:16", "mask_width": "i32:16"}
-    outputs = {"scores": "*fp32:16", "chunk_max": "*fp32:16", "chunk_sum": "*fp64:16", "group_max": "*fp32:16"}
-    variants = []
+def _variants() -> Iterator[Variant]:
+    """Yield both kernels for every type of logits, with and without grammars."""
+    grammar = dict.fromkeys(("masks", "mask_rows"), "*i32:16")
+    absent: dict[str, int | None] = dict.fromkeys(grammar)
     for dtype in ("bf16", "fp16", "fp32"):
-        inputs = {"logits": f"*{dtype}:16"} | state | shape
+        inputs = {"logits": f"*{dtype}:16", "slots": "*i32:16", "columns": "*i64:16", "lists": "*i32:16"}
+        inputs |= dict.fromkeys(("vocabulary", "logits_stride", "mask_width"), "i32:16")
         bans = inputs | {"positions": "*i32:16"}
-        process = inputs | {"counts": "*i32:16", "num_chunks": "i32"} | outputs
-        sizes = {"CHUNK": CHUNK, "GROUP": GROUP}
-        absent = dict.fromkeys(_PRESENT)
-        variants += [
-            Variant(f"{dtype}_grammar", _update_bans, bans | _PRESENT, {"TILE": _TILE}, _WARPS, 3),
-            Variant(dtype, _update_bans, bans, {"TILE": _TILE} | absent, _WARPS, 3),
-            Variant(f"{dtype}_grammar", _process_logits, process | _PRESENT, sizes, _WARPS, 3),
-            Variant(dtype, _process_logits, process, sizes | absent, _WARPS, 3),
-        ]
-    return tuple(variants)
+        process = inputs | {"counts": "*i32:16", "num_chunks": "i32", "chunk_sum": "*fp64:16"}
+        process |= dict.fromkeys(("scores", "chunk_max", "group_max"), "*fp32:16")
+        for name, masks, no_masks in ((f"{dtype}_grammar", grammar, {}), (dtype, {}, absent)):
+            yield Variant(name, _update_bans, bans | masks, no_masks | {"TILE": _TILE}, _WARPS)
+            yield Variant(name, _process_logits, process | masks, no_masks | _SIZES, _WARPS)
 
 
-VARIANTS: tuple[Variant, ...] = _variants()
+VARIANTS = tuple(_variants())

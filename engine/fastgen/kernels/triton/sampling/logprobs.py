@@ -1,48 +1,47 @@
-"""Triton kernels of log-probabilities; see `fastgen.kernels.gpu.logprobs`."""
+"""Triton kernels of log-probabilities; see `fastgen.kernels.gpu.sampling.logprobs`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.logprobs import MOST_TOP
-from fastgen.kernels.triton.top_tokens import top_tokens
+from fastgen.kernels.gpu.sampling.logits import CHUNK
+from fastgen.kernels.gpu.sampling.logprobs import MOST_TOP
+from fastgen.kernels.triton.sampling.top_tokens import VOCABULARIES, padded_chunks, top_tokens
 from fastgen.kernels.triton.variant import Variant
 
-_CHUNK, _GROUP = 4096, 64
+_GROUP = 64
 _WARPS = 8
+_SIZES = {"CHUNK": CHUNK, "GROUP": _GROUP}
 
 
 def token_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Launch `_score_chunks` and `_score_rows`; see `fastgen.kernels.gpu.logprobs.token_logprobs`."""
+    """Launch `_score_chunks` and `_score_rows`; see `fastgen.kernels.gpu.sampling.logprobs.token_logprobs`."""
     assert num_top <= MOST_TOP
     count, vocabulary = len(rows), logits.shape[1]
-    num_chunks = triton.cdiv(vocabulary, _CHUNK)
+    num_chunks = triton.cdiv(vocabulary, CHUNK)
     packed = logits.new_empty(count, 2 + 2 * num_top, dtype=torch.float64)
     if count:
         chunk_max = logits.new_empty(count, num_chunks, dtype=torch.float32)
         chunk_sum = logits.new_empty(count, num_chunks, dtype=torch.float64)
         num_before = logits.new_empty(count, num_chunks, dtype=torch.int32)
-        group_max = logits.new_empty(count, num_chunks * (_CHUNK // _GROUP), dtype=torch.float32)
+        group_max = logits.new_empty(count, num_chunks * (CHUNK // _GROUP), dtype=torch.float32)
         groups = logits.new_empty(count, MOST_TOP, dtype=torch.int32)
         keys = logits.new_empty(count, MOST_TOP, dtype=torch.int64)
         _score_chunks[(count, num_chunks)](
             logits, rows, tokens, chunk_max, chunk_sum, num_before, group_max,
             vocabulary, num_chunks, logits.stride(0),
-            CHUNK=_CHUNK, GROUP=_GROUP, num_warps=_WARPS,
+            **_SIZES, num_warps=_WARPS,
         )  # fmt: skip
         _score_rows[(count,)](
             logits, rows, tokens, chunk_max, chunk_sum, num_before, group_max, groups, keys, packed,
             vocabulary, num_chunks, logits.stride(0), num_top,
-            TOP=MOST_TOP, GROUP=_GROUP, CHUNK=_CHUNK, CHUNKS=_padded_chunks(vocabulary), num_warps=_WARPS,
+            **_SIZES, TOP=MOST_TOP, CHUNKS=padded_chunks(vocabulary), num_warps=_WARPS,
         )  # fmt: skip
     return packed
-
-
-def _padded_chunks(vocabulary: int) -> int:
-    chunks: int = triton.next_power_of_2(triton.cdiv(vocabulary, _CHUNK))
-    return max(8, chunks)
 
 
 @triton.jit
@@ -110,22 +109,18 @@ def _score_rows(
         tl.store(packed + 2 + num_top + order, logprob, mask=order < num_top)
 
 
-def _variants() -> tuple[Variant, ...]:
-    """Return both kernels for every type of logits, and for vocabularies of up to 32k, 64k, 128k, 256k, 512k tokens."""
-    shape = {"vocabulary": "i32:16", "num_chunks": "i32", "logits_stride": "i32:16"}
-    rows = {"rows": "*i32:16", "tokens": "*i32:16"}
-    chunks = {"chunk_max": "*fp32:16", "chunk_sum": "*fp64:16", "num_before": "*i32:16", "group_max": "*fp32:16"}
-    scratch = {"groups": "*i32:16", "keys": "*i64:16", "packed": "*fp64:16"}
-    sizes = {"CHUNK": _CHUNK, "GROUP": _GROUP}
-    variants = []
+def _variants() -> Iterator[Variant]:
+    """Yield both kernels for every type of logits, and for vocabularies of up to 32k, 64k, 128k, 256k, 512k tokens."""
+    inputs = dict.fromkeys(("rows", "tokens", "num_before"), "*i32:16") | {"chunk_sum": "*fp64:16"}
+    inputs |= dict.fromkeys(("chunk_max", "group_max"), "*fp32:16")
+    inputs |= {"vocabulary": "i32:16", "num_chunks": "i32", "logits_stride": "i32:16"}
+    results = {"groups": "*i32:16", "keys": "*i64:16", "packed": "*fp64:16", "num_top": "i32"}
     for dtype in ("bf16", "fp16", "fp32"):
-        inputs = {"logits": f"*{dtype}:16"} | rows | chunks | shape
-        variants.append(Variant(dtype, _score_chunks, inputs, sizes, _WARPS, 3))
-        for vocabulary in (_CHUNK << shift for shift in range(3, 8)):
-            constants = sizes | {"TOP": MOST_TOP, "CHUNKS": _padded_chunks(vocabulary)}
-            combined = inputs | scratch | {"num_top": "i32"}
-            variants.append(Variant(f"{dtype}_v{vocabulary}", _score_rows, combined, constants, _WARPS, 3))
-    return tuple(variants)
+        logits = {"logits": f"*{dtype}:16"}
+        yield Variant(dtype, _score_chunks, logits | inputs, _SIZES, _WARPS)
+        for vocabulary in VOCABULARIES:
+            constants = _SIZES | {"TOP": MOST_TOP, "CHUNKS": padded_chunks(vocabulary)}
+            yield Variant(f"{dtype}_v{vocabulary}", _score_rows, logits | inputs | results, constants, _WARPS)
 
 
-VARIANTS: tuple[Variant, ...] = _variants()
+VARIANTS = tuple(_variants())

@@ -2,8 +2,8 @@
 
 Each row of the batch has its own parameters. A running sequence owns a *slot*: a row of `columns` with its parameters,
 a segment of `lists` with its biases, banned tokens and bad words, and, if it has a penalty, a row of `counts`. A step
-calls `process_logits`, then `sample_tokens` and `commit_tokens` of `fastgen.kernels.gpu.sampling`: five launches, whose
-grids depend on the shape of the logits alone.
+calls `process_logits`, then `sample_tokens` and `commit_tokens` (`tokens.py`): five launches, whose grids depend on the
+shape of the logits alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,19 @@
-"""Device functions that find the top tokens of a row without sorting it."""
+"""Device functions that find the top tokens of a row without sorting it, and sizes of the rows."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from fastgen.kernels.gpu.sampling.logits import CHUNK
+
+VOCABULARIES = tuple(CHUNK << shift for shift in range(3, 8))  # the largest of each compiled variant
+
+
+def padded_chunks(vocabulary: int) -> int:
+    """Return the number of chunks of a vocabulary, padded to a power of two."""
+    chunks: int = triton.next_power_of_2(triton.cdiv(vocabulary, CHUNK))
+    return max(8, chunks)
 
 
 @triton.jit

@@ -1,32 +1,30 @@
-"""Triton kernels of `fastgen.kernels.gpu.sampling`."""
+"""Triton kernels of `fastgen.kernels.gpu.sampling.tokens`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.logits import CHUNK, GROUP, Column
-from fastgen.kernels.gpu.sampling import TOP
-from fastgen.kernels.triton.logits import load_float
-from fastgen.kernels.triton.top_tokens import top_tokens
+from fastgen.kernels.gpu.sampling.logits import CHUNK, GROUP, Column
+from fastgen.kernels.gpu.sampling.tokens import TOP
+from fastgen.kernels.triton.sampling.logits import constants, load_float
+from fastgen.kernels.triton.sampling.rng import first_beyond, uniform_number
+from fastgen.kernels.triton.sampling.top_tokens import VOCABULARIES, padded_chunks, top_tokens
 from fastgen.kernels.triton.variant import Variant
 
 _TILE = 4096
 _ROW_WARPS, _COMMIT_WARPS = 16, 4
 _COMMIT_BLOCK = 128
+_SIZES = {"CHUNK": CHUNK, "GROUP": GROUP, "TOP": TOP}
 
 _COLUMNS = tl.constexpr(len(Column))
-_TEMPERATURE = tl.constexpr(int(Column.TEMPERATURE))
-_TOP_P = tl.constexpr(int(Column.TOP_P))
-_MIN_P = tl.constexpr(int(Column.MIN_P))
-_TYPICAL_P = tl.constexpr(int(Column.TYPICAL_P))
-_SEED = tl.constexpr(int(Column.SEED))
-_TOP_K = tl.constexpr(int(Column.TOP_K))
-_PROMPT = tl.constexpr(int(Column.NUM_PROMPT_TOKENS))
-_COUNT_ROW = tl.constexpr(int(Column.COUNT_ROW))
-_RING = tl.constexpr(int(Column.RING))
-_RING_LENGTH = tl.constexpr(int(Column.RING_LENGTH))
+_TEMPERATURE, _TOP_P, _MIN_P, _TYPICAL_P = constants(Column.TEMPERATURE, Column.TOP_P, Column.MIN_P, Column.TYPICAL_P)
+_SEED, _TOP_K = constants(Column.SEED, Column.TOP_K)
+_PROMPT, _COUNT_ROW = constants(Column.NUM_PROMPT_TOKENS, Column.COUNT_ROW)
+_RING, _RING_LENGTH = constants(Column.RING, Column.RING_LENGTH)
 
 
 def sample_tokens(
@@ -38,21 +36,19 @@ def sample_tokens(
     positions: torch.Tensor,
     columns: torch.Tensor,
 ) -> torch.Tensor:
-    """Launch `_draw` and `_draw_from_many`; see `fastgen.kernels.gpu.sampling.sample_tokens`."""
+    """Launch `_draw` and `_draw_from_many`; see `fastgen.kernels.gpu.sampling.tokens.sample_tokens`."""
     num_rows, vocabulary = scores.shape
     tokens = slots.new_empty(num_rows)
     if num_rows:
-        chunks = _padded_chunks(vocabulary)
+        chunks = padded_chunks(vocabulary)
         groups = slots.new_empty(num_rows, TOP)
         keys = slots.new_empty(num_rows, TOP, dtype=torch.int64)
         _draw[(num_rows,)](
             scores, chunk_max, chunk_sum, group_max, slots, positions, columns, tokens, groups, keys,
-            vocabulary, chunk_max.shape[1],
-            CHUNK=CHUNK, GROUP=GROUP, TOP=TOP, CHUNKS=chunks, num_warps=_draw_warps(chunks),
+            vocabulary, chunk_max.shape[1], **_SIZES, CHUNKS=chunks, num_warps=_draw_warps(chunks),
         )  # fmt: skip
         _draw_from_many[(num_rows,)](
-            scores, chunk_max, slots, positions, columns, tokens,
-            vocabulary, chunk_max.shape[1],
+            scores, chunk_max, slots, positions, columns, tokens, vocabulary, chunk_max.shape[1],
             CHUNKS=chunks, TILE=_TILE, num_warps=_ROW_WARPS,
         )  # fmt: skip
     return tokens
@@ -67,7 +63,7 @@ def commit_tokens(
     counts: torch.Tensor,
     last_tokens: torch.Tensor,
 ) -> None:
-    """Launch `_commit_tokens`; see `fastgen.kernels.gpu.sampling.commit_tokens`."""
+    """Launch `_commit_tokens`; see `fastgen.kernels.gpu.sampling.tokens.commit_tokens`."""
     if len(tokens):
         _commit_tokens[(triton.cdiv(len(tokens), _COMMIT_BLOCK),)](
             tokens, slots, positions, columns, lists, counts, last_tokens, len(tokens), counts.stride(0),
@@ -75,39 +71,9 @@ def commit_tokens(
         )  # fmt: skip
 
 
-def _padded_chunks(vocabulary: int) -> int:
-    chunks: int = triton.next_power_of_2(triton.cdiv(vocabulary, CHUNK))
-    return max(8, chunks)
-
-
 def _draw_warps(chunks: int) -> int:
     """Return the warps of `_draw`: fewer leave more registers to each of their threads."""
     return _ROW_WARPS if chunks <= 64 else 8
-
-
-@triton.jit
-def _uniform(seed, position):
-    """Return a float64 in [0, 1) by SplitMix64 of int64 `seed` and `position`."""
-    golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
-    hashed = _mix(seed.to(tl.uint64) + golden)
-    bits = _mix(hashed + (position.to(tl.uint64) + 1) * golden)
-    return (bits >> 11).to(tl.float64) / 9007199254740992.0
-
-
-@triton.jit
-def _mix(z):
-    z = (z ^ (z >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
-    z = (z ^ (z >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
-    return z ^ (z >> 31)
-
-
-@triton.jit
-def _first_beyond(weights, wanted, N: tl.constexpr):
-    """Return the first index of positive `weights` [N] float64 whose cumulative sum exceeds `wanted`, else the last."""
-    index = tl.arange(0, N)
-    found = tl.min(tl.where((tl.cumsum(weights) > wanted) & (weights > 0), index, N))
-    last = tl.max(tl.where(weights > 0, index, 0))
-    return tl.minimum(found, last)
 
 
 @triton.jit
@@ -142,18 +108,11 @@ def _draw(
         chosen = tl.full([], -1, tl.int32)
     elif is_bounded:
         token = top_tokens(
-            scores,
-            vocabulary,
-            group_max + row * num_chunks * (CHUNK // GROUP),
-            num_chunks * (CHUNK // GROUP),
-            groups + row * TOP,
-            keys + row * TOP,
-            TOP,
-            GROUP,
-            CHUNKS * (CHUNK // GROUP),
-        )
+            scores, vocabulary, group_max + row * num_chunks * (CHUNK // GROUP), num_chunks * (CHUNK // GROUP),
+            groups + row * TOP, keys + row * TOP, TOP, GROUP, CHUNKS * (CHUNK // GROUP),
+        )  # fmt: skip
         # The parameters are loaded here: while the top tokens are found, registers are scarce.
-        uniform = _uniform(tl.load(column + _SEED), tl.load(positions + row).to(tl.int64))
+        uniform = uniform_number(tl.load(column + _SEED), tl.load(positions + row).to(tl.int64))
         score = tl.load(scores + token, mask=token < vocabulary, other=float("-inf"))
         weights = tl.exp((score.to(tl.float64) - top) / load_float(column, _TEMPERATURE))
         chosen = _draw_from_top(
@@ -161,7 +120,7 @@ def _draw(
             tl.load(column + _TOP_K), load_float(column, _TOP_P), load_float(column, _MIN_P), vocabulary, TOP,
         )  # fmt: skip
     else:
-        uniform = _uniform(tl.load(column + _SEED), tl.load(positions + row).to(tl.int64))
+        uniform = uniform_number(tl.load(column + _SEED), tl.load(positions + row).to(tl.int64))
         chosen = _draw_from_all(scores, sums, uniform * total, top, temperature, vocabulary, CHUNK, CHUNKS)
     tl.store(tokens + row, tl.minimum(chosen, vocabulary - 1))
 
@@ -177,7 +136,7 @@ def _draw_from_top(token, weights, total, uniform, top_k, top_p, min_p, vocabula
     wanted = tl.where(top_p >= 1, float("inf"), top_p * mass)
     is_kept = (is_within & (before < wanted) & (weights >= min_p) & (weights > 0)) | (order == 0)
     weights = tl.where(is_kept, weights, 0.0)
-    chosen = tl.sum(tl.where(order == _first_beyond(weights, uniform * tl.sum(weights), TOP), token, 0))
+    chosen = tl.sum(tl.where(order == first_beyond(weights, uniform * tl.sum(weights), TOP), token, 0))
     is_cut = (tl.sum(is_kept.to(tl.int32)) == TOP) & (vocabulary > TOP)
     return tl.where(is_cut, -1, chosen)
 
@@ -185,12 +144,12 @@ def _draw_from_top(token, weights, total, uniform, top_k, top_p, min_p, vocabula
 @triton.jit
 def _draw_from_all(scores, sums, wanted, top, temperature, vocabulary, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
     """Return the token at which the cumulative sum of all weights exceeds `wanted`, given the `sums` of the chunks."""
-    chunk = _first_beyond(sums, wanted, CHUNKS)
+    chunk = first_beyond(sums, wanted, CHUNKS)
     before = tl.sum(tl.where(tl.arange(0, CHUNKS) < chunk, sums, 0.0))
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     score = tl.load(scores + token, mask=token < vocabulary, other=float("-inf"))
     weights = tl.exp((score - top) / temperature.to(tl.float32)).to(tl.float64)
-    return chunk * CHUNK + _first_beyond(weights, wanted - before, CHUNK)
+    return chunk * CHUNK + first_beyond(weights, wanted - before, CHUNK)
 
 
 @triton.jit
@@ -235,7 +194,7 @@ def _draw_from_many(
         closest = _threshold(scores, vocabulary, typical, least, mean, "closeness", TILE)
         total, moment = _totals(scores, vocabulary, least, mean, closest, TILE)
 
-    share = _uniform(tl.load(column + _SEED), tl.load(positions + row).to(tl.int64)) * total
+    share = uniform_number(tl.load(column + _SEED), tl.load(positions + row).to(tl.int64)) * total
     before = tl.full([], 0.0, tl.float64)
     found = -1
     last = 0
@@ -245,7 +204,7 @@ def _draw_from_many(
         weights = kept.to(tl.float64)
         in_tile = tl.sum(weights)
         if in_tile > 0:
-            last = start + _first_beyond(weights, share - before, TILE)
+            last = start + first_beyond(weights, share - before, TILE)
             found = tl.where(before + in_tile > share, last, found)
         before += in_tile
         start += TILE
@@ -334,22 +293,17 @@ def _commit_tokens(
     tl.store(ring + place, token, mask=ring_length > 0)
 
 
-def _variants() -> tuple[Variant, ...]:
-    """Return the kernels of `sample_tokens` for vocabularies of up to 32k, 64k, 128k, 256k and 512k, and the other."""
-    rows = {"slots": "*i32:16", "positions": "*i32:16", "columns": "*i64:16", "tokens": "*i32:16"}
-    scores = {"scores": "*fp32:16", "chunk_max": "*fp32:16", "vocabulary": "i32:16", "num_chunks": "i32"}
+def _variants() -> Iterator[Variant]:
+    """Yield `_commit_tokens`, and the others for vocabularies of up to 32k, 64k, 128k, 256k and 512k tokens."""
+    rows = dict.fromkeys(("slots", "positions", "tokens"), "*i32:16") | {"columns": "*i64:16", "vocabulary": "i32:16"}
+    state = dict.fromkeys(("lists", "counts", "last_tokens"), "*i32:16") | {"num_rows": "i32"}
+    yield Variant("", _commit_tokens, rows | state, {"BLOCK": _COMMIT_BLOCK}, _COMMIT_WARPS)
+    scores = rows | dict.fromkeys(("scores", "chunk_max"), "*fp32:16") | {"num_chunks": "i32"}
     sums = {"chunk_sum": "*fp64:16", "group_max": "*fp32:16", "groups": "*i32:16", "keys": "*i64:16"}
-    state = {"lists": "*i32:16", "counts": "*i32:16", "last_tokens": "*i32:16", "num_rows": "i32"}
-    commit = rows | state | {"vocabulary": "i32:16"}
-    variants = [Variant("", _commit_tokens, commit, {"BLOCK": _COMMIT_BLOCK}, _COMMIT_WARPS, 3)]
-    for vocabulary in (CHUNK << shift for shift in range(3, 8)):
-        name, chunks = f"v{vocabulary}", {"CHUNKS": _padded_chunks(vocabulary)}
-        sizes = chunks | {"CHUNK": CHUNK, "GROUP": GROUP, "TOP": TOP}
-        variants += [
-            Variant(name, _draw, rows | scores | sums, sizes, _draw_warps(chunks["CHUNKS"]), 3),
-            Variant(name, _draw_from_many, rows | scores, chunks | {"TILE": _TILE}, _ROW_WARPS, 3),
-        ]
-    return tuple(variants)
+    for vocabulary in VOCABULARIES:
+        name, chunks = f"v{vocabulary}", padded_chunks(vocabulary)
+        yield Variant(name, _draw, scores | sums, _SIZES | {"CHUNKS": chunks}, _draw_warps(chunks))
+        yield Variant(name, _draw_from_many, scores, {"CHUNKS": chunks, "TILE": _TILE}, _ROW_WARPS)
 
 
-VARIANTS: tuple[Variant, ...] = _variants()
+VARIANTS = tuple(_variants())

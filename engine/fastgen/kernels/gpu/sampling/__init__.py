@@ -1,0 +1,1 @@
+"""Operators of the device sampler: logits to scores, scores to tokens, and log-probabilities."""

@@ -15,15 +15,12 @@ from fastgen.kernels.cpu.jit import intrinsic, types
 ElementArray = npt.NDArray[Any]  # float32 or int16
 
 
-@intrinsic
-def widened(_typing: Any, element: Any) -> Any:
+def _emit_widened(builder: Any, value: Any) -> Any:
     """Return an element as float32."""
+    return value if value.type == llvm_vectors.F32 else llvm_vectors.widened(builder, value)
 
-    def generate(_context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        (value,) = arguments
-        return value if signature.args[0] == types.float32 else llvm_vectors.widened(builder, value)
 
-    return types.float32(element), generate
+widened = llvm_vectors.emitted(_emit_widened, returns=types.float32)
 
 
 @intrinsic

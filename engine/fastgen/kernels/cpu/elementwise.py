@@ -7,7 +7,6 @@ in float32 and rounded when they are written. Twins in plain torch: `reference.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.kernels.cpu.elements import ElementArray, narrowed, widened
-from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, serial, types
-from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
+from fastgen.kernels.cpu.jit import kernel, lowering, prange, serial
+from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, emitted
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -121,9 +120,8 @@ def rotate_and_store(
                 values[block, h, slot, d] = qkv[t, base + d]
 
 
-def _emit_gated(is_gelu: bool, element: Any, builder: Any, arguments: Sequence[Any]) -> None:
+def _emit_gated(is_gelu: bool, builder: Any, element: Any, gates: Any, ups: Any, count: Any, out: Any) -> None:
     """Compute out = gate * sigmoid(slope) * up for `count` elements, a multiple of LANES, given addresses."""
-    _, gates, ups, count, out = arguments
     emit = Emitter(builder, LANES)
     line = LANES * element.bitwidth // 8
     with lowering.for_range(builder, builder.udiv(count, I64(LANES))) as step:
@@ -141,14 +139,7 @@ def _emit_gelu_slope(emit: Emitter, x: Any) -> Any:
     return emit.multiply(x, emit.fused(emit.multiply(x, x), cubic, linear))
 
 
-@intrinsic
-def _gate_silu(_typing: Any, array: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
-    return types.void(array, gates, ups, count, out), lowered(partial(_emit_gated, False, array.dtype))
-
-
-@intrinsic
-def _gate_gelu(_typing: Any, array: Any, gates: Any, ups: Any, count: Any, out: Any) -> Any:
-    return types.void(array, gates, ups, count, out), lowered(partial(_emit_gated, True, array.dtype))
+_gate_silu, _gate_gelu = (emitted(partial(_emit_gated, is_gelu)) for is_gelu in (False, True))
 
 
 @serial

@@ -6,12 +6,13 @@ lanes; LLVM maps them to the processor's registers.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from fastgen.kernels.cpu.jit import lowering, types
+from fastgen.kernels.cpu.jit import intrinsic, lowering, types
 
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -23,14 +24,25 @@ _FLAGS = ("contract",)
 _POLYNOMIAL = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
 
 
-def lowered(emit: Callable[[Any, Sequence[Any]], Any]) -> Callable[..., Any]:
-    """Return numba's code generator of an intrinsic: `emit(builder, arguments)` emits code and returns its result."""
+def emitted(emit: Callable[..., Any], returns: Any = types.void) -> Any:
+    """Return a function for kernels whose code `emit(builder, ...)` emits, given the values of its arguments.
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        result = emit(builder, arguments)
-        return context.get_dummy_value() if result is None else result
+    If `emit(builder, element, ...)` has a parameter `element`, the function's first argument is an array, and `emit` is
+    given numba's type of its elements instead.
+    """
+    builder, *parameters = inspect.signature(emit).parameters.values()
+    takes_element = bool(parameters) and parameters[0].name == "element"
 
-    return generate
+    def typing(_context: Any, *kinds: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, values: Sequence[Any]) -> Any:
+            result = emit(builder, *((kinds[0].dtype, *values[1:]) if takes_element else values))
+            return context.get_dummy_value() if result is None else result
+
+        return returns(*kinds), generate
+
+    # numba reads the number of arguments from it.
+    typing.__signature__ = inspect.Signature([builder, *parameters])  # type: ignore[attr-defined]
+    return intrinsic(typing)
 
 
 def widened(builder: Any, bits: Any) -> Any:

@@ -11,7 +11,6 @@ constants was not faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -22,8 +21,8 @@ from fastgen.kernels.cpu.attention.decode_tile import HEADS, KEYS, weighted_sums
 from fastgen.kernels.cpu.attention.decode_tile import scores as scores_of
 from fastgen.kernels.cpu.attention.work_items import TILE
 from fastgen.kernels.cpu.elements import ElementArray, narrowed, widened
-from fastgen.kernels.cpu.jit import intrinsic, kernel, prange, serial, types
-from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
+from fastgen.kernels.cpu.jit import kernel, prange, serial, types
+from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, emitted
 from fastgen.kernels.cpu.vector_width import WIDTH
 
 FloatArray = npt.NDArray[np.float32]
@@ -94,17 +93,15 @@ def _restrict_tile(scores: FloatArray, num_keys: int, num_hidden: int, softcap: 
             scores[g, j] = _MASKED
 
 
-def _emit_highest(builder: Any, arguments: Sequence[Any]) -> Any:
+def _emit_highest(builder: Any, scores: Any) -> Any:
     """Return the maximum of scores [TILE], given their address."""
-    (scores,) = arguments
     emit = Emitter(builder, _LANES)
     vectors = [emit.load(emit.offset(scores, I64(step), _LANES * 4)) for step in range(TILE // _LANES)]
     return emit.largest(reduce(emit.larger, vectors))
 
 
-def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
+def _emit_powers(builder: Any, scores: Any, highest: Any) -> None:
     """Set scores [TILE] = exp(scores - highest), given the address of the scores."""
-    scores, highest = arguments
     emit = Emitter(builder, _LANES)
     top = emit.spread(highest)
     for step in range(TILE // _LANES):
@@ -112,14 +109,8 @@ def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
         emit.store(emit.exp(emit.subtract(emit.load(place), top)), place)
 
 
-@intrinsic
-def _highest(_typing: Any, scores: Any) -> Any:
-    return types.float32(scores), lowered(_emit_highest)
-
-
-@intrinsic
-def _exponentiate(_typing: Any, scores: Any, highest: Any) -> Any:
-    return types.void(scores, highest), lowered(_emit_powers)
+_highest = emitted(_emit_highest, returns=types.float32)
+_exponentiate = emitted(_emit_powers)
 
 
 @serial

@@ -7,15 +7,15 @@ a paged cache, whose runs are short.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
 from fastgen.kernels.cpu.elements import ElementArray
-from fastgen.kernels.cpu.jit import intrinsic, lowering, serial, types
-from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, lowered
+from fastgen.kernels.cpu.jit import lowering, serial
+from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, emitted
 from fastgen.kernels.cpu.vector_width import WIDTH
 
 KEYS = 4  # whose scores are computed together
@@ -23,22 +23,12 @@ HEADS = 4 if WIDTH == 16 else 2  # of AVX2's sixteen registers, KEYS * 2 hold su
 _VECTORS = 4  # of a value, whose sums are computed together
 _CACHE_LINE = 64  # bytes
 
-Emit = Callable[[int, Any, Any, Sequence[Any]], None]
 
-
-def _for_heads(emit: Emit, heads: int) -> Any:
-    """Return an intrinsic that computes `heads` heads; its arguments are those of `scores` and `weighted_sums`."""
-
-    def product(
-        _typing: Any, array: Any, a: Any, a_row: Any, b: Any, b_row: Any, depth: Any, n: Any, c: Any, c_row: Any, x: Any
-    ) -> Any:
-        return types.void(array, a, a_row, b, b_row, depth, n, c, c_row, x), lowered(partial(emit, heads, array.dtype))
-
-    return intrinsic(product)
-
-
-def _emit_scores(heads: int, element: Any, builder: Any, arguments: Sequence[Any]) -> None:
-    _, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead = arguments
+def _emit_scores(
+    heads: int, builder: Any, element: Any,
+    queries: Any, query_row: Any, keys: Any, key_row: Any, depth: Any, num_keys: Any, out: Any, out_row: Any,
+    ahead: Any,
+) -> None:  # fmt: skip
     emit = Emitter(builder, WIDTH)
     size = element.bitwidth // 8
     run = builder.mul(key_row, I64(KEYS))
@@ -62,8 +52,11 @@ def _emit_scores(heads: int, element: Any, builder: Any, arguments: Sequence[Any
             emit.store(_sum_lanes(emit, [builder.load(place) for place in places]), result)
 
 
-def _emit_sums(heads: int, element: Any, builder: Any, arguments: Sequence[Any]) -> None:
-    _, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead = arguments
+def _emit_sums(
+    heads: int, builder: Any, element: Any,
+    weights: Any, weight_row: Any, values: Any, value_row: Any, depth: Any, num_keys: Any, out: Any, out_row: Any,
+    ahead: Any,
+) -> None:  # fmt: skip
     emit = Emitter(builder, WIDTH)
     size = element.bitwidth // 8
 
@@ -140,8 +133,8 @@ def _prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
 
 
-_scores_1, _scores_2, _scores_3, _scores_4 = (_for_heads(_emit_scores, heads) for heads in range(1, 5))
-_sums_1, _sums_2, _sums_3, _sums_4 = (_for_heads(_emit_sums, heads) for heads in range(1, 5))
+_scores_1, _scores_2, _scores_3, _scores_4 = (emitted(partial(_emit_scores, heads)) for heads in range(1, 5))
+_sums_1, _sums_2, _sums_3, _sums_4 = (emitted(partial(_emit_sums, heads)) for heads in range(1, 5))
 
 
 @serial

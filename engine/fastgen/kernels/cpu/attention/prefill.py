@@ -9,16 +9,14 @@ stay in the L1 cache. Tiles that are invisible to all queries of an item are ski
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastgen.kernels.cpu.elements import ElementArray, is_float32, narrowed
-from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, serial, types
-from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, lowered
+from fastgen.kernels.cpu.jit import kernel, lowering, prange, serial
+from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, emitted
 from fastgen.kernels.cpu.matmul.tile import ROWS, product_tile
 from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
 
@@ -34,9 +32,8 @@ _MASKED = np.finfo(np.float32).min  # below every score, and finite: less itself
 _STRIDE = LANES * 4  # bytes from one row of scratch to the next
 
 
-def _emit_highest(builder: Any, arguments: Sequence[Any]) -> None:
+def _emit_highest(builder: Any, scores: Any, num_keys: Any, highest: Any) -> None:
     """Set highest [LANES] to the maximum of itself and scores [num_keys, LANES]."""
-    scores, num_keys, highest = arguments
     emit = Emitter(builder, WIDTH)
     places = [emit.offset(highest, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
     tops = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
@@ -49,9 +46,8 @@ def _emit_highest(builder: Any, arguments: Sequence[Any]) -> None:
         emit.store(builder.load(top), place)
 
 
-def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
+def _emit_powers(builder: Any, scores: Any, num_keys: Any, highest: Any, total: Any) -> None:
     """Set scores [num_keys, LANES] = exp(scores - highest [LANES]) and add their sum to total [LANES]."""
-    scores, num_keys, highest, total = arguments
     emit = Emitter(builder, WIDTH)
     places = [emit.offset(total, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
     totals = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
@@ -67,9 +63,8 @@ def _emit_powers(builder: Any, arguments: Sequence[Any]) -> None:
         emit.store(builder.load(sum_), place)
 
 
-def _emit_rescale(builder: Any, arguments: Sequence[Any]) -> None:
+def _emit_rescale(builder: Any, highest: Any, tops: Any, total: Any, depth: Any, sums: Any) -> None:
     """Set highest [LANES] to tops, and multiply total [LANES] and sums [depth, LANES] by exp(highest - tops)."""
-    highest, tops, total, depth, sums = arguments
     emit = Emitter(builder, WIDTH)
     offsets = [I64(vector * WIDTH * 4) for vector in range(VECTORS)]
     corrections = []
@@ -86,33 +81,16 @@ def _emit_rescale(builder: Any, arguments: Sequence[Any]) -> None:
             emit.store(emit.multiply(emit.load(place), correction), place)
 
 
-@intrinsic
-def _rescale(_typing: Any, highest: Any, tops: Any, total: Any, depth: Any, sums: Any) -> Any:
-    return types.void(highest, tops, total, depth, sums), lowered(_emit_rescale)
-
-
-def _emit_widen(element: Any, builder: Any, arguments: Sequence[Any]) -> None:
+def _emit_widen(builder: Any, element: Any, source: Any, count: Any, target: Any) -> None:
     """Set target [count] to source [count], elements, in float32; `count` is a multiple of WIDTH."""
-    _, source, count, target = arguments
     emit = Emitter(builder, WIDTH)
     with lowering.for_range(builder, builder.udiv(count, I64(WIDTH))) as step:
         place = emit.offset(source, step.index, WIDTH * element.bitwidth // 8)
         emit.store(emit.load_elements(place, element), emit.offset(target, step.index, WIDTH * 4))
 
 
-@intrinsic
-def _widen(_typing: Any, array: Any, source: Any, count: Any, target: Any) -> Any:
-    return types.void(array, source, count, target), lowered(partial(_emit_widen, array.dtype))
-
-
-@intrinsic
-def _raise_highest(_typing: Any, scores: Any, num_keys: Any, highest: Any) -> Any:
-    return types.void(scores, num_keys, highest), lowered(_emit_highest)
-
-
-@intrinsic
-def _exponentiate(_typing: Any, scores: Any, num_keys: Any, highest: Any, total: Any) -> Any:
-    return types.void(scores, num_keys, highest, total), lowered(_emit_powers)
+_raise_highest, _exponentiate = emitted(_emit_highest), emitted(_emit_powers)
+_rescale, _widen = emitted(_emit_rescale), emitted(_emit_widen)
 
 
 @serial

@@ -10,7 +10,7 @@ The inner loop uses LLVM vectors of sixteen lanes: two registers of AVX2, one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from fastgen.kernels.cpu.jit import intrinsic, kernel, lowering, prange, types
-from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, lowered
+from fastgen.kernels.cpu.jit import kernel, lowering, prange
+from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, emitted
 from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, LANES
 from fastgen.kernels.cpu.vector_width import has_wide_vectors
 
@@ -45,9 +45,10 @@ def _total(emit: Emitter, places: Sequence[Any]) -> Any:
     return parts[0]
 
 
-def _emit_tile(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
+def _emit_tile(
+    rows: int, builder: Any, x: Any, x_stride: Any, values: Any, scales: Any, blocks: Any, out: Any, out_stride: Any
+) -> None:
     """Compute out [rows, LANES] = x [rows, blocks * BLOCK] times one group's weights."""
-    x, x_stride, values, scales, blocks, out, out_stride = arguments
     emit = Emitter(builder, LANES)
     chains = _sums_of_a_row(rows)
     totals, sums = emit.places(rows), [emit.places(chains) for _ in range(rows)]
@@ -70,19 +71,7 @@ def _emit_tile(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
         emit.store(builder.load(totals[row]), emit.offset(out, I64(row), out_stride))
 
 
-def _tile(rows: int) -> Callable[[int, int, int, int, int, int, int], None]:
-    """Return the kernel function (x, x_stride, values, scales, blocks, out, out_stride) for a number of rows."""
-
-    def tile(
-        _typing: Any, x: Any, x_stride: Any, values: Any, scales: Any, blocks: Any, out: Any, out_stride: Any
-    ) -> Any:
-        return types.void(x, x_stride, values, scales, blocks, out, out_stride), lowered(partial(_emit_tile, rows))
-
-    made: Callable[[int, int, int, int, int, int, int], None] = intrinsic(tile)
-    return made
-
-
-_tile_1, _tile_2, _tile_3, _tile_4, _tile_6 = _tile(1), _tile(2), _tile(3), _tile(4), _tile(6)
+_tile_1, _tile_2, _tile_3, _tile_4, _tile_6 = (emitted(partial(_emit_tile, rows)) for rows in (1, 2, 3, 4, 6))
 
 
 @kernel("void(f4[:,::1], i1[:,:,::1], f4[:,:,::1], f4[:,::1])")

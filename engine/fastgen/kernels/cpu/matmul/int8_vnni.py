@@ -11,7 +11,6 @@ other rows. Twin in plain torch: `reference.int8_dynamic_product`. Cannot be com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,8 +19,8 @@ import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
 from fastgen.kernels.cpu.elements import ElementArray
-from fastgen.kernels.cpu.jit import compile_for_bfloat16, intrinsic, kernel, lowering, prange, serial, types
-from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, lowered
+from fastgen.kernels.cpu.jit import compile_for_bfloat16, kernel, lowering, prange, serial
+from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, emitted
 from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, BYTES, TILE_LANES
 
 ROWS = 4  # per tile, at most
@@ -51,12 +50,11 @@ def _function(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     return lowering.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
-def _emit_quantise(element: Any, builder: Any, arguments: Sequence[Any]) -> None:
+def _emit_quantise(builder: Any, element: Any, x: Any, quantised: Any, scale: Any, start: Any) -> None:
     """Quantise `BLOCK` inputs to int8; write their scale and the initial sum of their products.
 
     The scale of a block with infinity or NaN is not finite.
     """
-    _, x, quantised, scale, start = arguments
     emit = Emitter(builder, _WIDTH)
     largest_of = _function(builder, "llvm.vector.reduce.smax.v16i32", I32, _INTEGERS)
     sum_of = _function(builder, "llvm.vector.reduce.add.v16i32", I32, _INTEGERS)
@@ -80,9 +78,7 @@ def _emit_quantise(element: Any, builder: Any, arguments: Sequence[Any]) -> None
     emit.store(builder.mul(builder.call(sum_of, [total]), I32(-OFFSET)), start)
 
 
-@intrinsic
-def _quantise_block(_typing: Any, array: Any, x: Any, quantised: Any, scale: Any, start: Any) -> Any:
-    return types.void(array, x, quantised, scale, start), lowered(partial(_emit_quantise, array.dtype))
+_quantise_block = emitted(_emit_quantise)
 
 
 @serial
@@ -108,9 +104,14 @@ def _quantise_row(
         _quantise_block(x, rest.ctypes.data, target + whole * BLOCK, scale + whole * 4, start + whole * 4)
 
 
-def _emit_tile(rows: int, element: Any, builder: Any, arguments: Sequence[Any]) -> None:
-    """Compute out [rows, TILE_LANES] = quantised inputs [rows, blocks * BLOCK] times one group's weights."""
-    _, inputs, input_scales, starts, values, scales, blocks, out, out_stride = arguments
+def _emit_tile(
+    rows: int, builder: Any, element: Any,
+    inputs: Any, input_scales: Any, starts: Any, values: Any, scales: Any, blocks: Any, out: Any, out_stride: Any,
+) -> None:  # fmt: skip
+    """Compute out [rows, TILE_LANES] = quantised inputs [rows, blocks * BLOCK] times one group's weights.
+
+    Arguments are addresses, but `blocks` and `out_stride`, which is in bytes.
+    """
     emit = Emitter(builder, _WIDTH)
     multiply_bytes = _function(builder, "llvm.x86.avx512.vpdpbusd.512", _INTEGERS, *[_INTEGERS] * 3)
     totals = [emit.places(_VECTORS) for _ in range(rows)]
@@ -148,33 +149,7 @@ def _emit_tile(rows: int, element: Any, builder: Any, arguments: Sequence[Any]) 
             emit.store_elements(builder.load(total), emit.offset(line, I64(vector), _WIDTH * size), element)
 
 
-def _tile(rows: int) -> Callable[[ElementArray, int, int, int, int, int, int, int, int], None]:
-    """Return the kernel function for a number of rows.
-
-    Its arguments: the output's array, for its type; addresses of the first row's inputs, scales and initial sums;
-    addresses of the group's weights and scales; number of blocks; address of the output and bytes between its rows.
-    """
-
-    def tile(
-        _typing: Any,
-        array: Any,
-        inputs: Any,
-        input_scales: Any,
-        starts: Any,
-        values: Any,
-        scales: Any,
-        blocks: Any,
-        out: Any,
-        out_stride: Any,
-    ) -> Any:
-        signature = types.void(array, inputs, input_scales, starts, values, scales, blocks, out, out_stride)
-        return signature, lowered(partial(_emit_tile, rows, array.dtype))
-
-    made: Callable[[ElementArray, int, int, int, int, int, int, int, int], None] = intrinsic(tile)
-    return made
-
-
-_tile_1, _tile_2, _tile_3, _tile_4 = (_tile(rows) for rows in range(1, ROWS + 1))
+_tile_1, _tile_2, _tile_3, _tile_4 = (emitted(partial(_emit_tile, rows)) for rows in range(1, ROWS + 1))
 
 
 @kernel("void(E[:,::1], u4[:,:,::1], f4[:,:,::1], E[:,::1])")

@@ -6,37 +6,30 @@ registers (Goto and van de Geijn, 2008; of AVX2's sixteen registers this leaves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fastgen.kernels.cpu.jit import intrinsic, lowering, types
-from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, lowered
+from fastgen.kernels.cpu.jit import lowering
+from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, emitted
 from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
 
 ROWS = 4  # per tile, at most
 _UNROLLED = 4  # columns per iteration: reduces loop overhead
 
-Tile = Callable[[int, int, int, int, int, int, int, int], None]
 
-
-def product_tile(rows: int) -> Tile:
+def product_tile(rows: int) -> Any:
     """Return a kernel function for c [rows, LANES] = a [rows, depth] · b [depth, LANES].
 
     Its arguments: address of a, bytes between its rows and between its columns; address of b, `depth`; address of c,
     bytes between its rows; and 1 to add the product to c, otherwise 0. Rows of b are contiguous. Each sum is computed
     in the order of the columns, regardless of the number of rows.
     """
-
-    def tile(_typing: Any, a: Any, a_row: Any, a_column: Any, b: Any, depth: Any, c: Any, c_row: Any, adds: Any) -> Any:
-        return types.void(a, a_row, a_column, b, depth, c, c_row, adds), lowered(partial(_emit, rows))
-
-    made: Tile = intrinsic(tile)
-    return made
+    return emitted(partial(_emit, rows))
 
 
-def _emit(rows: int, builder: Any, arguments: Sequence[Any]) -> None:
-    a, a_row, a_column, b, depth, c, c_row, adds = arguments
+def _emit(
+    rows: int, builder: Any, a: Any, a_row: Any, a_column: Any, b: Any, depth: Any, c: Any, c_row: Any, adds: Any
+) -> None:
     emit = Emitter(builder, WIDTH)
     sums = [emit.places(VECTORS) for _ in range(rows)]
     inputs = [emit.offset(a, I64(row), a_row) for row in range(rows)]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from fastgen.kernels.cpu.jit import intrinsic, lowering, types
+from fastgen.kernels.cpu.jit import intrinsic, lowering, serial, types
 
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -43,6 +44,26 @@ def emitted(emit: Callable[..., Any], returns: Any = types.void) -> Any:
     # numba reads the number of arguments from it.
     typing.__signature__ = inspect.Signature([builder, *parameters])  # type: ignore[attr-defined]
     return intrinsic(typing)
+
+
+def emitted_by_count(emit: Callable[..., Any]) -> Any:
+    """Return a function for kernels whose first argument is a number of rows or heads, from 1 to 4.
+
+    `emit(count, builder, ...)` emits the code for each of them: their sums are in registers.
+    """
+    one, two, three, four = (emitted(partial(emit, count)) for count in range(1, 5))
+
+    def call(count: int, *arguments: Any) -> None:
+        if count == 1:
+            one(*arguments)
+        elif count == 2:
+            two(*arguments)
+        elif count == 3:
+            three(*arguments)
+        else:
+            four(*arguments)
+
+    return serial(call)
 
 
 def widened(builder: Any, bits: Any) -> Any:

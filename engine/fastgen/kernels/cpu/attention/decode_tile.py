@@ -8,14 +8,13 @@ a paged cache, whose runs are short.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from fastgen.kernels.cpu.elements import ElementArray
-from fastgen.kernels.cpu.jit import lowering, serial
-from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, emitted
+from fastgen.kernels.cpu.jit import lowering
+from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, emitted_by_count
 from fastgen.kernels.cpu.vector_width import WIDTH
 
 KEYS = 4  # whose scores are computed together
@@ -29,6 +28,16 @@ def _emit_scores(
     queries: Any, query_row: Any, keys: Any, key_row: Any, depth: Any, num_keys: Any, out: Any, out_row: Any,
     ahead: Any,
 ) -> None:  # fmt: skip
+    """Compute out [heads, num_keys] = queries [heads, depth] · keys [num_keys, depth].
+
+    Args:
+        heads: at most `HEADS`.
+        builder, element: LLVM's builder, and the type of the keys' elements.
+        queries, query_row: address, and bytes from one to the next; likewise keys and out.
+        depth: a multiple of `WIDTH`.
+        num_keys: a multiple of `KEYS`.
+        ahead: address of the memory to prefetch, as long as the keys.
+    """
     emit = Emitter(builder, WIDTH)
     size = element.bitwidth // 8
     run = builder.mul(key_row, I64(KEYS))
@@ -57,6 +66,10 @@ def _emit_sums(
     weights: Any, weight_row: Any, values: Any, value_row: Any, depth: Any, num_keys: Any, out: Any, out_row: Any,
     ahead: Any,
 ) -> None:  # fmt: skip
+    """Compute out [heads, depth] += weights [heads, num_keys] · values [num_keys, depth], in the order of keys.
+
+    Arguments as those of `_emit_scores`; `num_keys` is any number.
+    """
     emit = Emitter(builder, WIDTH)
     size = element.bitwidth // 8
 
@@ -133,67 +146,5 @@ def _prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
 
 
-_scores_1, _scores_2, _scores_3, _scores_4 = (emitted(partial(_emit_scores, heads)) for heads in range(1, 5))
-_sums_1, _sums_2, _sums_3, _sums_4 = (emitted(partial(_emit_sums, heads)) for heads in range(1, 5))
-
-
-@serial
-def scores(
-    heads: int,
-    array: ElementArray,
-    queries: int,
-    query_row: int,
-    keys: int,
-    key_row: int,
-    depth: int,
-    num_keys: int,
-    out: int,
-    out_row: int,
-    ahead: int,
-) -> None:
-    """Compute out [heads, num_keys] = queries [heads, depth] · keys [num_keys, depth].
-
-    Args:
-        heads: at most `HEADS`.
-        array: the keys' array, for the type of its elements.
-        queries, query_row: address, and bytes from one to the next; likewise keys and out.
-        depth: a multiple of `WIDTH`.
-        num_keys: a multiple of `KEYS`.
-        ahead: address of the memory to prefetch, as long as the keys.
-    """
-    if heads == 1:
-        _scores_1(array, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead)
-    elif heads == 2:
-        _scores_2(array, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead)
-    elif heads == 3:
-        _scores_3(array, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead)
-    else:
-        _scores_4(array, queries, query_row, keys, key_row, depth, num_keys, out, out_row, ahead)
-
-
-@serial
-def weighted_sums(
-    heads: int,
-    array: ElementArray,
-    weights: int,
-    weight_row: int,
-    values: int,
-    value_row: int,
-    depth: int,
-    num_keys: int,
-    out: int,
-    out_row: int,
-    ahead: int,
-) -> None:
-    """Compute out [heads, depth] += weights [heads, num_keys] · values [num_keys, depth], in the order of keys.
-
-    Arguments as those of `scores`; `num_keys` is any number.
-    """
-    if heads == 1:
-        _sums_1(array, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead)
-    elif heads == 2:
-        _sums_2(array, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead)
-    elif heads == 3:
-        _sums_3(array, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead)
-    else:
-        _sums_4(array, weights, weight_row, values, value_row, depth, num_keys, out, out_row, ahead)
+scores = emitted_by_count(_emit_scores)
+weighted_sums = emitted_by_count(_emit_sums)

@@ -9,6 +9,7 @@ stay in the L1 cache. Tiles that are invisible to all queries of an item are ski
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from fastgen.kernels.cpu.elements import ElementArray, is_float32, narrowed
 from fastgen.kernels.cpu.jit import kernel, lowering, prange, serial
 from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, emitted
-from fastgen.kernels.cpu.matmul.tile import ROWS, product_tile
+from fastgen.kernels.cpu.matmul.tile import ROWS, emit_product
 from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
 
 FloatArray = npt.NDArray[np.float32]
@@ -25,7 +26,7 @@ IntArray = npt.NDArray[np.int64]
 
 TILE = 64  # keys per softmax step
 
-_product = product_tile(ROWS)  # head sizes and block sizes are multiples of its rows
+_product = emitted(partial(emit_product, ROWS))  # head sizes and block sizes are multiples of its rows
 
 _f32 = np.float32
 _MASKED = np.finfo(np.float32).min  # below every score, and finite: less itself, it is 0

@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.kernels.cpu.jit import kernel, prange
-from fastgen.kernels.cpu.matmul.tile import ROWS, product_tile
+from fastgen.kernels.cpu.llvm_vectors import emitted_by_count
+from fastgen.kernels.cpu.matmul.tile import ROWS, emit_product
 from fastgen.kernels.cpu.vector_width import LANES
 
 FloatArray = npt.NDArray[np.float32]
 
 _DEPTH = 256  # inputs per part: 24 KiB of weights with 256-bit vectors
 
-_tile_1, _tile_2, _tile_3, _tile_4 = (product_tile(rows) for rows in range(1, ROWS + 1))
+_tile = emitted_by_count(emit_product)
 
 
 @kernel("void(f4[:,::1], f4[:,:,::1], f4[:,::1])")
@@ -35,11 +36,4 @@ def multiply(x: FloatArray, weights: FloatArray, out: FloatArray) -> None:
             for row in range(0, rows, ROWS):
                 a = x.ctypes.data + row * x_row + first * 4
                 c = out.ctypes.data + row * out_row + group * LANES * 4
-                if rows - row >= ROWS:
-                    _tile_4(a, x_row, 4, part, size, c, out_row, first)
-                elif rows - row == 3:
-                    _tile_3(a, x_row, 4, part, size, c, out_row, first)
-                elif rows - row == 2:
-                    _tile_2(a, x_row, 4, part, size, c, out_row, first)
-                else:
-                    _tile_1(a, x_row, 4, part, size, c, out_row, first)
+                _tile(min(ROWS, rows - row), a, x_row, 4, part, size, c, out_row, first)

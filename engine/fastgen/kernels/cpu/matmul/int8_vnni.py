@@ -11,7 +11,6 @@ other rows. Twin in plain torch: `reference.int8_dynamic_product`. Cannot be com
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 
 from fastgen.kernels.cpu.elements import ElementArray
 from fastgen.kernels.cpu.jit import compile_for_bfloat16, kernel, lowering, prange, serial
-from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, emitted
+from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, emitted, emitted_by_count
 from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, BYTES, TILE_LANES
 
 ROWS = 4  # per tile, at most
@@ -149,7 +148,7 @@ def _emit_tile(
             emit.store_elements(builder.load(total), emit.offset(line, I64(vector), _WIDTH * size), element)
 
 
-_tile_1, _tile_2, _tile_3, _tile_4 = (emitted(partial(_emit_tile, rows)) for rows in range(1, ROWS + 1))
+_tile = emitted_by_count(_emit_tile)
 
 
 @kernel("void(E[:,::1], u4[:,:,::1], f4[:,:,::1], E[:,::1])")
@@ -183,14 +182,7 @@ def multiply(
             a = inputs.ctypes.data + row * blocks * BLOCK
             b, c = input_scales.ctypes.data + row * blocks * 4, starts.ctypes.data + row * blocks * 4
             d = out.ctypes.data + row * out_stride + group * TILE_LANES * out.itemsize
-            if rows - row >= ROWS:
-                _tile_4(out, a, b, c, w, s, blocks, d, out_stride)
-            elif rows - row == 3:
-                _tile_3(out, a, b, c, w, s, blocks, d, out_stride)
-            elif rows - row == 2:
-                _tile_2(out, a, b, c, w, s, blocks, d, out_stride)
-            else:
-                _tile_1(out, a, b, c, w, s, blocks, d, out_stride)
+            _tile(min(ROWS, rows - row), out, a, b, c, w, s, blocks, d, out_stride)
 
 
 compile_for_bfloat16(multiply)

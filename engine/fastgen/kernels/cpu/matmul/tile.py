@@ -6,30 +6,32 @@ registers (Goto and van de Geijn, 2008; of AVX2's sixteen registers this leaves 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fastgen.kernels.cpu.jit import lowering
-from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, emitted
+from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter
 from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
 
 ROWS = 4  # per tile, at most
 _UNROLLED = 4  # columns per iteration: reduces loop overhead
 
 
-def product_tile(rows: int) -> Any:
-    """Return a kernel function for c [rows, LANES] = a [rows, depth] · b [depth, LANES].
-
-    Its arguments: address of a, bytes between its rows and between its columns; address of b, `depth`; address of c,
-    bytes between its rows; and 1 to add the product to c, otherwise 0. Rows of b are contiguous. Each sum is computed
-    in the order of the columns, regardless of the number of rows.
-    """
-    return emitted(partial(_emit, rows))
-
-
-def _emit(
+def emit_product(
     rows: int, builder: Any, a: Any, a_row: Any, a_column: Any, b: Any, depth: Any, c: Any, c_row: Any, adds: Any
 ) -> None:
+    """Compute c [rows, LANES] = a [rows, depth] · b [depth, LANES].
+
+    Each sum is computed in the order of the columns, regardless of the number of rows.
+
+    Args:
+        rows: at most `ROWS`.
+        builder: LLVM's.
+        a, a_row, a_column: address of a, and bytes between its rows and between its columns.
+        b: address of b, whose rows are contiguous.
+        depth: number of columns of a.
+        c, c_row: address of c, and bytes between its rows.
+        adds: 1 to add the product to c, otherwise 0.
+    """
     emit = Emitter(builder, WIDTH)
     sums = [emit.places(VECTORS) for _ in range(rows)]
     inputs = [emit.offset(a, I64(row), a_row) for row in range(rows)]

@@ -1,5 +1,4 @@
-"""CPU kernels for operations that libraries lack.
+"""Kernels for operations that libraries lack: `cpu` in numba, `gpu` as torch operators with kernels in `triton`.
 
-These are paged attention, fused element-wise operations and matrix products. `reference` holds their readable twins in
-plain torch; tests compare the two.
+`reference` holds readable twins in plain torch, which tests compare the kernels with.
 """

@@ -1,4 +1,4 @@
-"""Readable twins of the kernels in plain torch: slow, short, and the reference of the tests."""
+"""Readable twins of the kernels in plain torch, which tests compare the kernels with."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute causal attention over paged keys and values.
-
-    The queries are one sequence's tokens at positions `start ..`.
+    """Compute causal attention over one sequence's paged keys and values, for its tokens from position `start` on.
 
     Args:
         queries: [n, heads, head_dim].
@@ -67,8 +65,8 @@ def paged_attention(
         start: position of the first query.
         scale: factor of the scores.
         window: number of keys that a token attends to, including its own; None for all.
-        softcap: bound of the scores, applied by tanh (Gemma 2); None for no bound.
-        sinks: [heads], a further score in each softmax, without a value (gpt-oss); None for none.
+        softcap: bound of the scores, applied by tanh (Gemma 2).
+        sinks: [heads], an additional score in each softmax, without a value (gpt-oss).
 
     Returns:
         [n, heads, head_dim].
@@ -120,7 +118,7 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def int8_dynamic_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Multiply x [T, in], quantised, with int8 values [out, in] and scales [out, in / 32 rounded up].
 
-    Sums of a block are exact. They are multiplied with both scales and added block by block in float32.
+    The sums of a block are exact. They are multiplied by both scales and added block by block in float32.
 
     Returns:
         [T, out] in float32.

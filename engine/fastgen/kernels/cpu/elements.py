@@ -1,6 +1,6 @@
 """Elements of activations and caches in kernels: float32, or bfloat16 as int16 bits.
 
-Kernels compute in float32: they widen what they read and narrow what they write. For float32 both are no operation.
+Kernels compute in float32: they widen what they read and narrow what they write. For float32 both are no-ops.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Emitter:
         self.store(values if element == types.float32 else narrowed(self.builder, values), address)
 
     def spread(self, scalar: Any) -> Any:
-        """Load a scalar into all lanes."""
+        """Broadcast a scalar to all lanes."""
         lane = self.builder.insert_element(ir.Constant(self.floats, ir.Undefined), scalar, I32(0))
         return self.builder.shuffle_vector(lane, lane, self._first_lane)
 
@@ -158,7 +158,7 @@ class Emitter:
         self.builder.store(self.fused(a, b, self.builder.load(place)), place)
 
     def constant(self, value: float) -> Any:
-        """Broadcast a value to all lanes."""
+        """Return a constant with this value in all lanes."""
         return ir.Constant(self.floats, [value] * self.floats.count)
 
     def larger(self, a: Any, b: Any) -> Any:

@@ -20,10 +20,7 @@ def upload_into(values: npt.NDArray[Any], target: torch.Tensor) -> None:
 
 
 def _pinned(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return the values in pinned memory if they are copied to a GPU.
-
-    It is not reused before the copy is done.
-    """
+    """Return the values in pinned memory if `device` is a GPU; torch reuses it only after the copy is done."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory() if device.type == "cuda" else tensor
 

@@ -1,9 +1,9 @@
-"""Compile the Triton kernels ahead of time, for GPUs that need not be there.
+"""Compile the Triton kernels ahead of time, without a GPU.
 
 `python -m fastgen.kernels.triton.compilation` compiles every variant of every kernel for every target and prints a
 Markdown table of registers, spills and shared memory. It exits with 1 if a variant does not compile, spills registers
-or needs more shared memory than the target has. `--page docs/benchmarks/gpu-compilation.md` compiles only what the
-table of that page lacks, and writes it there row by row: it can be interrupted, and repeated after a change.
+or needs more shared memory than the target has. `--page docs/benchmarks/gpu-compilation.md` compiles only the rows
+that the table of that page lacks, and writes each to the page at once, so that it can be interrupted.
 """
 
 from __future__ import annotations
@@ -50,17 +50,16 @@ Key = tuple[str, str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What one variant needs on one target.
+    """Resources of one variant on one target.
 
     Attributes:
         kernel, variant: names.
-        configuration: digest of the source, types, constants and launch options, by which a changed variant is
-            recognised.
+        configuration: digest of the source, types, constants and launch options.
         target: compute capability.
         registers: of a thread.
         spilled_bytes: local memory of a thread, where registers are spilled to.
         shared_kib: shared memory of a program.
-        error: first line of the compiler's error, or None; the numbers are 0 if there is one.
+        error: last line of the compiler's error, or None; the numbers are 0 if there is one.
     """
 
     kernel: str
@@ -183,7 +182,7 @@ def read_table(page: str) -> dict[Key, Compiled]:
 
 
 def write_table(page: str, results: Sequence[Compiled]) -> str:
-    """Return the page with another table, which is what it ends with."""
+    """Return the page with its table, and the summary after it, replaced."""
     before, _, _ = page.partition(_HEADER)
     return f"{before}{table(results)}\n\n{_summary(results)}\n"
 

@@ -1,4 +1,4 @@
-"""A compiled form of a Triton kernel, as data, for ahead-of-time compilation."""
+"""A configuration of a Triton kernel, to compile it ahead of time."""
 
 from __future__ import annotations
 

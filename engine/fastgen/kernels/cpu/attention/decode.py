@@ -32,7 +32,7 @@ assert TILE % 16 == 0  # block sizes divide it or are multiples of it; scores ar
 
 _f32 = np.float32
 _LANES = 16
-_MASKED = np.finfo(np.float32).min  # below every score, and finite: less itself, it is 0
+_MASKED = np.finfo(np.float32).min  # below every score, but finite: minus itself it is 0, not NaN
 
 
 @serial
@@ -161,8 +161,8 @@ def _add_values(
 ) -> None:
     """Add scores · values of a tile's keys from `num_hidden` to `num_keys` to acc [group, head_dim].
 
-    Other slots are skipped, because a weight of 0 does not mask infinity or NaN. Prefetches the next tile's keys, if it
-    begins before `end`.
+    Other slots are skipped, because a weight of 0 does not mask infinity or NaN. Prefetches the keys of the next tile
+    if it begins before `end`.
     """
     group, head_dim = acc.shape
     whole = head_dim // WIDTH * WIDTH

@@ -29,7 +29,7 @@ TILE = 64  # keys per softmax step
 _product = emitted(partial(emit_product, ROWS))  # head sizes and block sizes are multiples of its rows
 
 _f32 = np.float32
-_MASKED = np.finfo(np.float32).min  # below every score, and finite: less itself, it is 0
+_MASKED = np.finfo(np.float32).min  # below every score, but finite: minus itself it is 0, not NaN
 _STRIDE = LANES * 4  # bytes from one row of scratch to the next
 
 

@@ -1,4 +1,4 @@
-"""Operator that applies bias, penalties and masks to logits.
+"""Operator that applies biases, penalties, bans and grammar masks to logits.
 
 Each row of the batch has its own parameters. A running sequence owns a *slot*: a row of `columns` with its parameters,
 a segment of `lists` with its biases, banned tokens and bad words, and, if it has a penalty, a row of `counts`. A step
@@ -25,13 +25,13 @@ class Column(IntEnum):
 
     Their names are those of fields of `SamplingParams`.
 
-    Offsets count elements of `lists`. A segment holds, in this order:
+    Offsets count elements of `lists`. A slot's segment holds, in this order:
 
-    - NUM_BIASES tokens, ascending, then as many biases (bits of float32);
-    - at BANS, NUM_BANS tokens, ascending, which end bad words or generations; then for each of them the length of the
-      word before it, or -1 for an end token; then that word's offset from BANS; then whether it is banned in this
-      step; then the words;
-    - at RING, the last RING_LENGTH generated tokens: the one generated as number i is at i modulo RING_LENGTH.
+    - at BIASES, NUM_BIASES tokens in ascending order, then their biases (bits of float32);
+    - at BANS, NUM_BANS tokens in ascending order, each an end token of the model or the last token of a bad word; then
+      for each the number of tokens that precede it in the bad word, or -1 for an end token; then the offset of these
+      preceding tokens from BANS; then whether the token is banned in this step; then all preceding tokens;
+    - at RING, the last RING_LENGTH generated tokens: token i of the generation is at i modulo RING_LENGTH.
     """
 
     TEMPERATURE = 0  # 0 is greedy
@@ -70,8 +70,8 @@ def process_logits(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return `logits` with bias, penalties, banned tokens and grammar masks applied, in this order.
 
-    Banned are the end tokens of a generation shorter than `min_tokens`, and tokens that would complete a bad word. If
-    the masks leave a row no token, nothing is banned in it: the grammar decides.
+    Banned tokens are the end tokens before `min_tokens` are generated, and tokens that would complete a bad word. If a
+    row's mask and bans would leave it no token, its bans are ignored: the grammar takes precedence.
 
     Args:
         logits: [R, V], float32, bfloat16 or float16; not modified.

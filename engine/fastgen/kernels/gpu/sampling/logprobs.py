@@ -12,10 +12,9 @@ MOST_TOP = 32
 
 @operator()
 def token_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Return the log-probability and rank of one token for some rows of `logits`.
+    """Return the log-probability and rank of one token of each row, and the row's top tokens, in two launches.
 
-    The top tokens of these rows are returned as well. Each exponential is computed in float32 and summed in float64.
-    Ties rank by id. Takes two launches.
+    Each exponential is computed in float32 and summed in float64. Equal logits rank by token id.
 
     Args:
         logits: [R, V], float32, bfloat16 or float16.

@@ -13,7 +13,7 @@ import torch
 from fastgen.kernels.gpu.operators import operator
 from fastgen.kernels.gpu.sampling.logits import Column, parameters_of
 
-# Number of top tokens that are sorted and tried first, see `sample_tokens`.
+# Top tokens that are sorted and tried first: see `sample_tokens`.
 TOP = 256
 # Constants of SplitMix64 as signed integers.
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -38,9 +38,9 @@ def sample_tokens(
     - With top-k, top-p or min-p that keep fewer than `TOP` tokens, in descending order of their scores; ties by id.
     - If they keep more, or with typical-p, in the order of ids. Ties with the last kept token are kept.
 
-    The uniform number is SplitMix64 of (seed, position). Weights are float32 and sums float64; those of the top tokens
-    are float64 throughout. So a token costs one conversion to float64 and one addition, in each pass of a filter that
-    keeps many tokens again: GPUs for graphics have 1/64 of the float32 rate for them.
+    The uniform number is SplitMix64 of (seed, position). Weights are float32 and their sums float64; weights of the top
+    tokens are float64. Other tokens cost one conversion and one addition in float64 per pass over them, because
+    consumer GPUs compute float64 at 1/64 of the float32 rate.
 
     Args:
         scores, chunk_max, chunk_sum, group_max: of `process_logits`; `scores` are unspecified afterwards.

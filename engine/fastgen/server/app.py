@@ -23,8 +23,9 @@ from fastgen.server.http.connection import is_kept
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import RequestContexts
 from fastgen.server.http.tracing import Tracer, Traces
-from fastgen.server.openai import chat, completions, embeddings, rerank, tokenization
+from fastgen.server.openai import chat, completions, tokenization
 from fastgen.server.openai.other_routes import missing_route
+from fastgen.server.openai.pooling import embeddings, rerank
 from fastgen.server.openai.response_api import endpoint as responses
 from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.metrics_exchange import MetricsExchange

@@ -8,8 +8,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from fastgen.server.openai.embeddings import Embeddings
-from fastgen.server.openai.rerank import Ranking, Scores
+from fastgen.server.openai.pooling.embeddings import Embeddings
+from fastgen.server.openai.pooling.rerank import Ranking, Scores
 from fastgen.server.openai.response_api.objects import Response
 from fastgen.server.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from fastgen.server.openai.tokenization import Text, Tokens

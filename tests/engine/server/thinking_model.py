@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from engine.server.test_special_token_markers import CONFIG
+from engine.server.openai.test_special_token_markers import CONFIG
 from fastgen.text.tokenizer import Tokenizer
 
 TEMPLATE = """\

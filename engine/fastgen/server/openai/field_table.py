@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fastgen.server.openai.embeddings import EmbeddingRequest
-from fastgen.server.openai.field_types import NoEffect, NotBuilt
+from fastgen.server.openai.fields.unsupported import NoEffect, NotBuilt
+from fastgen.server.openai.pooling.embeddings import EmbeddingRequest
+from fastgen.server.openai.pooling.rerank import RerankRequest, ScoreRequest
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
-from fastgen.server.openai.rerank import RerankRequest, ScoreRequest
 from fastgen.server.openai.response_api.request import ResponseRequest
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from fastgen.server.openai.field_types import Boolean, String
+from fastgen.server.openai.fields.types import Boolean, String
 
 _MAX_TOOL_NAME_LENGTH = 256
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from fastgen.core.request import Grammar, RequestError, SamplingParams
-from fastgen.server.openai.engine_fields import EngineFields
-from fastgen.server.openai.field_types import (
+from fastgen.server.openai.fields.engine import EngineFields
+from fastgen.server.openai.fields.types import (
     BadWords,
     Boolean,
     Integer,
@@ -32,11 +32,9 @@ from fastgen.server.openai.field_types import (
     TopK,
     TruncationLimit,
     TruncationSide,
-    ignored,
-    refused,
 )
+from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields, OpenAIFields, ignored, refused
 from fastgen.server.openai.messages import Message, Tool, ToolChoice
-from fastgen.server.openai.other_fields import ChatFields, ExtensionFields, OpenAIFields
 from fastgen.server.openai.structured_outputs import (
     AllowedTokenIds,
     GuidedChoice,

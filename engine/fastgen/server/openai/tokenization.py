@@ -14,7 +14,7 @@ from fastgen.core.request import RequestError
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.chat import render
-from fastgen.server.openai.field_types import Boolean, String, TokenIds
+from fastgen.server.openai.fields.types import Boolean, String, TokenIds
 from fastgen.server.openai.messages import Message
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.responses import json_response

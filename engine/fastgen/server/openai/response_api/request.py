@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
 from fastgen.core.request import RequestError
-from fastgen.server.openai.field_types import Boolean, Integer, String, ignored, refused
-from fastgen.server.openai.other_fields import OpenAIFields
+from fastgen.server.openai.fields.types import Boolean, Integer, String
+from fastgen.server.openai.fields.unsupported import OpenAIFields, ignored, refused
 from fastgen.server.openai.protocol import ChatRequest, SamplingNumbers
 from fastgen.server.openai.response_api.input_items import messages_of
 

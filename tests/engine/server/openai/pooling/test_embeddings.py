@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pytest
 from openai.types import CreateEmbeddingResponse
 
+from engine.server.openai.test_special_token_markers import CONFIG
 from engine.server.scripted_engine import HIDDEN_SIZE, scripted_logprobs
 from engine.server.serving import Serving, serving, wait_until
-from engine.server.test_special_token_markers import CONFIG
-from fastgen.server.openai.pooling_request import PoolingRequest
+from fastgen.server.openai.pooling.request import PoolingRequest
 from fastgen.text.reranker import ENDING, beginning
 from fastgen.text.tokenizer import Tokenizer
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from engine.server.openai.test_special_token_markers import write_model
 from engine.server.scripted_prompts import messages_for
 from engine.server.serving import serving
-from engine.server.test_special_token_markers import write_model
 from fastgen.config import ConfigError
 from fastgen.core.request import SamplingParams
 from fastgen.model.generation_defaults import generation_defaults

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, PlainValidator, Strict, WithJsonSchema
 
 from fastgen.core.request import MOST_LOGIT_BIASES
 
@@ -170,7 +169,7 @@ Prompts = Annotated[
 ]
 
 
-def _one_of(*choices: str) -> PlainValidator:
+def one_of(*choices: str) -> PlainValidator:
     listed = ", ".join(json.dumps(choice) for choice in choices)
 
     def check(value: Any) -> str | None:
@@ -215,67 +214,12 @@ Documents = Annotated[
     PlainValidator(_documents),
     WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}),
 ]
-EncodingFormat = Annotated[str | None, _one_of("float", "base64"), WithJsonSchema(_choices("float", "base64"))]
+EncodingFormat = Annotated[str | None, one_of("float", "base64"), WithJsonSchema(_choices("float", "base64"))]
 
-ReasoningEffort = Annotated[str | None, _one_of(*_EFFORTS), WithJsonSchema(_choices(*_EFFORTS))]
+ReasoningEffort = Annotated[str | None, one_of(*_EFFORTS), WithJsonSchema(_choices(*_EFFORTS))]
 ThinkingBudget = Annotated[Integer, AfterValidator(_thinking_budget)]
 TruncationLimit = Annotated[Integer, AfterValidator(_truncation_limit)]
-TruncationSide = Annotated[str | None, _one_of("left", "right"), WithJsonSchema(_choices("left", "right"))]
-
-
-@dataclass(frozen=True, slots=True)
-class NotBuilt:
-    """Marks a known field that is refused unless it holds a value without effect.
-
-    Attributes:
-        why: what to use instead, or what is missing; part of the error message.
-        neutral: the values without effect; null always is one.
-    """
-
-    why: str
-    neutral: tuple[object, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NoEffect:
-    """Marks a known field that is accepted with any value, because it cannot change the answer.
-
-    Attributes:
-        why: the reason.
-    """
-
-    why: str
-
-
-def refused(why: str, *neutral: object, choices: tuple[str, ...] = ()) -> Any:
-    """Return a field that is not built: only null and `neutral` values are accepted.
-
-    Args:
-        why: what to use instead, or what is missing.
-        neutral: values that have no effect; the error message suggests the first of them.
-        choices: the values that the field may have at all; others are not reported as unsupported but as invalid.
-    """
-    remedy = f"leave it out or set it to {json.dumps(neutral[0])}" if neutral else "leave it out"
-
-    def check(value: Any) -> Any:
-        if value is None or any(value == same and type(value) is type(same) for same in neutral):
-            return value
-        raise ValueError(f"this value is not supported ({why}); {remedy}")
-
-    steps = (_one_of(*choices),) if choices else ()
-    return _optional(*steps, AfterValidator(check), NotBuilt(why, neutral))
-
-
-def ignored(why: str) -> Any:
-    """Return a field that cannot change the answer."""
-    return _optional(NoEffect(why))
-
-
-def _optional(*metadata: Any) -> Any:
-    """Return a field that is null by default; `metadata` are validators and markers."""
-    field: Any = Field(default=None)
-    field.metadata = list(metadata)
-    return field
+TruncationSide = Annotated[str | None, one_of("left", "right"), WithJsonSchema(_choices("left", "right"))]
 
 
 def named(values: Iterable[object]) -> str:

@@ -17,9 +17,10 @@ from pydantic import AliasChoices, Field
 from fastgen.core.request import Pooling, Request, RequestError
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import while_connected
-from fastgen.server.openai.embeddings import EmbeddingUsage
-from fastgen.server.openai.field_types import Boolean, Documents, Integer, String, refused
-from fastgen.server.openai.pooling_request import PoolingRequest
+from fastgen.server.openai.fields.types import Boolean, Documents, Integer, String
+from fastgen.server.openai.fields.unsupported import refused
+from fastgen.server.openai.pooling.embeddings import EmbeddingUsage
+from fastgen.server.openai.pooling.request import PoolingRequest
 from fastgen.server.openai.responses import json_response
 from fastgen.server.serving.encoding import encode
 from fastgen.server.serving.lifecycle import ServedModel

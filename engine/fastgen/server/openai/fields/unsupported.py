@@ -6,11 +6,69 @@ vLLM's and SGLang's extensions of it. Fields that are built are in `protocol.py`
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, Field
 
-from fastgen.server.openai.field_types import ignored, refused
+from fastgen.server.openai.fields.types import one_of
+
+
+@dataclass(frozen=True, slots=True)
+class NotBuilt:
+    """Marks a known field that is refused unless it holds a value without effect.
+
+    Attributes:
+        why: what to use instead, or what is missing; part of the error message.
+        neutral: the values without effect; null always is one.
+    """
+
+    why: str
+    neutral: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """Marks a known field that is accepted with any value, because it cannot change the answer.
+
+    Attributes:
+        why: the reason.
+    """
+
+    why: str
+
+
+def refused(why: str, *neutral: object, choices: tuple[str, ...] = ()) -> Any:
+    """Return a field that is not built: only null and `neutral` values are accepted.
+
+    Args:
+        why: what to use instead, or what is missing.
+        neutral: values that have no effect; the error message suggests the first of them.
+        choices: the values that the field may have at all; others are not reported as unsupported but as invalid.
+    """
+    remedy = f"leave it out or set it to {json.dumps(neutral[0])}" if neutral else "leave it out"
+
+    def check(value: Any) -> Any:
+        if value is None or any(value == same and type(value) is type(same) for same in neutral):
+            return value
+        raise ValueError(f"this value is not supported ({why}); {remedy}")
+
+    steps = (one_of(*choices),) if choices else ()
+    return _optional(*steps, AfterValidator(check), NotBuilt(why, neutral))
+
+
+def ignored(why: str) -> Any:
+    """Return a field that cannot change the answer."""
+    return _optional(NoEffect(why))
+
+
+def _optional(*metadata: Any) -> Any:
+    """Return a field that is null by default; `metadata` are validators and markers."""
+    field: Any = Field(default=None)
+    field.metadata = list(metadata)
+    return field
+
 
 _ONE_PROCESS = "a server here is one engine"
 _TEXT_ONLY = "only text models are served"

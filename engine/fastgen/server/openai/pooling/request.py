@@ -11,13 +11,9 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from fastgen.core.request import Pooling, Request, SamplingParams
-from fastgen.server.openai.engine_fields import EngineFields
-from fastgen.server.openai.field_types import (
-    TruncationLimit,
-    TruncationSide,
-    ignored,
-    refused,
-)
+from fastgen.server.openai.fields.engine import EngineFields
+from fastgen.server.openai.fields.types import TruncationLimit, TruncationSide
+from fastgen.server.openai.fields.unsupported import ignored, refused
 from fastgen.server.serving.encoding import encode
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.tokenizer import Tokenizer

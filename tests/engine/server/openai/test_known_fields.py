@@ -12,11 +12,11 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 from pydantic import BaseModel, ValidationError
 
-from fastgen.server.openai.embeddings import EmbeddingRequest
 from fastgen.server.openai.field_table import COHERE, OPENAI, SGLANG, VLLM, fields_page
-from fastgen.server.openai.field_types import NoEffect, NotBuilt
+from fastgen.server.openai.fields.unsupported import NoEffect, NotBuilt
+from fastgen.server.openai.pooling.embeddings import EmbeddingRequest
+from fastgen.server.openai.pooling.rerank import RerankRequest, ScoreRequest
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
-from fastgen.server.openai.rerank import RerankRequest, ScoreRequest
 from fastgen.server.openai.response_api.request import ResponseRequest
 
 REQUIRED: dict[type[BaseModel], dict[str, Any]] = {

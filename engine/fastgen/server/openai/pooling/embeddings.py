@@ -14,8 +14,9 @@ from fastgen.core.request import RequestError
 from fastgen.engine.request_output import Usage
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import while_connected
-from fastgen.server.openai.field_types import Boolean, EncodingFormat, Integer, Prompts, refused
-from fastgen.server.openai.pooling_request import PoolingRequest
+from fastgen.server.openai.fields.types import Boolean, EncodingFormat, Integer, Prompts
+from fastgen.server.openai.fields.unsupported import refused
+from fastgen.server.openai.pooling.request import PoolingRequest
 from fastgen.server.openai.responses import json_response
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names

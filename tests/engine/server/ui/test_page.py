@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from engine.server.openai.test_reasoning import CALL, THOUGHT, TOOLS
 from engine.server.scripted_prompts import prompt_for
 from engine.server.serving import Serving, serving
-from engine.server.test_reasoning import CALL, THOUGHT, TOOLS
 from engine.server.thinking_model import write_thinking_model
 from fastgen.text.tokenizer import Tokenizer
 from support.browser import Page, browser_page

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from fastgen.core.request import Pooling, Request, RequestError, SamplingParams
-from fastgen.server.openai.field_types import Integer, Number, String, TruncationLimit, TruncationSide
+from fastgen.server.openai.fields.types import Integer, Number, String, TruncationLimit, TruncationSide
 
 
 class EngineFields(BaseModel):

@@ -1,0 +1,1 @@
+"""Types of request fields, and fields that several endpoints share."""

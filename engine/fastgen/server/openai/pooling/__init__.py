@@ -1,0 +1,1 @@
+"""Endpoints that pool a prompt instead of continuing it: embeddings, scores, rankings."""

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
 
 from fastgen.config import ConfigError
 from fastgen.core.request import Request as EngineRequest
 from fastgen.core.request import RequestError
 from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.body_limit import JSONRoute
-from fastgen.server.http.sse import DONE, EventTemplate, event, while_connected
+from fastgen.server.http.sse import EventTemplate, event, while_connected
 from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions, chat_choice
 from fastgen.server.openai.chunk_events import ChunkEvents
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.reasoning import ReasoningUse, template_variables
-from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, ChatCompletion, CompletionUsage, json_response
+from fastgen.server.openai.responses import (
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    CompletionUsage,
+    Delta,
+    json_response,
+)
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.lifecycle import ServedModel
@@ -36,10 +43,10 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Generate the next message of a conversation."""
     service: Service = request.app.state.service
     name = service.check_model(body.model)
-    handler, choices = await admit_chat(service, body, "chatcmpl")
+    handler, options = await admit_chat(service, body, "chatcmpl")
     if body.stream:
-        return TokenStream(handler, _StreamEvents(handler, name, body, choices))
-    return await while_connected(request, _complete(handler, name, body, choices))
+        return TokenStream(handler, _StreamEvents(handler, name, body, options))
+    return await while_connected(request, _complete(handler, name, body, options))
 
 
 async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tuple[RequestHandler, ChoiceOptions]:
@@ -89,7 +96,7 @@ def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
     }
     for conversation in variants:
         try:
-            if body.continues_message:
+            if body.continue_final_message:
                 return template.render_unfinished(conversation, **context)
             return template.render(conversation, add_generation_prompt=body.opens_reply, **context)
         except ChatTemplateError as error:
@@ -98,10 +105,10 @@ def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
 
 
 def chat_template(body: ChatRequest, model: ServedModel) -> ChatTemplate:
-    """Return the request's own chat template or, as usual, the model's.
+    """Return the request's chat template if it has one, otherwise the model's.
 
     Raises:
-        RequestError: if the request's is not valid Jinja, or there is none.
+        RequestError: if the request's template is not valid Jinja, or there is none.
     """
     template = model.tokenizer.chat_template
     if body.chat_template is None:
@@ -119,17 +126,15 @@ async def _engine_request(
 ) -> EngineRequest:
     structure = body.structure()
     if tools is not None:
-        # Reasoning that a generation may open must not pass as the text before a call.
+        # Reasoning that a generation may open must not match as the text before a call.
         opens = reasoning is not None and reasoning.start is Start.OPEN
-        structure = tools.grammar(
-            model, structure, [reasoning.format.opening] if reasoning is not None and opens else []
-        )
+        structure = tools.grammar(model, structure, [reasoning.format.opening] if reasoning and opens else [])
     grammar = await model.grammars.checked(structure)
     if reasoning is not None:
         grammar = reasoning.grammar(grammar)
     model.prompt_size_limit.check(text, "messages")
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=bool(body.add_special_tokens))
-    tokens = body.truncated(tokens, model.engine.info.max_model_length)
+    tokens = body.truncated(tokens, body.longest_prompt(model.engine.info.max_model_length))
     sampling = body.sampling(
         body.token_limit(model.remaining_length(len(tokens)), model.generation_defaults.get("max_tokens")),
         model.generation_defaults,
@@ -143,58 +148,53 @@ async def _engine_request(
 async def _complete(handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions) -> Response:
     with handler:
         outputs = await handler.finish()
+    first = outputs[0]
     completion = ChatCompletion(
         handler.id,
         handler.created,
         name,
         [chat_choice(index, output, options) for index, output in enumerate(outputs)],
         chat_usage(handler, options),
-        msgspec.UNSET
-        if body.prompt_logprobs is None
-        else prompt_logprobs(options.token_text, outputs[0].prompt_logprobs or ()),
-        outputs[0].request.prompt_token_ids if body.return_token_ids else msgspec.UNSET,
+        UNSET if body.prompt_logprobs is None else prompt_logprobs(options.token_text, first.prompt_logprobs or ()),
+        first.request.prompt_token_ids if body.return_token_ids else UNSET,
     )
     return json_response(completion)
 
 
-class _StreamEvents(ChunkEvents):
-    """Encodes the chunks of a stream. The first one of a choice carries the role."""
+class _StreamEvents(ChunkEvents[ChatRequest]):
+    """Encodes the chunks of a stream. The first chunk of a choice carries the role."""
+
+    chunk_type = ChatChunk
 
     def __init__(self, handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions) -> None:
-        super().__init__(handler, name)
-        self._body = body
+        super().__init__(handler, name, body)
         self._options = options
         self._writers: dict[int, ChatChunkWriter] = {}
-        # A first chunk is written when there is a token, but does not count it.
-        self._usage = CompletionUsage.of(handler.usage())
+        # The first chunk is written when there is a token, but does not count it.
+        self._chunk_usage = self._usage_so_far()
 
     def _chunks(self, index: int, delta: OutputDelta) -> bytes:
         first = b"" if index in self._writers else self._begin_choice(index)
-        if self._body.continuous_usage:
-            self._usage = CompletionUsage.of(self._handler.usage())
+        self._chunk_usage = self._usage_so_far()
         choices = self._writers[index].write(delta, self._handler.outputs[index])
         return first + b"".join([event(self._chunk(choice)) for choice in choices])
-
-    def end(self) -> bytes:
-        if not self._body.include_usage:
-            return DONE
-        handler = self._handler
-        usage = chat_usage(handler, self._options)
-        return event(ChatChunk(handler.id, handler.created, self._name, [], usage)) + DONE
 
     def _begin_choice(self, index: int) -> bytes:
         is_first = not self._writers
         writer = self._writers[index] = ChatChunkWriter(index, self._options)
         if writer.is_plain and not self._body.continuous_usage:
-            self._templates[index] = EventTemplate(lambda text: self._chunk(writer.content(text)))
+            self._templates[index] = EventTemplate(
+                lambda text: self._chunk(ChatChunkChoice(index, Delta(content=text), None))
+            )
         prompt = self._handler.outputs[0].request.prompt_token_ids
-        told = prompt if is_first and self._body.return_token_ids else msgspec.UNSET
-        return event(self._chunk(writer.first(), told))
+        role = ChatChunkChoice(index, Delta(role="assistant", content=""), None)
+        return event(self._chunk(role, prompt if is_first and self._body.return_token_ids else UNSET))
 
-    def _chunk(self, choice: ChatChunkChoice, prompt: list[int] | msgspec.UnsetType = msgspec.UNSET) -> ChatChunk:
-        body, handler = self._body, self._handler
-        usage = self._usage if body.continuous_usage else None if body.include_usage else msgspec.UNSET
-        return ChatChunk(handler.id, handler.created, self._name, [choice], usage, prompt)
+    def _chunk(self, choice: ChatChunkChoice, prompt: list[int] | UnsetType = UNSET) -> ChatChunk:
+        return ChatChunk(*self._head, [choice], self._chunk_usage, prompt)
+
+    def _usage(self) -> CompletionUsage:
+        return chat_usage(self._handler, self._options)
 
 
 def chat_usage(handler: RequestHandler, options: ChoiceOptions) -> CompletionUsage:

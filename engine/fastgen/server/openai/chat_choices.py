@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from fastgen.core.step_output import TokenLogprobs
@@ -23,6 +22,7 @@ from fastgen.server.openai.responses import (
     finish_reason,
 )
 from fastgen.server.openai.tool_calling import ToolUse
+from fastgen.text.reasoning import ReasoningParser
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Collected, Content, ToolEvent
 
 _TOOL_CALLS = "tool_calls"
@@ -49,39 +49,39 @@ class ChoiceOptions:
 
 def chat_choice(index: int, output: RequestOutput, options: ChoiceOptions) -> ChatChoice:
     """Return the complete choice number `index`."""
-    tools = options.tools
-    thought, text = _split(output.text, options.reasoning)
+    tools, reasoning = options.tools, options.reasoning
+    thought, content = _split(None if reasoning is None else reasoning.parser(), output.text, is_last=True)
     reason = finish_reason(output.finish_reason)
-    message = AssistantMessage(text if text or not thought else None)
+    calls: list[ToolCall] | UnsetType = UNSET
     if tools is not None:
         parser, found = tools.parser(), Collected()
-        found.take(parser.push(text))
-        found.take(parser.finish())
-        calls = found.calls[: tools.max_calls]
-        if calls:
-            tool_calls = [ToolCall(tools.format.new_id(), FunctionCall(call.arguments, call.name)) for call in calls]
-            message = AssistantMessage(found.content or None, tool_calls)
+        found.take(parser.push(content) + parser.finish())
+        content = found.content
+        if found.calls:
+            calls = [
+                ToolCall(tools.format.new_id(), FunctionCall(call.arguments, call.name))
+                for call in found.calls[: tools.max_calls]
+            ]
             reason = _TOOL_CALLS if reason == "stop" else reason
-        else:
-            message = AssistantMessage(found.content if found.content or not thought else None)
-    if thought and options.reasoning is not None and options.reasoning.include:
-        message = msgspec.structs.replace(message, reasoning_content=thought, reasoning=thought)
+    shown = thought if thought and reasoning is not None and reasoning.include else UNSET
+    message = AssistantMessage(content or (None if thought or calls else ""), calls, shown, shown)
     logprobs = chat_logprobs(options.token_text, output.logprobs or ()) if options.has_logprobs else None
     token_ids = output.token_ids if options.has_token_ids else UNSET
     return ChatChoice(index, message, reason, logprobs, output.stop_reason, token_ids)
 
 
-def _split(text: str, reasoning: ReasoningUse | None) -> tuple[str, str]:
-    """Return the reasoning and the content of a complete generation."""
-    if reasoning is None:
+def _split(parser: ReasoningParser | None, text: str, *, is_last: bool) -> tuple[str, str]:
+    """Return the reasoning and the content in the next `text` of a generation."""
+    if parser is None:
         return "", text
-    parser = reasoning.parser()
-    parts = (parser.push(text), parser.finish())
+    parts = [parser.push(text)]
+    if is_last:
+        parts.append(parser.finish())
     return "".join(part.reasoning for part in parts), "".join(part.content for part in parts)
 
 
 class ChatChunkWriter:
-    """Writes the chunks of one streamed choice: the role first, then deltas, then the finish reason."""
+    """Writes the chunks of one streamed choice after the first: deltas, then the finish reason."""
 
     def __init__(self, index: int, options: ChoiceOptions) -> None:
         self._index = index
@@ -95,29 +95,23 @@ class ChatChunkWriter:
         self._valid_calls: set[int] = set()
         self._pending_logprobs: list[TokenLogprobs] = []
 
-    def first(self) -> ChatChunkChoice:
-        """Return the first chunk, which carries the role."""
-        return ChatChunkChoice(self._index, Delta(role="assistant", content=""), None)
-
     @property
     def is_plain(self) -> bool:
-        """Return whether each chunk between the first and the last is the `content` of a delta's text."""
+        """Return whether each chunk but the last carries the text of one delta and nothing else."""
         parsed = self._parser is not None or self._reasoning is not None
         return not parsed and self._token_text is None and not self._has_token_ids
 
-    def content(self, text: str) -> ChatChunkChoice:
-        """Return a chunk of content, without anything else."""
-        return ChatChunkChoice(self._index, Delta(content=text), None)
-
     def write(self, delta: OutputDelta, output: RequestOutput) -> list[ChatChunkChoice]:
         """Return the chunks for a delta of `output`; its logprobs and token ids go with the first chunk."""
-        thought, text = self._split(delta)
-        chat_deltas = [Delta(reasoning_content=thought, reasoning=thought)] if thought else []
+        is_last = delta.finish_reason is not None
+        thought, text = _split(self._reasoning, delta.text, is_last=is_last)
+        shown = thought and self._includes_reasoning
+        chat_deltas = [Delta(reasoning_content=thought, reasoning=thought)] if shown else []
         if self._parser is None:
             chat_deltas += [Delta(content=text)] if text else []
         else:
             events = self._parser.push(text)
-            if delta.finish_reason is not None:
+            if is_last:
                 events += self._parser.finish()
             chat_deltas += [chat_delta for event in events for chat_delta in self._deltas(event)]
         self._pending_logprobs += delta.logprobs
@@ -125,23 +119,13 @@ class ChatChunkWriter:
             ChatChunkChoice(self._index, chat_delta, None, self._take_logprobs(), token_ids=self._take_tokens(output))
             for chat_delta in chat_deltas
         ]
-        if delta.finish_reason is not None:
+        if is_last:
             reason = finish_reason(delta.finish_reason)
             if self._valid_calls and reason == "stop":
                 reason = _TOOL_CALLS
             logprobs, token_ids = self._take_logprobs(), self._take_tokens(output)
             chunks.append(ChatChunkChoice(self._index, Delta(), reason, logprobs, delta.stop_reason, token_ids))
         return chunks
-
-    def _split(self, delta: OutputDelta) -> tuple[str, str]:
-        """Return the reasoning to show and the content that a delta completes."""
-        if self._reasoning is None:
-            return "", delta.text
-        parts = [self._reasoning.push(delta.text)]
-        if delta.finish_reason is not None:
-            parts.append(self._reasoning.finish())
-        thought = "".join(part.reasoning for part in parts) if self._includes_reasoning else ""
-        return thought, "".join(part.content for part in parts)
 
     def _take_tokens(self, output: RequestOutput) -> list[int] | UnsetType:
         """Return the token ids since the last chunk, if requested."""
@@ -157,15 +141,16 @@ class ChatChunkWriter:
 
     def _deltas(self, event: ToolEvent) -> list[Delta]:
         assert self._tools is not None
-        limit = self._tools.max_calls
+        if isinstance(event, Content):
+            return [Delta(content=event.text)]
+        if self._tools.max_calls is not None and event.index >= self._tools.max_calls:
+            return []
         match event:
-            case Content(text):
-                return [Delta(content=text)]
-            case CallBegun(index, name) if limit is None or index < limit:
+            case CallBegun(index, name):
                 self._valid_calls.add(index)
                 call = ToolCallDelta(index, FunctionCall("", name), self._tools.format.new_id(), "function")
                 return [Delta(tool_calls=[call])]
-            case CallArguments(index, text) if limit is None or index < limit:
+            case CallArguments(index, text):
                 return [Delta(tool_calls=[ToolCallDelta(index, FunctionCall(text))])]
             case CallBroken(index):  # the client has received it already
                 self._valid_calls.discard(index)

@@ -1,26 +1,37 @@
-"""What the streams of /v1/chat/completions and /v1/completions share."""
+"""The streams of /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from msgspec import UNSET, UnsetType
 
 from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import DONE, EventTemplate, event
+from fastgen.server.openai.protocol import GenerationRequest
+from fastgen.server.openai.responses import ChatChunk, Completion, CompletionUsage
 from fastgen.server.serving.request_handler import RequestHandler
 
+B = TypeVar("B", bound=GenerationRequest)
 
-class ChunkEvents(ABC):
-    """Encodes the chunks of a stream. Subclasses implement the rest of `StreamEvents`: `end`.
+
+class ChunkEvents(ABC, Generic[B]):
+    """Encodes the chunks of a stream as `StreamEvents`.
 
     Args:
         handler: the request.
         name: the model's name in chunks.
+        body: the request's body.
     """
 
-    def __init__(self, handler: RequestHandler, name: str) -> None:
+    chunk_type: type[Completion] | type[ChatChunk]
+
+    def __init__(self, handler: RequestHandler, name: str, body: B) -> None:
         self._handler = handler
-        self._name = name
+        self._head = handler.id, handler.created, name
+        self._body = body
         # By choice, once only the text of its chunks changes until the last one.
         self._templates: dict[int, EventTemplate] = {}
 
@@ -35,10 +46,26 @@ class ChunkEvents(ABC):
             return template.event(delta.text)
         return self._chunks(index, delta)
 
+    def end(self) -> bytes:
+        """Return the chunk with the usage, if requested, and the end mark."""
+        if not self._body.include_usage:
+            return DONE
+        return event(self.chunk_type(*self._head, [], self._usage())) + DONE
+
     def fail(self, error: APIError) -> bytes:
-        """Return the error, and the mark of the end."""
+        """Return the error and the end mark."""
         return event(error.body()) + DONE
 
     @abstractmethod
     def _chunks(self, index: int, delta: OutputDelta) -> bytes:
         """Return the chunks of a delta that no template fits."""
+
+    def _usage(self) -> CompletionUsage:
+        """Return the usage at the end of the stream."""
+        return CompletionUsage.of(self._handler.usage())
+
+    def _usage_so_far(self) -> CompletionUsage | UnsetType | None:
+        """Return the usage in a chunk before the end: null if it follows at the end, absent if not requested."""
+        if self._body.continuous_usage:
+            return CompletionUsage.of(self._handler.usage())
+        return None if self._body.include_usage else UNSET

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.server.openai.responses import (
@@ -67,14 +70,9 @@ class CompletionLogprobsWriter:
     def write_prompt(self, text: str, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """Return the logprobs of a prompt echoed as `text`; its first token has none."""
         offsets = self._prompt_offsets(text, token_ids)
-        rest = self._write(entries, offsets[1:])
         self._offset = len(text)
-        return CompletionLogprobs(
-            [self._token_text.key(token_ids[0]), *rest.tokens],
-            [None, *rest.token_logprobs],
-            [None, *rest.top_logprobs],
-            offsets,
-        )
+        first = CompletionLogprobs([self._token_text.key(token_ids[0])], [None], [None], offsets[:1])
+        return concatenate(first, self._write(entries, offsets[1:]))
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """Return the logprobs of the next generated tokens."""
@@ -85,14 +83,11 @@ class CompletionLogprobsWriter:
         return CompletionLogprobs(
             [key(entry.token_id) for entry in entries],
             [_finite(entry.logprob) for entry in entries],
+            # OpenAI lists the generated token too, even if it is not among the most likely.
             [
-                # OpenAI lists the generated token too, even if it is not among the most likely.
                 {
-                    key(token): _finite(logprob)
-                    for token, logprob in (
-                        *(pair for pair in entry.top if pair[0] != entry.token_id),
-                        (entry.token_id, entry.logprob),
-                    )
+                    **{key(token): _finite(logprob) for token, logprob in entry.top if token != entry.token_id},
+                    key(entry.token_id): _finite(entry.logprob),
                 }
                 for entry in entries
             ],
@@ -118,6 +113,7 @@ class CompletionLogprobsWriter:
         return offsets
 
     def _advance(self, token_id: int) -> int:
+        """Return the offset of a generated token and move behind it."""
         before = self._offset
         self._offset += len(self._detokenizer.push([token_id]))
         return before
@@ -125,28 +121,18 @@ class CompletionLogprobsWriter:
 
 def concatenate(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
     """Return the logprobs of two consecutive pieces of text."""
-    return CompletionLogprobs(
-        first.tokens + second.tokens,
-        first.token_logprobs + second.token_logprobs,
-        first.top_logprobs + second.top_logprobs,
-        first.text_offset + second.text_offset,
-    )
+    return CompletionLogprobs(*map(operator.add, msgspec.structs.astuple(first), msgspec.structs.astuple(second)))
 
 
 def chat_logprobs(token_text: TokenText, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
     """Return the logprobs of generated tokens in the chat format."""
 
-    def top(token_id: int, logprob: float) -> TopLogprob:
-        return TopLogprob(token_text.text(token_id), _finite(logprob), list(token_text.token_bytes(token_id)))
+    def written(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        return token_text.text(token_id), _finite(logprob), list(token_text.token_bytes(token_id))
 
     return ChatLogprobs(
         [
-            TokenLogprob(
-                token_text.text(entry.token_id),
-                _finite(entry.logprob),
-                list(token_text.token_bytes(entry.token_id)),
-                [top(token_id, logprob) for token_id, logprob in entry.top],
-            )
+            TokenLogprob(*written(entry.token_id, entry.logprob), [TopLogprob(*written(*pair)) for pair in entry.top])
             for entry in entries
         ]
     )

@@ -1,7 +1,6 @@
 """Request bodies of /v1/completions and /v1/chat/completions: OpenAI's fields and vLLM's extensions.
 
-Fields that are built are here. Other known ones are in `other_fields.py`: a field is never ignored if that would change
-the answer. Unknown fields are ignored.
+Fields that are not implemented are in `fields/unsupported.py`.
 
 To add a sampling parameter, add it to `SamplingParams` and, under the same name, to `GenerationRequest`.
 """
@@ -10,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, Field
 
-from fastgen.core.request import Grammar, RequestError, SamplingParams
+from fastgen.core.request import RequestError, SamplingParams
 from fastgen.server.openai.fields.engine import EngineFields
 from fastgen.server.openai.fields.types import (
     BadWords,
@@ -35,31 +34,11 @@ from fastgen.server.openai.fields.types import (
 )
 from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields, OpenAIFields, ignored, refused
 from fastgen.server.openai.messages import Message, Tool, ToolChoice
-from fastgen.server.openai.structured_outputs import (
-    AllowedTokenIds,
-    GuidedChoice,
-    GuidedGrammar,
-    GuidedJson,
-    GuidedRegex,
-    ResponseFormat,
-    StructuredOutputs,
-)
+from fastgen.server.openai.structured_outputs import StructureFields
 from fastgen.text.output import TextRules
 
 _MAX_CHOICES = 128
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
-_STRUCTURE_FIELDS = (
-    "response_format",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "allowed_token_ids",
-)
 
 
 class StreamOptions(BaseModel):
@@ -82,10 +61,8 @@ class SamplingNumbers(BaseModel):
     frequency_penalty: Number | None = None
 
 
-class GenerationRequest(SamplingNumbers, ExtensionFields, EngineFields):
+class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, EngineFields):
     """Fields that both endpoints share."""
-
-    model_config = ConfigDict(extra="ignore")
 
     n: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None
     max_tokens: Integer | None = None
@@ -95,9 +72,6 @@ class GenerationRequest(SamplingNumbers, ExtensionFields, EngineFields):
     seed: Seed | None = Field(None, description="-1 is random")
     stop: StopStrings = ()
     stop_token_ids: TokenIdTuple = ()
-    allowed_token_ids: AllowedTokenIds = Field(
-        None, description="not with a structure or tools; an end token must be listed to be generated"
-    )
     include_stop_str_in_output: Boolean | None = None
     no_stop_trim: Boolean | None = Field(None, description="the same as `include_stop_str_in_output`")
     skip_special_tokens: Boolean | None = None
@@ -114,16 +88,6 @@ class GenerationRequest(SamplingNumbers, ExtensionFields, EngineFields):
     stream: Boolean | None = None
     stream_options: StreamOptions | None = None
 
-    response_format: ResponseFormat = None
-    guided_json: GuidedJson = None
-    guided_regex: GuidedRegex = None
-    guided_choice: GuidedChoice = None
-    guided_grammar: GuidedGrammar = None
-    structured_outputs: StructuredOutputs = None
-    json_schema: GuidedJson = Field(None, description="the same as `guided_json`")
-    regex: GuidedRegex = Field(None, description="the same as `guided_regex`")
-    ebnf: GuidedGrammar = Field(None, description="the same as `guided_grammar`")
-
     @property
     def num_choices(self) -> int:
         """Choices per prompt."""
@@ -132,14 +96,12 @@ class GenerationRequest(SamplingNumbers, ExtensionFields, EngineFields):
     @property
     def include_usage(self) -> bool:
         """Return whether the stream ends with a usage chunk."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
         """Return whether every chunk of the stream carries the usage so far."""
-        return (
-            self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-        )
+        return bool(self.include_usage and self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check(self) -> None:
         """Raise RequestError if fields contradict each other, or a sampling parameter is out of range."""
@@ -147,17 +109,6 @@ class GenerationRequest(SamplingNumbers, ExtensionFields, EngineFields):
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options: requires stream to be true; leave it out", "stream_options")
         self.sampling(max(1, self.min_tokens or 1))  # the limit is checked when the prompt is known
-
-    def structure(self) -> tuple[Grammar, str] | None:
-        """Return the grammar that the output must match and the field that it came from, if any.
-
-        Raises:
-            RequestError: if two fields give a structure.
-        """
-        given = [name for name in _STRUCTURE_FIELDS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise RequestError(f"{given[1]}: {given[0]} already gives a structure; keep one of them", given[1])
-        return (getattr(self, given[0]), given[0]) if given else None
 
     def text_rules(self, shown_tokens: frozenset[int] = frozenset()) -> TextRules:
         """Return how tokens become text; `shown_tokens` are special tokens that the server parses itself."""
@@ -186,20 +137,9 @@ class GenerationRequest(SamplingNumbers, ExtensionFields, EngineFields):
         given = {name: value for name, value in values.items() if value is not None}
         return SamplingParams(**{**(defaults or {}), **given, "max_tokens": max_tokens})
 
-    def truncated(self, token_ids: list[int], max_model_length: int) -> list[int]:
-        """Return the part of a prompt that `truncate_prompt_tokens` keeps.
-
-        That is its end, or its start if the client says so. -1 keeps as many tokens as leave room for `max_tokens`, or
-        for one token.
-        """
-        limit = self.truncate_prompt_tokens
-        if limit is None:
-            return token_ids
-        if limit < 0:
-            limit = max(1, max_model_length - max(1, self.requested_tokens or 1))
-        if len(token_ids) <= limit:
-            return token_ids
-        return token_ids[:limit] if self.truncation_side == "right" else token_ids[len(token_ids) - limit :]
+    def longest_prompt(self, max_model_length: int) -> int:
+        """Return the prompt tokens that leave room for the requested tokens, or for one token."""
+        return max(1, max_model_length - max(1, self.requested_tokens or 1))
 
     @property
     def requested_tokens(self) -> int | None:
@@ -243,7 +183,7 @@ class CompletionRequest(GenerationRequest):
         )
 
     def token_limit(self, remaining: int) -> int:
-        """Return the most tokens to generate; `remaining` is the model's length after the prompt."""
+        """Return the most tokens to generate; `remaining` is the model's length minus the prompt."""
         if self.prompt_only:
             return 1  # the engine's minimum; the token is dropped
         return self.max_tokens if self.max_tokens is not None else max(1, min(_DEFAULT_COMPLETION_TOKENS, remaining))
@@ -252,9 +192,8 @@ class CompletionRequest(GenerationRequest):
         """Raise RequestError if fields contradict each other."""
         super().check()
         if self.num_candidates < self.num_choices:
-            raise RequestError(
-                f"best_of is {self.best_of}: it must be at least n, which is {self.num_choices}", "best_of"
-            )
+            message = f"best_of is {self.best_of}: it must be at least n, which is {self.num_choices}"
+            raise RequestError(message, "best_of")
         if self.stream and self.num_candidates > self.num_choices:
             raise RequestError(
                 "best_of: a stream cannot choose the best at its end; set best_of to n, or stream to false", "best_of"
@@ -268,6 +207,9 @@ class CompletionRequest(GenerationRequest):
 
 class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     """Body of /v1/chat/completions."""
+
+    # Whether functions without `strict` are strict, where the tool format can enforce it; so in /v1/responses.
+    is_strict_by_default: ClassVar[bool] = False
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Integer | None = None
@@ -288,19 +230,6 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
 
     chat_template: String | None = Field(None, description="requires `--trust-request-chat-template`")
 
-    # Whether functions that leave `strict` out are strict: no field of a chat completion, see /v1/responses.
-    _is_strict_by_default: bool = PrivateAttr(default=False)
-
-    @property
-    def is_strict_by_default(self) -> bool:
-        """Return whether functions that leave `strict` out are strict, where that can be enforced."""
-        return self._is_strict_by_default
-
-    def with_strict_functions(self) -> ChatRequest:
-        """Make functions that leave `strict` out strict, and return this request."""
-        self._is_strict_by_default = True
-        return self
-
     @property
     def aliases(self) -> dict[str, str]:
         """Field names of engine parameters that are named differently here."""
@@ -313,14 +242,9 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def continues_message(self) -> bool:
-        """Return whether to continue the last message instead of answering it."""
-        return bool(self.continue_final_message)
-
-    @property
     def opens_reply(self) -> bool:
         """Return whether the prompt ends with the header of the assistant's message."""
-        return not self.continues_message if self.add_generation_prompt is None else self.add_generation_prompt
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
     @property
     def requested_tokens(self) -> int | None:
@@ -331,7 +255,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
         """Return the most tokens to generate.
 
         Args:
-            remaining: the model's length after the prompt, which is the usual default.
+            remaining: the model's length minus the prompt, which is the usual default.
             default: the model's own default, if it has one.
         """
         if self.requested_tokens is not None:
@@ -343,7 +267,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs: requires logprobs; set logprobs to true", "top_logprobs")
-        if self.continues_message and self.add_generation_prompt:
+        if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
                 "continue_final_message: add_generation_prompt would end the message; leave one of them out",
                 "continue_final_message",

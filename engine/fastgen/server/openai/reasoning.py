@@ -88,7 +88,7 @@ class ReasoningUse:
         if format is None:
             return None
         last = body.messages[-1]
-        start = format.start_within(last.content or "") if body.continues_message else format.start_after(prompt)
+        start = format.start_within(last.content or "") if body.continue_final_message else format.start_after(prompt)
         return cls(model.tokenizer, format, start, budget, body.include_reasoning is not False)
 
     def parser(self) -> ReasoningParser:

@@ -21,10 +21,7 @@ def json_response(body: Struct, status: int = 200) -> Response:
 
 
 def finish_reason(reason: FinishReason | None) -> str | None:
-    """Return the finish reason that clients see; OpenAI has none for a deadline.
-
-    Out of memory is an error instead.
-    """
+    """Return the finish reason that clients see: `abort` for a deadline, for which OpenAI has none."""
     return FinishReason.ABORT.value if reason is FinishReason.DEADLINE else reason and reason.value
 
 
@@ -111,12 +108,9 @@ class TopLogprob(Struct, frozen=True):
     bytes: list[int]
 
 
-class TokenLogprob(Struct, frozen=True):
+class TokenLogprob(TopLogprob, frozen=True):
     """A generated token and the most likely tokens at its position."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import BaseModel, PlainValidator, WithJsonSchema
 
-from fastgen.core.request import Grammar
+from fastgen.core.request import Grammar, RequestError
+from fastgen.server.openai.fields.types import optional
 
 # Converting longer EBNF to Lark syntax would block the event loop for longer than a step.
 _MAX_EBNF_LENGTH = 1 << 14
@@ -18,7 +19,7 @@ _MAX_EBNF_LENGTH = 1 << 14
 _LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
 
-def schema_grammar(schema: Any) -> Grammar:
+def _schema_grammar(schema: Any) -> Grammar:
     """Return the grammar of a JSON schema, given as an object or as a string.
 
     Raises:
@@ -34,13 +35,8 @@ def schema_grammar(schema: Any) -> Grammar:
     return Grammar(kind="json_schema", text=json.dumps(schema))
 
 
-def choice_grammar(choices: Any) -> Grammar:
-    """Return the grammar that matches exactly one of these strings."""
-    if (
-        not isinstance(choices, list)
-        or not choices
-        or not all(isinstance(choice, str) and choice for choice in choices)
-    ):
+def _choice_grammar(choices: Any) -> Grammar:
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise ValueError("must be a list of non-empty strings")
     return Grammar(kind="regex", text="|".join(f"(?:{re.escape(choice)})" for choice in choices))
 
@@ -87,10 +83,10 @@ def _object_grammar(value: Any) -> Grammar | None:
 _IGNORED_KEYS = frozenset({"structural_tag", "disable_fallback", "disable_any_whitespace", "backend"})
 
 _KINDS: dict[str, Callable[[Any], Grammar | None]] = {
-    "json": schema_grammar,
+    "json": _schema_grammar,
     "json_object": _object_grammar,
     "regex": _regex_grammar,
-    "choice": choice_grammar,
+    "choice": _choice_grammar,
     "grammar": _text_grammar,
 }
 
@@ -105,7 +101,7 @@ def _response_format(value: Any) -> Grammar | None:
         described = value.get("json_schema")
         if not isinstance(described, dict) or "schema" not in described:
             raise ValueError('json_schema must have a "schema"')
-        return schema_grammar(described["schema"])
+        return _schema_grammar(described["schema"])
     raise ValueError('must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": ...}')
 
 
@@ -125,11 +121,14 @@ def _structured_outputs(value: Any) -> Grammar | None:
     return grammars[0] if grammars else None
 
 
-def _field(make: Callable[[Any], Grammar | None], *schemas: dict[str, Any]) -> Any:
+def _field(make: Callable[[Any], Grammar | None], *schemas: dict[str, Any], description: str | None = None) -> Any:
+    """Return a field that `make` validates to a grammar; `schemas` are its alternatives in the OpenAPI document."""
+
     def validate(value: Any) -> Grammar | None:
         return None if value is None else make(value)
 
-    return Annotated[Any, PlainValidator(validate), WithJsonSchema({"anyOf": [*schemas, {"type": "null"}]})]
+    schema = WithJsonSchema({"anyOf": [*schemas, {"type": "null"}]})
+    return optional(PlainValidator(validate), schema, description=description)
 
 
 _OBJECT, _TEXT = {"type": "object"}, {"type": "string", "minLength": 1}
@@ -139,11 +138,32 @@ _TYPED = {
     "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}},
 }
 
-# Each field is validated to a Grammar or None.
-ResponseFormat = _field(_response_format, _TYPED)
-GuidedJson = _field(_KINDS["json"], _OBJECT, _TEXT)
-GuidedRegex = _field(_KINDS["regex"], _TEXT)
-GuidedChoice = _field(_KINDS["choice"], {"type": "array", "items": _TEXT, "minItems": 1})
-GuidedGrammar = _field(_KINDS["grammar"], _TEXT)
-StructuredOutputs = _field(_structured_outputs, _OBJECT)
-AllowedTokenIds = _field(_token_grammar, {"type": "array", "items": {"type": "integer", "minimum": 0}})
+
+class StructureFields(BaseModel):
+    """Fields of which one may give the structure of the output. Each holds a Grammar or None."""
+
+    response_format: Any = _field(_response_format, _TYPED)
+    guided_json: Any = _field(_schema_grammar, _OBJECT, _TEXT)
+    guided_regex: Any = _field(_regex_grammar, _TEXT)
+    guided_choice: Any = _field(_choice_grammar, {"type": "array", "items": _TEXT, "minItems": 1})
+    guided_grammar: Any = _field(_text_grammar, _TEXT)
+    structured_outputs: Any = _field(_structured_outputs, _OBJECT)
+    json_schema: Any = _field(_schema_grammar, _OBJECT, _TEXT, description="the same as `guided_json`")
+    regex: Any = _field(_regex_grammar, _TEXT, description="the same as `guided_regex`")
+    ebnf: Any = _field(_text_grammar, _TEXT, description="the same as `guided_grammar`")
+    allowed_token_ids: Any = _field(
+        _token_grammar,
+        {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        description="not with a structure or tools; an end token must be listed to be generated",
+    )
+
+    def structure(self) -> tuple[Grammar, str] | None:
+        """Return the grammar that the output must match and the field that it came from, if any.
+
+        Raises:
+            RequestError: if two fields give a structure.
+        """
+        given = [name for name in StructureFields.model_fields if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(f"{given[1]}: {given[0]} already gives a structure; keep one of them", given[1])
+        return (getattr(self, given[0]), given[0]) if given else None

@@ -1,7 +1,7 @@
 """The bytes of streams: what a client gets for scripted outputs of the engine, held against recorded ones.
 
 The recordings in `streams/` are from the implementation that encoded each chunk as a whole. Ids, times and the version
-are replaced. To record them again: `RECORD_STREAMS=1 pytest tests/engine/server/test_stream_bytes.py`.
+are replaced. To record them again: `RECORD_STREAMS=1 pytest tests/engine/server/openai/test_stream_bytes.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Fields of every request that the engine serves, and how they become the engine's request."""
+"""Fields of every request that the engine runs, and the engine request that they become."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -11,7 +11,9 @@ from fastgen.server.openai.fields.types import Integer, Number, String, Truncati
 
 
 class EngineFields(BaseModel):
-    """Fields that generations and poolings share."""
+    """Fields that generation and pooling requests share. Unknown fields are ignored."""
+
+    default_truncation_side: ClassVar[Literal["left", "right"]] = "left"
 
     model: String | None = None
     truncate_prompt_tokens: TruncationLimit | None = None
@@ -24,6 +26,24 @@ class EngineFields(BaseModel):
         """Raise RequestError if fields contradict each other."""
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
             raise RequestError("truncation_side: requires truncate_prompt_tokens; leave it out", "truncation_side")
+
+    def truncated(self, token_ids: list[int], longest: int, num_ending: int = 0) -> list[int]:
+        """Return the part of a prompt that `truncate_prompt_tokens` keeps.
+
+        Args:
+            token_ids: the prompt.
+            longest: the number of tokens that -1 stands for.
+            num_ending: tokens after the text that truncation on the right keeps.
+        """
+        limit = self.truncate_prompt_tokens
+        if limit is None:
+            return token_ids
+        limit = longest if limit < 0 else limit
+        if len(token_ids) <= limit:
+            return token_ids
+        if (self.truncation_side or self.default_truncation_side) == "left":
+            return token_ids[len(token_ids) - limit :]
+        return token_ids[: max(0, limit - num_ending)] + token_ids[len(token_ids) - num_ending :]
 
     def engine_request(self, token_ids: list[int], sampling: SamplingParams, pooling: Pooling | None = None) -> Request:
         """Return the engine's request for one prompt, without an id.

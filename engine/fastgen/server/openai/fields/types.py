@@ -1,6 +1,6 @@
 """Types of request fields.
 
-Each validator reports in one sentence what the field accepts; pydantic's own unions would list every alternative.
+Each validator reports in one sentence what the field accepts, where pydantic's unions would list every alternative.
 Numbers follow JSON: 1.0 is an integer, true is not.
 """
 
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, PlainValidator, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema
 
 from fastgen.core.request import MOST_LOGIT_BIASES
 
 _MAX_STOP_STRINGS = 64
 _MAX_STRING_LENGTH = 1024  # characters of a stop string or bad word
-_MAX_LIST_LENGTH = 1024  # tokens or words that every generated token is compared with
+_MAX_LIST_LENGTH = 1024  # token ids or words; each generated token is compared with all of them
 _MAX_NAMED = 16  # invalid values that an error message lists
 _MAX_BUDGET = 1 << 20  # tokens of reasoning
 _INT64_LIMIT = 1 << 63
@@ -36,13 +37,10 @@ def _integer(value: Any) -> Any:
 def _number(value: Any) -> Any:
     if type(value) not in (int, float):
         raise ValueError("must be a number")
-    try:
-        finite = math.isfinite(value)
-    except OverflowError:  # an int beyond the range of float
-        finite = False
-    if not finite:
-        raise ValueError("must be a finite number")
-    return float(value)
+    with suppress(OverflowError):  # an int beyond the range of float
+        if math.isfinite(value):
+            return float(value)
+    raise ValueError("must be a finite number")
 
 
 def _string(value: Any) -> Any:
@@ -69,7 +67,7 @@ TopK = Annotated[Integer, AfterValidator(_top_k)]
 Seed = Annotated[Integer, AfterValidator(_seed)]
 
 
-def _strings(value: Any, item: str, max_items: int) -> tuple[str, ...]:
+def _strings(value: Any, *, item: str, max_items: int) -> tuple[str, ...]:
     strings: Any = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
         raise ValueError(f"must be a {item} or a list of them")
@@ -81,14 +79,6 @@ def _strings(value: Any, item: str, max_items: int) -> tuple[str, ...]:
     if any(len(string) > _MAX_STRING_LENGTH for string in strings):
         raise ValueError(f"contains a {noun} of more than {_MAX_STRING_LENGTH} characters; shorten it")
     return tuple(strings)
-
-
-def _stop_strings(value: Any) -> tuple[str, ...]:
-    return _strings(value, "stop string", _MAX_STOP_STRINGS)
-
-
-def _bad_words(value: Any) -> tuple[str, ...]:
-    return _strings(value, "word", _MAX_LIST_LENGTH)
 
 
 def _token_id_tuple(value: Any) -> tuple[int, ...]:
@@ -111,9 +101,10 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
         raise ValueError("must map token ids to numbers")
     if len(value) > MOST_LOGIT_BIASES:
         raise ValueError(f"has {len(value)} tokens; at most {MOST_LOGIT_BIASES} are accepted")
-    strangers = [token for token in value if not (token.isascii() and token.isdigit() and len(token) < 19)]
-    if strangers:
-        raise ValueError(f"{named(repr(token[:40]) for token in strangers)}: not a token id; use ids as keys")
+    invalid = [repr(key[:40]) for key in value if not (key.isascii() and key.isdigit() and len(key) < 19)]
+    if invalid:
+        more = f" and {len(invalid) - _MAX_NAMED} more" if len(invalid) > _MAX_NAMED else ""
+        raise ValueError(f"{', '.join(invalid[:_MAX_NAMED])}{more}: not a token id; use ids as keys")
     biases = {}
     for token, bias in value.items():
         try:
@@ -124,7 +115,7 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
-    """Return a prompt in any of its four forms as a list of strings or token lists."""
+    """Return one prompt or several, each a string or a list of token ids, as a list."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
@@ -140,8 +131,16 @@ def _prompts(value: Any) -> list[str | list[int]]:
 _STRING, _TOKEN = {"type": "string"}, {"type": "integer", "minimum": 0}
 _STRING_OR_STRINGS = {"anyOf": [_STRING, {"type": "array", "items": _STRING}, {"type": "null"}]}
 
-StopStrings = Annotated[tuple[str, ...], PlainValidator(_stop_strings), WithJsonSchema(_STRING_OR_STRINGS)]
-BadWords = Annotated[tuple[str, ...], PlainValidator(_bad_words), WithJsonSchema(_STRING_OR_STRINGS)]
+StopStrings = Annotated[
+    tuple[str, ...],
+    PlainValidator(partial(_strings, item="stop string", max_items=_MAX_STOP_STRINGS)),
+    WithJsonSchema(_STRING_OR_STRINGS),
+]
+BadWords = Annotated[
+    tuple[str, ...],
+    PlainValidator(partial(_strings, item="word", max_items=_MAX_LIST_LENGTH)),
+    WithJsonSchema(_STRING_OR_STRINGS),
+]
 TokenIdTuple = Annotated[
     tuple[int, ...],
     PlainValidator(_token_id_tuple),
@@ -170,6 +169,7 @@ Prompts = Annotated[
 
 
 def one_of(*choices: str) -> PlainValidator:
+    """Return a validator that accepts these strings and null."""
     listed = ", ".join(json.dumps(choice) for choice in choices)
 
     def check(value: Any) -> str | None:
@@ -178,10 +178,6 @@ def one_of(*choices: str) -> PlainValidator:
         raise ValueError(f"must be one of {listed}")
 
     return PlainValidator(check)
-
-
-def _choices(*choices: str) -> dict[str, Any]:
-    return {"enum": [*choices, None]}
 
 
 def _truncation_limit(value: int) -> int:
@@ -201,7 +197,7 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def _documents(value: Any) -> list[str]:
-    """Return one document or several, each a string or an object with a text, as a list of strings."""
+    """Return the texts of one document or several, each a string or an object with a `text`."""
     given = value if isinstance(value, list) else [value]
     texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in given]
     if not texts or not all(isinstance(text, str) for text in texts):
@@ -214,16 +210,15 @@ Documents = Annotated[
     PlainValidator(_documents),
     WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}),
 ]
-EncodingFormat = Annotated[str | None, one_of("float", "base64"), WithJsonSchema(_choices("float", "base64"))]
-
-ReasoningEffort = Annotated[str | None, one_of(*_EFFORTS), WithJsonSchema(_choices(*_EFFORTS))]
+EncodingFormat = Annotated[str | None, one_of("float", "base64"), WithJsonSchema({"enum": ["float", "base64", None]})]
+ReasoningEffort = Annotated[str | None, one_of(*_EFFORTS), WithJsonSchema({"enum": [*_EFFORTS, None]})]
 ThinkingBudget = Annotated[Integer, AfterValidator(_thinking_budget)]
 TruncationLimit = Annotated[Integer, AfterValidator(_truncation_limit)]
-TruncationSide = Annotated[str | None, one_of("left", "right"), WithJsonSchema(_choices("left", "right"))]
+TruncationSide = Annotated[str | None, one_of("left", "right"), WithJsonSchema({"enum": ["left", "right", None]})]
 
 
-def named(values: Iterable[object]) -> str:
-    """Return the first few of these values as text."""
-    listed = [str(value) for value in values]
-    more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
-    return ", ".join(listed[:_MAX_NAMED]) + more
+def optional(*metadata: Any, description: str | None = None) -> Any:
+    """Return a field that is null by default, with these validators and markers."""
+    field: Any = Field(default=None, description=description)
+    field.metadata = list(metadata)
+    return field

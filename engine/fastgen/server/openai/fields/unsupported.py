@@ -1,7 +1,6 @@
-"""Known request fields that are not built.
+"""Request fields of OpenAI, vLLM and SGLang that this server does not implement.
 
-They are refused by name, or accepted because they cannot change the answer. They are fields of OpenAI's API and of
-vLLM's and SGLang's extensions of it. Fields that are built are in `protocol.py`.
+A field is rejected by name, or accepted if it cannot change the answer. Implemented fields are in `protocol.py`.
 """
 
 from __future__ import annotations
@@ -10,19 +9,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel
 
-from fastgen.server.openai.fields.types import one_of
+from fastgen.server.openai.fields.types import one_of, optional
 
 
 @dataclass(frozen=True, slots=True)
 class NotBuilt:
-    """Marks a known field that is refused unless it holds a value without effect.
-
-    Attributes:
-        why: what to use instead, or what is missing; part of the error message.
-        neutral: the values without effect; null always is one.
-    """
+    """Marks a field that is rejected unless it is null or one of the `neutral` values, which have no effect."""
 
     why: str
     neutral: tuple[object, ...] = ()
@@ -30,22 +24,18 @@ class NotBuilt:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """Marks a known field that is accepted with any value, because it cannot change the answer.
-
-    Attributes:
-        why: the reason.
-    """
+    """Marks a field that is accepted with any value because it cannot change the answer."""
 
     why: str
 
 
 def refused(why: str, *neutral: object, choices: tuple[str, ...] = ()) -> Any:
-    """Return a field that is not built: only null and `neutral` values are accepted.
+    """Return a field that accepts only null and `neutral` values, which have no effect.
 
     Args:
-        why: what to use instead, or what is missing.
-        neutral: values that have no effect; the error message suggests the first of them.
-        choices: the values that the field may have at all; others are not reported as unsupported but as invalid.
+        why: what to use instead, or what is missing; part of the error message.
+        neutral: the error message suggests the first of them.
+        choices: all values of the field in OpenAI's API; others are reported as invalid instead of unsupported.
     """
     remedy = f"leave it out or set it to {json.dumps(neutral[0])}" if neutral else "leave it out"
 
@@ -55,19 +45,12 @@ def refused(why: str, *neutral: object, choices: tuple[str, ...] = ()) -> Any:
         raise ValueError(f"this value is not supported ({why}); {remedy}")
 
     steps = (one_of(*choices),) if choices else ()
-    return _optional(*steps, AfterValidator(check), NotBuilt(why, neutral))
+    return optional(*steps, AfterValidator(check), NotBuilt(why, neutral))
 
 
 def ignored(why: str) -> Any:
-    """Return a field that cannot change the answer."""
-    return _optional(NoEffect(why))
-
-
-def _optional(*metadata: Any) -> Any:
-    """Return a field that is null by default; `metadata` are validators and markers."""
-    field: Any = Field(default=None)
-    field.metadata = list(metadata)
-    return field
+    """Return a field that is accepted with any value because it cannot change the answer."""
+    return optional(NoEffect(why))
 
 
 _ONE_PROCESS = "a server here is one engine"
@@ -76,8 +59,7 @@ _NOT_STORED = "nothing is stored"
 _NO_BEAMS = "beam search is not built"
 _NO_CUSTOM_CODE = "requests cannot run code"
 
-SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
-VERBOSITIES = ("low", "medium", "high")
+_SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 
 
 class OpenAIFields(BaseModel):
@@ -89,7 +71,7 @@ class OpenAIFields(BaseModel):
     prompt_cache_key: Any = ignored("the prefix cache needs no hint")
     prompt_cache_options: Any = ignored("the prefix cache needs no hint")
     prompt_cache_retention: Any = ignored("the prefix cache keeps blocks while there is room")
-    service_tier: Any = refused("there is one tier", "auto", "default", choices=SERVICE_TIERS)
+    service_tier: Any = refused("there is one tier", "auto", "default", choices=_SERVICE_TIERS)
     moderation: Any = refused("there is no moderation")
 
 
@@ -153,7 +135,7 @@ class ChatFields(BaseModel):
     audio: Any = refused(_TEXT_ONLY)
     modalities: Any = refused(_TEXT_ONLY, ["text"])
     prediction: Any = ignored("it is a hint for speed")
-    verbosity: Any = refused("chat templates have no such variable", "medium", choices=VERBOSITIES)
+    verbosity: Any = refused("chat templates have no such variable", "medium", choices=("low", "medium", "high"))
     web_search_options: Any = refused("the server cannot search; give the model a tool")
     functions: Any = refused("use tools", [], {})
     function_call: Any = refused("use tool_choice", "none", "auto")

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from fastgen.core.request import RequestError
-from fastgen.engine.request_output import Usage
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.fields.types import Boolean, EncodingFormat, Integer, Prompts
 from fastgen.server.openai.fields.unsupported import refused
-from fastgen.server.openai.pooling.request import PoolingRequest
+from fastgen.server.openai.pooling.request import EmbeddingUsage, PoolingRequest
 from fastgen.server.openai.responses import json_response
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.task import ServedTask
-from fastgen.server.serving.vectors import Vector, vector
+from fastgen.server.serving.vectors import vector
 
 router = APIRouter(route_class=JSONRoute)
 
 _ALIASES = {"prompt": "input", "deadline_seconds": "timeout"}
-# Other requests are handled after this many numbers of a response: encoding them as JSON takes a few milliseconds.
+# Numbers that are encoded before other requests get a turn: encoding them as JSON takes a few milliseconds.
 _NUMBERS_AT_ONCE = 1 << 16
 
 
@@ -46,11 +45,7 @@ class EmbeddingRequest(PoolingRequest):
     messages: Any = refused("use input")
 
     def num_dimensions(self, hidden_size: int, task: ServedTask) -> int:
-        """Return how many dimensions each vector gets.
-
-        Raises:
-            RequestError: if the model has fewer, or was trained for others.
-        """
+        """Return how many dimensions each vector has; raise RequestError if the model does not support them."""
         wanted, trained = self.dimensions or hidden_size, task.pooling.dimensions
         if wanted > hidden_size:
             raise RequestError(
@@ -67,18 +62,6 @@ class EmbeddingRequest(PoolingRequest):
         """Return whether vectors are scaled to length 1."""
         asked = self.normalize if self.use_activation is None else self.use_activation
         return task.pooling.normalised if asked is None else asked
-
-
-class EmbeddingUsage(msgspec.Struct, frozen=True):
-    """Token counts of a request without generated text."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-    @classmethod
-    def of(cls, usage: Usage) -> EmbeddingUsage:
-        """Return `usage` in OpenAI's format."""
-        return cls(usage.prompt_tokens, usage.prompt_tokens)
 
 
 class Embedding(msgspec.Struct, frozen=True):
@@ -120,18 +103,13 @@ async def _complete(
 ) -> Response:
     with handler:
         pooled = await handler.pooled()
-    encoded: list[msgspec.Raw] = []
+    encoded: list[Any] = []
     for index, result in enumerate(pooled):
         values = vector(result, dimensions, normalised=body.is_normalised(task))
-        encoded.append(msgspec.Raw(msgspec.json.encode(Embedding(index, _written(values, body.encoding_format)))))
+        is_base64 = body.encoding_format == "base64"
+        written = base64.b64encode(values.astype("<f4").tobytes()).decode() if is_base64 else values.tolist()
+        encoded.append(msgspec.Raw(msgspec.json.encode(Embedding(index, written))))
         if (index + 1) % max(1, _NUMBERS_AT_ONCE // dimensions) == 0:
             await asyncio.sleep(0)
     usage = EmbeddingUsage.of(handler.usage())
-    return json_response(Embeddings(handler.id, handler.created, name, cast(list[Embedding], encoded), usage))
-
-
-def _written(values: Vector, encoding_format: str | None) -> list[float] | str:
-    if encoding_format == "base64":
-        return base64.b64encode(values.astype("<f4").tobytes()).decode()
-    numbers: list[float] = values.tolist()
-    return numbers
+    return json_response(Embeddings(handler.id, handler.created, name, encoded, usage))

@@ -1,4 +1,4 @@
-"""Events of a streamed response, from the deltas of a chat completion."""
+"""Events of a streamed response, from the chunks of a chat completion."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 import msgspec
 
+from fastgen.engine.request_output import OutputDelta
+from fastgen.server.http.errors import APIError
+from fastgen.server.openai.chat import chat_usage
+from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions
 from fastgen.server.openai.response_api.objects import (
     FunctionCallItem,
     Item,
@@ -16,9 +20,12 @@ from fastgen.server.openai.response_api.objects import (
     ReasoningItem,
     ReasoningText,
     Response,
+    ResponseError,
+    finished,
     new_id,
 )
-from fastgen.server.openai.responses import Delta, ToolCallDelta
+from fastgen.server.openai.responses import ToolCallDelta
+from fastgen.server.serving.request_handler import RequestHandler
 
 # Events of the text of an item, by the item's type.
 _TEXT_EVENTS = {
@@ -29,42 +36,58 @@ _TEXT_EVENTS = {
 
 
 class ResponseEvents:
-    """Writes the events of one response. Each is numbered; items are opened and closed in order.
+    """Encodes the events of one response as `StreamEvents`. Each is numbered; items are opened and closed in order.
 
-    Attributes:
-        items: the finished items.
+    The last event says that the stream has ended, so no end mark follows.
     """
 
-    def __init__(self, response: Response) -> None:
-        self._response = response
+    def __init__(self, handler: RequestHandler, options: ChoiceOptions, begun: Response) -> None:
+        self._handler = handler
+        self._options = options
+        self._begun = begun
+        self._writer = ChatChunkWriter(0, options)
+        self._reason: str | None = None
         self._number = 0
+        self._items: list[Item] = []  # finished
         self._open: Item | None = None
         self._pieces: list[str] = []
-        self.items: list[Item] = []
 
-    def begin(self) -> Iterator[bytes]:
-        """Yield the first events."""
-        yield self._event("response.created", response=self._response)
-        yield self._event("response.in_progress", response=self._response)
+    def begin(self) -> bytes:
+        """Return the first events."""
+        return b"".join(self._event(f"response.{kind}", response=self._begun) for kind in ("created", "in_progress"))
 
-    def write(self, delta: Delta) -> Iterator[bytes]:
-        """Yield the events of a delta."""
-        if delta.reasoning:
-            yield from self._text(delta.reasoning, ReasoningItem)
-        if delta.content:
-            yield from self._text(delta.content, MessageItem)
-        for call in delta.tool_calls or ():
-            yield from self._call(call)
+    def delta(self, index: int, delta: OutputDelta) -> bytes:
+        """Return the events of a delta of the generation."""
+        written: list[bytes] = []
+        for chunk in self._writer.write(delta, self._handler.outputs[index]):
+            self._reason = chunk.finish_reason
+            if chunk.delta.reasoning:
+                written += self._text(chunk.delta.reasoning, ReasoningItem)
+            if chunk.delta.content:
+                written += self._text(chunk.delta.content, MessageItem)
+            for call in chunk.delta.tool_calls or ():
+                written += self._call(call)
+        return b"".join(written)
 
-    def end(self, response: Response, status: ItemStatus) -> Iterator[bytes]:
-        """Yield the last events; `response` is complete but for its items, whose last one has `status`."""
-        yield from self._close(status)
-        kind = "incomplete" if response.status in ("incomplete", "cancelled") else response.status
-        yield self._event(f"response.{kind}", response=msgspec.structs.replace(response, output=self.items))
+    def end(self) -> bytes:
+        """Return the last events."""
+        response = finished(self._begun, chat_usage(self._handler, self._options), self._reason)
+        return self._end(response, "completed" if response.status == "completed" else "incomplete")
+
+    def fail(self, error: APIError) -> bytes:
+        """Return the last events of a response that fails."""
+        return self._end(
+            msgspec.structs.replace(self._begun, status="failed", error=ResponseError(error.message)), "incomplete"
+        )
+
+    def _end(self, response: Response, last_status: ItemStatus) -> bytes:
+        closing = b"".join(self._close(last_status))
+        kind = "incomplete" if response.status == "cancelled" else response.status
+        return closing + self._event(f"response.{kind}", response=msgspec.structs.replace(response, output=self._items))
 
     def _text(self, text: str, kind: type[ReasoningItem] | type[MessageItem]) -> Iterator[bytes]:
         if not isinstance(self._open, kind):
-            item = ReasoningItem(new_id("rs"), [], "in_progress") if kind is ReasoningItem else _empty_message()
+            item = kind(new_id("rs" if kind is ReasoningItem else "msg"), [], "in_progress")
             yield from self._begin(item)
             yield self._part_event("response.content_part.added", part=_part(item, ""))
         yield from self._delta(text)
@@ -79,7 +102,7 @@ class ResponseEvents:
     def _begin(self, item: Item) -> Iterator[bytes]:
         yield from self._close("completed")
         self._open, self._pieces = item, []
-        yield self._event("response.output_item.added", output_index=len(self.items), item=item)
+        yield self._event("response.output_item.added", output_index=len(self._items), item=item)
 
     def _delta(self, text: str) -> Iterator[bytes]:
         assert self._open is not None
@@ -100,24 +123,20 @@ class ResponseEvents:
             yield self._part_event(done, text=text, **_logprobs(item))
             yield self._part_event("response.content_part.done", part=part)
             closed = msgspec.structs.replace(item, content=[part], status=status)
-        yield self._event("response.output_item.done", output_index=len(self.items), item=closed)
-        self.items.append(closed)
+        yield self._event("response.output_item.done", output_index=len(self._items), item=closed)
+        self._items.append(closed)
         self._open = None
 
     def _part_event(self, kind: str, **fields: Any) -> bytes:
-        """Return an event of the open item; only text has parts, and one part per item."""
+        """Return an event of the open item. Items of text have one part; function calls have none."""
         assert self._open is not None
         index = {} if isinstance(self._open, FunctionCallItem) else {"content_index": 0}
-        return self._event(kind, item_id=self._open.id, output_index=len(self.items), **index, **fields)
+        return self._event(kind, item_id=self._open.id, output_index=len(self._items), **index, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         body = msgspec.json.encode({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
-
-
-def _empty_message() -> MessageItem:
-    return MessageItem(new_id("msg"), [], "in_progress")
 
 
 def _part(item: Item, text: str) -> OutputText | ReasoningText:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from fastgen.core.request import SamplingParams
 from fastgen.server.openai.response_api.request import ResponseRequest
-from fastgen.server.openai.responses import ChatChoice, CompletionUsage
+from fastgen.server.openai.responses import ChatChoice, CompletionTokensDetails, CompletionUsage
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
@@ -68,19 +70,13 @@ class InputTokensDetails(Struct, frozen=True):
     cache_write_tokens: int = 0
 
 
-class OutputTokensDetails(Struct, frozen=True):
-    """Number of generated tokens that belong to the reasoning."""
-
-    reasoning_tokens: int
-
-
 class ResponseUsage(Struct, frozen=True):
     """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
     @classmethod
@@ -91,7 +87,7 @@ class ResponseUsage(Struct, frozen=True):
             usage.prompt_tokens,
             InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(0 if isinstance(details, UnsetType) else details.reasoning_tokens),
+            CompletionTokensDetails(0) if isinstance(details, UnsetType) else details,
             usage.total_tokens,
         )
 
@@ -150,7 +146,7 @@ def response(
     response_id: str,
     created: int,
     model: str,
-    sampling: dict[str, float],
+    sampling: SamplingParams,
     strict: Mapping[str, bool],
 ) -> Response:
     """Return the response to `body` before its generation has begun.
@@ -160,9 +156,12 @@ def response(
         response_id: id of the response.
         created: when it was created, in Unix seconds.
         model: name of the model.
-        sampling: its temperature and top_p.
+        sampling: its sampling parameters.
         strict: whether calls of a function must match its schema, by name.
     """
+    text_format = body.text or {"type": "text"}
+    if text_format.get("type") == "json_schema":
+        text_format = {"name": "schema", **text_format}
     return Response(
         id=response_id,
         created_at=created,
@@ -173,42 +172,34 @@ def response(
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        temperature=sampling["temperature"],
-        top_p=sampling["top_p"],
-        tool_choice=_flat_choice(body.tool_choice),
-        tools=[_flat_tool(tool["function"], strict) for tool in body.tools or []],
-        text={"format": _flat_format(body.text)},
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        tool_choice=body.tool_choice or "auto",
+        tools=[
+            {"strict": strict.get(function["name"], True), "parameters": None, **function, "type": "function"}
+            for function in body.tools or []
+        ],
+        text={"format": text_format},
         reasoning={"effort": body.reasoning, "summary": None},
     )
 
 
-def _flat_tool(function: dict[str, Any], strict: Mapping[str, bool]) -> dict[str, Any]:
-    return {"strict": strict.get(function["name"], True), "parameters": None, **function, "type": "function"}
-
-
-def _flat_choice(choice: Any) -> Any:
-    return {"type": "function", "name": choice["function"]["name"]} if isinstance(choice, dict) else choice or "auto"
-
-
-def _flat_format(given: dict[str, Any] | None) -> dict[str, Any]:
-    if given is None:
-        return {"type": "text"}
-    described = given.get("json_schema")
-    return given if described is None else {"name": "schema", **described, "type": "json_schema"}
-
-
-def status_of(finish_reason: str | None) -> tuple[Status, IncompleteDetails | None]:
-    """Return a response's status and why it is incomplete, if it is."""
-    if finish_reason == "length":
-        return "incomplete", IncompleteDetails("max_output_tokens")
-    return ("cancelled", None) if finish_reason == "abort" else ("completed", None)
+def finished(begun: Response, usage: CompletionUsage, finish_reason: str | None) -> Response:
+    """Return a response with its status and usage at the end of the generation, without its output."""
+    status: Status = "completed"
+    if finish_reason in ("length", "abort"):
+        status = "incomplete" if finish_reason == "length" else "cancelled"
+    return msgspec.structs.replace(
+        begun,
+        status=status,
+        incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+        usage=ResponseUsage.of(usage),
+        completed_at=int(time.time()) if status == "completed" else None,
+    )
 
 
 def items_of(choice: ChatChoice) -> list[Item]:
-    """Return the output items of a complete chat choice: reasoning, message, function calls.
-
-    If the generation was cut short, the last item is incomplete.
-    """
+    """Return the output items of a chat choice. The last one is incomplete if the generation was cut short."""
     message, items = choice.message, list[Item]()
     if not isinstance(message.reasoning, UnsetType):
         items.append(ReasoningItem(new_id("rs"), [ReasoningText(message.reasoning)], "completed"))

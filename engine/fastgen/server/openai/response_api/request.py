@@ -1,10 +1,10 @@
-"""Request bodies of /v1/responses, and the chat completions that they stand for."""
+"""The request body of /v1/responses, and its conversion to a chat completion."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
+from pydantic import Field, PlainValidator, ValidationError, WithJsonSchema
 
 from fastgen.core.request import RequestError
 from fastgen.server.openai.fields.types import Boolean, Integer, String
@@ -13,26 +13,6 @@ from fastgen.server.openai.protocol import ChatRequest, SamplingNumbers
 from fastgen.server.openai.response_api.input_items import messages_of
 
 _NOT_STORED = "nothing is stored; send the whole input"
-# Fields of chat completions that have the same name and meaning here. They are validated there.
-_PASSED = (
-    *SamplingNumbers.model_fields,
-    "model",
-    "parallel_tool_calls",
-    "stream",
-    "logit_bias",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "structured_outputs",
-    "priority",
-    "timeout",
-    "cache_salt",
-    "chat_template_kwargs",
-    "thinking_token_budget",
-    "include_reasoning",
-)
 # Names of fields here by their name in a chat completion.
 ALIASES = {
     "messages": "input",
@@ -53,23 +33,19 @@ def _input(value: Any) -> list[dict[str, Any]]:
     return messages_of(value)
 
 
-def _text_config(value: Any) -> dict[str, Any] | None:
-    """Return `text.format` as a chat's `response_format`."""
+def _text_format(value: Any) -> Any:
+    """Return `text.format`."""
     if value is None:
         return None
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     if value.get("verbosity") not in (None, "medium"):
         raise ValueError('verbosity is not supported; leave it out or set it to "medium"')
-    given = value.get("format")
-    if given is None or not isinstance(given, dict) or given.get("type") != "json_schema":
-        return given
-    described = {name: item for name, item in given.items() if name != "type"}
-    return {"type": "json_schema", "json_schema": described}
+    return value.get("format")
 
 
 def _reasoning(value: Any) -> str | None:
-    """Return the reasoning's effort."""
+    """Return `reasoning.effort`."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -84,7 +60,7 @@ def _reasoning(value: Any) -> str | None:
 
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return the tools in the form of chat completions, which nests the function."""
+    """Return the functions of the tools, without null fields."""
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
@@ -94,13 +70,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
             raise ValueError(f"{str(tool.get('type'))[:40]!r} is not built; functions are the only kind of tools")
         if not isinstance(tool.get("name"), str):
             raise ValueError("each function must have a name")
-    return [
-        {
-            "type": "function",
-            "function": {name: item for name, item in tool.items() if name != "type" and item is not None},
-        }
-        for tool in value
-    ]
+    return [{name: item for name, item in tool.items() if name != "type" and item is not None} for tool in value]
 
 
 def _tool_choice(value: Any) -> Any:
@@ -108,7 +78,7 @@ def _tool_choice(value: Any) -> Any:
         case None | "none" | "auto" | "required":
             return value
         case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
+            return {"type": "function", "name": name}
     raise ValueError('must be "none", "auto", "required" or {"type": "function", "name": ...}')
 
 
@@ -127,35 +97,12 @@ def _object(*others: dict[str, Any]) -> WithJsonSchema:
 _LIST = {"type": "array", "items": {"type": "object"}}
 
 
-class ResponseRequest(SamplingNumbers, OpenAIFields):
-    """Body of /v1/responses."""
+class _PassedFields(SamplingNumbers):
+    """Fields with the same name and meaning as in chat completions, where they are validated."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    input: Annotated[
-        list[dict[str, Any]],
-        PlainValidator(_input),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {**_LIST, "minItems": 1}]}),
-    ]
-    instructions: String | None = None
-    max_output_tokens: Integer | None = None
-    text: Annotated[Any, PlainValidator(_text_config), _object()] = Field(None, description="`verbosity` only `medium`")
-    reasoning: Annotated[Any, PlainValidator(_reasoning), _object()] = Field(
-        None, description="in responses, `effort` is honoured; summaries are not built, reasoning is returned in full"
-    )
-    tools: Annotated[Any, PlainValidator(_tools), WithJsonSchema({"anyOf": [_LIST, {"type": "null"}]})] = Field(
-        None, description="functions only"
-    )
-    tool_choice: Annotated[Any, PlainValidator(_tool_choice), _object({"enum": ["none", "auto", "required"]})] = None
-    include: Annotated[Any, PlainValidator(_include)] = Field(
-        None, description="only `reasoning.encrypted_content`; reasoning is returned in plain text"
-    )
-    stream: Boolean | None = None
     model: String | None = None
+    stream: Boolean | None = None
     parallel_tool_calls: Boolean | None = None
-    metadata: dict[str, Any] | None = Field(None, description="responses repeat it; it is not stored")
-    user: Any = ignored("it names the end user, for abuse reports")
-
     logit_bias: Any = None
     seed: Any = None
     stop: Any = None
@@ -170,6 +117,34 @@ class ResponseRequest(SamplingNumbers, OpenAIFields):
     thinking_token_budget: Any = None
     include_reasoning: Any = None
 
+
+class _Chat(ChatRequest):
+    is_strict_by_default = True
+
+
+class ResponseRequest(_PassedFields, OpenAIFields):
+    """Body of /v1/responses."""
+
+    input: Annotated[
+        list[dict[str, Any]],
+        PlainValidator(_input),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {**_LIST, "minItems": 1}]}),
+    ]
+    instructions: String | None = None
+    max_output_tokens: Integer | None = None
+    text: Annotated[Any, PlainValidator(_text_format), _object()] = Field(None, description="`verbosity` only `medium`")
+    reasoning: Annotated[Any, PlainValidator(_reasoning), _object()] = Field(
+        None, description="in responses, `effort` is honoured; summaries are not built, reasoning is returned in full"
+    )
+    tools: Annotated[Any, PlainValidator(_tools), WithJsonSchema({"anyOf": [_LIST, {"type": "null"}]})] = Field(
+        None, description="functions only"
+    )
+    tool_choice: Annotated[Any, PlainValidator(_tool_choice), _object({"enum": ["none", "auto", "required"]})] = None
+    include: Annotated[Any, PlainValidator(_include)] = Field(
+        None, description="only `reasoning.encrypted_content`; reasoning is returned in plain text"
+    )
+    metadata: dict[str, Any] | None = Field(None, description="responses repeat it; it is not stored")
+
     store: Any = refused("nothing is stored", False)
     background: Any = refused(_NOT_STORED, False)
     conversation: Any = refused(_NOT_STORED)
@@ -182,12 +157,10 @@ class ResponseRequest(SamplingNumbers, OpenAIFields):
     top_logprobs: Any = refused("use /v1/chat/completions for logprobs", 0)
 
     def chat(self) -> ChatRequest:
-        """Return the chat completion that this request stands for.
-
-        Its functions are strict unless they say otherwise.
+        """Return the equivalent chat completion, whose functions are strict by default.
 
         Raises:
-            RequestError: names the field that is invalid.
+            RequestError: if a field is invalid; names it.
         """
         messages = self.input
         if self.instructions is not None:
@@ -195,20 +168,25 @@ class ResponseRequest(SamplingNumbers, OpenAIFields):
             first = messages[0] if messages[0]["role"] in ("system", "developer") else None
             both = self.instructions if first is None else f"{self.instructions}\n\n{first['content']}"
             messages = [{"role": "system", "content": both}, *messages[first is not None :]]
-        fields = {name: getattr(self, name) for name in _PASSED}
-        fields |= {
+        # Chat completions nest functions and schemas.
+        tool_choice, response_format = self.tool_choice, self.text
+        if isinstance(tool_choice, dict):
+            tool_choice = {"type": "function", "function": tool_choice}
+        if isinstance(response_format, dict) and response_format.get("type") == "json_schema":
+            response_format = {"type": "json_schema", "json_schema": response_format}
+        fields = {
+            **{name: getattr(self, name) for name in _PassedFields.model_fields},
             "messages": messages,
             "max_completion_tokens": self.max_output_tokens,
-            "response_format": self.text,
+            "response_format": response_format,
             "reasoning_effort": self.reasoning,
-            "tools": self.tools,
-            "tool_choice": self.tool_choice,
+            "tools": [{"type": "function", "function": function} for function in self.tools or []],
+            "tool_choice": tool_choice,
         }
         try:
-            chat = ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+            return _Chat.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as error:
             first_error = error.errors()[0]
             name, *rest = map(str, first_error["loc"])
             param = ".".join((ALIASES.get(name, name), *rest))
             raise RequestError(f"{param}: {first_error['msg'].removeprefix('Value error, ')}", param) from None
-        return chat.with_strict_functions()

@@ -13,7 +13,7 @@ _FLOATS_OF_MII = ("temperature", "top_p")
 # Additional arguments, named as in SamplingParams.
 _MORE = ("seed", *(f.name for f in fields(SamplingParams) if type(f.default) is float and f.name not in _FLOATS_OF_MII))
 # Model arguments of MII that are not supported, and what to use instead.
-_ELSEWHERE = {
+_REMEDIES = {
     "tensor_parallel": "a model runs in one process: leave it out",
     "replica_num": "one server is one replica: for more, set replicas in a FastGenDeployment",
     "quantization_mode": 'use quantization="int8" (on a CPU)',
@@ -80,15 +80,14 @@ class GenerateArguments:
         Raises:
             RequestError: an argument has an unknown name.
         """
-        own = {f.name for f in fields(cls)} - {"more"}
-        for name in given:
-            if name not in own and name not in _MORE:
-                names = ", ".join([f.name for f in fields(cls) if f.name in own] + list(_MORE))
-                raise RequestError(f"{name}: no such argument; there are {names}", name)
+        own = [f.name for f in fields(cls) if f.name != "more"]
+        unknown = next((name for name in given if name not in (*own, *_MORE)), None)
+        if unknown is not None:
+            raise RequestError(f"{unknown}: no such argument; there are {', '.join((*own, *_MORE))}", unknown)
+        values = {name: value for name, value in given.items() if name in own}
         stop = given.get("stop") or ()
-        known = {name: value for name, value in given.items() if name in own}
-        known["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        return cls(**known, more={name: value for name, value in given.items() if name in _MORE})
+        values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        return cls(**values, more={name: value for name, value in given.items() if name in _MORE})
 
     def max_tokens(self, prompt_length: int) -> int:
         """Return the maximum number of tokens to generate after a prompt of this length.
@@ -112,38 +111,40 @@ class GenerateArguments:
         Raises:
             RequestError: a value is out of range.
         """
-        return SamplingParams(
-            max_tokens=self.max_tokens(prompt_length),
-            min_tokens=self.min_new_tokens,
-            ignore_eos=self.ignore_eos,
-            **self._drawing(),
-        )
+        return SamplingParams(**self._sampling_fields(prompt_length))
 
     def body(self, prompt_length: int) -> dict[str, Any]:
         """Return the fields of a /v1/completions request.
 
         `prompt_length` is used only without `max_new_tokens`.
         """
-        return {
+        return {**self._sampling_fields(prompt_length), "stop": list(self.stop)}
+
+    def response(
+        self, prompt: str, text: str, prompt_length: int, generated_length: int, reason: str | None
+    ) -> Response:
+        """Return the response for a generated text."""
+        full_text = prompt + text if self.return_full_text else text
+        return Response(full_text, prompt_length, generated_length, reason)
+
+    def _sampling_fields(self, prompt_length: int) -> dict[str, Any]:
+        values = {
             "max_tokens": self.max_tokens(prompt_length),
             "min_tokens": self.min_new_tokens,
             "ignore_eos": self.ignore_eos,
-            "stop": list(self.stop),
-            **self._drawing(),
+            "temperature": 0.0,
         }
-
-    def _drawing(self) -> dict[str, Any]:
-        if not self.do_sample:
-            return {"temperature": 0.0, **self.more}
-        temperature = 1.0 if self.temperature is None else self.temperature
-        return {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k or 0, **self.more}
+        if self.do_sample:
+            values["temperature"] = 1.0 if self.temperature is None else self.temperature
+            values |= {"top_p": self.top_p, "top_k": self.top_k or 0}
+        return {**values, **self.more}
 
 
 def check_model_arguments(given: Mapping[str, Any]) -> None:
     """Raise ConfigError with the remedy for an argument that only MII has."""
     for name in given:
-        if name in _ELSEWHERE:
-            raise ConfigError(f"{name}: {_ELSEWHERE[name]}")
+        if name in _REMEDIES:
+            raise ConfigError(f"{name}: {_REMEDIES[name]}")
 
 
 def as_list(prompts: str | Sequence[str]) -> list[str]:

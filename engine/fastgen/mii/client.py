@@ -22,10 +22,11 @@ from fastgen.mii.arguments import GenerateArguments, Response, as_list
 from fastgen.mii.deployments import Deployment, DeploymentError
 
 _MOST_AT_ONCE = 64
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 # In addition to the drain: the server's limits for its last responses and for its engine's exit.
-_END_SECONDS = 20.0
-_LAST_MOMENT_SECONDS = 1.0
+_EXIT_SECONDS = 20.0
+# A killed process closes its connections up to this long before it disappears.
+_DISAPPEAR_SECONDS = 1.0
 
 StreamingFunction = Callable[[list[Response]], Any]
 
@@ -89,7 +90,14 @@ class Client:
         except RemoteError as error:
             if error.status is not None and 400 <= error.status < 500:
                 raise RequestError(str(error), "prompts") from error
-            raise DeploymentError(self._what_became_of_it(error)) from error
+            deadline = time.monotonic() + _DISAPPEAR_SECONDS
+            while error.status is None and self._running() and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            if self._running():
+                raise DeploymentError(str(error)) from error
+            raise DeploymentError(
+                f"deployment {self.deployment.name!r} has ended ({error}; its log: {self.deployment.log})"
+            ) from error
 
     def terminate_server(self) -> None:
         """Terminate the server for all clients; running requests can finish during its drain.
@@ -97,7 +105,7 @@ class Client:
         Raises:
             DeploymentError: the server does not exit.
         """
-        self._end(signal.SIGTERM, self.deployment.drain_seconds + _END_SECONDS)
+        self._end(signal.SIGTERM, self.deployment.drain_seconds + _EXIT_SECONDS)
 
     def kill(self) -> None:
         """Kill the server. Running requests are lost."""
@@ -106,34 +114,27 @@ class Client:
     def _whole(self, text: str, asked: GenerateArguments) -> Response:
         answer = self._remote.post("/v1/completions", self._body(text, asked))
         choice, usage = answer["choices"][0], answer["usage"]
-        return _response(text, asked, choice["text"], usage, choice["finish_reason"])
+        counts = usage["prompt_tokens"], usage["completion_tokens"]
+        return asked.response(text, choice["text"], *counts, choice["finish_reason"])
 
     def _stream(self, text: str, asked: GenerateArguments, streaming_fn: StreamingFunction) -> Response:
         body = self._body(text, asked) | {"stream_options": {"include_usage": True}}
         pieces: list[str] = []
-        reason, usage = None, {"prompt_tokens": 0, "completion_tokens": 0}
+        reason, counts = None, (0, 0)
         for event in self._remote.stream("/v1/completions", body):
-            usage = event.get("usage") or usage
+            if usage := event.get("usage"):
+                counts = usage["prompt_tokens"], usage["completion_tokens"]
             for choice in event["choices"]:
                 reason = choice["finish_reason"] or reason
                 pieces.append(choice["text"])
                 streaming_fn([Response(choice["text"], 0, len(pieces), choice["finish_reason"])])
-        return _response(text, asked, "".join(pieces), usage, reason)
+        return asked.response(text, "".join(pieces), *counts, reason)
 
     def _body(self, text: str, asked: GenerateArguments) -> dict[str, Any]:
         counted = 0
         if asked.max_new_tokens is None:
             counted = int(self._remote.post("/tokenize", {"prompt": text})["count"])
         return {"model": self.deployment.name, "prompt": text, **asked.body(counted)}
-
-    def _what_became_of_it(self, error: RemoteError) -> str:
-        # A killed process closes its connections a moment before it disappears.
-        deadline = time.monotonic() + _LAST_MOMENT_SECONDS
-        while error.status is None and self._running() and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-        if self._running():
-            return str(error)
-        return f"deployment {self.deployment.name!r} has ended ({error}; its log: {self.deployment.log})"
 
     def _running(self) -> bool:
         # If this program started the server, reap it.
@@ -153,10 +154,5 @@ class Client:
                     f"deployment {self.deployment.name!r} (process {self.deployment.pid}) does not exit: see "
                     f"{self.deployment.log}"
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         deployments.forget(self.deployment.name)
-
-
-def _response(prompt: str, asked: GenerateArguments, text: str, usage: dict[str, int], reason: str | None) -> Response:
-    whole = prompt + text if asked.return_full_text else text
-    return Response(whole, usage["prompt_tokens"], usage["completion_tokens"], reason)

@@ -33,7 +33,7 @@ class Pipeline:
         """Generate for all prompts as a batch; `arguments` are those of `GenerateArguments`.
 
         Raises:
-            RequestError: the model cannot serve one of the prompts. None of them runs.
+            RequestError: the model cannot serve one of the prompts; then none of them runs.
         """
         if self._llm is None:
             raise RuntimeError("this pipeline is destroyed: create a new one with fastgen.pipeline")
@@ -42,8 +42,9 @@ class Pipeline:
         tokens = [self._llm.tokenizer.encode(text, add_special_tokens=True) for text in texts]
         done = self._llm.generate(tokens, [asked.sampling(len(prompt)) for prompt in tokens], stop=asked.stop)
         return [
-            Response(
-                text + completion.text if asked.return_full_text else completion.text,
+            asked.response(
+                text,
+                completion.text,
                 completion.usage.prompt_tokens,
                 completion.usage.completion_tokens,
                 str(completion.finish_reason),

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from fastgen.config import (
     ConfigError,
     EngineConfig,
     ServerConfig,
-    Setting,
     default_model_name,
     parsed_settings,
 )
@@ -30,7 +30,7 @@ from fastgen.terminal import progress_bar
 
 # Command that starts a server, without its arguments.
 COMMAND = (sys.executable, "-m", "fastgen")
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 def serve(
@@ -64,7 +64,8 @@ def serve(
     source = ModelSource.open(model)
     name = deployment_name or default_model_name(model)
     deployments.reserve(name)
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(deployments.forget, name)
         port = port or _free_port(host)
         log = deployments.log_file(name)
         words = ["serve", str(source.path.absolute()), "--host", host, "--port", str(port)]
@@ -79,19 +80,15 @@ def serve(
             log=str(log),
         )
         deployments.note(deployment)
+        on_failure.callback(Client(deployment).kill)
         _wait_until_ready(deployment)
-    except BaseException:
-        deployments.forget(name)
-        raise
+        on_failure.pop_all()
     keys = [] if server.api_key_file is None else keys_of_file(Path(server.api_key_file))
     return Client(deployment, api_key=next(iter(keys), None))
 
 
 def _start(arguments: list[str], log: Path) -> int:
-    """Start a process in its own session.
-
-    Signals to this program or its terminal do not reach it.
-    """
+    """Start a process in its own session, which signals to this program or its terminal do not reach."""
     with log.open("wb") as output:
         return os.posix_spawn(
             COMMAND[0],
@@ -107,38 +104,34 @@ def _start(arguments: list[str], log: Path) -> int:
 
 
 def _wait_until_ready(deployment: Deployment) -> None:
-    """Wait until the server is ready, with a progress bar.
+    """Wait with a progress bar until the server is ready.
 
     Raises:
-        DeploymentError: the server exits before.
+        DeploymentError: the server exits before it is ready.
     """
     remote = Remote(deployment.url, timeout=10.0)
     with progress_bar() as on_progress:
-        try:
-            while True:
-                try:
-                    remote.get("/ready")
-                    return
-                except RemoteError as error:
-                    if error.status is not None:
-                        on_progress(*_stage(str(error)))
-                if not deployment.alive:
-                    raise DeploymentError(f"deployment {deployment.name!r}: {_last_words(Path(deployment.log))}")
-                time.sleep(_LOOK_SECONDS)
-        except BaseException:
-            Client(deployment).kill()
-            raise
+        while True:
+            try:
+                remote.get("/ready")
+                return
+            except RemoteError as error:
+                if error.status is not None:
+                    on_progress(*_stage(str(error)))
+            if not deployment.alive:
+                raise DeploymentError(f"deployment {deployment.name!r}: {_last_error(Path(deployment.log))}")
+            time.sleep(_POLL_SECONDS)
 
 
-def _stage(said: str) -> tuple[str, float]:
-    """Parse the stage and its share from `.../ready: 503 loading weights 40 %`."""
-    words = said.rpartition(": 503 ")[2].split()
+def _stage(error: str) -> tuple[str, float]:
+    """Parse the stage and its completed fraction from `.../ready: 503 loading weights 40 %`."""
+    words = error.rpartition(": 503 ")[2].split()
     if len(words) > 2 and words[-1] == "%" and words[-2].isdigit():
         return " ".join(words[:-2]), int(words[-2]) / 100
     return " ".join(words) or "starting", 0.0
 
 
-def _last_words(log: Path) -> str:
+def _last_error(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if line.startswith("fastgen: error: ")]
     if errors:
@@ -147,11 +140,10 @@ def _last_words(log: Path) -> str:
 
 
 def _flags(settings: dict[str, Any]) -> list[str]:
-    known: dict[str, Setting] = {setting.name: setting for setting in (*ENGINE_SETTINGS, *SERVER_SETTINGS)}
     words: list[str] = []
-    for name, value in settings.items():
-        setting = known[name]
-        if setting.kind == "switch":
+    for setting in (*ENGINE_SETTINGS, *SERVER_SETTINGS):
+        value = settings.get(setting.name)
+        if value is not None and setting.kind == "switch":
             words.append(setting.flag if value else "--no-" + setting.flag.removeprefix("--"))
         elif value is not None:
             words += [setting.flag, str(value)]

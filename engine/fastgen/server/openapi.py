@@ -65,29 +65,26 @@ _ERROR = {
 def document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of `app`."""
     openapi = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    schemas_by_type, definitions = msgspec.json.schema_components(set(_RESPONSES.values()), ref_template=_REF)
-    by_type = dict(zip(set(_RESPONSES.values()), schemas_by_type, strict=True))
-    components = openapi.setdefault("components", {})
-    schemas = {
-        name: schema
-        for name, schema in components.get("schemas", {}).items()
-        if name not in ("HTTPValidationError", "ValidationError")  # FastAPI's error format; ours is OpenAI's
-    }
-    components["schemas"] = {**schemas, **definitions, "Error": _ERROR}
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    bodies, definitions = msgspec.json.schema_components(_RESPONSES.values(), ref_template=_REF)
+    by_path = dict(zip(_RESPONSES, bodies, strict=True))
+    schemas = openapi["components"]["schemas"]
+    del schemas["HTTPValidationError"], schemas["ValidationError"]  # FastAPI's error format; ours is OpenAI's
+    schemas |= {**definitions, "Error": _ERROR}
+    openapi["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in openapi["paths"].items():
         for operation in operations.values():
-            operation["responses"] = _responses(path, by_type)
+            operation["responses"] = _responses(path, by_path.get(path))
             operation["security"] = [{"key": []}, {}]
     return openapi
 
 
-def _responses(path: str, by_type: dict[type, dict[str, Any]]) -> dict[str, Any]:
+def _responses(path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the responses of a path; `body` is the schema of its JSON response, if it has one."""
     content: dict[str, Any] = {}
     if path == "/metrics":
         content = {"text/plain": {"schema": {"type": "string"}}}
-    elif path in _RESPONSES:
-        content = {"application/json": {"schema": by_type[_RESPONSES[path]]}}
+    elif body is not None:
+        content = {"application/json": {"schema": body}}
     if path in _STREAMED:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     error = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}

@@ -1,4 +1,4 @@
-"""Routes of the page: static files, which need no key, and the stream of steps, which does."""
+"""Routes of the page: static files, which need no API key, and the stream of steps, which needs one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import GeneratedEvents, event
 from fastgen.server.serving.service import Service
-from fastgen.server.ui.step_feed import StepFeed, TooManyWatchersError
+from fastgen.server.ui.step_feed import StepFeed
 
 _FILES = {
     "/ui": ("page.html", "text/html"),
@@ -23,11 +21,11 @@ _FILES = {
     "/ui/steps.js": ("steps.js", "text/javascript"),
     "/ui/api.js": ("api.js", "text/javascript"),
 }
-# The page and the way to it have no secrets. Everything that they show is requested with the key.
+# Served without an API key: they contain no secrets. The page requests everything that it shows with the key.
 STATIC_PATHS = frozenset({"/", *_FILES})
 _HEADERS = {
     "Cache-Control": "no-cache",
-    # No script, style or connection but this server's: a model's text can never run or send anything.
+    # Only this server's scripts, styles and connections: a model's text cannot run code or send data.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
@@ -35,15 +33,8 @@ _HEADERS = {
 }
 
 
-class Limits(msgspec.Struct, frozen=True, tag="limits", tag_field="event"):
-    """The first event of the stream: what the numbers of the updates are measured against."""
-
-    model: str
-    token_budget: int
-    max_sequences: int
-    max_model_length: int
-    num_blocks: int
-    block_size: int
+# Fields of EngineInfo in the first event: the page measures the steps against them.
+_LIMITS = ("token_budget", "max_sequences", "max_model_length", "num_blocks", "block_size")
 
 
 def router(feed: StepFeed) -> APIRouter:
@@ -75,20 +66,8 @@ def _static(body: bytes, media_type: str) -> Any:
 
 async def _events(feed: StepFeed, service: Service) -> AsyncGenerator[bytes]:
     engine = service.lifecycle.model().engine
-    info = engine.info
-    yield event(
-        Limits(
-            service.names[0],
-            info.token_budget,
-            info.max_sequences,
-            info.max_model_length,
-            info.num_blocks,
-            info.block_size,
-        )
-    )
-    try:
-        async with aclosing(feed.watch(lambda on: engine.watch(on=on))) as updates:
-            async for update in updates:
-                yield event(update)
-    except TooManyWatchersError:
-        raise APIError(503, "too many watchers: close another page", code="too_many_watchers") from None
+    limits = {name: getattr(engine.info, name) for name in _LIMITS}
+    yield event({"event": "limits", "model": service.names[0], **limits})
+    async with aclosing(feed.watch(lambda on: engine.watch(on=on))) as updates:
+        async for update in updates:
+            yield event(update)

@@ -1,4 +1,4 @@
-"""Hands step reports to those who watch the server. Without a watcher the engine sends no traces."""
+"""Distributes step reports to watchers of the server. Without a watcher the engine sends no traces."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import msgspec
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_trace import StepTrace
 from fastgen.engine.messages import StepReport
+from fastgen.server.http.errors import APIError
 
-# Steps that wait for a watcher that reads slowly. Older ones are dropped.
+# Steps that are kept for a slow watcher. Older ones are dropped.
 _MOST_PENDING = 256
 # Steps that arrive within this time are sent together: a small model runs hundreds per second.
 _BATCH_SECONDS = 0.05
@@ -24,10 +25,10 @@ class Step(msgspec.Struct, frozen=True):
     """One step as watchers see it.
 
     Attributes:
-        number: counted by the server while somebody watches.
+        number: counts the steps since the server started, without those that had no watcher.
         seconds: duration.
         decodes, prompts: as in `StepTrace`.
-        preemptions: sequences that lost their blocks to it.
+        preemptions: sequences that this step preempted.
     """
 
     number: int
@@ -38,11 +39,11 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What is sent to a watcher at once.
+    """One event for a watcher.
 
     Attributes:
         steps: since the last update, oldest first.
-        dropped: steps that this watcher has missed since the last update, because it read too slowly.
+        dropped: steps that this watcher missed since the last update because it reads too slowly.
         state: fields of `SchedulerStats` after the last step.
         queue, blocks: as in `StepTrace`, after the last step.
     """
@@ -54,15 +55,8 @@ class Update(msgspec.Struct, frozen=True):
     blocks: list[tuple[str, int]]
 
 
-class TooManyWatchersError(Exception):
-    """The server has as many watchers as it takes."""
-
-
 class StepFeed:
-    """Distributes reports to watchers.
-
-    Never waits for one: each has a bounded queue, and the newest steps win.
-    """
+    """Distributes reports to watchers without waiting for them: each has a bounded queue of the newest steps."""
 
     def __init__(self) -> None:
         self._watchers: set[_Watcher] = set()
@@ -70,21 +64,20 @@ class StepFeed:
         self._is_closed = False
 
     def record(self, report: StepReport) -> None:
-        """Queue a report for every watcher. Reports without a trace were sent while nobody watched."""
+        """Queue a report for every watcher. Reports without a trace were sent while there was none."""
         trace = report.trace
         if trace is None or not self._watchers:
             return
         step = None
         if trace.decodes or trace.prompts:
             self._num_steps += 1
-            step = Step(
-                self._num_steps, report.step.step_seconds, trace.decodes, trace.prompts, report.step.preemptions
-            )
+            seconds, preemptions = report.step.step_seconds, report.step.preemptions
+            step = Step(self._num_steps, seconds, trace.decodes, trace.prompts, preemptions)
         for watcher in self._watchers:
             watcher.push(step, report.scheduler, trace)
 
     def close(self) -> None:
-        """End all watches, also those that begin later."""
+        """End all watches, including later ones."""
         self._is_closed = True
         for watcher in self._watchers:
             watcher.woken.set()
@@ -99,13 +92,13 @@ class StepFeed:
             batch_seconds: least time between two updates.
 
         Raises:
-            TooManyWatchersError: before the first update.
+            APIError: before the first update, if there are too many watchers.
         """
         if len(self._watchers) >= _MOST_WATCHERS:
-            raise TooManyWatchersError
+            raise APIError(503, "too many watchers: close another page", code="too_many_watchers")
         watcher = _Watcher()
         self._watchers.add(watcher)
-        # Sent for every watch: the report that answers it is the watcher's first update.
+        # Sent for every watch: the engine replies with a report, which is the watcher's first update.
         switch(True)
         try:
             while not self._is_closed:
@@ -122,7 +115,7 @@ class StepFeed:
 
 
 class _Watcher:
-    """What one watcher has not read yet."""
+    """Updates that one watcher has not read yet."""
 
     def __init__(self) -> None:
         self.woken = asyncio.Event()

@@ -10,8 +10,9 @@ import pytest
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_trace import StepTrace
 from fastgen.engine.messages import StepReport
+from fastgen.server.http.errors import APIError
 from fastgen.server.ui import step_feed
-from fastgen.server.ui.step_feed import StepFeed, TooManyWatchersError, Update
+from fastgen.server.ui.step_feed import StepFeed, Update
 
 
 def report(prompt_tokens: int) -> StepReport:
@@ -88,7 +89,7 @@ async def test_closing_the_feed_ends_every_watch() -> None:
 async def test_the_number_of_watchers_is_limited() -> None:
     feed = StepFeed()
     open_watches = [await begin(feed, []) for _ in range(step_feed._MOST_WATCHERS)]
-    with pytest.raises(TooManyWatchersError):
+    with pytest.raises(APIError, match="too many watchers"):
         await anext(feed.watch(lambda _on: None))
     feed.close()
     for _, waiting in open_watches:

@@ -134,15 +134,14 @@ async def _engine_request(
         grammar = reasoning.grammar(grammar)
     model.prompt_size_limit.check(text, "messages")
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=bool(body.add_special_tokens))
-    tokens = body.truncated(tokens, body.longest_prompt(model.engine.info.max_model_length))
-    sampling = body.sampling(
-        body.token_limit(model.remaining_length(len(tokens)), model.generation_defaults.get("max_tokens")),
-        model.generation_defaults,
+    return body.prompt_request(
+        tokens,
+        model,
+        model.generation_defaults.get("max_tokens"),
         logprobs=body.num_logprobs,
         grammar=grammar,
         bad_words=await encode_bad_words(body.bad_words, model.tokenizer),
     )
-    return body.engine_request(tokens, sampling)
 
 
 async def _complete(handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions) -> Response:

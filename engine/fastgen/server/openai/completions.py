@@ -11,7 +11,7 @@ from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import EventTemplate, event, while_connected
 from fastgen.server.openai.chunk_events import ChunkEvents
 from fastgen.server.openai.logprobs import CompletionLogprobsWriter, TokenText, concatenate, prompt_logprobs
-from fastgen.server.openai.protocol import CompletionRequest
+from fastgen.server.openai.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from fastgen.server.openai.responses import (
     Completion,
     CompletionChoice,
@@ -61,20 +61,18 @@ async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[
     for text in texts:
         model.prompt_size_limit.check(text, "prompt")
     encoded = await encode(model.tokenizer, texts, add_special_tokens=body.add_special_tokens is not False)
-    longest = body.longest_prompt(model.engine.info.max_model_length)
-    requests: list[EngineRequest] = []
-    for prompt in [prompt for prompt in body.prompt if not isinstance(prompt, str)] or encoded:
-        tokens = body.truncated(prompt, longest)
-        sampling = body.sampling(
-            body.token_limit(model.remaining_length(len(tokens))),
-            model.generation_defaults,
+    return [
+        body.prompt_request(
+            tokens,
+            model,
+            DEFAULT_COMPLETION_TOKENS,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             grammar=grammar,
             bad_words=bad_words,
         )
-        requests.append(body.engine_request(tokens, sampling))
-    return requests
+        for tokens in [prompt for prompt in body.prompt if not isinstance(prompt, str)] or encoded
+    ]
 
 
 async def _complete(handler: RequestHandler, name: str, body: CompletionRequest, tokenizer: Tokenizer) -> Response:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
-from fastgen.core.request import RequestError, SamplingParams
+from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.server.openai.fields.engine import EngineFields
 from fastgen.server.openai.fields.types import (
     BadWords,
@@ -35,10 +35,11 @@ from fastgen.server.openai.fields.types import (
 from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields, OpenAIFields, ignored, refused
 from fastgen.server.openai.messages import Message, Tool, ToolChoice
 from fastgen.server.openai.structured_outputs import StructureFields
+from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.output import TextRules
 
 _MAX_CHOICES = 128
-_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
 
 
 class StreamOptions(BaseModel):
@@ -137,9 +138,31 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
         given = {name: value for name, value in values.items() if value is not None}
         return SamplingParams(**{**(defaults or {}), **given, "max_tokens": max_tokens})
 
-    def longest_prompt(self, max_model_length: int) -> int:
-        """Return the prompt tokens that leave room for the requested tokens, or for one token."""
-        return max(1, max_model_length - max(1, self.requested_tokens or 1))
+    def prompt_request(
+        self, token_ids: list[int], model: ServedModel, default_tokens: float | None = None, **sampling: Any
+    ) -> Request:
+        """Return the engine's request for one prompt, without an id.
+
+        Args:
+            token_ids: the prompt, which `truncate_prompt_tokens` may shorten; -1 leaves room for the requested tokens,
+                or for one token.
+            model: the model to use.
+            default_tokens: most tokens to generate if the client sets no limit; None for as many as fit.
+            sampling: parameters that depend on the endpoint or the tokenizer.
+
+        Raises:
+            RequestError: if a value is out of range.
+        """
+        longest = max(1, model.engine.info.max_model_length - max(1, self.requested_tokens or 1))
+        token_ids = self.truncated(token_ids, longest)
+        limit = self.token_limit(model.remaining_length(len(token_ids)), default_tokens)
+        return self.engine_request(token_ids, self.sampling(limit, model.generation_defaults, **sampling))
+
+    def token_limit(self, remaining: int, default: float | None) -> int:
+        """Return the most tokens to generate; `remaining` is the model's length minus the prompt."""
+        if self.requested_tokens is not None:
+            return self.requested_tokens
+        return max(1, remaining if default is None else min(int(default), remaining))
 
     @property
     def requested_tokens(self) -> int | None:
@@ -182,11 +205,10 @@ class CompletionRequest(GenerationRequest):
             {} if self.prompt_logprobs is not None else {"prompt_logprobs": "logprobs"}
         )
 
-    def token_limit(self, remaining: int) -> int:
-        """Return the most tokens to generate; `remaining` is the model's length minus the prompt."""
-        if self.prompt_only:
-            return 1  # the engine's minimum; the token is dropped
-        return self.max_tokens if self.max_tokens is not None else max(1, min(_DEFAULT_COMPLETION_TOKENS, remaining))
+    @property
+    def requested_tokens(self) -> int | None:
+        """The client's limit on generated tokens, if any."""
+        return 1 if self.prompt_only else self.max_tokens  # the engine generates at least one, which is dropped
 
     def check(self) -> None:
         """Raise RequestError if fields contradict each other."""
@@ -250,17 +272,6 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     def requested_tokens(self) -> int | None:
         """The client's limit on generated tokens, if any."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    def token_limit(self, remaining: int, default: float | None = None) -> int:
-        """Return the most tokens to generate.
-
-        Args:
-            remaining: the model's length minus the prompt, which is the usual default.
-            default: the model's own default, if it has one.
-        """
-        if self.requested_tokens is not None:
-            return self.requested_tokens
-        return max(1, remaining if default is None else min(int(default), remaining))
 
     def check(self) -> None:
         """Raise RequestError if fields contradict each other."""

@@ -75,6 +75,14 @@ class CompletionLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
+class ResponseHead(Struct, frozen=True):
+    """The first fields of most responses; `created` is in Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+
+
 class CompletionChoice(Struct, frozen=True):
     """Continuation of one prompt, or a delta of it."""
 
@@ -88,12 +96,9 @@ class CompletionChoice(Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(Struct, frozen=True):
+class Completion(ResponseHead, frozen=True):
     """Response of /v1/completions, or a chunk of its stream."""
 
-    id: str
-    created: int
-    model: str
     choices: list[CompletionChoice]
     usage: CompletionUsage | UnsetType | None = UNSET
     object: Literal["text_completion"] = "text_completion"
@@ -168,12 +173,9 @@ class ChatChoice(Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(Struct, frozen=True):
+class ChatCompletion(ResponseHead, frozen=True):
     """Response of /v1/chat/completions."""
 
-    id: str
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: CompletionUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -204,12 +206,9 @@ class ChatChunkChoice(Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(Struct, frozen=True):
+class ChatChunk(ResponseHead, frozen=True):
     """A chunk of the stream of /v1/chat/completions."""
 
-    id: str
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
     usage: CompletionUsage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

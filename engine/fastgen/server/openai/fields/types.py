@@ -10,9 +10,9 @@ import json
 import math
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict
 
 from fastgen.core.request import MOST_LOGIT_BIASES
 
@@ -128,44 +128,34 @@ def _prompts(value: Any) -> list[str | list[int]]:
     raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
 
 
-_STRING, _TOKEN = {"type": "string"}, {"type": "integer", "minimum": 0}
-_STRING_OR_STRINGS = {"anyOf": [_STRING, {"type": "array", "items": _STRING}, {"type": "null"}]}
+# Parts of the schemas in the OpenAPI document.
+_TokenId = Annotated[int, Field(ge=0)]
+_NotEmpty = Field(min_length=1)
+_Strings = str | list[str] | None
 
 StopStrings = Annotated[
     tuple[str, ...],
-    PlainValidator(partial(_strings, item="stop string", max_items=_MAX_STOP_STRINGS)),
-    WithJsonSchema(_STRING_OR_STRINGS),
+    PlainValidator(
+        partial(_strings, item="stop string", max_items=_MAX_STOP_STRINGS),
+        json_schema_input_type=_Strings,
+    ),
 ]
 BadWords = Annotated[
     tuple[str, ...],
-    PlainValidator(partial(_strings, item="word", max_items=_MAX_LIST_LENGTH)),
-    WithJsonSchema(_STRING_OR_STRINGS),
+    PlainValidator(partial(_strings, item="word", max_items=_MAX_LIST_LENGTH), json_schema_input_type=_Strings),
 ]
-TokenIdTuple = Annotated[
-    tuple[int, ...],
-    PlainValidator(_token_id_tuple),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": _TOKEN}, {"type": "null"}]}),
-]
-TokenIds = Annotated[list[int], PlainValidator(_token_ids), WithJsonSchema({"type": "array", "items": _TOKEN})]
+TokenIdTuple = Annotated[tuple[int, ...], PlainValidator(_token_id_tuple, json_schema_input_type=list[_TokenId] | None)]
+TokenIds = Annotated[list[int], PlainValidator(_token_ids, json_schema_input_type=list[_TokenId])]
 LogitBias = Annotated[
-    tuple[tuple[int, float], ...],
-    PlainValidator(_logit_bias),
-    WithJsonSchema({"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}),
+    tuple[tuple[int, float], ...], PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None)
 ]
-Prompts = Annotated[
-    list[str | list[int]],
-    PlainValidator(_prompts),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _STRING,
-                {"type": "array", "items": _STRING, "minItems": 1},
-                {"type": "array", "items": _TOKEN, "minItems": 1},
-                {"type": "array", "items": {"type": "array", "items": _TOKEN, "minItems": 1}, "minItems": 1},
-            ]
-        }
-    ),
-]
+_Prompts = (
+    str
+    | Annotated[list[str], _NotEmpty]
+    | Annotated[list[_TokenId], _NotEmpty]
+    | Annotated[list[Annotated[list[_TokenId], _NotEmpty]], _NotEmpty]
+)
+Prompts = Annotated[list[str | list[int]], PlainValidator(_prompts, json_schema_input_type=_Prompts)]
 
 
 def one_of(*choices: str) -> PlainValidator:
@@ -177,7 +167,7 @@ def one_of(*choices: str) -> PlainValidator:
             return value
         raise ValueError(f"must be one of {listed}")
 
-    return PlainValidator(check)
+    return PlainValidator(check, json_schema_input_type=Literal[(*choices, None)])
 
 
 def _truncation_limit(value: int) -> int:
@@ -193,9 +183,6 @@ def _thinking_budget(value: int) -> int | None:
     return None if value == -1 else value
 
 
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
-
 def _documents(value: Any) -> list[str]:
     """Return the texts of one document or several, each a string or an object with a `text`."""
     given = value if isinstance(value, list) else [value]
@@ -206,15 +193,13 @@ def _documents(value: Any) -> list[str]:
 
 
 Documents = Annotated[
-    list[str],
-    PlainValidator(_documents),
-    WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}),
+    list[str], PlainValidator(_documents, json_schema_input_type=str | Annotated[list[str], _NotEmpty])
 ]
-EncodingFormat = Annotated[str | None, one_of("float", "base64"), WithJsonSchema({"enum": ["float", "base64", None]})]
-ReasoningEffort = Annotated[str | None, one_of(*_EFFORTS), WithJsonSchema({"enum": [*_EFFORTS, None]})]
+EncodingFormat = Annotated[str | None, one_of("float", "base64")]
+ReasoningEffort = Annotated[str | None, one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")]
 ThinkingBudget = Annotated[Integer, AfterValidator(_thinking_budget)]
 TruncationLimit = Annotated[Integer, AfterValidator(_truncation_limit)]
-TruncationSide = Annotated[str | None, one_of("left", "right"), WithJsonSchema({"enum": ["left", "right", None]})]
+TruncationSide = Annotated[str | None, one_of("left", "right")]
 
 
 def optional(*metadata: Any, description: str | None = None) -> Any:

@@ -16,7 +16,7 @@ from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.fields.types import Boolean, EncodingFormat, Integer, Prompts
 from fastgen.server.openai.fields.unsupported import refused
 from fastgen.server.openai.pooling.request import EmbeddingUsage, PoolingRequest
-from fastgen.server.openai.responses import json_response
+from fastgen.server.openai.responses import ResponseHead, json_response
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.task import ServedTask
@@ -72,12 +72,9 @@ class Embedding(msgspec.Struct, frozen=True):
     object: str = "embedding"
 
 
-class Embeddings(msgspec.Struct, frozen=True):
+class Embeddings(ResponseHead, frozen=True):
     """Response of /v1/embeddings."""
 
-    id: str
-    created: int
-    model: str
     data: list[Embedding]
     usage: EmbeddingUsage
     object: str = "list"

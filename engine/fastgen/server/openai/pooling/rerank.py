@@ -17,7 +17,7 @@ from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.fields.types import Boolean, Documents, Integer, String
 from fastgen.server.openai.fields.unsupported import refused
 from fastgen.server.openai.pooling.request import NO_SAMPLING, EmbeddingUsage, PoolingRequest
-from fastgen.server.openai.responses import json_response
+from fastgen.server.openai.responses import ResponseHead, json_response
 from fastgen.server.serving.encoding import encode
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
@@ -38,12 +38,9 @@ class Score(msgspec.Struct, frozen=True):
     object: str = "score"
 
 
-class Scores(msgspec.Struct, frozen=True):
+class Scores(ResponseHead, frozen=True):
     """Response of /v1/score."""
 
-    id: str
-    created: int
-    model: str
     data: list[Score]
     usage: EmbeddingUsage
     object: str = "list"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from fastgen.core.request import SamplingParams
+from fastgen.server.openai.chat_choices import ChoiceOptions
 from fastgen.server.openai.response_api.request import ResponseRequest
 from fastgen.server.openai.responses import ChatChoice, CompletionTokensDetails, CompletionUsage
+from fastgen.server.serving.request_handler import RequestHandler
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
@@ -141,31 +141,16 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-def response(
-    body: ResponseRequest,
-    response_id: str,
-    created: int,
-    model: str,
-    sampling: SamplingParams,
-    strict: Mapping[str, bool],
-) -> Response:
-    """Return the response to `body` before its generation has begun.
-
-    Args:
-        body: the request.
-        response_id: id of the response.
-        created: when it was created, in Unix seconds.
-        model: name of the model.
-        sampling: its sampling parameters.
-        strict: whether calls of a function must match its schema, by name.
-    """
-    text_format = body.text or {"type": "text"}
-    if text_format.get("type") == "json_schema":
+def begun_response(body: ResponseRequest, handler: RequestHandler, name: str, options: ChoiceOptions) -> Response:
+    """Return the response of the model `name` before its generation has begun."""
+    strict = {} if options.tools is None else {tool.name: tool.strict for tool in options.tools.offered}
+    sampling, text_format = handler.outputs[0].request.sampling, body.text or {"type": "text"}
+    if text_format["type"] == "json_schema":
         text_format = {"name": "schema", **text_format}
     return Response(
-        id=response_id,
-        created_at=created,
-        model=model,
+        id=handler.id.replace("resp-", "resp_", 1),
+        created_at=handler.created,
+        model=name,
         status="in_progress",
         output=[],
         instructions=body.instructions,

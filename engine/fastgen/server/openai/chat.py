@@ -45,8 +45,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     name = service.check_model(body.model)
     handler, options = await admit_chat(service, body, "chatcmpl")
     if body.stream:
-        return TokenStream(handler, _StreamEvents(handler, name, body, options))
-    return await while_connected(request, _complete(handler, name, body, options))
+        return TokenStream(handler, _StreamEvents(handler, name, options))
+    return await while_connected(request, _complete(handler, name, options))
 
 
 async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tuple[RequestHandler, ChoiceOptions]:
@@ -72,9 +72,7 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tup
         engine_request = await _engine_request(body, model, tools, reasoning, prompt)
         handler = service.handler(id_prefix, places, [engine_request], options)
     token_text = TokenText(model.tokenizer, bool(body.return_tokens_as_token_ids))
-    return handler, ChoiceOptions(
-        token_text, tools, reasoning, has_logprobs=bool(body.logprobs), has_token_ids=bool(body.return_token_ids)
-    )
+    return handler, ChoiceOptions(body, token_text, tools, reasoning)
 
 
 def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
@@ -144,10 +142,10 @@ async def _engine_request(
     )
 
 
-async def _complete(handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions) -> Response:
+async def _complete(handler: RequestHandler, name: str, options: ChoiceOptions) -> Response:
     with handler:
         outputs = await handler.finish()
-    first = outputs[0]
+    body, first = options.body, outputs[0]
     completion = ChatCompletion(
         handler.id,
         handler.created,
@@ -165,8 +163,8 @@ class _StreamEvents(ChunkEvents[ChatRequest]):
 
     chunk_type = ChatChunk
 
-    def __init__(self, handler: RequestHandler, name: str, body: ChatRequest, options: ChoiceOptions) -> None:
-        super().__init__(handler, name, body)
+    def __init__(self, handler: RequestHandler, name: str, options: ChoiceOptions) -> None:
+        super().__init__(handler, name, options.body)
         self._options = options
         self._writers: dict[int, ChatChunkWriter] = {}
         # The first chunk is written when there is a token, but does not count it.

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.openai.logprobs import TokenText, chat_logprobs
+from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.reasoning import ReasoningUse
 from fastgen.server.openai.responses import (
     AssistantMessage,
@@ -33,18 +34,16 @@ class ChoiceOptions:
     """How generations become choices.
 
     Attributes:
+        body: the request's body.
         token_text: how to write tokens in logprobs.
         tools: the tools that the model may call, if any.
-        reasoning: how reasoning is separated from content; None if the model has none.
-        has_logprobs: whether choices carry logprobs.
-        has_token_ids: whether choices carry their token ids.
+        reasoning: how to separate reasoning from content; None if the model has none.
     """
 
+    body: ChatRequest
     token_text: TokenText
     tools: ToolUse | None
     reasoning: ReasoningUse | None
-    has_logprobs: bool
-    has_token_ids: bool
 
 
 def chat_choice(index: int, output: RequestOutput, options: ChoiceOptions) -> ChatChoice:
@@ -65,8 +64,8 @@ def chat_choice(index: int, output: RequestOutput, options: ChoiceOptions) -> Ch
             reason = _TOOL_CALLS if reason == "stop" else reason
     shown = thought if thought and reasoning is not None and reasoning.include else UNSET
     message = AssistantMessage(content or (None if thought or calls else ""), calls, shown, shown)
-    logprobs = chat_logprobs(options.token_text, output.logprobs or ()) if options.has_logprobs else None
-    token_ids = output.token_ids if options.has_token_ids else UNSET
+    logprobs = chat_logprobs(options.token_text, output.logprobs or ()) if options.body.logprobs else None
+    token_ids = output.token_ids if options.body.return_token_ids else UNSET
     return ChatChoice(index, message, reason, logprobs, output.stop_reason, token_ids)
 
 
@@ -85,12 +84,12 @@ class ChatChunkWriter:
 
     def __init__(self, index: int, options: ChoiceOptions) -> None:
         self._index = index
-        self._token_text = options.token_text if options.has_logprobs else None
+        self._token_text = options.token_text if options.body.logprobs else None
         self._tools = options.tools
         self._parser = None if options.tools is None else options.tools.parser()
         self._reasoning = None if options.reasoning is None else options.reasoning.parser()
         self._includes_reasoning = options.reasoning is not None and options.reasoning.include
-        self._has_token_ids = options.has_token_ids
+        self._has_token_ids = bool(options.body.return_token_ids)
         self._num_sent_tokens = 0
         self._valid_calls: set[int] = set()
         self._pending_logprobs: list[TokenLogprobs] = []

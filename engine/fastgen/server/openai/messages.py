@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -14,37 +15,33 @@ from fastgen.server.openai.fields.types import Boolean, String
 _MAX_TOOL_NAME_LENGTH = 256
 
 
-def _content(value: Any) -> str | None:
-    """Return a message's text, with its parts joined."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise ValueError("must be a string, a list of text parts or null")
-    return "".join(_part(part) for part in value)
+def text_of(content: Any, kinds: Container[str] = ("text", "refusal")) -> str:
+    """Return the text of a message's content, with its parts joined.
 
-
-def _part(part: dict[str, Any]) -> str:
-    kind = part.get("type")
-    if kind not in ("text", "refusal"):
-        raise ValueError(f"contains a part of type {str(kind)[:40]!r}; only text parts are supported")
-    text = part.get(kind)
-    if not isinstance(text, str):
-        raise ValueError(f"contains a {kind} part without a string in its {kind!r} field")
-    return text
+    Raises:
+        ValueError: if it is neither a string nor a list of parts of these kinds.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise ValueError("must be a string or a list of text parts")
+    texts: list[str] = []
+    for part in content:
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in kinds:
+            raise ValueError(f"contains a part of type {str(kind)[:40]!r}; only text parts are supported")
+        field = "refusal" if kind == "refusal" else "text"
+        if not isinstance(part.get(field), str):
+            raise ValueError(f"contains a {kind} part without a string in its {field!r} field")
+        texts.append(part[field])
+    return "".join(texts)
 
 
 def _tool_calls(value: Any) -> list[dict[str, Any]] | None:
-    """Return an assistant's earlier calls with parsed arguments.
-
-    Chat templates serialize them to JSON themselves.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, list):
+    """Return an assistant's earlier calls with parsed arguments, which chat templates serialize to JSON themselves."""
+    if not isinstance(value, list | None):
         raise ValueError("must be a list of tool calls")
-    return [_tool_call(call) for call in value]
+    return value and [_tool_call(call) for call in value]
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
@@ -59,16 +56,22 @@ def _tool_call(call: Any) -> dict[str, Any]:
     return {**call, "type": "function", "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
-_PART = {"type": "object", "required": ["type"]}
 Content = Annotated[
     str | None,
-    PlainValidator(_content),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}]}),
+    PlainValidator(lambda value: None if value is None else text_of(value)),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "object", "required": ["type"]}},
+                {"type": "null"},
+            ]
+        }
+    ),
 ]
 ToolCalls = Annotated[
     list[dict[str, Any]] | None,
-    PlainValidator(_tool_calls),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
+    PlainValidator(_tool_calls, json_schema_input_type=list[dict[str, Any]] | None),
 ]
 
 
@@ -135,6 +138,5 @@ def _tool_choice(value: Any) -> Choice | None:
 
 ToolChoice = Annotated[
     Choice | None,
-    PlainValidator(_tool_choice),
-    WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}, {"type": "null"}]}),
+    PlainValidator(_tool_choice, json_schema_input_type=Literal["none", "auto", "required"] | dict[str, Any] | None),
 ]

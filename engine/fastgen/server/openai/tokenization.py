@@ -25,7 +25,7 @@ from fastgen.server.serving.service import Service
 
 router = APIRouter(route_class=JSONRoute)
 
-# Clients count the tokens of texts that are too long for the model. This many characters take a second or so.
+# Clients may count the tokens of texts that are too long for the model. This many characters take about a second.
 _MOST_CHARACTERS = 1 << 20
 
 
@@ -70,21 +70,17 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 
 async def _tokenize(body: TokenizeRequest, model: ServedModel) -> Response:
-    text, add_special_tokens = _text(body, model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("prompt: give either prompt or messages, not both", "prompt")
+    if body.prompt is not None:
+        text, add_special_tokens = body.prompt, body.add_special_tokens is not False
+    else:  # chat templates add special tokens themselves
+        text, add_special_tokens = render(body, model, ToolUse.of(body, model)), body.add_special_tokens is True
     if len(text) > _MOST_CHARACTERS:
         model.prompt_size_limit.check(text, "prompt" if body.messages is None else "messages")
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=add_special_tokens)
     token_strs = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
     return json_response(Tokens(len(tokens), model.engine.info.max_model_length, tokens, token_strs))
-
-
-def _text(body: TokenizeRequest, model: ServedModel) -> tuple[str, bool]:
-    """Return the text to encode and whether to add special tokens; chat templates add them themselves."""
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages, not both", "prompt")
-    if body.prompt is not None:
-        return body.prompt, body.add_special_tokens is not False
-    return render(body, model, ToolUse.of(body, model)), body.add_special_tokens is True
 
 
 @router.post("/detokenize")

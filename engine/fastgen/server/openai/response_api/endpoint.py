@@ -86,11 +86,9 @@ class _StreamEvents:
         self._pieces: list[str] = []
 
     def begin(self) -> bytes:
-        """Return the first events."""
         return b"".join(self._event(f"response.{kind}", response=self._begun) for kind in ("created", "in_progress"))
 
     def delta(self, index: int, delta: OutputDelta) -> bytes:
-        """Return the events of a delta of the generation."""
         written: list[bytes] = []
         for chunk in self._writer.write(delta, self._handler.outputs[index]):
             self._reason = chunk.finish_reason
@@ -103,12 +101,10 @@ class _StreamEvents:
         return b"".join(written)
 
     def end(self) -> bytes:
-        """Return the last events."""
         response = finished(self._begun, chat_usage(self._handler, self._options), self._reason)
         return self._end(response, "completed" if response.status == "completed" else "incomplete")
 
     def fail(self, error: APIError) -> bytes:
-        """Return the last events of a response that fails."""
         return self._end(
             msgspec.structs.replace(self._begun, status="failed", error=ResponseError(error.message)), "incomplete"
         )

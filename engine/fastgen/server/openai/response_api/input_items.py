@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fastgen.server.openai.messages import text_of
+
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 _ROLES = ("user", "assistant", "system", "developer")
 
 
 def messages_of(items: list[Any]) -> list[dict[str, Any]]:
-    """Return the messages that a list of input items stands for.
+    """Return input items as messages.
 
-    An assistant's turn may consist of several items: reasoning, text and function calls. They become one message.
+    The items of an assistant's turn (reasoning, text, function calls) become one message.
 
     Raises:
         ValueError: if an item is not supported; names it by its index.
@@ -81,17 +83,10 @@ def _turn(messages: list[dict[str, Any]], *, new: bool = False) -> dict[str, Any
 
 
 def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise ValueError("content must be a string or a list of parts")
-    for part in content:
-        if part.get("type") not in _TEXT_PARTS:
-            raise ValueError(f"a part is of type {str(part.get('type'))[:40]!r}; only text is supported")
-    texts = [part.get("refusal" if part["type"] == "refusal" else "text") for part in content]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a part has no text")
-    return "".join(texts)
+    try:
+        return text_of(content, _TEXT_PARTS)
+    except ValueError as error:
+        raise ValueError(f"content {error}") from None
 
 
 _ITEMS: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], None]] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, ValidationError, WithJsonSchema
+from pydantic import Field, PlainValidator, ValidationError
 
 from fastgen.core.request import RequestError
 from fastgen.server.openai.fields.types import Boolean, Integer, String
@@ -90,11 +90,8 @@ def _include(value: Any) -> Any:
     return value
 
 
-def _object(*others: dict[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": [{"type": "object"}, *others, {"type": "null"}]})
-
-
-_LIST = {"type": "array", "items": {"type": "object"}}
+_Object = dict[str, Any]
+_ToolChoice = _Object | Literal["none", "auto", "required"] | None
 
 
 class _PassedFields(SamplingNumbers):
@@ -126,20 +123,21 @@ class ResponseRequest(_PassedFields, OpenAIFields):
     """Body of /v1/responses."""
 
     input: Annotated[
-        list[dict[str, Any]],
-        PlainValidator(_input),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {**_LIST, "minItems": 1}]}),
+        list[_Object],
+        PlainValidator(_input, json_schema_input_type=str | Annotated[list[_Object], Field(min_length=1)]),
     ]
     instructions: String | None = None
     max_output_tokens: Integer | None = None
-    text: Annotated[Any, PlainValidator(_text_format), _object()] = Field(None, description="`verbosity` only `medium`")
-    reasoning: Annotated[Any, PlainValidator(_reasoning), _object()] = Field(
+    text: Annotated[Any, PlainValidator(_text_format, json_schema_input_type=_Object | None)] = Field(
+        None, description="`verbosity` only `medium`"
+    )
+    reasoning: Annotated[Any, PlainValidator(_reasoning, json_schema_input_type=_Object | None)] = Field(
         None, description="in responses, `effort` is honoured; summaries are not built, reasoning is returned in full"
     )
-    tools: Annotated[Any, PlainValidator(_tools), WithJsonSchema({"anyOf": [_LIST, {"type": "null"}]})] = Field(
+    tools: Annotated[Any, PlainValidator(_tools, json_schema_input_type=list[_Object] | None)] = Field(
         None, description="functions only"
     )
-    tool_choice: Annotated[Any, PlainValidator(_tool_choice), _object({"enum": ["none", "auto", "required"]})] = None
+    tool_choice: Annotated[Any, PlainValidator(_tool_choice, json_schema_input_type=_ToolChoice)] = None
     include: Annotated[Any, PlainValidator(_include)] = Field(
         None, description="only `reasoning.encrypted_content`; reasoning is returned in plain text"
     )

@@ -44,42 +44,41 @@ _ERRORS = {
     "500": "The engine died during the request.",
     "503": "The server is loading or draining, or its engine is dead; retry after Retry-After seconds.",
 }
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+
+
+class ErrorDetails(msgspec.Struct):
+    """What happened and what to do; `param` is the invalid field, if any."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct):
+    """An error in OpenAI's format."""
+
+    error: ErrorDetails
 
 
 def document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of `app`."""
     openapi = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    bodies, definitions = msgspec.json.schema_components(_RESPONSES.values(), ref_template=_REF)
+    (*bodies, error), definitions = msgspec.json.schema_components((*_RESPONSES.values(), Error), ref_template=_REF)
     by_path = dict(zip(_RESPONSES, bodies, strict=True))
     schemas = openapi["components"]["schemas"]
     del schemas["HTTPValidationError"], schemas["ValidationError"]  # FastAPI's error format; ours is OpenAI's
-    schemas |= {**definitions, "Error": _ERROR}
+    schemas |= definitions
     openapi["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in openapi["paths"].items():
         for operation in operations.values():
-            operation["responses"] = _responses(path, by_path.get(path))
+            operation["responses"] = _responses(path, by_path.get(path), error)
             operation["security"] = [{"key": []}, {}]
     return openapi
 
 
-def _responses(path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the responses of a path; `body` is the schema of its JSON response, if it has one."""
+def _responses(path: str, body: dict[str, Any] | None, error: dict[str, Any]) -> dict[str, Any]:
+    """Return the responses of a path; `body` and `error` are the schemas of its JSON responses."""
     content: dict[str, Any] = {}
     if path == "/metrics":
         content = {"text/plain": {"schema": {"type": "string"}}}
@@ -87,9 +86,9 @@ def _responses(path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         content = {"application/json": {"schema": body}}
     if path in _STREAMED:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
     if path in ("/health", "/ready"):
         unavailable = {"description": "The reason.", "content": content}
         return {"200": {"description": "Healthy or ready.", "content": content}, "503": unavailable}
-    errors = {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
+    rejected = {"application/json": {"schema": error}}
+    errors = {status: {"description": text, "content": rejected} for status, text in _ERRORS.items()}
     return {"200": {"description": "Success.", "content": content}, **errors}

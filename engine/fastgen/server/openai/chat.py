@@ -34,6 +34,7 @@ from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.token_stream import TokenStream
 from fastgen.text.chat import ChatTemplate, ChatTemplateError
 from fastgen.text.reasoning import Start
+from fastgen.text.tools.registry import shown_tokens
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -61,14 +62,14 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tup
     service.check_chat_template(body.chat_template)
     with client_names(body.aliases):
         places = service.reserve(model, 1, body.num_choices)
-    tools = ToolUse.of(body, model)
-    prompt = render(body, model, tools)
-    reasoning = ReasoningUse.of(body, model, prompt)
-    shown = frozenset[int]() if tools is None else tools.shown_tokens(model)
-    if reasoning is not None:
-        shown |= reasoning.format.shown_tokens(model.tokenizer)
-    options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=body.text_rules(shown))
-    with client_names(body.aliases):
+        tools = ToolUse.of(body, model)
+        prompt = render(body, model, tools)
+        reasoning = ReasoningUse.of(body, model, prompt)
+        shown = frozenset[int]() if tools is None else shown_tokens(tools.format, model.tokenizer)
+        if reasoning is not None:
+            shown |= reasoning.format.shown_tokens(model.tokenizer)
+        text = body.text_rules(shown)
+        options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=text)
         engine_request = await _engine_request(body, model, tools, reasoning, prompt)
         handler = service.handler(id_prefix, places, [engine_request], options)
     token_text = TokenText(model.tokenizer, bool(body.return_tokens_as_token_ids))

@@ -119,22 +119,20 @@ class _ChoiceWriter:
 
     def write(self, output: RequestOutput, delta: OutputDelta) -> CompletionChoice:
         """Return the choice for a delta of `output`."""
-        body, text, prompt_token_ids = self._body, delta.text, output.request.prompt_token_ids
+        body, prompt_token_ids = self._body, output.request.prompt_token_ids
         is_first, self._is_first = self._is_first, False
-        prompt = None
-        if is_first and body.echo:
-            echoed = self._prompt_text()
-            text = echoed + text
-            if body.logprobs is not None:
-                prompt = self._logprobs.write_prompt(echoed, prompt_token_ids, output.prompt_logprobs or ())
-        logprobs = None if body.logprobs is None else self._logprobs.write(delta.logprobs)
-        if prompt is not None and logprobs is not None:
-            logprobs = concatenate(prompt, logprobs)
+        echoed = self._prompt_text() if is_first and body.echo else ""
+        logprobs = None
+        if body.logprobs is not None and is_first and body.echo:
+            prompt = self._logprobs.write_prompt(echoed, prompt_token_ids, output.prompt_logprobs or ())
+            logprobs = concatenate(prompt, self._logprobs.write(delta.logprobs))
+        elif body.logprobs is not None:
+            logprobs = self._logprobs.write(delta.logprobs)
         token_ids = output.token_ids[self._num_sent_tokens :]
         self._num_sent_tokens += len(token_ids)
         return CompletionChoice(
             self._index,
-            text,
+            echoed + delta.text,
             finish_reason(delta.finish_reason),
             logprobs,
             delta.stop_reason,

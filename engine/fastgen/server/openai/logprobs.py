@@ -1,4 +1,4 @@
-"""Logprobs in the formats of OpenAI's two endpoints and of vLLM's prompt_logprobs."""
+"""Logprobs in the formats of completions, of chat completions and of vLLM's prompt_logprobs."""
 
 from __future__ import annotations
 

@@ -56,17 +56,11 @@ def _tool_call(call: Any) -> dict[str, Any]:
     return {**call, "type": "function", "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
+_Part = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "required": ["type"]})]
 Content = Annotated[
     str | None,
-    PlainValidator(lambda value: None if value is None else text_of(value)),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "object", "required": ["type"]}},
-                {"type": "null"},
-            ]
-        }
+    PlainValidator(
+        lambda value: None if value is None else text_of(value), json_schema_input_type=str | list[_Part] | None
     ),
 ]
 ToolCalls = Annotated[

@@ -1,4 +1,4 @@
-"""Reasoning in chat requests: what the template is told, and where the reasoning ends."""
+"""Reasoning of a chat request: variables of the chat template, limits, and the grammar of the output."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_variables(body: ChatRequest, source: str) -> dict[str, Any]:
-    """Return the variables of the chat template `source`.
-
-    They are the request's own, and those that follow from its effort.
+    """Return the variables of the chat template `source`: the request's and those that its effort sets.
 
     Raises:
-        RequestError: if the template cannot express the effort.
+        RequestError: if the template has no variable for the effort.
     """
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
@@ -53,11 +51,9 @@ class ReasoningUse:
     """The reasoning of one request.
 
     Attributes:
-        format: the model's marks.
-        start: where its generations start.
+        start: whether generations start before, inside or after the reasoning.
         budget: most tokens of reasoning; None for no limit.
-        include: whether the client gets the reasoning.
-        tokenizer: the model's tokenizer.
+        include: whether responses contain the reasoning.
     """
 
     tokenizer: Tokenizer
@@ -71,20 +67,15 @@ class ReasoningUse:
         """Return the reasoning of a request with this rendered prompt; None if the model has none.
 
         Raises:
-            RequestError: if the model has no reasoning to which a budget could apply.
+            RequestError: if the request has a budget that cannot be enforced.
         """
-        format = model.reasoning_format
-        budget = body.thinking_token_budget
-        if budget is not None:
-            why = (
-                "this model's reasoning is not parsed, see --reasoning-parser"
-                if format is None
-                else f"the model's {format.closing} is not a single token"
-                if format.closing_token(model.tokenizer) is None
-                else None
-            )
-            if why is not None:
-                raise RequestError(f"thinking_token_budget: {why}; leave it out", "thinking_token_budget")
+        format, budget, why = model.reasoning_format, body.thinking_token_budget, None
+        if format is None:
+            why = "this model's reasoning is not parsed, see --reasoning-parser"
+        elif format.closing_token(model.tokenizer) is None:
+            why = f"the model's {format.closing} is not a single token"
+        if budget is not None and why is not None:
+            raise RequestError(f"thinking_token_budget: {why}; leave it out", "thinking_token_budget")
         if format is None:
             return None
         last = body.messages[-1]
@@ -102,8 +93,10 @@ class ReasoningUse:
     def grammar(self, answer: Grammar | None) -> Grammar | None:
         """Return the grammar of a generation whose answer, after the reasoning, matches `answer`.
 
+        A set of allowed tokens applies to the reasoning too, so it cannot be combined with a budget.
+
         Raises:
-            RequestError: if the answer is a set of tokens, which also applies to the reasoning, and there is a budget.
+            RequestError: if it is combined with a budget.
         """
         if answer is not None and answer.kind == "tokens":
             if self.budget is not None:

@@ -1,4 +1,4 @@
-"""Tools of one chat request: how the model learns about them, and which calls it must or may make."""
+"""Tools of a chat request: their description in the prompt, and the grammar of calls."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastgen.core.request import Grammar, RequestError
-from fastgen.server.openai.messages import Tool
+from fastgen.server.openai.messages import Choice, Tool
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.parser import Machine
-from fastgen.text.tools.registry import call_grammar, describe, free_grammar, shown_tokens
+from fastgen.text.tools.registry import call_grammar, describe, free_grammar
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -22,10 +22,8 @@ class ToolUse:
     """Tools that the model may call.
 
     Attributes:
-        format: the model's tool-call format.
-        tools: the tools for chat templates.
-        offered: the tools for the tool-call format.
-        required: tools of which one must be called; empty if the model is free to reply with content.
+        tools, offered: the tools, for chat templates and for the tool-call format.
+        required: tools of which one must be called; empty if the model may reply with content.
         max_calls: most calls per choice; None for no limit.
     """
 
@@ -42,57 +40,50 @@ class ToolUse:
         Raises:
             RequestError: if the request requires a call of a tool that it does not define.
         """
-        choice, tools = body.tool_choice, body.tools or []
-        if choice is not None and choice.mode == "required":
-            names = [tool.function.name for tool in tools]
-            if choice.name is not None and choice.name not in names:
-                raise RequestError(
-                    f"tool_choice: {choice.name!r} is not a function in tools; name one that is", "tool_choice"
-                )
-            if not tools:
-                raise RequestError("tool_choice: a call is required and tools is empty; add a tool", "tool_choice")
-        if not tools or (choice is not None and choice.mode == "none"):
+        choice, tools = body.tool_choice or Choice("auto"), body.tools or []
+        is_required = choice.mode == "required"
+        if choice.name is not None and choice.name not in [tool.function.name for tool in tools]:
+            raise RequestError(
+                f"tool_choice: {choice.name!r} is not a function in tools; name one that is", "tool_choice"
+            )
+        if is_required and not tools:
+            raise RequestError("tool_choice: a call is required and tools is empty; add a tool", "tool_choice")
+        if not tools or choice.mode == "none":
             return None
-        is_required = choice is not None and choice.mode == "required"
-        # A default cannot ask for what the format cannot enforce.
+        # Functions are not strict by default where the format cannot enforce it.
         strict = body.is_strict_by_default and (is_required or bool(model.tool_format.opening))
         offered = tuple(_offered(tool, strict=strict) for tool in tools)
         required = offered if is_required else ()
-        single = body.parallel_tool_calls is False
-        if choice is not None and choice.name is not None:
-            required, single = tuple(tool for tool in offered if tool.name == choice.name)[:1], True
+        if choice.name is not None:
+            required = tuple(tool for tool in offered if tool.name == choice.name)[:1]
         return cls(
             format=model.tool_format,
             tools=[tool.for_template() for tool in tools],
             required=required,
             offered=offered,
-            max_calls=1 if single else None,
+            max_calls=1 if choice.name is not None or body.parallel_tool_calls is False else None,
         )
 
     def parser(self) -> Machine:
         """Return a parser for one generation."""
         return self.format.parser(self.offered)
 
-    def shown_tokens(self, model: ServedModel) -> frozenset[int]:
-        """Return the special tokens that the parser must see."""
-        return shown_tokens(self.format, model.tokenizer)
-
     def grammar(
         self, model: ServedModel, structure: tuple[Grammar, str] | None, excluded: Sequence[str] = ()
     ) -> tuple[Grammar, str] | None:
         """Return the grammar that the output must match and the field that it comes from, if any.
 
-        A required call leaves no room for content. Otherwise the model may either call or follow `structure`; without
-        one, its text is free until it begins a call.
+        The output is calls if they are required, otherwise calls or content that matches `structure`. Without a
+        structure, text before a call is free.
 
         Args:
             model: the served model.
             structure: the grammar that the content must match and its field, if any.
-            excluded: marks that the free text before a call cannot contain.
+            excluded: marks that free text before a call must not contain.
 
         Raises:
-            RequestError: if the structure is not JSON: no other structure can be combined with calls. If a function is
-                strict, and nothing tells in this format that a call begins.
+            RequestError: if `structure` is not JSON, or a function is strict and the format has no mark that begins a
+                call.
         """
         if structure is not None and structure[0].kind == "tokens":
             raise RequestError(f"{structure[1]}: cannot be combined with tools; leave one of them out", structure[1])
@@ -126,8 +117,8 @@ class ToolUse:
     def describe_in(self, messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """Return variants of the messages that describe the tools, in order of preference.
 
-        For models whose chat template does not take tools. The description goes into the system message, or into the
-        first user message because some templates reject system messages.
+        They serve chat templates without tools. The description is in the system message or, because some templates
+        reject system messages, in the first user message.
         """
         description, first = describe(self.format, self.tools), messages[0]
         if first["role"] == "system":
@@ -139,7 +130,7 @@ class ToolUse:
 
 
 def _offered(tool: Tool, *, strict: bool) -> OfferedTool:
-    """Return a tool for the tool-call format; `strict` is the default."""
+    """Return a tool for the tool-call format; `strict` applies if the function does not say."""
     function = tool.function
     is_strict = strict if function.strict is None else function.strict
     return OfferedTool(function.name, function.parameters or _NO_ARGUMENTS, is_strict)

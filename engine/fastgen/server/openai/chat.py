@@ -51,7 +51,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 
 
 async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tuple[RequestHandler, ChoiceOptions]:
-    """Admit a conversation; return its handler and how its generations become choices.
+    """Admit a conversation and return its handler and how its generations become choices.
 
     Raises:
         RequestError: if the model cannot serve it.

@@ -1,4 +1,4 @@
-"""Chat choices as OpenAI's objects: reasoning, content and tool calls, complete or as stream chunks."""
+"""Chat choices in OpenAI's format, complete or as stream chunks: reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -31,14 +31,7 @@ _TOOL_CALLS = "tool_calls"
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:
-    """How generations become choices.
-
-    Attributes:
-        body: the request's body.
-        token_text: how to write tokens in logprobs.
-        tools: the tools that the model may call, if any.
-        reasoning: how to separate reasoning from content; None if the model has none.
-    """
+    """How generations become choices."""
 
     body: ChatRequest
     token_text: TokenText

@@ -18,13 +18,7 @@ B = TypeVar("B", bound=GenerationRequest)
 
 
 class ChunkEvents(ABC, Generic[B]):
-    """Encodes the chunks of a stream as `StreamEvents`.
-
-    Args:
-        handler: the request.
-        name: the model's name in chunks.
-        body: the request's body.
-    """
+    """Encodes the chunks of a stream as `StreamEvents`; `name` is the model's name in chunks."""
 
     chunk_type: type[Completion] | type[ChatChunk]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fastgen.server.openai.fields.unsupported import NoEffect, NotBuilt
+from fastgen.server.openai.fields.unsupported import Ignored, Refused
 from fastgen.server.openai.pooling.embeddings import EmbeddingRequest
 from fastgen.server.openai.pooling.rerank import RerankRequest, ScoreRequest
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
@@ -77,21 +77,21 @@ _HEADER = """\
 What the server does with each field of OpenAI's API, and of vLLM's and SGLang's extensions of it, in requests to
 `/v1/completions`, `/v1/chat/completions`, `/v1/responses`, `/v1/embeddings`, `/v1/score` and `/v1/rerank`:
 
-- **yes**: it is honoured. Values out of range are rejected with 400.
-- **refused**: any value is rejected with 400, and the error names the field. **only** …: other values are.
-- **no effect**: it is accepted with any value, because it cannot change the answer.
-- –: it is not a field of this endpoint.
+- **yes**: supported. Values out of range are rejected with 400.
+- **refused**: rejected with 400; the error names the field. **only** …: other values are rejected.
+- **no effect**: accepted with any value, because it cannot change the answer.
+- –: not a field of this endpoint.
 
 `null` is always accepted and means the default. Fields that are not in this table are ignored.
 
-`tools[].function.strict` (chat) and `tools[].strict` (responses): with optional calls it needs a tool format whose
-calls begin with a mark, and `true` is rejected for the formats `json` and `llama3_json`. The default is OpenAI's:
-`false` in chat completions, and `true` in responses, where the format can enforce it. The schema is enforced as it is
+`tools[].function.strict` (chat) and `tools[].strict` (responses): if calls are optional, `true` requires a tool format
+whose calls begin with a mark, so it is rejected for the formats `json` and `llama3_json`. The defaults are OpenAI's:
+`false` in chat completions, and `true` in responses if the format can enforce it. The schema is enforced as it is
 written: unlike OpenAI's server, this one does not make optional properties required.
 
-Harmony's channels (gpt-oss) are not parsed. Reasoning, calls and the answer are separate messages of one generation
-there, each with its own header, where all parsers here split one message at marks. A model with such a chat template is
-refused at start, unless `--reasoning-parser none` asks for the whole text.
+Harmony's channels (gpt-oss) are not parsed. There, reasoning, calls and the answer are separate messages of one
+generation, each with its own header; the parsers of this server split one message at marks. The server refuses to start
+with such a chat template, unless `--reasoning-parser none` requests the whole text.
 """
 
 
@@ -127,15 +127,15 @@ def _treatment(field: FieldInfo | None) -> str:
     if field is None:
         return "–"
     for marker in field.metadata:
-        if isinstance(marker, NoEffect):
+        if isinstance(marker, Ignored):
             return "no effect"
-        if isinstance(marker, NotBuilt):
+        if isinstance(marker, Refused):
             values = dict.fromkeys(json.dumps(value) for value in marker.neutral)
             return f"only {', '.join(f'`{value}`' for value in values)}" if values else "refused"
     return "yes"
 
 
 def _notes(field: FieldInfo) -> Iterator[str]:
-    yield from (marker.why for marker in field.metadata if isinstance(marker, NoEffect | NotBuilt))
+    yield from (marker.why for marker in field.metadata if isinstance(marker, Ignored | Refused))
     if field.description:
         yield field.description

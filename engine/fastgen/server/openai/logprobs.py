@@ -26,11 +26,7 @@ _MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token; JSON has no in
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """Writes tokens as text.
-
-    Attributes:
-        as_ids: write `token_id:17` instead of the text, which several tokens may share.
-    """
+    """Writes tokens as text or, because several tokens may share a text, as `token_id:17`."""
 
     tokenizer: Tokenizer
     as_ids: bool
@@ -55,12 +51,7 @@ class TokenText:
 
 
 class CompletionLogprobsWriter:
-    """Writes one choice's logprobs delta by delta and tracks each token's offset in the text.
-
-    Args:
-        token_text: how to write tokens.
-        hidden: tokens that give no text.
-    """
+    """Writes the logprobs of one choice with each token's offset in the text. `hidden` tokens give no text."""
 
     def __init__(self, token_text: TokenText, hidden: frozenset[int]) -> None:
         self._token_text = token_text
@@ -97,7 +88,7 @@ class CompletionLogprobsWriter:
     def _prompt_offsets(self, text: str, token_ids: Sequence[int]) -> list[int]:
         """Return the offset of each prompt token in `text`.
 
-        The client's text may spell out special tokens. It lacks what encoding added: special tokens and a first space.
+        The text may contain special tokens. It lacks those that encoding added, and a first space that it added.
         """
         tokenizer = self._token_text.tokenizer
         detokenizer, offset, offsets = Detokenizer(tokenizer, frozenset()), 0, []

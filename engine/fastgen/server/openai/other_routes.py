@@ -1,7 +1,4 @@
-"""Routes of other servers that are not built here.
-
-Their 404 names the route and what is offered instead.
-"""
+"""Routes of other servers that this server lacks. Their 404 names the route and what to use instead."""
 
 from __future__ import annotations
 
@@ -16,13 +13,16 @@ _OTHER_ROUTES: tuple[tuple[str, str], ...] = (
     (r"/v1/chat/completions(/.+)?", _NOT_STORED),
     (r"/v1/responses(/.*)?", "responses are not stored; keep the answer of POST /v1/responses"),
     (r"(/v1)?/classify|/pooling", "/v1/embeddings returns vectors, and /v1/score and /v1/rerank score pairs of texts"),
-    (r"/v1/messages(/count_tokens)?", "Anthropic's API is not built; use /v1/chat/completions, and /tokenize to count"),
+    (
+        r"/v1/messages(/count_tokens)?",
+        "Anthropic's API is not implemented; use /v1/chat/completions, and /tokenize to count",
+    ),
     (r"/v1/(conversations|assistants|threads|vector_stores)(/.*)?", f"nothing is stored; {_GENERATE}"),
     (r"/v1/(files|uploads|batches)(/.*)?", "there are no batch jobs; send the requests, which are queued"),
     (r"/v1/(fine_tuning|evals)(/.*)?", "models are served, not trained or evaluated"),
     (r"/v1/audio/.*|/v1/realtime(/.*)?", _TEXT_ONLY),
     (r"/v1/(images|videos)(/.*)?", _TEXT_ONLY),
-    (r"/v1/moderations", "moderation is not built"),
+    (r"/v1/moderations", "moderation is not implemented"),
     (r"/v1/(un)?load_lora_adapter", "adapters are not served"),
     (r"/generate|/invocations|/inference/.*", _GENERATE),
     (r"/server_info|/get_server_info|/get_model_info", "/v1/models and /metrics describe the model and the server"),

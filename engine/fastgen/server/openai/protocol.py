@@ -124,12 +124,7 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
     def sampling(
         self, max_tokens: int, defaults: Mapping[str, float | int] | None = None, **others: Any
     ) -> SamplingParams:
-        """Return the engine's sampling parameters; null fields get the model's or else OpenAI's defaults.
-
-        Args:
-            max_tokens: the token limit, which depends on the endpoint and the prompt.
-            defaults: the model's defaults by parameter.
-            others: parameters that depend on the endpoint or the tokenizer.
+        """Return the engine's sampling parameters; null fields get the model's `defaults` or else OpenAI's.
 
         Raises:
             RequestError: if a value is out of range.
@@ -141,11 +136,10 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
     def prompt_request(
         self, token_ids: list[int], model: ServedModel, default_tokens: float | None = None, **sampling: Any
     ) -> Request:
-        """Return the engine's request for one prompt, without an id.
+        """Return the engine's request for one prompt, truncated if requested, without an id.
 
         Args:
-            token_ids: the prompt, which `truncate_prompt_tokens` may shorten; -1 leaves room for the requested tokens,
-                or for one token.
+            token_ids: the prompt.
             model: the model to use.
             default_tokens: most tokens to generate if the client sets no limit; None for as many as fit.
             sampling: parameters that depend on the endpoint or the tokenizer.
@@ -153,6 +147,7 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
         Raises:
             RequestError: if a value is out of range.
         """
+        # truncate_prompt_tokens of -1 leaves room for the requested tokens, or for one token.
         longest = max(1, model.engine.info.max_model_length - max(1, self.requested_tokens or 1))
         token_ids = self.truncated(token_ids, longest)
         limit = self.token_limit(model.remaining_length(len(token_ids)), default_tokens)

@@ -1,4 +1,7 @@
-"""OpenAI's response_format and vLLM's guided_* and structured_outputs fields, converted to grammars."""
+"""Fields that give the structure of the output, converted to grammars.
+
+They are OpenAI's response_format, vLLM's guided_* and structured_outputs, and SGLang's json_schema, regex and ebnf.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,7 @@ _LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
 
 def _schema_grammar(schema: Any) -> Grammar:
-    """Return the grammar of a JSON schema, given as an object or as a string.
-
-    Raises:
-        ValueError: if it is not a schema.
-    """
+    """Return the grammar of a JSON schema, which is an object or a string."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -60,8 +59,7 @@ def _text_grammar(value: Any) -> Grammar:
         raise ValueError(f"is not valid EBNF: {error}") from None
 
 
-def _token_grammar(value: Any) -> Grammar | None:
-    tokens = [] if value is None else value
+def _token_grammar(tokens: Any) -> Grammar | None:
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < 1 << 31 for token in tokens):
         raise ValueError("must be a list of token ids")
     return Grammar(kind="tokens", text=",".join(map(str, sorted(set(tokens))))) if tokens else None
@@ -92,16 +90,15 @@ _KINDS: dict[str, Callable[[Any], Grammar | None]] = {
 
 
 def _response_format(value: Any) -> Grammar | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Grammar(kind="json_object")
-    if kind == "json_schema":
-        described = value.get("json_schema")
-        if not isinstance(described, dict) or "schema" not in described:
+    match value:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar(kind="json_object")
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return _schema_grammar(schema)
+        case {"type": "json_schema"}:
             raise ValueError('json_schema must have a "schema"')
-        return _schema_grammar(described["schema"])
     raise ValueError('must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": ...}')
 
 
@@ -118,7 +115,7 @@ def _structured_outputs(value: Any) -> Grammar | None:
     grammars = [grammar for grammar in found if grammar is not None]
     if len(grammars) > 1:
         raise ValueError("gives two structures; keep one of them")
-    return grammars[0] if grammars else None
+    return next(iter(grammars), None)
 
 
 def _field(make: Callable[[Any], Grammar | None], *schemas: dict[str, Any], description: str | None = None) -> Any:

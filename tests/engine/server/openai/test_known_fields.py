@@ -13,7 +13,7 @@ from openai.types.responses import response_create_params as response_params
 from pydantic import BaseModel, ValidationError
 
 from fastgen.server.openai.field_table import COHERE, OPENAI, SGLANG, VLLM, fields_page
-from fastgen.server.openai.fields.unsupported import NoEffect, NotBuilt
+from fastgen.server.openai.fields.unsupported import Ignored, Refused
 from fastgen.server.openai.pooling.embeddings import EmbeddingRequest
 from fastgen.server.openai.pooling.rerank import RerankRequest, ScoreRequest
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
@@ -64,9 +64,9 @@ def test_every_field_of_other_servers_is_known(names: frozenset[str]) -> None:
     assert names - {name for request in REQUIRED for name in request.model_fields} == set()
 
 
-@pytest.mark.parametrize(("request_type", "name", "marker"), marked(NotBuilt))
+@pytest.mark.parametrize(("request_type", "name", "marker"), marked(Refused))
 def test_a_field_that_is_not_built_is_refused_by_name(
-    request_type: type[BaseModel], name: str, marker: NotBuilt
+    request_type: type[BaseModel], name: str, marker: Refused
 ) -> None:
     with pytest.raises(ValidationError) as raised:
         request_type.model_validate({**REQUIRED[request_type], name: STRANGE})
@@ -75,8 +75,8 @@ def test_a_field_that_is_not_built_is_refused_by_name(
         request_type.model_validate({**REQUIRED[request_type], name: neutral})
 
 
-@pytest.mark.parametrize(("request_type", "name", "marker"), marked(NoEffect))
-def test_a_field_without_effect_is_accepted(request_type: type[BaseModel], name: str, marker: NoEffect) -> None:
+@pytest.mark.parametrize(("request_type", "name", "marker"), marked(Ignored))
+def test_a_field_without_effect_is_accepted(request_type: type[BaseModel], name: str, marker: Ignored) -> None:
     assert marker.why
     request_type.model_validate({**REQUIRED[request_type], name: STRANGE})
 

@@ -15,7 +15,7 @@ from fastgen.server.openai.fields.types import one_of, optional
 
 
 @dataclass(frozen=True, slots=True)
-class NotBuilt:
+class Refused:
     """Marks a field that is rejected unless it is null or one of the `neutral` values, which have no effect."""
 
     why: str
@@ -23,7 +23,7 @@ class NotBuilt:
 
 
 @dataclass(frozen=True, slots=True)
-class NoEffect:
+class Ignored:
     """Marks a field that is accepted with any value because it cannot change the answer."""
 
     why: str
@@ -45,18 +45,18 @@ def refused(why: str, *neutral: object, choices: tuple[str, ...] = ()) -> Any:
         raise ValueError(f"this value is not supported ({why}); {remedy}")
 
     steps = (one_of(*choices),) if choices else ()
-    return optional(*steps, AfterValidator(check), NotBuilt(why, neutral))
+    return optional(*steps, AfterValidator(check), Refused(why, neutral))
 
 
 def ignored(why: str) -> Any:
     """Return a field that is accepted with any value because it cannot change the answer."""
-    return optional(NoEffect(why))
+    return optional(Ignored(why))
 
 
 _ONE_PROCESS = "a server here is one engine"
 _TEXT_ONLY = "only text models are served"
 _NOT_STORED = "nothing is stored"
-_NO_BEAMS = "beam search is not built"
+_NO_BEAMS = "beam search is not implemented"
 _NO_CUSTOM_CODE = "requests cannot run code"
 
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
@@ -83,9 +83,9 @@ class ExtensionFields(BaseModel):
     use_beam_search: Any = refused(_NO_BEAMS, False)
     length_penalty: Any = refused(_NO_BEAMS, 1.0, 1)
     early_stopping: Any = refused(_NO_BEAMS, False)
-    watermarking: Any = refused("watermarks are not built", False)
+    watermarking: Any = refused("watermarks are not implemented", False)
     spaces_between_special_tokens: Any = ignored("no space is added between special tokens")
-    logprob_token_ids: Any = refused("logprobs of given tokens are not built; use logprobs")
+    logprob_token_ids: Any = refused("logprobs of given tokens are not implemented; use logprobs")
     logits_processors: Any = refused(_NO_CUSTOM_CODE, [], {})
     detokenize: Any = refused("the answer is text; return_token_ids adds the ids", True)
     prompt_embeds: Any = refused("prompts are text or token ids", [])
@@ -99,7 +99,7 @@ class ExtensionFields(BaseModel):
     kv_transfer_params: Any = refused("prefill and decode are not separated", {})
     ec_transfer_params: Any = refused("prefill and decode are not separated", {})
     vllm_xargs: Any = refused(_NO_CUSTOM_CODE, {})
-    repetition_detection: Any = refused("it is not built; use repetition_penalty")
+    repetition_detection: Any = refused("it is not implemented; use repetition_penalty")
     stream_interval: Any = refused("every token is sent when it is there", 1)
     guided_decoding_backend: Any = ignored("there is one backend")
     guided_whitespace_pattern: Any = refused("JSON may have at most 20 characters of white space between tokens")
@@ -123,7 +123,7 @@ class ExtensionFields(BaseModel):
     disagg_prefill_dp_rank: Any = refused(_ONE_PROCESS)
     rid: Any = ignored("the header X-Request-Id names the request")
     extra_key: Any = refused("use cache_salt to separate cached prefixes", "", [])
-    ngram_corpus_id: Any = refused("speculative decoding is not built")
+    ngram_corpus_id: Any = refused("speculative decoding is not implemented")
     custom_labels: Any = refused("metrics have no labels of requests", {})
 
 

@@ -106,7 +106,7 @@ class ResponseError(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True):
-    """A response; the request's settings are repeated in it."""
+    """A response, with the settings of its request."""
 
     id: str
     created_at: int

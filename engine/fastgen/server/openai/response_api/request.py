@@ -67,7 +67,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
         raise ValueError("must be a list of tools")
     for tool in value:
         if tool.get("type") != "function":
-            raise ValueError(f"{str(tool.get('type'))[:40]!r} is not built; functions are the only kind of tools")
+            raise ValueError(f"{str(tool.get('type'))[:40]!r} is not supported; functions are the only kind of tools")
         if not isinstance(tool.get("name"), str):
             raise ValueError("each function must have a name")
     return [{name: item for name, item in tool.items() if name != "type" and item is not None} for tool in value]
@@ -132,7 +132,7 @@ class ResponseRequest(_PassedFields, OpenAIFields):
         None, description="`verbosity` only `medium`"
     )
     reasoning: Annotated[Any, PlainValidator(_reasoning, json_schema_input_type=_Object | None)] = Field(
-        None, description="in responses, `effort` is honoured; summaries are not built, reasoning is returned in full"
+        None, description="in responses, `effort` only; reasoning is returned in full instead of summaries"
     )
     tools: Annotated[Any, PlainValidator(_tools, json_schema_input_type=list[_Object] | None)] = Field(
         None, description="functions only"
@@ -182,7 +182,7 @@ class ResponseRequest(_PassedFields, OpenAIFields):
             "tool_choice": tool_choice,
         }
         try:
-            return _Chat.model_validate({name: value for name, value in fields.items() if value is not None})
+            return _Chat.model_validate(fields)
         except ValidationError as error:
             first_error = error.errors()[0]
             name, *rest = map(str, first_error["loc"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from fastgen.server.openai.messages import text_of
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-_ROLES = ("user", "assistant", "system", "developer")
 
 
 def messages_of(items: list[Any]) -> list[dict[str, Any]]:
@@ -21,14 +19,10 @@ def messages_of(items: list[Any]) -> list[dict[str, Any]]:
     """
     messages: list[dict[str, Any]] = []
     for index, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise ValueError(f"item {index} must be an object")
-        kind = item.get("type", "message")
-        add = _ITEMS.get(kind) if isinstance(kind, str) else None
-        if add is None:
-            raise ValueError(f"item {index} is of type {str(kind)[:40]!r}; supported are {', '.join(_ITEMS)}")
         try:
-            add(item, messages)
+            if not isinstance(item, dict):
+                raise ValueError("must be an object")
+            _add(item, messages)
         except ValueError as error:
             raise ValueError(f"item {index}: {error}") from None
     if not any("content" in message for message in messages):
@@ -36,48 +30,39 @@ def messages_of(items: list[Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _message(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    role = item.get("role")
-    if role not in _ROLES:
-        raise ValueError(f"role must be one of {', '.join(_ROLES)}")
-    text = _text(item.get("content"))
-    if role == "assistant":
-        turn = _turn(messages)
-        turn["content"] = (turn.get("content") or "") + text
-    else:
-        messages.append({"role": role, "content": text})
+def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    """Add an item to the messages."""
+    match {"type": "message", **item}:
+        case {"type": "message", "role": "assistant"}:
+            turn = _turn(messages)
+            turn["content"] = (turn.get("content") or "") + _text(item.get("content"))
+        case {"type": "message", "role": "user" | "system" | "developer" as role}:
+            messages.append({"role": role, "content": _text(item.get("content"))})
+        case {"type": "message"}:
+            raise ValueError("role must be one of user, assistant, system, developer")
+        case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
+            turn = _turn(messages)
+            turn.setdefault("content", None)
+            call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            turn.setdefault("tool_calls", []).append(call)
+        case {"type": "function_call"}:
+            raise ValueError("a function_call must have a call_id, a name and arguments, all strings")
+        case {"type": "function_call_output", "call_id": str(call_id)}:
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"))})
+        case {"type": "function_call_output"}:
+            raise ValueError("call_id must be a string")
+        case {"type": "reasoning"}:
+            text = _text(item.get("content") or [])
+            if text:
+                messages.append({"role": "assistant", "reasoning_content": text})
+        case {"type": kind}:
+            supported = "message, function_call, function_call_output and reasoning"
+            raise ValueError(f"its type is {str(kind)[:40]!r}; supported are {supported}")
 
 
-def _function_call(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    name, arguments = item.get("name"), item.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, str):
-        raise ValueError("a function_call must have a name and arguments, both strings")
-    call = {"id": _call_id(item), "type": "function", "function": {"name": name, "arguments": arguments}}
-    turn = _turn(messages)
-    turn.setdefault("content", None)
-    turn.setdefault("tool_calls", []).append(call)
-
-
-def _function_call_output(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    messages.append({"role": "tool", "tool_call_id": _call_id(item), "content": _text(item.get("output"))})
-
-
-def _reasoning(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    text = _text(item.get("content") or [])
-    if text:
-        _turn(messages, new=True)["reasoning_content"] = text
-
-
-def _call_id(item: dict[str, Any]) -> str:
-    call_id = item.get("call_id")
-    if not isinstance(call_id, str):
-        raise ValueError("call_id must be a string")
-    return call_id
-
-
-def _turn(messages: list[dict[str, Any]], *, new: bool = False) -> dict[str, Any]:
+def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the assistant's message at the end of the conversation; append one if there is none."""
-    if new or not messages or messages[-1]["role"] != "assistant":
+    if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant"})
     return messages[-1]
 
@@ -87,11 +72,3 @@ def _text(content: Any) -> str:
         return text_of(content, _TEXT_PARTS)
     except ValueError as error:
         raise ValueError(f"content {error}") from None
-
-
-_ITEMS: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], None]] = {
-    "message": _message,
-    "function_call": _function_call,
-    "function_call_output": _function_call_output,
-    "reasoning": _reasoning,
-}

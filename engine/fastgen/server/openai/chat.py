@@ -168,7 +168,7 @@ class _StreamEvents(ChunkEvents[ChatRequest]):
         super().__init__(handler, name, options.body)
         self._options = options
         self._writers: dict[int, ChatChunkWriter] = {}
-        # The first chunk is written when there is a token, but does not count it.
+        # The first chunk of a choice does not count the token that it comes with.
         self._chunk_usage = self._usage_so_far()
 
     def _chunks(self, index: int, delta: OutputDelta) -> bytes:

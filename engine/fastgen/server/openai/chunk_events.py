@@ -26,7 +26,7 @@ class ChunkEvents(ABC, Generic[B]):
         self._handler = handler
         self._head = handler.id, handler.created, name
         self._body = body
-        # By choice, once only the text of its chunks changes until the last one.
+        # By choice, if its chunks before the last differ only in their text.
         self._templates: dict[int, EventTemplate] = {}
 
     def begin(self) -> bytes:

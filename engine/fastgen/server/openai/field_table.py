@@ -1,4 +1,4 @@
-"""docs/reference/openai.md: what the server does with each request field that clients know."""
+"""Generates docs/reference/openai.md: whether each request field is supported, rejected or without effect."""
 
 from __future__ import annotations
 

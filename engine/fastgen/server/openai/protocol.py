@@ -32,7 +32,7 @@ from fastgen.server.openai.fields.types import (
     TruncationLimit,
     TruncationSide,
 )
-from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields, OpenAIFields, ignored, refused
+from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields, OpenAIFields, refused
 from fastgen.server.openai.messages import Message, Tool, ToolChoice
 from fastgen.server.openai.structured_outputs import StructureFields
 from fastgen.server.serving.lifecycle import ServedModel
@@ -180,8 +180,7 @@ class CompletionRequest(GenerationRequest):
     best_of: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None
     echo: Boolean | None = None
     logprobs: Integer | None = None
-    user: Any = ignored("it names the end user, for abuse reports")
-    suffix: Any = refused("prompts are only continued", "")
+    suffix: Any = refused("text is only appended to the prompt", "")
 
     @property
     def prompt_only(self) -> bool:
@@ -196,9 +195,8 @@ class CompletionRequest(GenerationRequest):
     @property
     def aliases(self) -> dict[str, str]:
         """Field names of engine parameters that are named differently here."""
-        return {"deadline_seconds": "timeout"} | (
-            {} if self.prompt_logprobs is not None else {"prompt_logprobs": "logprobs"}
-        )
+        names = {"deadline_seconds": "timeout"}
+        return names if self.prompt_logprobs is not None else {**names, "prompt_logprobs": "logprobs"}
 
     @property
     def requested_tokens(self) -> int | None:
@@ -241,7 +239,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     reasoning_effort: ReasoningEffort = Field(
         None, description="a variable of the chat template; `none` also turns `enable_thinking` off"
     )
-    include_reasoning: Boolean | None = Field(None, description="`false` leaves the reasoning out of the answer")
+    include_reasoning: Boolean | None = Field(None, description="`false` leaves the reasoning out of the response")
     thinking_token_budget: ThinkingBudget | None = Field(None, description="-1 is no limit")
     documents: list[dict[str, Any]] | None = None
 

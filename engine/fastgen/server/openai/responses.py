@@ -1,4 +1,4 @@
-"""Response bodies in OpenAI's format, encoded by msgspec because a stream has one per token."""
+"""Response bodies in OpenAI's format. msgspec encodes them, because a stream has one per token."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _object_grammar(value: Any) -> Grammar | None:
     return Grammar(kind="json_object") if value else None
 
 
-# vLLM's other keys of `structured_outputs`. They select how to constrain, not what the output is.
+# vLLM's other keys of `structured_outputs`. They configure its backends, not the structure.
 _IGNORED_KEYS = frozenset({"structural_tag", "disable_fallback", "disable_any_whitespace", "backend"})
 
 _KINDS: dict[str, Callable[[Any], Grammar | None]] = {

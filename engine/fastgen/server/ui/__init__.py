@@ -1,1 +1,1 @@
-"""The page of `fastgen serve --ui`: its files, and the stream of steps that feeds it."""
+"""The page of `fastgen serve --ui`: its files, and the stream of steps that it shows."""

@@ -64,7 +64,7 @@ class StepFeed:
         self._is_closed = False
 
     def record(self, report: StepReport) -> None:
-        """Queue a report for every watcher. Reports without a trace were sent while there was none."""
+        """Queue a report for every watcher. The engine sent reports without a trace while there was no watcher."""
         trace = report.trace
         if trace is None or not self._watchers:
             return

@@ -155,7 +155,7 @@ def test_continuous_usage_counts_no_token_in_the_role_chunk(scripted: Serving) -
         ("lora_path", "adapter"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(scripted: Serving, field: str, value: object) -> None:
+def test_an_unsupported_field_is_rejected_by_name(scripted: Serving, field: str, value: object) -> None:
     refused = error(scripted, "/v1/chat/completions", {"messages": HI, field: value})
     assert (refused["param"], refused["type"]) == (field, "invalid_request_error")
 
@@ -202,7 +202,7 @@ def test_the_load_is_the_number_of_open_requests(scripted: Serving) -> None:
         ("GET", "/v1/nothing", "/openapi.json"),
     ],
 )
-def test_a_route_that_is_not_built_answers_404_with_what_is_offered(
+def test_an_unsupported_route_returns_404_with_an_alternative(
     scripted: Serving, method: str, path: str, instead: str
 ) -> None:
     response = scripted.request(method, path, json={} if method == "POST" else None)

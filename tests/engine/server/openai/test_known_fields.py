@@ -65,9 +65,7 @@ def test_every_field_of_other_servers_is_known(names: frozenset[str]) -> None:
 
 
 @pytest.mark.parametrize(("request_type", "name", "marker"), marked(Refused))
-def test_a_field_that_is_not_built_is_refused_by_name(
-    request_type: type[BaseModel], name: str, marker: Refused
-) -> None:
+def test_an_unsupported_field_is_rejected_by_name(request_type: type[BaseModel], name: str, marker: Refused) -> None:
     with pytest.raises(ValidationError) as raised:
         request_type.model_validate({**REQUIRED[request_type], name: STRANGE})
     assert [error["loc"] for error in raised.value.errors()] == [(name,)]

@@ -166,7 +166,7 @@ def test_a_turn_of_several_items_becomes_one_message() -> None:
         ("truncation", "bogus", "truncation"),
     ],
 )
-def test_what_is_invalid_or_not_built_is_named(scripted: Serving, field: str, value: object, param: str) -> None:
+def test_an_invalid_or_unsupported_field_is_named(scripted: Serving, field: str, value: object, param: str) -> None:
     response = scripted.post(PATH, {"input": "a", field: value})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 

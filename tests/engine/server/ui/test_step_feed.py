@@ -1,4 +1,4 @@
-"""Who watches the steps gets the newest; nobody waits for a watcher, and nothing is done without one."""
+"""Watchers get the newest steps and delay nothing. Without a watcher, the engine sends no traces."""
 
 from __future__ import annotations
 

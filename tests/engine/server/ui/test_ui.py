@@ -1,4 +1,4 @@
-"""`fastgen serve --ui`: who gets the page and the stream of steps, and what the stream tells."""
+"""`fastgen serve --ui`: access to the page and to the stream of steps, and the events of the stream."""
 
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from fastgen.core.request import Pooling, Request, RequestError, SamplingParams
 from fastgen.server.openai.fields.types import Integer, Number, String, TruncationLimit, TruncationSide
+from fastgen.server.openai.fields.unsupported import ignored
 
 
 class EngineFields(BaseModel):
@@ -21,6 +22,7 @@ class EngineFields(BaseModel):
     priority: Integer | None = Field(None, description="lower is served first")
     timeout: Number | None = Field(None, description="seconds until the request ends, finished or not")
     cache_salt: Annotated[String, Field(max_length=256)] | None = None
+    user: Any = ignored("it names the end user for abuse reports")
 
     def check(self) -> None:
         """Raise RequestError if fields contradict each other."""

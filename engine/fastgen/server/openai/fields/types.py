@@ -172,7 +172,7 @@ def one_of(*choices: str) -> PlainValidator:
 
 def _truncation_limit(value: int) -> int:
     if value < -1 or value == 0:
-        raise ValueError("must be at least 1, or -1 for what the model takes")
+        raise ValueError("must be at least 1, or -1 for the model's length")
     return value
 
 

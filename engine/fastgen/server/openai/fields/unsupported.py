@@ -35,7 +35,7 @@ def refused(why: str, *neutral: object, choices: tuple[str, ...] = ()) -> Any:
     Args:
         why: what to use instead, or what is missing; part of the error message.
         neutral: the error message suggests the first of them.
-        choices: all values of the field in OpenAI's API; others are reported as invalid instead of unsupported.
+        choices: all values in OpenAI's API; other values are reported as invalid instead of unsupported.
     """
     remedy = f"leave it out or set it to {json.dumps(neutral[0])}" if neutral else "leave it out"
 
@@ -53,7 +53,7 @@ def ignored(why: str) -> Any:
     return optional(Ignored(why))
 
 
-_ONE_PROCESS = "a server here is one engine"
+_ONE_PROCESS = "a server has one engine"
 _TEXT_ONLY = "only text models are served"
 _NOT_STORED = "nothing is stored"
 _NO_BEAMS = "beam search is not implemented"
@@ -65,14 +65,14 @@ _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 class OpenAIFields(BaseModel):
     """OpenAI's fields that chat completions and responses share."""
 
-    user: Any = ignored("it names the end user, for abuse reports")
-    safety_identifier: Any = ignored("it names the end user, for abuse reports")
+    user: Any = ignored("it names the end user for abuse reports")
+    safety_identifier: Any = ignored("it names the end user for abuse reports")
     metadata: Any = ignored(_NOT_STORED)
     prompt_cache_key: Any = ignored("the prefix cache needs no hint")
     prompt_cache_options: Any = ignored("the prefix cache needs no hint")
-    prompt_cache_retention: Any = ignored("the prefix cache keeps blocks while there is room")
-    service_tier: Any = refused("there is one tier", "auto", "default", choices=_SERVICE_TIERS)
-    moderation: Any = refused("there is no moderation")
+    prompt_cache_retention: Any = ignored("the prefix cache keeps blocks while it has room")
+    service_tier: Any = refused("there is only one tier", "auto", "default", choices=_SERVICE_TIERS)
+    moderation: Any = refused("moderation is not supported")
 
 
 class ExtensionFields(BaseModel):
@@ -87,7 +87,7 @@ class ExtensionFields(BaseModel):
     spaces_between_special_tokens: Any = ignored("no space is added between special tokens")
     logprob_token_ids: Any = refused("logprobs of given tokens are not implemented; use logprobs")
     logits_processors: Any = refused(_NO_CUSTOM_CODE, [], {})
-    detokenize: Any = refused("the answer is text; return_token_ids adds the ids", True)
+    detokenize: Any = refused("responses contain text; return_token_ids adds the ids", True)
     prompt_embeds: Any = refused("prompts are text or token ids", [])
     mm_processor_kwargs: Any = refused(_TEXT_ONLY, {})
     media_io_kwargs: Any = refused(_TEXT_ONLY, {})
@@ -100,8 +100,8 @@ class ExtensionFields(BaseModel):
     ec_transfer_params: Any = refused("prefill and decode are not separated", {})
     vllm_xargs: Any = refused(_NO_CUSTOM_CODE, {})
     repetition_detection: Any = refused("it is not implemented; use repetition_penalty")
-    stream_interval: Any = refused("every token is sent when it is there", 1)
-    guided_decoding_backend: Any = ignored("there is one backend")
+    stream_interval: Any = refused("every token is sent as soon as it is generated", 1)
+    guided_decoding_backend: Any = ignored("there is only one backend")
     guided_whitespace_pattern: Any = refused("JSON may have at most 20 characters of white space between tokens")
 
     # SGLang

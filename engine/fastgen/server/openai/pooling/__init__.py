@@ -1,1 +1,1 @@
-"""Endpoints that pool a prompt instead of continuing it: embeddings, scores, rankings."""
+"""Endpoints that pool prompts instead of generating: embeddings, scores, rankings."""

@@ -25,7 +25,7 @@ from fastgen.server.serving.vectors import vector
 router = APIRouter(route_class=JSONRoute)
 
 _ALIASES = {"prompt": "input", "deadline_seconds": "timeout"}
-# Numbers that are encoded before other requests get a turn: encoding them as JSON takes a few milliseconds.
+# The event loop runs other tasks after this many numbers, whose encoding takes a few milliseconds.
 _NUMBERS_AT_ONCE = 1 << 16
 
 
@@ -34,11 +34,13 @@ class EmbeddingRequest(PoolingRequest):
 
     input: Prompts
     dimensions: Annotated[Integer, Field(ge=1)] | None = Field(
-        None, description="the first so many of each vector, scaled to length 1 again"
+        None, description="how many leading dimensions to keep; the vector is scaled to length 1 again"
     )
-    encoding_format: EncodingFormat = Field(None, description="base64 is of float32 numbers, little-endian")
+    encoding_format: EncodingFormat = Field(None, description="base64 encodes little-endian float32 numbers")
     add_special_tokens: Boolean | None = None
-    normalize: Boolean | None = Field(None, description="whether vectors have length 1, as the model's files say")
+    normalize: Boolean | None = Field(
+        None, description="whether to scale vectors to length 1; the model's files give the default"
+    )
     use_activation: Boolean | None = Field(None, description="the same as `normalize`")
     embed_dtype: Any = refused("numbers are float32", "float32")
     endianness: Any = refused("base64 is little-endian", "native", "little")

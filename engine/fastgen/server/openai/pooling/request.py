@@ -1,4 +1,4 @@
-"""What /v1/embeddings, /v1/score and /v1/rerank share: fields, engine requests and usage."""
+"""Fields, engine requests and usage of /v1/embeddings, /v1/score and /v1/rerank."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ class PoolingRequest(EngineFields):
 
     default_truncation_side: ClassVar[Literal["left", "right"]] = "right"
 
-    truncate_prompt_tokens: TruncationLimit | None = Field(None, description="-1 keeps what the model takes")
+    truncate_prompt_tokens: TruncationLimit | None = Field(None, description="-1 truncates to the model's length")
     truncation_side: TruncationSide = Field(None, description="`right`, the default here, keeps the start")
-    user: Any = ignored("it names the end user, for abuse reports")
     request_id: Any = ignored("the header X-Request-Id names the request")
     mm_processor_kwargs: Any = refused("only text models are served", {})
 
     async def embedding_requests(
         self, texts: Sequence[str | list[int]], model: ServedModel, param: str, *, add_special_tokens: bool = True
     ) -> list[Request]:
-        """Return the engine's requests for the vectors of texts, or of token ids, without ids.
+        """Return the engine's requests for the vectors of texts or lists of token ids, without ids.
 
         Raises:
-            RequestError: if a text is too long, or a value out of range; `param` names the texts.
+            RequestError: if a text of field `param` is too long, or a value out of range.
         """
         strings = [text for text in texts if isinstance(text, str)]
         for text in strings:

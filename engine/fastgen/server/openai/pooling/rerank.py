@@ -117,7 +117,7 @@ class RerankRequest(_PairsRequest):
     query: String
     documents: Documents
     top_n: Annotated[Integer, Field(ge=0)] | None = Field(None, description="0 returns all")
-    return_documents: Boolean | None = Field(None, description="`false` leaves the documents out of the answer")
+    return_documents: Boolean | None = Field(None, description="`false` leaves the documents out of the response")
     max_tokens_per_doc: Any = refused("use truncate_prompt_tokens")
     max_chunks_per_doc: Any = refused("documents are not split; use truncate_prompt_tokens")
     rank_fields: Any = refused("documents are strings, or objects with a text", ["text"])

@@ -29,6 +29,7 @@ EXAMPLES = {
 # Changes without an example of a name of their own: what must be in each file.
 POINTS = {
     "add a CRD field that becomes a variable of the pod's environment": ("class Engine(", '"env": ['),
+    "reject a request field by name, or accept it without effect": ("class ExtensionFields",),
     "change which sequence is preempted": ("class Preemption",),
     "add a flag that the scheduler reads": ("class EngineConfig", "config.preemption"),
     "add an alert": ("- alert: FastGenCrashLoop",),
@@ -48,6 +49,7 @@ ON_PAGE = {
     "add an autoscaling signal and its reason": "| `KVCacheFull` |",
     "add a condition": "### PodsRestricted",
     "add an alert": "### FastGenCrashLoop",
+    "reject a request field by name, or accept it without effect": "| `lora_path` |",
 }
 # The rows for GPUs add to the row before.
 MORE_FOR = {

@@ -9,12 +9,12 @@ from msgspec import UNSET, UnsetType
 
 from fastgen.config import ConfigError
 from fastgen.core.request import Request as EngineRequest
-from fastgen.core.request import RequestError
 from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import EventTemplate, event, while_connected
 from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions, chat_choice
 from fastgen.server.openai.chunk_events import ChunkEvents
+from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.reasoning import ReasoningUse, template_variables
@@ -100,7 +100,7 @@ def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
             return template.render(conversation, add_generation_prompt=body.opens_reply, **context)
         except ChatTemplateError as error:
             rejection = error
-    raise RequestError(f"messages: the model's chat template rejects them: {rejection}", "messages") from rejection
+    raise field_error("messages", f"the model's chat template rejects them: {rejection}") from rejection
 
 
 def chat_template(body: ChatRequest, model: ServedModel) -> ChatTemplate:
@@ -112,12 +112,12 @@ def chat_template(body: ChatRequest, model: ServedModel) -> ChatTemplate:
     template = model.tokenizer.chat_template
     if body.chat_template is None:
         if template is None:
-            raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
+            raise field_error("messages", "this model has no chat template; use /v1/completions")
         return template
     try:
         return ChatTemplate(body.chat_template, {}) if template is None else template.replaced(body.chat_template)
     except ConfigError as error:
-        raise RequestError(f"chat_template: {str(error).removeprefix('chat template: ')}", "chat_template") from None
+        raise field_error("chat_template", str(error).removeprefix("chat template: ")) from None
 
 
 async def _engine_request(

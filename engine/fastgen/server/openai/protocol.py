@@ -31,6 +31,7 @@ from fastgen.server.openai.fields.types import (
     TopK,
     TruncationLimit,
     TruncationSide,
+    field_error,
 )
 from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields, OpenAIFields, refused
 from fastgen.server.openai.messages import Message, Tool, ToolChoice
@@ -108,7 +109,7 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
         """Raise RequestError if fields contradict each other, or a sampling parameter is out of range."""
         super().check()
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options: requires stream to be true; leave it out", "stream_options")
+            raise field_error("stream_options", "requires stream to be true; leave it out")
         self.sampling(max(1, self.min_tokens or 1))  # the limit is checked when the prompt is known
 
     def text_rules(self, shown_tokens: frozenset[int] = frozenset()) -> TextRules:
@@ -210,13 +211,12 @@ class CompletionRequest(GenerationRequest):
             message = f"best_of is {self.best_of}: it must be at least n, which is {self.num_choices}"
             raise RequestError(message, "best_of")
         if self.stream and self.num_candidates > self.num_choices:
-            raise RequestError(
-                "best_of: a stream cannot choose the best at its end; set best_of to n, or stream to false", "best_of"
+            raise field_error(
+                "best_of", "a stream cannot choose the best at its end; set best_of to n, or stream to false"
             )
         if self.stream and self.prompt_logprobs is not None:
-            raise RequestError(
-                "prompt_logprobs: not available in a stream; use echo with logprobs, or set stream to false",
-                "prompt_logprobs",
+            raise field_error(
+                "prompt_logprobs", "not available in a stream; use echo with logprobs, or set stream to false"
             )
 
 
@@ -270,13 +270,10 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
         """Raise RequestError if fields contradict each other."""
         super().check()
         if self.top_logprobs and not self.logprobs:
-            raise RequestError("top_logprobs: requires logprobs; set logprobs to true", "top_logprobs")
+            raise field_error("top_logprobs", "requires logprobs; set logprobs to true")
         if self.continue_final_message and self.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message: add_generation_prompt would end the message; leave one of them out",
-                "continue_final_message",
+            raise field_error(
+                "continue_final_message", "add_generation_prompt would end the message; leave one of them out"
             )
         if self.stream and self.prompt_logprobs is not None:
-            raise RequestError(
-                "prompt_logprobs: not available in a stream; leave it out, or set stream to false", "prompt_logprobs"
-            )
+            raise field_error("prompt_logprobs", "not available in a stream; leave it out, or set stream to false")

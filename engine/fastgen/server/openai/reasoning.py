@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request import Grammar
 from fastgen.engine.request_output import RequestOutput
+from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.reasoning import ReasoningFormat, ReasoningParser, Start, after_reasoning
@@ -32,9 +33,7 @@ def template_variables(body: ChatRequest, source: str) -> dict[str, Any]:
     if switch is not None:
         derived[switch] = effort != "none"
     if not derived:
-        raise RequestError(
-            "reasoning_effort: this model's chat template has no variable for it; leave it out", "reasoning_effort"
-        )
+        raise field_error("reasoning_effort", "this model's chat template has no variable for it; leave it out")
     return {**derived, **variables}
 
 
@@ -75,7 +74,7 @@ class ReasoningUse:
         elif format.closing_token(model.tokenizer) is None:
             why = f"the model's {format.closing} is not a single token"
         if budget is not None and why is not None:
-            raise RequestError(f"thinking_token_budget: {why}; leave it out", "thinking_token_budget")
+            raise field_error("thinking_token_budget", f"{why}; leave it out")
         if format is None:
             return None
         last = body.messages[-1]
@@ -100,9 +99,8 @@ class ReasoningUse:
         """
         if answer is not None and answer.kind == "tokens":
             if self.budget is not None:
-                raise RequestError(
-                    "thinking_token_budget: cannot be combined with allowed_token_ids; leave one of them out",
-                    "thinking_token_budget",
+                raise field_error(
+                    "thinking_token_budget", "cannot be combined with allowed_token_ids; leave one of them out"
                 )
             return answer
         return after_reasoning(answer, self.format, self.tokenizer, self.start, self.budget)

@@ -13,8 +13,8 @@ from typing import Any
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import BaseModel, PlainValidator, WithJsonSchema
 
-from fastgen.core.request import Grammar, RequestError
-from fastgen.server.openai.fields.types import optional
+from fastgen.core.request import Grammar
+from fastgen.server.openai.fields.types import field_error, optional
 
 # Converting longer EBNF to Lark syntax would block the event loop for longer than a step.
 _MAX_EBNF_LENGTH = 1 << 14
@@ -162,5 +162,5 @@ class StructureFields(BaseModel):
         """
         given = [name for name in StructureFields.model_fields if getattr(self, name) is not None]
         if len(given) > 1:
-            raise RequestError(f"{given[1]}: {given[0]} already gives a structure; keep one of them", given[1])
+            raise field_error(given[1], f"{given[0]} already gives a structure; keep one of them")
         return (getattr(self, given[0]), given[0]) if given else None

@@ -10,11 +10,10 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, Field
 
-from fastgen.core.request import RequestError
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.chat import render
-from fastgen.server.openai.fields.types import Boolean, String, TokenIds
+from fastgen.server.openai.fields.types import Boolean, String, TokenIds, field_error
 from fastgen.server.openai.messages import Message
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.responses import json_response
@@ -71,7 +70,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 async def _tokenize(body: TokenizeRequest, model: ServedModel) -> Response:
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages, not both", "prompt")
+        raise field_error("prompt", "give either prompt or messages, not both")
     if body.prompt is not None:
         text, add_special_tokens = body.prompt, body.add_special_tokens is not False
     else:  # chat templates add special tokens themselves
@@ -92,6 +91,6 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     size = model.engine.info.vocabulary_size
     invalid = next((token for token in body.tokens if not 0 <= token < size), None)
     if invalid is not None:
-        raise RequestError(f"tokens: {invalid} is not in the vocabulary; use ids from 0 to {size - 1}", "tokens")
+        raise field_error("tokens", f"{invalid} is not in the vocabulary; use ids from 0 to {size - 1}")
     text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return json_response(Text(text))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request import Grammar
+from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.messages import Choice, Tool
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
@@ -43,11 +44,9 @@ class ToolUse:
         choice, tools = body.tool_choice or Choice("auto"), body.tools or []
         is_required = choice.mode == "required"
         if choice.name is not None and choice.name not in [tool.function.name for tool in tools]:
-            raise RequestError(
-                f"tool_choice: {choice.name!r} is not a function in tools; name one that is", "tool_choice"
-            )
+            raise field_error("tool_choice", f"{choice.name!r} is not a function in tools; name one that is")
         if is_required and not tools:
-            raise RequestError("tool_choice: a call is required and tools is empty; add a tool", "tool_choice")
+            raise field_error("tool_choice", "a call is required and tools is empty; add a tool")
         if not tools or choice.mode == "none":
             return None
         # Functions are not strict by default where the format cannot enforce it.
@@ -86,7 +85,7 @@ class ToolUse:
                 call.
         """
         if structure is not None and structure[0].kind == "tokens":
-            raise RequestError(f"{structure[1]}: cannot be combined with tools; leave one of them out", structure[1])
+            raise field_error(structure[1], "cannot be combined with tools; leave one of them out")
         if self.required:
             grammar = call_grammar(self.format, self.required, model.tokenizer, most_calls=self.max_calls)
             return grammar, "tools"
@@ -94,9 +93,7 @@ class ToolUse:
             return self._strict_grammar(model, excluded)
         content, field = structure
         if content.kind not in ("json_schema", "json_object"):
-            raise RequestError(
-                f"{field}: only JSON structures can be combined with tools; leave one of them out", field
-            )
+            raise field_error(field, "only JSON structures can be combined with tools; leave one of them out")
         either = call_grammar(self.format, self.offered, model.tokenizer, most_calls=self.max_calls, answer=content)
         return either, field
 
@@ -106,10 +103,10 @@ class ToolUse:
         if strict is None:
             return None
         if not self.format.opening:
-            raise RequestError(
-                f"tools: {strict.name} is strict, which the tool format {self.format.name} cannot enforce while calls "
-                'are optional; set tool_choice to "required" or to the function, or leave strict out',
+            raise field_error(
                 "tools",
+                f"{strict.name} is strict, which the tool format {self.format.name} cannot enforce while calls are "
+                'optional; set tool_choice to "required" or to the function, or leave strict out',
             )
         grammar = free_grammar(self.format, self.offered, model.tokenizer, most_calls=self.max_calls, excluded=excluded)
         return grammar, "tools"

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from fastgen.core.request import Pooling, Request, RequestError, SamplingParams
-from fastgen.server.openai.fields.types import Integer, Number, String, TruncationLimit, TruncationSide
+from fastgen.core.request import Pooling, Request, SamplingParams
+from fastgen.server.openai.fields.types import Integer, Number, String, TruncationLimit, TruncationSide, field_error
 from fastgen.server.openai.fields.unsupported import ignored
 
 
@@ -27,7 +27,7 @@ class EngineFields(BaseModel):
     def check(self) -> None:
         """Raise RequestError if fields contradict each other."""
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
-            raise RequestError("truncation_side: requires truncate_prompt_tokens; leave it out", "truncation_side")
+            raise field_error("truncation_side", "requires truncate_prompt_tokens; leave it out")
 
     def truncated(self, token_ids: list[int], longest: int, num_ending: int = 0) -> list[int]:
         """Return the part of a prompt that `truncate_prompt_tokens` keeps.

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict
 
-from fastgen.core.request import MOST_LOGIT_BIASES
+from fastgen.core.request import MOST_LOGIT_BIASES, RequestError
 
 _MAX_STOP_STRINGS = 64
 _MAX_STRING_LENGTH = 1024  # characters of a stop string or bad word
@@ -207,3 +207,8 @@ def optional(*metadata: Any, description: str | None = None) -> Any:
     field: Any = Field(default=None, description=description)
     field.metadata = list(metadata)
     return field
+
+
+def field_error(param: str, problem: str) -> RequestError:
+    """Return the error for a field of the request; `problem` says what is wrong and what to do."""
+    return RequestError(f"{param}: {problem}", param)

@@ -11,10 +11,10 @@ from fastapi import Request as HTTPRequest
 from msgspec import UNSET, UnsetType
 from pydantic import AliasChoices, Field
 
-from fastgen.core.request import Pooling, Request, RequestError
+from fastgen.core.request import Pooling, Request
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import while_connected
-from fastgen.server.openai.fields.types import Boolean, Documents, Integer, String
+from fastgen.server.openai.fields.types import Boolean, Documents, Integer, String, field_error
 from fastgen.server.openai.fields.unsupported import refused
 from fastgen.server.openai.pooling.request import NO_SAMPLING, EmbeddingUsage, PoolingRequest
 from fastgen.server.openai.responses import ResponseHead, json_response
@@ -92,7 +92,7 @@ class _PairsRequest(PoolingRequest):
         first, second = map(len, self.texts())
         if first not in (1, second):
             one, other = self.params
-            raise RequestError(f"{one}: {first} texts for {second} of {other}; give one, or as many", one)
+            raise field_error(one, f"{first} texts for {second} of {other}; give one, or as many")
         return [(0 if first == 1 else index, index) for index in range(second)]
 
 
@@ -159,7 +159,7 @@ async def _respond(
     body.check()
     (first, second), pairs, is_reranker = body.texts(), body.pairs(), model.task.name == "score"
     if body.instruction is not None and not is_reranker:
-        raise RequestError("instruction: this server scores by similarity; put it into the text", "instruction")
+        raise field_error("instruction", "this server scores by similarity; put it into the text")
     with client_names({"prompt": body.params[1], "deadline_seconds": "timeout"}):
         places = service.reserve(model, len(pairs) if is_reranker else len(first) + len(second), 1)
         if is_reranker:
@@ -189,7 +189,7 @@ async def _questions(body: _PairsRequest, model: ServedModel, pairs: list[tuple[
         RequestError: if a text is too long, or a value out of range.
     """
     if body.truncation_side == "left":
-        raise RequestError("truncation_side: the question comes first; use right", "truncation_side")
+        raise field_error("truncation_side", "the question comes first; use right")
     first, second = body.texts()
     for texts, param in zip((first, second), body.params, strict=True):
         for text in texts:

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, ValidationError
 
-from fastgen.core.request import RequestError
-from fastgen.server.openai.fields.types import Boolean, Integer, String
+from fastgen.server.openai.fields.types import Boolean, Integer, String, field_error
 from fastgen.server.openai.fields.unsupported import OpenAIFields, ignored, refused
 from fastgen.server.openai.protocol import ChatRequest, SamplingNumbers
 from fastgen.server.openai.response_api.input_items import messages_of
@@ -187,4 +186,4 @@ class ResponseRequest(_PassedFields, OpenAIFields):
             first_error = error.errors()[0]
             name, *rest = map(str, first_error["loc"])
             param = ".".join((ALIASES.get(name, name), *rest))
-            raise RequestError(f"{param}: {first_error['msg'].removeprefix('Value error, ')}", param) from None
+            raise field_error(param, first_error["msg"].removeprefix("Value error, ")) from None

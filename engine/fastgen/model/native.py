@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -17,9 +18,9 @@ from fastgen.model.layers.backend import Backend
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
 from fastgen.model.layers.int8_linear import Int8Format
-from fastgen.model.layers.linear import PackedFormat
+from fastgen.model.layers.linear import PackedFormat, WeightFormat
 from fastgen.model.layers.rope import Rope
-from fastgen.model.layers.torch_backend import TorchBackend, TorchFormat
+from fastgen.model.layers.torch_backend import TorchFormat, TorchOperations
 from fastgen.model.layers.weights import DecoderWeights
 from fastgen.model.source import ModelSource
 
@@ -49,16 +50,13 @@ def load_on_cpu(
     Raises:
         ModelError: if a tensor cannot be used.
     """
-    architecture = source.architecture
-    checkpoint = open_checkpoint(source)
     weight_format = Int8Format(dtype) if quantization == "int8" else PackedFormat(dtype)
-    weights = DecoderWeights.load(architecture, checkpoint, weight_format, progress)
-    ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
+    _, weights, ropes = _load(source, weight_format, max_model_length, progress)
     if make_backend is None:
         from fastgen.model.layers.cpu_backend import CPUBackend
 
         make_backend = CPUBackend
-    backend = make_backend(architecture, ropes, dtype, weight_format.pads_rows)
+    backend = make_backend(source.architecture, ropes, dtype, weight_format.pads_rows)
     return Decoder(weights, backend, device=torch.device("cpu"), dtype=dtype)
 
 
@@ -75,11 +73,8 @@ def load_on_torch(
     Raises:
         ModelError: if a tensor cannot be used.
     """
-    architecture = source.architecture
-    checkpoint = open_checkpoint(source)
-    weights = DecoderWeights.load(architecture, checkpoint, TorchFormat(device, dtype), progress)
-    ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
-    return Decoder(weights, TorchBackend(architecture, ropes, device), device=device, dtype=dtype)
+    _, weights, ropes = _load(source, TorchFormat(device, dtype), max_model_length, progress)
+    return Decoder(weights, partial(TorchOperations, source.architecture, ropes, device), device=device, dtype=dtype)
 
 
 def load_on_gpu(
@@ -100,19 +95,27 @@ def load_on_gpu(
     Raises:
         ModelError: if a tensor cannot be used.
     """
-    architecture = source.architecture
-    checkpoint = open_checkpoint(source)
-    weights = DecoderWeights.load(architecture, checkpoint, GPUFormat(device, dtype), progress)
-    ropes = make_ropes(architecture, max_model_length, checkpoint.rope_factors)
-    longest = max_model_length or architecture.default_length
+    checkpoint, weights, ropes = _load(source, GPUFormat(device, dtype), max_model_length, progress)
+    longest = max_model_length or source.architecture.default_length
     scales = checkpoint.kv_scales if cache_dtype == torch.float8_e4m3fn else None
     if cache_dtype == torch.float8_e4m3fn and scales is None:
         log.warning(
             "the checkpoint has no k_scale and v_scale: the float8 KV cache holds keys and values with scale 1, beyond "
             "448 clamped; take a checkpoint with scales, or --kv-cache-dtype auto, if accuracy suffers"
         )
-    backend = GPUBackend(architecture, ropes, longest, device, kv_scales=scales)
+    backend = GPUBackend(source.architecture, ropes, longest, device, kv_scales=scales)
     return Decoder(weights, backend, device=device, dtype=dtype, cache_dtype=cache_dtype)
+
+
+def _load(
+    source: ModelSource,
+    weight_format: WeightFormat,
+    max_model_length: int | None,
+    progress: Callable[[float], None],
+) -> tuple[Checkpoint, DecoderWeights, tuple[Rope, ...]]:
+    checkpoint = open_checkpoint(source)
+    weights = DecoderWeights.load(source.architecture, checkpoint, weight_format, progress)
+    return checkpoint, weights, make_ropes(source.architecture, max_model_length, checkpoint.rope_factors)
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:

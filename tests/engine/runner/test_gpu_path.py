@@ -13,8 +13,8 @@ from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Grammar, Request, SamplingParams
 from fastgen.engine.core import Engine, Runner
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.layers.gpu_backend import DeviceTable
 from fastgen.model.layers.linear import PlainLinear
+from fastgen.model.layers.torch_backend import DeviceTable
 from fastgen.model.native import load_on_gpu
 from fastgen.model.source import ModelSource
 from fastgen.runner.gpu_runner import GPURunner

@@ -6,6 +6,7 @@ An `Operations` object lives for one step: it holds the step's input and what al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import torch
@@ -58,11 +59,7 @@ class Operations(Protocol):
         """Return the rows of x [T, hidden] that need logits: [R, hidden]."""
 
 
-Input = TypeVar("Input", contravariant=True)
+Input = TypeVar("Input")
 
-
-class Backend(Protocol[Input]):
-    """Creates the operations of each step on one device, from the input in that device's form."""
-
-    def begin(self, forward_input: Input, cache: KVCache) -> Operations:
-        """Return the operations of a step."""
+# Returns the operations of a step on one device, given the step's input in that device's form.
+Backend = Callable[[Input, KVCache], Operations]

@@ -42,23 +42,21 @@ _ACTIVATE: dict[Activation, Callable[[ElementArray, ElementArray], None]] = {
 
 
 class CPUBackend:
-    """The CPUs of one machine."""
+    """The CPUs of one machine.
+
+    Args:
+        architecture: of the model.
+        ropes: one for each of the architecture's RoPE configurations.
+        dtype: of activations.
+        pads_rows: `PackedFormat.pads_rows` of the weights.
+
+    Raises:
+        ModelError: if the kernels cannot compute the model's head size.
+    """
 
     def __init__(
-        self,
-        architecture: ModelArchitecture,
-        ropes: Sequence[Rope],
-        dtype: torch.dtype,
-        pads_rows: bool,
+        self, architecture: ModelArchitecture, ropes: Sequence[Rope], dtype: torch.dtype, pads_rows: bool
     ) -> None:
-        """Take the following.
-
-        Args:
-            architecture: of the model.
-            ropes: one for each of the architecture's RoPE configurations.
-            dtype: of activations.
-            pads_rows: that of the weights' format.
-        """
         if dtype == torch.bfloat16:
             from fastgen.kernels.cpu import bfloat16  # noqa: F401  (importing it compiles the kernels)
         if architecture.head_dim % ROWS:
@@ -72,7 +70,7 @@ class CPUBackend:
         self.pads_rows = pads_rows
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
-    def begin(self, forward_input: ForwardInput, cache: KVCache) -> CPUOperations:
+    def __call__(self, forward_input: ForwardInput, cache: KVCache) -> CPUOperations:
         """Return the operations of a step."""
         return CPUOperations(self, forward_input, cache)
 

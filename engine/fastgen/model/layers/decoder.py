@@ -5,17 +5,15 @@ A step mixes decodes and prompt chunks; its rows are all its tokens, without pad
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic
 
 import torch
 
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.layers.backend import Backend, Operations
+from fastgen.model.layers.backend import Backend, Input, Operations
 from fastgen.model.layers.moe import gated
 from fastgen.model.layers.weights import MLP, DecoderWeights, Mixture
-
-Input = TypeVar("Input")
 
 
 class Decoder(Generic[Input]):
@@ -58,7 +56,7 @@ class Decoder(Generic[Input]):
         The step's keys and values are written to the cache.
         """
         weights = self._weights
-        operations = self._backend.begin(forward_input, cache)
+        operations = self._backend(forward_input, cache)
         stream = operations.embed(weights.embedding, self.architecture.embedding_scale)
         update, update_norm = None, None  # output of the last block, which the next add_norm adds to the stream
         for index, layer in enumerate(weights.layers):

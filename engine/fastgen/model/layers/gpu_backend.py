@@ -6,11 +6,9 @@ On a CPU the operators run their readable twins, so the same code path is tested
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from fastgen.kernels.gpu.attention import paged_attention, workspace_elements
 from fastgen.kernels.gpu.elementwise import add_rms_norm, gated_activation
@@ -18,71 +16,22 @@ from fastgen.kernels.gpu.embedding import embed
 from fastgen.kernels.gpu.experts import experts, route_experts
 from fastgen.kernels.gpu.rotary_cache import rotary_cache
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.checkpoint.kv_scales import KVScales
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.device_input import DeviceInput
-from fastgen.model.layers.linear import Linear, PlainLinear, stacked
 from fastgen.model.layers.moe import shared_expert
 from fastgen.model.layers.rope import Rope
+from fastgen.model.layers.torch_backend import DeviceTable, TorchFormat
 from fastgen.model.layers.weights import Mixture
 
 
-@dataclass(frozen=True, slots=True)
-class StackedExperts:
-    """The experts of a layer.
+class GPUFormat(TorchFormat):
+    """Matrices for cuBLAS and for the kernel of expert mixtures."""
 
-    gate_up is [E, 2 * width, hidden] with the gate first, down is [E, hidden, width].
-    """
-
-    gate_up: torch.Tensor
-    down: torch.Tensor
-
-
-class DeviceTable:
-    """An embedding matrix [vocabulary, hidden] on the device."""
-
-    def __init__(self, matrix: torch.Tensor) -> None:
-        self.matrix = matrix
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Look up rows."""
-        return F.embedding(rows, self.matrix)
-
-
-class GPUFormat:
-    """Matrices in `dtype` on `device`; norms and biases in float32. A tied embedding exists once."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device = device
-        self._dtype = dtype
-        self._last: tuple[StoredTensor, torch.Tensor] | None = None  # the head is the last matrix before the embedding
-
-    def linear(self, parts: Sequence[StoredTensor]) -> Linear:
-        """Return the product by cuBLAS."""
-        matrix = stacked(parts).to(self._device, self._dtype)
-        self._last = (parts[0], matrix) if len(parts) == 1 else None
-        return PlainLinear(matrix)
-
-    def exact(self, part: StoredTensor) -> Linear:
-        """Return the product by cuBLAS."""
-        return self.linear([part])
-
-    def table(self, part: StoredTensor) -> EmbeddingTable:
-        """Return the matrix on the device, which a tied head shares."""
-        if self._last is not None and self._last[0] is part:
-            return DeviceTable(self._last[1])
-        return DeviceTable(part.float32().to(self._device, self._dtype))
-
-    def vector(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weights on the device, in float32."""
-        return weight.to(self._device, torch.float32)
-
-    def experts(self, mlps: tuple[Any, ...]) -> StackedExperts:
-        """Return the matrices of all experts in two tensors."""
-        return StackedExperts(
-            torch.stack([mlp.gate_up.weight for mlp in mlps]), torch.stack([mlp.down.weight for mlp in mlps])
-        )
+    def experts(self, mlps: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return gate_up [E, 2 * width, hidden] with the gate first, and down [E, hidden, width]."""
+        return torch.stack([mlp.gate_up.weight for mlp in mlps]), torch.stack([mlp.down.weight for mlp in mlps])
 
 
 class GPUBackend:
@@ -111,7 +60,7 @@ class GPUBackend:
         elements = workspace_elements(architecture.num_heads, architecture.num_kv_heads, architecture.head_dim)
         self.workspace = torch.zeros(elements, device=device)
 
-    def begin(self, forward_input: DeviceInput, cache: KVCache) -> GPUOperations:
+    def __call__(self, forward_input: DeviceInput, cache: KVCache) -> GPUOperations:
         """Return the operations of a step."""
         return GPUOperations(self, forward_input, cache)
 
@@ -156,20 +105,10 @@ class GPUOperations:
         queries = qkv.view(len(qkv), -1, a.head_dim)[:, : a.num_heads]
         out = qkv.new_empty(len(qkv), a.num_heads, a.head_dim)
         paged_attention(
-            out,
-            queries,
-            keys,
-            values,
-            step.query_starts,
-            step.seq_lens,
-            step.block_tables,
-            scale=a.attention_scale,
-            workspace=self._backend.workspace,
-            window=kind.window or 0,
-            softcap=a.attention_softcap or 0.0,
-            key_scale=scales.key,
-            value_scale=scales.value,
-        )
+            out, queries, keys, values, step.query_starts, step.seq_lens, step.block_tables, scale=a.attention_scale,
+            workspace=self._backend.workspace, window=kind.window or 0, softcap=a.attention_softcap or 0.0,
+            key_scale=scales.key, value_scale=scales.value,
+        )  # fmt: skip
         return out.flatten(1)
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -178,9 +117,9 @@ class GPUOperations:
 
     def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
         """Route tokens and compute all experts without waiting for the device."""
-        shape, stacked_experts = mixture.shape, mixture.experts
-        weights, ids = route_experts(mixture.router(x), shape.top_k, shape.normalised)
-        out = experts(x, stacked_experts.gate_up, stacked_experts.down, weights, ids, self._architecture.activation)
+        weights, ids = route_experts(mixture.router(x), mixture.shape.top_k, mixture.shape.normalised)
+        gate_up, down = mixture.experts
+        out = experts(x, gate_up, down, weights, ids, self._architecture.activation)
         return out if mixture.shared is None else out.add_(shared_expert(mixture.shared, x, self.activate))
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,48 +13,32 @@ import torch
 import torch.nn.functional as F
 
 from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, LANES, TILE_LANES, in_byte_groups, in_groups
-from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
+from fastgen.model.checkpoint.checkpoint import StoredTensor
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.layers.linear import Linear, PackedFormat, as_array
 from fastgen.model.processor import int8_choice
 
 
-class Int8Format:
+class Int8Format(PackedFormat):
     """Weights on the CPU with int8 matrices; embeddings and routers are not quantised.
-
-    Attributes:
-        pads_rows: as that of `PackedFormat`: these kernels take any number of rows.
 
     Raises:
         ConfigError: as `PackedFormat` and `int8_choice`.
     """
 
-    pads_rows = False
-
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        self._packed = PackedFormat(dtype)
-        self._kind = Int8VNNILinear if int8_choice().product == "vnni" else Int8Linear
-        assert dtype == torch.float32 or self._kind is Int8VNNILinear
+        super().__init__(dtype)
+        self.pads_rows = False  # the int8 kernels take any number of rows
+        self._int8_kind = Int8VNNILinear if int8_choice().product == "vnni" else Int8Linear
+        assert dtype == torch.float32 or self._int8_kind is Int8VNNILinear
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the product with int8 blocks."""
-        return self._kind(Int8Blocks.stacked([part.int8() for part in parts]))
+        return self._int8_kind(Int8Blocks.stacked([part.int8() for part in parts]))
 
     def exact(self, part: StoredTensor) -> Linear:
         """Return the packed product, which is not quantised."""
-        return self._packed.exact(part)
-
-    def table(self, part: StoredTensor) -> EmbeddingTable:
-        """Return the table in its stored format."""
-        return part.table()
-
-    def vector(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weights unchanged."""
-        return weight
-
-    def experts(self, mlps: tuple[Any, ...]) -> Any:
-        """Return the experts as they are."""
-        return mlps
+        return super().linear([part])
 
 
 class _Int8Product:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -47,23 +48,28 @@ class Linear(Protocol):
         """Compute the product."""
 
 
-class WeightFormat(Protocol):
-    """Places weights on a device in the format that the forward pass uses."""
+class WeightFormat(ABC):
+    """Places weights in the format that the forward pass uses; by default, on the CPU."""
 
+    @abstractmethod
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the product with the concatenated matrices of `parts`, [out, in] each."""
 
     def exact(self, part: StoredTensor) -> Linear:
         """Return the product with a small, sensitive matrix such as a router, which must not be quantised."""
+        return self.linear([part])
 
     def table(self, part: StoredTensor) -> EmbeddingTable:
         """Return an embedding table."""
+        return part.table()
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights of a norm or a bias in float32."""
+        return weight
 
     def experts(self, mlps: tuple[Any, ...]) -> Any:
         """Return the experts of a mixture, an `MLP` each, as the backend's `mixture` takes them."""
+        return mlps
 
 
 def padded_rows(rows: int) -> int:
@@ -165,7 +171,7 @@ LinearKind = type[OneDNNLinear] | type[TiledLinear] | type[PlainLinear]
 KINDS: dict[str, LinearKind] = dict(zip(LINEAR_CHOICES, (TiledLinear, OneDNNLinear, PlainLinear), strict=True))
 
 
-class PackedFormat:
+class PackedFormat(WeightFormat):
     """Weights on the CPU in float32 or bfloat16, packed for the selected product.
 
     Attributes:
@@ -198,22 +204,6 @@ class PackedFormat:
                 self._kind = PlainLinear
             self._tried.add(weight.shape)
         return self._kind(weight)
-
-    def exact(self, part: StoredTensor) -> Linear:
-        """Return the packed product."""
-        return self.linear([part])
-
-    def table(self, part: StoredTensor) -> EmbeddingTable:
-        """Return the table in its stored format."""
-        return part.table()
-
-    def vector(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weights unchanged."""
-        return weight
-
-    def experts(self, mlps: tuple[Any, ...]) -> Any:
-        """Return the experts as they are."""
-        return mlps
 
 
 def stacked(parts: Sequence[StoredTensor]) -> torch.Tensor:

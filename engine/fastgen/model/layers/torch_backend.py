@@ -6,8 +6,6 @@ Also the reference implementation for tests of `cpu_backend`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,71 +14,73 @@ from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.forward_input import ForwardInput
-from fastgen.model.layers.linear import Linear, PlainLinear, stacked
+from fastgen.model.layers.linear import Linear, PlainLinear, WeightFormat, stacked
 from fastgen.model.layers.moe import mixture_of_experts
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.layers.weights import Mixture
 
 
-@dataclass(frozen=True, slots=True)
-class TorchFormat:
-    """Weights on `device` with matrices in `dtype`; the few norms and biases stay float32 for exactness."""
+class DeviceTable:
+    """An embedding matrix [vocabulary, hidden] on the device."""
 
-    device: torch.device
-    dtype: torch.dtype
+    def __init__(self, matrix: torch.Tensor) -> None:
+        self.matrix = matrix
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Look up rows."""
+        return F.embedding(rows, self.matrix)
+
+
+class TorchFormat(WeightFormat):
+    """Matrices in `dtype` on `device`; norms and biases in float32. A tied embedding exists once."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._last: tuple[StoredTensor, torch.Tensor] | None = None  # the head is the last matrix before the embedding
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return torch's product."""
-        return PlainLinear(stacked(parts).to(self.device, self.dtype))
-
-    def exact(self, part: StoredTensor) -> Linear:
-        """Return torch's product."""
-        return self.linear([part])
+        matrix = stacked(parts).to(self._device, self._dtype)
+        self._last = (parts[0], matrix) if len(parts) == 1 else None
+        return PlainLinear(matrix)
 
     def table(self, part: StoredTensor) -> EmbeddingTable:
-        """Return a lookup in the matrix on the device."""
-        matrix = part.float32().to(self.device, self.dtype)
-        return lambda rows: F.embedding(rows, matrix)
+        """Return the matrix on the device, which a tied head shares."""
+        if self._last is not None and self._last[0] is part:
+            return DeviceTable(self._last[1])
+        return DeviceTable(part.float32().to(self._device, self._dtype))
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights on the device, in float32."""
-        return weight.to(self.device, torch.float32)
-
-    def experts(self, mlps: tuple[Any, ...]) -> Any:
-        """Return the experts as they are."""
-        return mlps
-
-
-@dataclass(frozen=True, slots=True)
-class TorchBackend:
-    """Operations with torch on one device.
-
-    Attributes:
-        architecture: architecture of the model.
-        ropes: one per RoPE configuration of the architecture.
-        device: device of weights and cache.
-    """
-
-    architecture: ModelArchitecture
-    ropes: Sequence[Rope]
-    device: torch.device
-
-    def begin(self, forward_input: ForwardInput, cache: KVCache) -> TorchOperations:
-        """Return the operations of a step."""
-        return TorchOperations(self, forward_input, cache)
+        return weight.to(self._device, torch.float32)
 
 
 class TorchOperations:
-    """Operations of one step; see `backend.Operations`."""
+    """Operations of one step; see `backend.Operations`.
 
-    def __init__(self, backend: TorchBackend, forward_input: ForwardInput, cache: KVCache) -> None:
-        self._architecture = backend.architecture
-        self._attention = TorchPagedAttention(forward_input, cache, backend.device)
-        self._token_ids = torch.from_numpy(forward_input.token_ids).to(backend.device)
-        self._logit_rows = torch.from_numpy(forward_input.logit_rows).to(backend.device)
-        positions = torch.from_numpy(forward_input.positions).to(backend.device)
-        self._rotations = [rope(positions) for rope in backend.ropes]
+    Args:
+        architecture: of the model.
+        ropes: one for each of the architecture's RoPE configurations.
+        device: of weights and cache.
+        forward_input, cache: of the step.
+    """
+
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        ropes: Sequence[Rope],
+        device: torch.device,
+        forward_input: ForwardInput,
+        cache: KVCache,
+    ) -> None:
+        self._architecture = architecture
+        self._attention = TorchPagedAttention(forward_input, cache, device)
+        self._token_ids = torch.from_numpy(forward_input.token_ids).to(device)
+        self._logit_rows = torch.from_numpy(forward_input.logit_rows).to(device)
+        positions = torch.from_numpy(forward_input.positions).to(device)
+        self._rotations = [rope(positions) for rope in ropes]
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         """Look up the embeddings of the step's tokens."""

@@ -53,7 +53,8 @@ class InputLayout:
 
     Attributes:
         num_tokens, num_sequences, num_logit_rows, num_sampled, num_updates: what the input holds, padding included.
-        num_elements: length of the array.
+        places: where each array is.
+        num_elements: length of the whole.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class InputLayout:
             "update_places": num_updates,
             "update_blocks": num_updates,
         }
-        self._parts: dict[str, slice] = {}
+        self.places: dict[str, slice] = {}
         end = 0
         for name, size in sizes.items():
-            self._parts[name] = slice(end, end + size)
+            self.places[name] = slice(end, end + size)
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.num_elements = end
 
@@ -111,7 +112,7 @@ class InputLayout:
 
     def part(self, array: torch.Tensor, name: str) -> torch.Tensor:
         """Return the view of one array in `array` [num_elements]."""
-        return array[self._parts[name]]
+        return array[self.places[name]]
 
     def pack(self, step: StepInput, table_length: int, unused_place: int) -> IntArray:
         """Return the arrays of a step, padded. Updates of block tables beyond `num_updates` are left out.
@@ -124,7 +125,7 @@ class InputLayout:
         counts = np.diff(step.query_starts)
         rows, columns, blocks = step.table_updates[:, : self.num_updates]
         packed = np.zeros(self.num_elements, np.int32)
-        parts = {name: packed[part] for name, part in self._parts.items()}
+        parts = {name: packed[part] for name, part in self.places.items()}
         parts["slot_mapping"][:] = -1
         parts["query_starts"][:] = step.num_tokens
         parts["sampled_rows"][:] = -1
@@ -187,25 +188,11 @@ class DeviceRows:
 
         Return the input as views of it.
         """
-
-        def part(name: str) -> torch.Tensor:
-            return layout.part(packed, name)
-
+        parts = {name: packed[place] for name, place in layout.places.items()}
+        places, blocks, rows = parts.pop("update_places"), parts.pop("update_blocks"), parts.pop("rows")
         if layout.num_updates:
-            self._write(part("update_places"), part("update_blocks"))
-        return DeviceInput(
-            token_ids=part("token_ids"),
-            source_rows=part("source_rows"),
-            last_ids=self._last_ids,
-            positions=part("positions"),
-            slot_mapping=part("slot_mapping"),
-            query_starts=part("query_starts"),
-            seq_lens=part("seq_lens"),
-            block_tables=self._tables.index_select(0, part("rows")),
-            logit_rows=part("logit_rows"),
-            sampled_rows=part("sampled_rows"),
-            sampled_positions=part("sampled_positions"),
-        )
+            self._write(places, blocks)
+        return DeviceInput(last_ids=self._last_ids, block_tables=self._tables.index_select(0, rows), **parts)
 
     def update(self, table_updates: IntArray) -> None:
         """Write entries [3, n] of block tables, as in `StepInput`, with an upload of their own."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastgen.core.request import RequestError, SamplingParams
 from fastgen.model import ModelError
-from fastgen.model.source import read_json
+from fastgen.model.source import read_json_object
 
 # The fields that vLLM reads too. `do_sample` is left out, as there: a server samples unless temperature is 0.
 _FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -29,7 +29,7 @@ def generation_defaults(name: str, model: Path) -> GenerationDefaults:
     path = model / "generation_config.json"
     if name == "none" or not model.is_dir() or not path.is_file():
         return {}
-    given = read_json(path)
+    given = read_json_object(path)
     named = {field: given.get(field) for field in _FIELDS} | {"max_tokens": given.get(_MAX_TOKENS)}
     defaults = {field: value for field, value in named.items() if value is not None}
     for field, value in defaults.items():

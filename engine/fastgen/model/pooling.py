@@ -5,13 +5,12 @@ The files are sentence-transformers' modules.json, or a GGUF file's metadata. Ne
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fastgen.model import ModelError
-from fastgen.model.source import ModelSource
+from fastgen.model.source import ModelSource, read_json, read_json_object
 
 Method = Literal["last", "mean"]
 
@@ -52,7 +51,7 @@ def pooling_config(source: ModelSource) -> PoolingConfig | None:
 
 def _of_modules(folder: Path, path: Path) -> PoolingConfig | None:
     try:
-        modules = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in _read(path)}
+        modules = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in read_json(path)}
     except (TypeError, KeyError, AttributeError):
         raise ModelError(f"{path}: expected a list of modules with a type") from None
     if "Pooling" not in modules:
@@ -61,8 +60,10 @@ def _of_modules(folder: Path, path: Path) -> PoolingConfig | None:
         if name not in _BUILT:
             raise ModelError(f"{path}: the module {name} is not built: only {', '.join(sorted(_BUILT))} are")
     pooling_path = folder / modules["Pooling"] / "config.json"
-    dimensions = _read(folder / "config.json").get("matryoshka_dimensions") or ()
-    return PoolingConfig(_method(pooling_path, _read(pooling_path)), "Normalize" in modules, tuple(dimensions))
+    dimensions = read_json_object(folder / "config.json").get("matryoshka_dimensions") or ()
+    return PoolingConfig(
+        _method(pooling_path, read_json_object(pooling_path)), "Normalize" in modules, tuple(dimensions)
+    )
 
 
 def _method(path: Path, config: dict[str, Any]) -> Method:
@@ -74,10 +75,3 @@ def _method(path: Path, config: dict[str, Any]) -> Method:
     if len(modes) != 1 or modes[0] not in _METHODS:
         raise ModelError(f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not built: use last or mean")
     return _METHODS[modes[0]]
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON ({error})") from None

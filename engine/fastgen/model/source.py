@@ -16,8 +16,6 @@ from fastgen.model.config.huggingface_families import is_native
 from fastgen.model.hub import download, hub_repository
 from fastgen.text.source import TokenizerSource
 
-__all__ = ["ModelError", "ModelSource", "read_json"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
@@ -86,9 +84,9 @@ class ModelSource:
             )
             raise ModelError(f"model {path}: the directory has no config.json: {remedy}")
         generation_path = path / "generation_config.json"
-        generation_config = read_json(generation_path) if generation_path.is_file() else None
+        generation_config = read_json_object(generation_path) if generation_path.is_file() else None
         try:
-            architecture = _native(read_json(config_path), generation_config)
+            architecture = _native(read_json_object(config_path), generation_config)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         return cls(path, "huggingface", architecture, TokenizerSource("huggingface", {}, path), None)
@@ -117,16 +115,25 @@ def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) ->
     return None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Any:
+    """Return the JSON value of a file.
+
+    Raises:
+        ModelError: if it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({error})") from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file.
 
     Raises:
-        ModelError: if it cannot be read, or is none.
+        ModelError: if it cannot be read, or has another value.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON ({error})") from None
+    values = read_json(path)
     if not isinstance(values, dict):
         raise ModelError(f"{path}: expected a JSON object")
     return values

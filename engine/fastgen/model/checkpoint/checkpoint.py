@@ -6,7 +6,7 @@ is missing, unknown or has another shape is an error that names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -50,31 +50,28 @@ class TensorLocation:
     paired_heads: int = 0
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Tensors by the names of `ModelArchitecture.tensor_shapes`.
 
     Attributes:
+        stored: returns a tensor without reading it.
         rope_factors: [head_dim / 2] divisors of the rotary frequencies (llama3 scaling in GGUF files), or None.
         kv_scales: scales of a float8 KV cache for each layer, or None.
     """
 
-    def __init__(
-        self,
-        find: Callable[[str], StoredTensor],
-        rope_factors: torch.Tensor | None = None,
-        kv_scales: tuple[KVScales, ...] | None = None,
-    ) -> None:
-        self._find = find
-        self.rope_factors = rope_factors
-        self.kv_scales = kv_scales
-
-    def stored(self, name: str) -> StoredTensor:
-        """Return a tensor without reading it."""
-        return self._find(name)
+    stored: Callable[[str], StoredTensor]
+    rope_factors: torch.Tensor | None = None
+    kv_scales: tuple[KVScales, ...] | None = None
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read a tensor as float32."""
-        return self._find(name).float32()
+        return self.stored(name).float32()
+
+
+def rows_before(shapes: Mapping[str, tuple[int, ...]], name: str, part: str, parts: Sequence[str]) -> int:
+    """Return the first row of `name` in a tensor that stacks its layer's `parts`; `part` is the name's own."""
+    return sum(shapes[name.replace(part, before)][0] for before in parts[: parts.index(part)])
 
 
 def stored_shapes(

@@ -65,11 +65,7 @@ def _column(values: npt.NDArray[np.generic]) -> FloatArray:
     return values.astype(np.float32)[:, None]
 
 
-def _f32(blocks: Structured, out: FloatArray) -> None:
-    out[:] = blocks["values"]
-
-
-def _f16(blocks: Structured, out: FloatArray) -> None:
+def _floats(blocks: Structured, out: FloatArray) -> None:
     out[:] = blocks["values"]
 
 
@@ -232,8 +228,8 @@ _SCALE, _MINIMUM = ("scale", "<f2"), ("minimum", "<f2")
 
 # By ggml type number.
 TYPES: dict[int, TensorType] = {
-    0: _type("F32", 1, _f32, ("values", "<f4", 1)),
-    1: _type("F16", 1, _f16, ("values", "<f2", 1)),
+    0: _type("F32", 1, _floats, ("values", "<f4", 1)),
+    1: _type("F16", 1, _floats, ("values", "<f2", 1)),
     2: _type("Q4_0", BLOCK, _q4_0, _SCALE, ("nibbles", "u1", 16)),
     3: _type("Q4_1", BLOCK, _q4_1, _SCALE, _MINIMUM, ("nibbles", "u1", 16)),
     6: _type("Q5_0", BLOCK, _q5_0, _SCALE, ("fifth", "u1", 4), ("nibbles", "u1", 16)),

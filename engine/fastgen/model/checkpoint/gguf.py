@@ -20,6 +20,7 @@ from fastgen.model.checkpoint.checkpoint import (
     EmbeddingTable,
     TensorLocation,
     check_tensors,
+    rows_before,
     stored_shapes,
 )
 from fastgen.model.checkpoint.dequantise import dequantise
@@ -146,8 +147,6 @@ def _locate(
     for fused, parts in _FUSED.items():
         stored = f"blk.{layer}.{fused}.{kind}"
         if part in parts and stored in names and f"blk.{layer}.{_PARTS[parts[0]]}.{kind}" not in names:
-            before = parts[: parts.index(part)]
-            first_row = sum(shapes[f"model.layers.{layer}.{each}.{kind}"][0] for each in before)
-            return TensorLocation(stored, first_row, paired)
+            return TensorLocation(stored, rows_before(shapes, name, part, parts), paired)
     own = (_SANDWICHED if architecture.sandwich_norms else _PARTS)[part]
     return TensorLocation(f"blk.{layer}.{own}.{kind}", paired_heads=paired)

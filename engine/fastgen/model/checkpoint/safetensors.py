@@ -18,6 +18,7 @@ from fastgen.model.checkpoint.checkpoint import (
     EmbeddingTable,
     TensorLocation,
     check_tensors,
+    rows_before,
     stored_shapes,
 )
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
@@ -113,24 +114,19 @@ def _locate_tensors(architecture: ModelArchitecture) -> dict[str, TensorLocation
     shapes = architecture.tensor_shapes()
     match architecture.name:
         case "phi3":
-            return _fused(shapes)
+            return {name: _phi3_location(name, shapes) for name in shapes}
         case "mixtral":
             return {name: TensorLocation(_mixtral_name(name)) for name in shapes}
         case _:
             return {name: TensorLocation(name) for name in shapes}
 
 
-def _fused(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorLocation]:
-    locations = {name: TensorLocation(name) for name in shapes}
-    for name in shapes:
-        for fused, parts in _PHI3_FUSED.items():
-            prefix, found, suffix = name.partition(parts[0])
-            if found:
-                first_row = 0
-                for part in (prefix + part + suffix for part in parts):
-                    locations[part] = TensorLocation(prefix + fused + suffix, first_row)
-                    first_row += shapes[part][0]
-    return locations
+def _phi3_location(name: str, shapes: Mapping[str, tuple[int, ...]]) -> TensorLocation:
+    for fused, parts in _PHI3_FUSED.items():
+        for part in parts:
+            if part in name:
+                return TensorLocation(name.replace(part, fused), rows_before(shapes, name, part, parts))
+    return TensorLocation(name)
 
 
 def _mixtral_name(name: str) -> str:

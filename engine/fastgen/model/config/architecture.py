@@ -161,14 +161,9 @@ class ModelArchitecture:
 
     def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {}
-        for part, width in (("q", queries), ("k", keys), ("v", keys)):
-            shapes[f"self_attn.{part}_proj.weight"] = (width, self.hidden_size)
-            if self.qkv_bias:
-                shapes[f"self_attn.{part}_proj.bias"] = (width,)
-        shapes["self_attn.o_proj.weight"] = (self.hidden_size, queries)
-        if self.output_bias:
-            shapes["self_attn.o_proj.bias"] = (self.hidden_size,)
+        inputs = {"self_attn.q": queries, "self_attn.k": keys, "self_attn.v": keys}
+        shapes = _projections({name: (width, self.hidden_size) for name, width in inputs.items()}, self.qkv_bias)
+        shapes |= _projections({"self_attn.o": (self.hidden_size, queries)}, self.output_bias)
         if self.qk_norm:
             shapes |= {f"self_attn.{part}_norm.weight": (self.head_dim,) for part in ("q", "k")}
         return shapes
@@ -192,13 +187,18 @@ class ModelArchitecture:
         return shapes
 
     def _gated_shapes(self, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {}
-        sizes = {"gate": (width, self.hidden_size), "up": (width, self.hidden_size), "down": (self.hidden_size, width)}
-        for part, shape in sizes.items():
-            shapes[f"{prefix}.{part}_proj.weight"] = shape
-            if self.mlp_bias:
-                shapes[f"{prefix}.{part}_proj.bias"] = shape[:1]
-        return shapes
+        wide, narrow = (width, self.hidden_size), (self.hidden_size, width)
+        return _projections({f"{prefix}.gate": wide, f"{prefix}.up": wide, f"{prefix}.down": narrow}, self.mlp_bias)
+
+
+def _projections(sizes: dict[str, tuple[int, int]], has_bias: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of projections' weights [out, in] and, if they have them, biases [out]."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, size in sizes.items():
+        shapes[f"{name}_proj.weight"] = size
+        if has_bias:
+            shapes[f"{name}_proj.bias"] = size[:1]
+    return shapes
 
 
 def layer_tensor(layer: int, part: str) -> str:

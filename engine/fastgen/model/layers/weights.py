@@ -115,17 +115,16 @@ class _Reader:
 
     def layer(self, index: int, kind: LayerKind) -> Layer:
         a = self._architecture
-        has_heads_normed, sandwiched = a.qk_norm, a.sandwich_norms
         return Layer(
             input_norm=self._norm(index, "input_layernorm"),
             qkv=self._linear(index, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", with_bias=a.qkv_bias),
-            query_norm=self._norm(index, "self_attn.q_norm") if has_heads_normed else None,
-            key_norm=self._norm(index, "self_attn.k_norm") if has_heads_normed else None,
+            query_norm=self._norm(index, "self_attn.q_norm") if a.qk_norm else None,
+            key_norm=self._norm(index, "self_attn.k_norm") if a.qk_norm else None,
             attention_output=self._linear(index, "self_attn.o_proj", with_bias=a.output_bias),
-            attention_output_norm=self._norm(index, "post_attention_layernorm") if sandwiched else None,
-            mlp_norm=self._norm(index, "pre_feedforward_layernorm" if sandwiched else "post_attention_layernorm"),
+            attention_output_norm=self._norm(index, "post_attention_layernorm") if a.sandwich_norms else None,
+            mlp_norm=self._norm(index, "pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"),
             mlp=self._mlp(index, "mlp") if kind.experts is None else self._mixture(index, kind.experts),
-            mlp_output_norm=self._norm(index, "post_feedforward_layernorm") if sandwiched else None,
+            mlp_output_norm=self._norm(index, "post_feedforward_layernorm") if a.sandwich_norms else None,
         )
 
     def _mixture(self, index: int, experts: Experts) -> Mixture:
@@ -133,14 +132,8 @@ class _Reader:
         if experts.shared_intermediate_size:
             gate = self._exact(index, "mlp.shared_expert_gate")
             shared = SharedExpert(self._mlp(index, "mlp.shared_expert"), gate)
-        return Mixture(
-            shape=experts,
-            router=self._exact(index, "mlp.gate"),
-            experts=self._weight_format.experts(
-                tuple(self._mlp(index, f"mlp.experts.{number}") for number in range(experts.count))
-            ),
-            shared=shared,
-        )
+        mlps = tuple(self._mlp(index, f"mlp.experts.{number}") for number in range(experts.count))
+        return Mixture(experts, self._exact(index, "mlp.gate"), self._weight_format.experts(mlps), shared)
 
     def _mlp(self, index: int, prefix: str) -> MLP:
         has_bias = self._architecture.mlp_bias

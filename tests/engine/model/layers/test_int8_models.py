@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.test_gguf_families import TOKENS, build
+from engine.model.config.test_gguf_families import TOKENS, build
 from fastgen.core.request import SamplingParams
 from fastgen.kernels.cpu.vector_width import has_vnni
 from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear

@@ -18,7 +18,7 @@ import numpy as np
 from fastgen.core.request import Grammar
 from fastgen.kernels.cpu import environment
 from fastgen.model.source import ModelSource
-from fastgen.text.grammar import GrammarFactory
+from fastgen.text.constraints import GrammarFactory
 from fastgen.text.tokenizer import Tokenizer
 
 SCHEMA = {

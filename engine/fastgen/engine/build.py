@@ -14,7 +14,7 @@ from fastgen.engine.messages import EngineInfo
 from fastgen.kernels.cpu import environment
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
-from fastgen.text.grammar import GrammarFactory
+from fastgen.text.constraints import GrammarFactory
 from fastgen.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

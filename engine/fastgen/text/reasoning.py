@@ -13,7 +13,7 @@ from enum import Enum
 
 from fastgen.config import ConfigError
 from fastgen.core.request import Grammar
-from fastgen.text.grammar import JSON_SPACE, escaped
+from fastgen.text.grammar import escaped, json_body
 from fastgen.text.stop_strings import possible_start
 from fastgen.text.tokenizer import Tokenizer
 
@@ -228,7 +228,7 @@ def _rest(answer: Grammar | None) -> str:
     schema = json.loads(answer.text) if answer.text else {"type": "object"}
     if not isinstance(schema, dict):
         schema = {"anyOf": [schema]}
-    return f"rest: %json {json.dumps({'x-guidance': {'whitespace_pattern': JSON_SPACE}, **schema})}\n"
+    return f"rest: {json_body(schema)}\n"
 
 
 def _slashed(pattern: str) -> str:

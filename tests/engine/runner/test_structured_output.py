@@ -16,7 +16,7 @@ from fastgen.core.request import FinishReason, Grammar, Request, SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
-from fastgen.text.grammar import GrammarFactory
+from fastgen.text.constraints import GrammarFactory
 from fastgen.text.tokenizer import Tokenizer
 from support.driving import FewBlocks, load
 

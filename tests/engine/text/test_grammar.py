@@ -14,7 +14,8 @@ import pytest
 
 from fastgen.core.request import FinishReason, Grammar, RequestError
 from fastgen.text import grammar as grammar_module
-from fastgen.text.grammar import MOST_GRAMMAR_BYTES, GrammarConstraint, GrammarFactory, check_grammar
+from fastgen.text.constraints import GrammarConstraint, GrammarFactory
+from fastgen.text.grammar import MOST_GRAMMAR_BYTES, check_grammar
 from fastgen.text.tokenizer import Tokenizer
 
 VOCABULARY = 49152

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fastgen.text.grammar import JSON_SPACE
+from fastgen.text.grammar import json_body
 from fastgen.text.tools.parser import Machine
 
 
@@ -64,11 +64,6 @@ def quoted(text: str) -> str:
 def repeated(item: str, separator: str, most: int | None) -> str:
     """Return a rule body: `item`, repeated with `separator` between."""
     return item if most == 1 else f"{item} ({separator} {item})*"
-
-
-def json_body(schema: Mapping[str, Any]) -> str:
-    """Return a rule body: JSON that matches a schema."""
-    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': JSON_SPACE}, **schema})}"
 
 
 def json_arguments(tools: Sequence[OfferedTool]) -> str:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastgen.text.grammar import json_body
 from fastgen.text.tools.events import CallArguments, CallBegun
-from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_body, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, quoted, repeated
 from fastgen.text.tools.json_text import dumped
 from fastgen.text.tools.parameter_values import ParameterSchema, declared_parameters
 from fastgen.text.tools.parser import Machine

@@ -11,9 +11,9 @@ from typing import Any
 
 from fastgen.config import TOOL_PARSERS
 from fastgen.core.request import Grammar
-from fastgen.text.grammar import escaped
+from fastgen.text.grammar import escaped, json_body
 from fastgen.text.tokenizer import Tokenizer
-from fastgen.text.tools.format import OfferedTool, ToolFormat, json_body, quoted
+from fastgen.text.tools.format import OfferedTool, ToolFormat, quoted
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
 from fastgen.text.tools.plain_json import Llama3Json, PlainJson

@@ -1,0 +1,191 @@
+"""Structured output: constraints of generations, and their token masks.
+
+Implements the interfaces of `fastgen.core.constraint`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import ClassVar
+
+import llguidance
+
+from fastgen.core.constraint import Constraint, NewConstraint
+from fastgen.core.request import FinishReason, Grammar
+from fastgen.text.grammar import GRAMMARS_KEPT, compiled, described, refusal, summary
+from fastgen.text.tokenizer import Tokenizer
+
+log = logging.getLogger("fastgen.grammar")
+
+# Threads that compile: a large grammar does not hold up a small one.
+_COMPILING_THREADS = 2
+
+
+class GrammarFactory:
+    """Creates the constraints of one engine, and computes their masks: a `fastgen.core.constraint.Grammars`.
+
+    Grammars are compiled in threads. Only the thread that calls `compile` touches the cache. The first grammar needs
+    tables of the whole vocabulary, which take half a second to build. Half of that holds the interpreter's lock, so
+    `prepare` builds them before there are requests.
+
+    Args:
+        load_tokenizer: called once, at the first grammar, in a thread.
+        vocabulary_size: number of columns of the logits, which may exceed the number of tokens.
+        end_tokens: the model's end-of-sequence tokens.
+        num_threads: threads that compute the masks of a step.
+    """
+
+    def __init__(
+        self,
+        load_tokenizer: Callable[[], Tokenizer],
+        vocabulary_size: int,
+        end_tokens: Iterable[int],
+        *,
+        num_threads: int = 1,
+    ) -> None:
+        self._load_tokenizer = load_tokenizer
+        self._vocabulary_size = vocabulary_size
+        self._end_tokens = frozenset(end_tokens)
+        self._num_threads = num_threads
+        self._threads = ThreadPoolExecutor(_COMPILING_THREADS, "grammar")
+        self._building = threading.Lock()
+        self._kept: OrderedDict[Grammar, Future[NewConstraint]] = OrderedDict()
+
+    def compile(self, grammar: Grammar) -> Future[NewConstraint]:
+        """Return the compiled grammar, or the one that is being compiled; see `Grammars.compile`."""
+        if not self._end_tokens and grammar.kind != "tokens":
+            raise refusal(grammar, "the model has no end-of-sequence token, so no match can end")
+        future = self._kept.pop(grammar, None)
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._threads.submit(self._compile, grammar)
+        self._kept[grammar] = future
+        if len(self._kept) > GRAMMARS_KEPT:
+            self._kept.popitem(last=False)
+        return future
+
+    def prepare(self) -> None:
+        """Build the tables in a thread, unless they have been built."""
+        if self._end_tokens:
+            self._threads.submit(self._tables)
+
+    def __call__(self, grammar: Grammar) -> Constraint:
+        """Return a constraint in its initial state, after the grammar has been compiled.
+
+        Raises:
+            RequestError: if the grammar cannot be enforced, with the reason.
+        """
+        return self.compile(grammar).result()()
+
+    def _compile(self, grammar: Grammar) -> NewConstraint:
+        if grammar.kind == "tokens":
+            return partial(TokenSet, grammar.token_ids)
+        return partial(_start, compiled(grammar, self._tables()), self._end_tokens)
+
+    def _tables(self) -> llguidance.LLTokenizer:
+        with self._building:
+            return self._tokenizer
+
+    def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
+        """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`."""
+        own = [constraint for constraint in constraints if isinstance(constraint, GrammarConstraint | TokenSet)]
+        assert len(own) == len(constraints), "a constraint is not of this factory"
+        matched = [(row, constraint) for row, constraint in enumerate(own) if isinstance(constraint, GrammarConstraint)]
+        parallel = self._num_threads > 1 and len(matched) > 1
+        if parallel:
+            matchers = [(constraint.matcher, row) for row, constraint in matched]
+            start = ctypes.addressof(ctypes.c_char.from_buffer(masks))
+            self._executor.unsafe_compute_mask_ptr(matchers, start, masks.nbytes // len(own), len(own))
+        width = len(masks) // len(own)
+        for row, constraint in enumerate(own):
+            if not parallel or isinstance(constraint, TokenSet) or constraint.matcher.is_error():
+                constraint.fill_mask(masks[row * width : (row + 1) * width])
+
+    @cached_property
+    def _executor(self) -> llguidance.LLExecutor:
+        return llguidance.LLExecutor(self._num_threads)
+
+    @cached_property
+    def _tokenizer(self) -> llguidance.LLTokenizer:
+        tokenizer = self._load_tokenizer()
+        size = self._vocabulary_size
+        tokens = [tokenizer.vocabulary.token_bytes(token) for token in range(size)]
+        special = [token for token in sorted(tokenizer.special_token_ids) if token < size]
+
+        def encode(text: str) -> list[int]:
+            return tokenizer.encode(text, add_special_tokens=False)
+
+        return described(tokens, special, sorted(self._end_tokens), encode)
+
+
+def _start(matcher: llguidance.LLMatcher, end_tokens: frozenset[int]) -> GrammarConstraint:
+    return GrammarConstraint(matcher.deep_copy(), end_tokens)
+
+
+class GrammarConstraint:
+    """The state of one generation in its grammar: a `fastgen.core.constraint.Constraint`.
+
+    A complete match allows only end tokens; a match that can end or continue also allows them. If the library fails,
+    for example because the grammar is too ambiguous, only this request is aborted.
+    """
+
+    __slots__ = ("_end_tokens", "end", "matcher")
+
+    def __init__(self, matcher: llguidance.LLMatcher, end_tokens: frozenset[int]) -> None:
+        self.matcher = matcher
+        self._end_tokens = end_tokens
+        self.end: FinishReason | None = None
+
+    def fill_mask(self, mask: memoryview) -> None:
+        """Write the mask of allowed next tokens; see `Constraint.fill_mask`."""
+        allowed = mask.cast("B")
+        words = self.matcher.compute_bitmask()
+        if not self.matcher.is_error():
+            # llguidance's rows may be one word longer than the vocabulary needs.
+            allowed[:] = words[: len(allowed)]
+            return
+        self._give_up()
+        allowed[:] = bytes(len(allowed))
+        for token in self._end_tokens:
+            allowed[token // 8] |= 1 << token % 8
+
+    def accept(self, token: int) -> None:
+        """Advance by a generated token."""
+        if self.end is not None:
+            return
+        if not self.matcher.consume_token(token):
+            self._give_up()
+        elif token in self._end_tokens:
+            self.end = FinishReason.STOP
+
+    def _give_up(self) -> None:
+        log.error("a grammar could not be followed to its end: %s", summary(self.matcher.get_error()))
+        self.end = FinishReason.ABORT
+
+
+class TokenSet:
+    """Constraint that allows the same tokens at every position.
+
+    It implements `fastgen.core.constraint.Constraint` and never ends a generation.
+    """
+
+    __slots__ = ("_allowed",)
+    end: ClassVar[FinishReason | None] = None
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        bits = 0
+        for token in token_ids:
+            bits |= 1 << token
+        self._allowed = bits
+
+    def fill_mask(self, mask: memoryview) -> None:
+        """Write the mask of allowed next tokens; see `Constraint.fill_mask`."""
+        mask.cast("B")[:] = self._allowed.to_bytes(mask.nbytes, "little")
+
+    def accept(self, token: int) -> None:
+        """Advance by a generated token, which changes nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,6 @@ from fastgen.model.config.from_gguf import architecture_from_gguf
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.model.config.huggingface_families import is_native
 from fastgen.model.hub import download, hub_repository
-from fastgen.text.source import TokenizerSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class ModelSource:
         path: the GGUF file or the directory.
         kind: format of the model.
         native: architecture of a native model; None for a model run by transformers.
-        tokenizer: source of the tokenizer.
+        tokenizer: argument of `Tokenizer.load`.
         gguf: the open file if `kind` is "gguf".
     """
 
     path: Path
     kind: Literal["gguf", "huggingface"]
     native: ModelArchitecture | None
-    tokenizer: TokenizerSource
+    tokenizer: Mapping[str, Any] | Path
     gguf: GGUFFile | None
 
     @property
@@ -67,11 +67,7 @@ class ModelSource:
             architecture = architecture_from_gguf(file)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
-        tokenizer = TokenizerSource(
-            kind="gguf",
-            metadata={key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")},
-            directory=None,
-        )
+        tokenizer = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
         return cls(path, "gguf", architecture, tokenizer, file)
 
     @classmethod
@@ -89,7 +85,7 @@ class ModelSource:
             architecture = _native(read_json_object(config_path), generation_config)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
-        return cls(path, "huggingface", architecture, TokenizerSource("huggingface", {}, path), None)
+        return cls(path, "huggingface", architecture, path, None)
 
 
 def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) -> ModelArchitecture | None:

@@ -56,10 +56,10 @@ class ReasoningFormat:
             return Start.AFTER if message.strip() else Start.OPEN
         return Start.INSIDE if message.find(self.closing, opened) < 0 else Start.AFTER
 
-    def shown_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Return the special tokens that the parser must see as text."""
-        ids = (tokenizer.backend.token_to_id(mark) for mark in (self.opening, self.closing))
-        return frozenset(i for i in ids if i is not None and i in tokenizer.special_token_ids)
+    @property
+    def marks(self) -> tuple[str, str]:
+        """Both marks. If they are special tokens, the detokenizer must still show them."""
+        return self.opening, self.closing
 
     def closing_token(self, tokenizer: Tokenizer) -> int | None:
         """Return the token that ends the reasoning, or None if it takes several."""
@@ -161,8 +161,7 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
                 "--reasoning-parser auto: the chat template has the channels of Harmony (gpt-oss), which are not "
                 "parsed; set it to none to get reasoning, calls and answers as one text"
             )
-        marks = (found.opening, found.closing)
-        has_tokens = all(tokenizer.backend.token_to_id(mark) is not None for mark in marks)
+        has_tokens = all(tokenizer.backend.token_to_id(mark) is not None for mark in found.marks)
         return found if found.closing in template or has_tokens else None
     return found if name == "think" else None
 
@@ -198,8 +197,7 @@ def after_reasoning(
 
 
 def _opened(format: ReasoningFormat, tokenizer: Tokenizer) -> str:
-    token = tokenizer.backend.token_to_id(format.opening)
-    if token is not None and token in tokenizer.special_token_ids:
+    for token in tokenizer.special_ids_of([format.opening]):
         return f"opened: SPACE? <[{token}]>\n"
     return f"opened: OPENED\nOPENED: /[ \\t\\r\\n]{{0,8}}{escaped(format.opening)}/\n"
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import tokenizers
 
-from fastgen.config import ConfigError
-from fastgen.text import gguf, huggingface
 from fastgen.text.chat import ChatTemplate
-from fastgen.text.source import TokenizerSource
+from fastgen.text.tokenizer_formats import gguf, huggingface
 from fastgen.text.vocabulary import Vocabulary
-
-__all__ = ["Tokenizer", "TokenizerSource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +33,25 @@ class Tokenizer:
     eos_token_id: int | None
 
     @classmethod
-    def load(cls, source: TokenizerSource) -> Tokenizer:
+    def load(cls, source: Mapping[str, Any] | Path) -> Tokenizer:
         """Build the tokenizer of a model.
+
+        Args:
+            source: a GGUF file's `tokenizer.*` metadata; or a folder with tokenizer.json, and optionally
+                tokenizer_config.json, chat_template.jinja and additional_chat_templates.
 
         Raises:
             ConfigError: if the kind of tokenizer is not supported or its files are damaged.
         """
-        if source.kind == "gguf":
-            return cls._of_gguf(source)
-        if source.directory is None:
-            raise ConfigError("tokenizer: a Hugging Face model requires `directory`")
-        settings = huggingface.read_settings(source.directory)
-        special = huggingface.named_special_tokens(settings)
-        templates = huggingface.read_chat_templates(source.directory, settings)
-        return cls._assemble(huggingface.build(source.directory), special, templates)
+        if isinstance(source, Path):
+            settings = huggingface.read_settings(source)
+            special = huggingface.named_special_tokens(settings)
+            templates = huggingface.read_chat_templates(source, settings)
+            backend = huggingface.build(source)
+        else:
+            backend = gguf.build(source)
+            special, templates = gguf.named_special_tokens(source), gguf.chat_templates(source)
 
-    @classmethod
-    def _of_gguf(cls, source: TokenizerSource) -> Tokenizer:
-        metadata = source.metadata
-        names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-        ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-        backend = gguf.build(metadata)
-        special = {name: metadata["tokenizer.ggml.tokens"][i] for name, i in ids.items() if i is not None}
-        return cls._assemble(backend, special, gguf.chat_templates(metadata))
-
-    @classmethod
-    def _assemble(cls, backend: tokenizers.Tokenizer, special: dict[str, str], templates: dict[str, str]) -> Tokenizer:
         def id_of(name: str) -> int | None:
             return backend.token_to_id(special[name]) if name in special else None
 
@@ -81,6 +72,10 @@ class Tokenizer:
     def special_token_ids(self) -> frozenset[int]:
         """Ids of special tokens."""
         return self.vocabulary.special_ids
+
+    def special_ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
+        """Return the ids of those of these tokens that are special tokens of the vocabulary."""
+        return self.special_token_ids.intersection(map(self.backend.token_to_id, tokens))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of `text`; special tokens written in it are recognized.
@@ -105,10 +100,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; invalid UTF-8 becomes U+FFFD."""
-        text = b"".join(self._spelled(token_ids, skip_special_tokens)).decode(errors="replace")
+        hidden = self.special_token_ids if skip_special_tokens else frozenset[int]()
+        text = b"".join(self.vocabulary.token_bytes(i) for i in token_ids if i not in hidden).decode(errors="replace")
         # Some tokenizers add a space before the first word.
         return text.removeprefix(" ") if self.vocabulary.drops_first_space else text
-
-    def _spelled(self, token_ids: Sequence[int], skip_special_tokens: bool) -> Iterable[bytes]:
-        hidden = self.special_token_ids if skip_special_tokens else frozenset[int]()
-        return (self.vocabulary.token_bytes(i) for i in token_ids if i not in hidden)

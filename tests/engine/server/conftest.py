@@ -8,7 +8,7 @@ import pytest
 from engine.server.serving import Serving, serving
 from engine.server.thinking_model import write_thinking_model
 from fastgen.model.checkpoint.gguf_file import GGUFFile
-from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+from fastgen.text.tokenizer import Tokenizer
 from support import demo_weights
 
 
@@ -51,4 +51,4 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.fixture(scope="session")
 def smollm2() -> Tokenizer:
     """The demo model's tokenizer."""
-    return Tokenizer.load(TokenizerSource("gguf", GGUFFile(Path(str(demo_weights.demo_model()))).metadata))
+    return Tokenizer.load(GGUFFile(Path(str(demo_weights.demo_model()))).metadata)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fastgen.model.checkpoint.gguf_file import GGUFFile
-from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+from fastgen.text.tokenizer import Tokenizer
 from support import demo_weights
 
 
@@ -19,4 +19,4 @@ def smollm2_metadata() -> Mapping[str, Any]:
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_metadata: Mapping[str, Any]) -> Tokenizer:
-    return Tokenizer.load(TokenizerSource("gguf", smollm2_metadata))
+    return Tokenizer.load(smollm2_metadata)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fastgen.config import ConfigError
 from fastgen.text.chat import ChatTemplate
-from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.registry import choose_format
 
 PLAIN = "{{ bos_token }}plain: {{ messages[0].content }}"
@@ -29,7 +29,7 @@ def folder(smollm2: Tokenizer, tmp_path: Path) -> Path:
 
 
 def template_of(folder: Path) -> ChatTemplate | None:
-    return Tokenizer.load(TokenizerSource("huggingface", directory=folder)).chat_template
+    return Tokenizer.load(folder).chat_template
 
 
 def tell(folder: Path, chat_template: object) -> None:
@@ -51,7 +51,7 @@ def check(tokenizer: Tokenizer) -> None:
 
 def test_the_settings_can_list_a_template_for_tools(folder: Path) -> None:
     tell(folder, [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": WITH_TOOLS}])
-    check(Tokenizer.load(TokenizerSource("huggingface", directory=folder)))
+    check(Tokenizer.load(folder))
     assert PreTrainedTokenizerFast.from_pretrained(folder).apply_chat_template(
         HI, tools=TOOLS, tokenize=False
     ) == template_of(folder).render(HI, tools=TOOLS)  # type: ignore[union-attr]
@@ -65,12 +65,12 @@ def test_a_folder_of_templates_can_have_one_for_tools(folder: Path, in_settings:
         (folder / "chat_template.jinja").write_text(PLAIN)
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)
-    check(Tokenizer.load(TokenizerSource("huggingface", directory=folder)))
+    check(Tokenizer.load(folder))
 
 
 def test_a_gguf_file_can_have_a_template_for_tools(smollm2_metadata: Any) -> None:
     templates = {"tokenizer.chat_template": PLAIN, "tokenizer.chat_template.tool_use": WITH_TOOLS}
-    check(Tokenizer.load(TokenizerSource("gguf", {**smollm2_metadata, **templates})))
+    check(Tokenizer.load({**smollm2_metadata, **templates}))
 
 
 def test_a_template_file_replaces_all_templates_of_the_settings(folder: Path) -> None:

@@ -13,7 +13,7 @@ from fastgen.core.request import FinishReason
 from fastgen.text.detokenizer import Detokenizer
 from fastgen.text.output import OutputText, TextRules
 from fastgen.text.stop_strings import StopStrings
-from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+from fastgen.text.tokenizer import Tokenizer
 
 token_ids = st.lists(st.integers(0, 49151), max_size=60)
 cuts = st.randoms(use_true_random=False)
@@ -60,7 +60,7 @@ def sentence_piece() -> Tokenizer:
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
         "tokenizer.ggml.bos_token_id": 1,
     }
-    return Tokenizer.load(TokenizerSource("gguf", metadata))
+    return Tokenizer.load(metadata)
 
 
 def test_a_sentencepiece_continuation_keeps_its_space() -> None:

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import GemmaTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from fastgen.config import ConfigError
-from fastgen.text.pre_tokenizers import CUTS
-from fastgen.text.tokenizer import Tokenizer, TokenizerSource
+from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.tokenizer_formats.pre_tokenizers import CUTS
 
 TEXTS = [
     "",
@@ -138,7 +138,7 @@ def test_byte_level_vocabularies_equal_transformers(pre: str, words: list[str] |
         "tokenizer.ggml.token_type": [1] * (len(tokens) - 3) + [3, 3, 4],
         "tokenizer.ggml.add_bos_token": False,
     }
-    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    ours = Tokenizer.load(metadata)
     assert_same(ours, reference)
     assert len(tokens) - 1 in ours.encode("a <think> b", add_special_tokens=False)
 
@@ -163,7 +163,7 @@ def test_a_sentencepiece_vocabulary_equals_transformers() -> None:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
-    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    ours = Tokenizer.load(metadata)
     reference = LlamaTokenizer(
         vocab={token: i for i, token in enumerate(tokens)}, merges=[tuple(merge.split(" ")) for merge in merges]
     )
@@ -221,7 +221,7 @@ def gemma_like_metadata() -> dict[str, Any]:
 
 def test_a_gemma_vocabulary_equals_transformers_and_keeps_first_spaces() -> None:
     metadata = gemma_like_metadata()
-    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    ours = Tokenizer.load(metadata)
     tokens = metadata["tokenizer.ggml.tokens"]
     reference = GemmaTokenizer(
         vocab={token: i for i, token in enumerate(tokens)},
@@ -237,7 +237,7 @@ def test_a_gemma_vocabulary_equals_transformers_and_keeps_first_spaces() -> None
 def test_phi3s_special_tokens_strip_the_white_space_after_them() -> None:
     metadata = gemma_like_metadata()
     metadata["tokenizer.ggml.tokens"][:2] = ["<|placeholder1|>", "<|end|>"]
-    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    ours = Tokenizer.load(metadata)
     assert ours.encode("a<|end|>\n  b", add_special_tokens=False) == ours.encode("a<|end|>b", add_special_tokens=False)
     kept = "a<start_of_turn>\nb"
     assert ours.decode(ours.encode(kept, add_special_tokens=False), skip_special_tokens=False) == kept
@@ -249,10 +249,10 @@ def test_an_embedded_tokenizer_json_is_used(smollm2: Tokenizer) -> None:
         "tokenizer.ggml.tokens": [],
         "tokenizer.huggingface.json": smollm2.backend.to_str(),
     }
-    ours = Tokenizer.load(TokenizerSource("gguf", metadata))
+    ours = Tokenizer.load(metadata)
     assert ours.encode("Hello 12", add_special_tokens=False) == smollm2.encode("Hello 12", add_special_tokens=False)
     with pytest.raises(ConfigError, match=r"tokenizer\.huggingface\.json: not a valid tokenizer"):
-        Tokenizer.load(TokenizerSource("gguf", metadata | {"tokenizer.huggingface.json": "{}"}))
+        Tokenizer.load(metadata | {"tokenizer.huggingface.json": "{}"})
 
 
 def test_a_hugging_face_folder_equals_transformers(smollm2: Tokenizer, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_hugging_face_folder_equals_transformers(smollm2: Tokenizer, tmp_path:
     )
     saved.chat_template = "{{ bos_token }}{{ messages[0]['content'] }}{{ eos_token }}"
     saved.save_pretrained(tmp_path)
-    ours = Tokenizer.load(TokenizerSource("huggingface", directory=tmp_path))
+    ours = Tokenizer.load(tmp_path)
     assert_same(ours, PreTrainedTokenizerFast.from_pretrained(tmp_path))
     assert (ours.bos_token_id, ours.eos_token_id) == (1, 2)
     assert ours.chat_template is not None
@@ -280,22 +280,22 @@ def test_an_unsupported_tokenizer_is_rejected_by_name(
     smollm2_metadata: Mapping[str, Any], change: dict[str, str], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named.replace("(", r"\(")) as refusal:
-        Tokenizer.load(TokenizerSource("gguf", {**smollm2_metadata, **change}))
+        Tokenizer.load({**smollm2_metadata, **change})
     assert "\n" not in str(refusal.value)
 
 
 def test_a_missing_key_is_rejected_by_name(smollm2_metadata: Mapping[str, Any]) -> None:
     without_merges = {key: value for key, value in smollm2_metadata.items() if key != "tokenizer.ggml.merges"}
     with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.merges: the GGUF file lacks it"):
-        Tokenizer.load(TokenizerSource("gguf", without_merges))
+        Tokenizer.load(without_merges)
 
 
 def test_a_folder_without_tokenizer_json_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
-        Tokenizer.load(TokenizerSource("huggingface", directory=tmp_path))
+        Tokenizer.load(tmp_path)
 
 
 def test_an_unsupported_decoder_is_rejected(tmp_path: Path) -> None:
     Backend(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match="its decoder is missing"):
-        Tokenizer.load(TokenizerSource("huggingface", directory=tmp_path))
+        Tokenizer.load(tmp_path)

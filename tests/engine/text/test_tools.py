@@ -21,7 +21,7 @@ from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
 from fastgen.text.tools.plain_json import Llama3Json, PlainJson
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
-from fastgen.text.tools.registry import call_grammar, choose_format, describe, shown_tokens
+from fastgen.text.tools.registry import call_grammar, choose_format, describe
 
 OFFERED = [OfferedTool("f", {}), OfferedTool("g", {})]
 Found = tuple[str, list[tuple[str, str]]]
@@ -236,7 +236,7 @@ def test_the_flag_overrides_the_detected_format() -> None:
 
 def test_markers_that_are_special_tokens_are_shown_to_the_parser() -> None:
     tokenizer = byte_tokenizer(None, "[TOOL_CALLS]", "[INST]")
-    assert shown_tokens(LISTS, tokenizer) == {tokenizer.backend.token_to_id("[TOOL_CALLS]")}
+    assert tokenizer.special_ids_of(LISTS.marks) == {tokenizer.backend.token_to_id("[TOOL_CALLS]")}
 
 
 TOOLS = [

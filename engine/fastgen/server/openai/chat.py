@@ -34,7 +34,6 @@ from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.token_stream import TokenStream
 from fastgen.text.chat import ChatTemplate, ChatTemplateError
 from fastgen.text.reasoning import Start
-from fastgen.text.tools.registry import shown_tokens
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -65,9 +64,8 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tup
         tools = ToolUse.of(body, model)
         prompt = render(body, model, tools)
         reasoning = ReasoningUse.of(body, model, prompt)
-        shown = frozenset[int]() if tools is None else shown_tokens(tools.format, model.tokenizer)
-        if reasoning is not None:
-            shown |= reasoning.format.shown_tokens(model.tokenizer)
+        marks = (*(tools.format.marks if tools else ()), *(reasoning.format.marks if reasoning else ()))
+        shown = model.tokenizer.special_ids_of(marks)
         text = body.text_rules(shown)
         options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=text)
         engine_request = await _engine_request(body, model, tools, reasoning, prompt)

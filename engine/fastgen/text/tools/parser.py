@@ -35,18 +35,13 @@ class Machine:
     def push(self, text: str) -> list[ToolEvent]:
         """Return the events that this text completes."""
         self.buffer += text
-        while self.state():
-            pass
-        return self._take()
+        return self._run()
 
     def finish(self) -> list[ToolEvent]:
         """Return the remaining events at the end of the generation."""
         self.ended = True
-        while self.state():
-            pass
-        if not self.num_calls and self._space:
-            self._events.append(Content(self._space))
-        return self._take()
+        events = self._run()
+        return events if self.num_calls or not self._space else [*events, Content(self._space)]
 
     def show(self, text: str) -> None:
         """Emit `text` as content."""
@@ -153,6 +148,8 @@ class Machine:
         self.state = then
         return True
 
-    def _take(self) -> list[ToolEvent]:
+    def _run(self) -> list[ToolEvent]:
+        while self.state():
+            pass
         events, self._events = self._events, []
         return events

@@ -23,18 +23,18 @@ from fastgen.text.tools.qwen3_coder import Qwen3Coder
 _NAMED = re.compile(r"<[^\s<>\[\]]+>")
 
 
+_FORMATS: dict[str, type[ToolFormat]] = {
+    kind.name: kind for kind in (Hermes, Llama3Json, Mistral, PlainJson, Qwen3Coder)
+}
+assert {"auto", *_FORMATS} == set(TOOL_PARSERS)
+
+
 def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
     """Return the format of `--tool-parser`; `auto` detects it from the template and vocabulary."""
-    assert name in TOOL_PARSERS
-    if name == "auto":
-        name = _detect(tokenizer)
-    if name == "mistral":
-        return MistralArguments() if _has(tokenizer, "[ARGS]") else Mistral()
-    if name == "hermes":
-        return Hermes()
-    if name == "qwen3_coder":
-        return Qwen3Coder()
-    return Llama3Json() if name == "llama3_json" else PlainJson()
+    name = _detect(tokenizer) if name == "auto" else name
+    if name == "mistral" and _has(tokenizer, "[ARGS]"):
+        return MistralArguments()
+    return _FORMATS[name]()
 
 
 def _detect(tokenizer: Tokenizer) -> str:
@@ -50,12 +50,6 @@ def _detect(tokenizer: Tokenizer) -> str:
 
 def _has(tokenizer: Tokenizer, token: str) -> bool:
     return tokenizer.backend.token_to_id(token) is not None
-
-
-def shown_tokens(format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the special tokens that the format's parser must see as text."""
-    ids = (tokenizer.backend.token_to_id(mark) for mark in format.marks)
-    return frozenset(i for i in ids if i is not None and i in tokenizer.special_token_ids)
 
 
 # Arguments of a call whose schema need not hold.
@@ -124,9 +118,10 @@ def _text_without(marks: Sequence[str]) -> str:
 
 def _spelled(tokenizer: Tokenizer, mark: str) -> str:
     """Spell a mark for a Lark grammar: as a special token if it is one, otherwise as text."""
-    token_id = tokenizer.backend.token_to_id(mark)
-    if token_id is None or token_id not in tokenizer.special_token_ids:
+    special = tokenizer.special_ids_of([mark])
+    if not special:
         return quoted(mark)
+    (token_id,) = special
     return mark if _NAMED.fullmatch(mark) else f"<[{token_id}]>"
 
 

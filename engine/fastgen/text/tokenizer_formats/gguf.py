@@ -7,14 +7,14 @@ its name in `tokenizer.ggml.pre`; see `pre_tokenizers`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from fastgen.config import ConfigError
-from fastgen.text.pre_tokenizers import CUTS
+from fastgen.text.tokenizer_formats import huggingface
+from fastgen.text.tokenizer_formats.pre_tokenizers import CUTS
 
 # Token types of the GGUF specification.
 _CONTROL, _USER_DEFINED = 3, 4
@@ -33,7 +33,7 @@ def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
         ConfigError: if the tokenizer or pre-tokenizer is not supported, or a key is missing.
     """
     if whole := metadata.get("tokenizer.huggingface.json"):
-        return _from_json(whole)
+        return huggingface.read(tokenizers.Tokenizer.from_str, whole, "tokenizer.huggingface.json")
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         backend = _byte_level(metadata)
@@ -46,6 +46,13 @@ def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     _add_marked_tokens(backend, metadata)
     _add_ends(backend, metadata)
     return backend
+
+
+def named_special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that templates use by name, such as `bos_token`."""
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+    return {name: metadata["tokenizer.ggml.tokens"][i] for name, i in ids.items() if i is not None}
 
 
 def chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -67,7 +74,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if cut is None:
         raise ConfigError(f"tokenizer.ggml.pre {pre!r}: not supported; supported are {', '.join(sorted(CUTS))}")
     vocabulary = {token: token_id for token_id, token in enumerate(_key(metadata, "tokens"))}
-    merges = [_pair(merge) for merge in _key(metadata, "merges")]
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _key(metadata, "merges"))]
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole_words))
     backend.pre_tokenizer = cut.make()
     if cut.normalizer is not None:
@@ -76,28 +83,19 @@ def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     return backend
 
 
-def _from_json(whole: str) -> tokenizers.Tokenizer:
-    """Return the tokenizer of an embedded tokenizer.json, if there is one."""
-    try:
-        backend = tokenizers.Tokenizer.from_str(whole)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(f"tokenizer.huggingface.json: not a valid tokenizer: {error}") from None
-    backend.no_padding()
-    backend.no_truncation()
-    return backend
-
-
-def _pair(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
-
-
 def _sentence_piece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Build SentencePiece BPE: merges follow from scores, with byte fallback."""
     tokens: Sequence[str] = _key(metadata, "tokens")
+    scores: Sequence[float] = _key(metadata, "scores")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
-    merges = _merges_of_scores(tokens, _key(metadata, "scores"))
+    best_first = sorted(range(len(tokens)), key=lambda token_id: -scores[token_id])
+    merges = [  # all merges of two tokens into a third
+        (token[:cut], token[cut:])
+        for token in (tokens[token_id] for token_id in best_first)
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "\u2581")]
     strip: list[decoders.Decoder] = []
@@ -109,18 +107,6 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return backend
-
-
-def _merges_of_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return all merges of two tokens into a third, best score first."""
-    known = {token: token_id for token_id, token in enumerate(tokens)}
-    best_first = sorted(range(len(tokens)), key=lambda token_id: -scores[token_id])
-    return [
-        (token[:cut], token[cut:])
-        for token in (tokens[token_id] for token_id in best_first)
-        for cut in range(1, len(token))
-        if token[:cut] in known and token[cut:] in known
-    ]
 
 
 def _add_marked_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
@@ -148,10 +134,8 @@ def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> Non
     tokens: Sequence[str] = _key(metadata, "tokens")
     first = [_key(metadata, "bos_token_id")] if begins else []
     last = [_key(metadata, "eos_token_id")] if ends else []
-    if not first and not last:
-        return
-    ids = dict.fromkeys(chain(first, last))
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*(tokens[i] for i in first), "$A", *(tokens[i] for i in last)],
-        special_tokens=[(tokens[i], i) for i in ids],
-    )
+    if first or last:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*(tokens[i] for i in first), "$A", *(tokens[i] for i in last)],
+            special_tokens=[(tokens[i], i) for i in dict.fromkeys([*first, *last])],
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,19 @@ def build(directory: Path) -> tokenizers.Tokenizer:
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{directory}: has no tokenizer.json; save the tokenizer there with transformers")
+    return read(tokenizers.Tokenizer.from_file, str(path), path)
+
+
+def read(parse: Callable[[str], tokenizers.Tokenizer], given: str, name: object) -> tokenizers.Tokenizer:
+    """Return what `parse` makes of a tokenizer.json called `name`.
+
+    Raises:
+        ConfigError: if it is not valid.
+    """
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend = parse(given)
     except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(f"{path}: not a valid tokenizer: {error}") from None
+        raise ConfigError(f"{name}: not a valid tokenizer: {error}") from None
     # The file may request padding or truncation to a training length; prompts get neither.
     backend.no_padding()
     backend.no_truncation()

@@ -1,0 +1,1 @@
+"""Tokenizers as model files store them: the tokenizers library's object, special tokens and chat templates."""

@@ -6,6 +6,7 @@ import errno
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -67,11 +68,8 @@ def _fetch_files(
     progress = Progress(total, here, tell=tell)
     for file in listing.files:
         if not folder.holds(file):
-            retries.run(
-                lambda file=file: transfer(remote, file, folder.part(file), progress.count),  # type: ignore[misc]
-                lambda: progress.received,
-                tell,
-            )
+            attempt = partial(transfer, remote, file, folder.part(file), progress.count)
+            retries.run(attempt, lambda: progress.received, tell)
             folder.keep(file)
 
 

@@ -17,11 +17,9 @@ GenerationDefaults = dict[str, float | int]
 
 
 def generation_defaults(name: str, model: Path) -> GenerationDefaults:
-    """Return the sampling parameters of requests that do not set them.
+    """Return the sampling parameters of requests that do not set them; a GGUF file has none.
 
-    Args:
-        name: value of the setting `generation_config`: `auto` reads the file, `none` leaves OpenAI's defaults.
-        model: the model's folder; a GGUF file has no such defaults.
+    `name` is the setting `generation_config`: `auto` reads the file, `none` leaves OpenAI's defaults.
 
     Raises:
         ModelError: if the file is not JSON or a value cannot be used.

@@ -1,4 +1,8 @@
-"""Load native models from disk onto a device."""
+"""Load native models from disk onto a device.
+
+The functions take the length of the longest request, None for the model's default, and call `progress` with the
+fraction loaded, 0 to 1. They raise a ModelError that names a tensor if it cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +43,9 @@ def load_on_cpu(
     """Load the model at `source` for the CPU kernels.
 
     Args:
-        source: model to load.
-        max_model_length: the configured longest request; None for the model's default length.
-        progress: called with the fraction loaded, 0 to 1.
         dtype: of weights, activations and cache: float32 or bfloat16.
         quantization: storage of matrices in memory, as in `EngineConfig`.
-        make_backend: called after the weights are loaded, so that kernels can be imported meanwhile; arguments as
-            those of `CPUBackend`.
-
-    Raises:
-        ModelError: if a tensor cannot be used.
+        make_backend: called like `CPUBackend` after the weights are loaded, so that kernels can be imported meanwhile.
     """
     weight_format = Int8Format(dtype) if quantization == "int8" else PackedFormat(dtype)
     _, weights, ropes = _load(source, weight_format, max_model_length, progress)
@@ -68,11 +65,7 @@ def load_on_torch(
     max_model_length: int | None,
     progress: Callable[[float], None],
 ) -> Decoder[ForwardInput]:
-    """Load the model at `source` on any device for torch operations; other arguments as in `load_on_cpu`.
-
-    Raises:
-        ModelError: if a tensor cannot be used.
-    """
+    """Load the model at `source` on any device for torch operations."""
     _, weights, ropes = _load(source, TorchFormat(device, dtype), max_model_length, progress)
     return Decoder(weights, partial(TorchOperations, source.architecture, ropes, device), device=device, dtype=dtype)
 
@@ -88,12 +81,7 @@ def load_on_gpu(
 ) -> Decoder[DeviceInput]:
     """Load the model at `source` for the operators of `fastgen.kernels.gpu`.
 
-    Args:
-        source, device, dtype, max_model_length, progress: as in `load_on_torch`.
-        cache_dtype: `dtype`, the default, or torch.float8_e4m3fn.
-
-    Raises:
-        ModelError: if a tensor cannot be used.
+    `cache_dtype` is `dtype`, the default, or torch.float8_e4m3fn.
     """
     checkpoint, weights, ropes = _load(source, GPUFormat(device, dtype), max_model_length, progress)
     longest = max_model_length or source.architecture.default_length
@@ -119,11 +107,7 @@ def _load(
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
-    """Open the checkpoint of `source`.
-
-    Raises:
-        ModelError: naming a tensor that is missing, unknown or has another shape.
-    """
+    """Open the checkpoint of `source`, whose tensors must be those of its architecture."""
     if source.gguf is not None:
         return open_gguf(source.gguf, source.architecture)
     return open_safetensors(source.path, source.architecture)

@@ -1,7 +1,4 @@
-"""Read from a model's files how it pools.
-
-The files are sentence-transformers' modules.json, or a GGUF file's metadata. Needs no torch.
-"""
+"""How a model pools, by sentence-transformers' modules.json or a GGUF file's metadata. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from fastgen.model.source import ModelSource, read_json, read_json_object
 
 Method = Literal["last", "mean"]
 
-# Modules of sentence-transformers by the last part of their type, which are built.
-_BUILT = {"Transformer", "Pooling", "Normalize"}
+# Supported modules of sentence-transformers, by the last part of their type.
+_SUPPORTED = {"Transformer", "Pooling", "Normalize"}
 _METHODS: dict[str, Method] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 _GGUF_METHODS: dict[int, Method] = {1: "mean", 3: "last"}  # llama.cpp's enumeration
 
@@ -27,7 +24,7 @@ class PoolingConfig:
     Attributes:
         method: which tokens' hidden states are pooled.
         normalised: whether vectors are scaled to length 1.
-        dimensions: the numbers of dimensions that the model was trained to be truncated to; empty if it names none.
+        dimensions: lengths to which the model's vectors may be truncated; empty if it names none.
     """
 
     method: Method = "last"
@@ -39,7 +36,7 @@ def pooling_config(source: ModelSource) -> PoolingConfig | None:
     """Return how the model at `source` pools; None if its files say nothing about it.
 
     Raises:
-        ModelError: naming the file and the module or method that is not built.
+        ModelError: naming the file and the unsupported module or method.
     """
     if source.gguf is not None:
         kind = source.gguf.metadata.get("general.architecture")
@@ -57,8 +54,8 @@ def _of_modules(folder: Path, path: Path) -> PoolingConfig | None:
     if "Pooling" not in modules:
         return None
     for name in modules:
-        if name not in _BUILT:
-            raise ModelError(f"{path}: the module {name} is not built: only {', '.join(sorted(_BUILT))} are")
+        if name not in _SUPPORTED:
+            raise ModelError(f"{path}: the module {name} is not supported: only {', '.join(sorted(_SUPPORTED))} are")
     pooling_path = folder / modules["Pooling"] / "config.json"
     dimensions = read_json_object(folder / "config.json").get("matryoshka_dimensions") or ()
     return PoolingConfig(
@@ -73,5 +70,7 @@ def _method(path: Path, config: dict[str, Any]) -> Method:
         name.removeprefix(prefix) for name, value in config.items() if name.startswith(prefix) and value is True
     ]  # fmt: skip
     if len(modes) != 1 or modes[0] not in _METHODS:
-        raise ModelError(f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not built: use last or mean")
+        raise ModelError(
+            f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not supported: use last or mean"
+        )
     return _METHODS[modes[0]]

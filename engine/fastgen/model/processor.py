@@ -89,13 +89,8 @@ class DtypeChoice:
 def choose_cpu_dtype(config: EngineConfig, processor: Processor | None = None) -> DtypeChoice:
     """Return the configured dtype; auto is bfloat16 on processors that multiply it, otherwise float32.
 
-    Args:
-        config: the engine's settings.
-        processor: this machine's by default.
-
     Raises:
-        ConfigError: if quantization is combined with a dtype that its product lacks, or the environment names an
-            unknown product.
+        ConfigError: if quantization is combined with a dtype that its product lacks, or as `int8_choice`.
     """
     processor = processor or this_processor()
     if config.quantization != "none":
@@ -119,11 +114,7 @@ def choose_cpu_dtype(config: EngineConfig, processor: Processor | None = None) -
 
 
 def linear_choice(dtype: str = "float32", environment: Mapping[str, str] = os.environ) -> str:
-    """Return the product to use, one of `LINEAR_CHOICES`.
-
-    Args:
-        dtype: float32 or bfloat16.
-        environment: may name another product than the default.
+    """Return the product to use with a dtype, one of `LINEAR_CHOICES`.
 
     Raises:
         ConfigError: if the environment names an unknown product, or one that the dtype lacks.
@@ -151,13 +142,7 @@ class Int8Choice:
 
 
 def int8_choice(processor: Processor | None = None, environment: Mapping[str, str] = os.environ) -> Int8Choice:
-    """Return the product to use with int8 weights.
-
-    It is vnni on processors with AVX512-VNNI, otherwise weight-only.
-
-    Args:
-        processor: this machine's by default.
-        environment: may name another product than the default.
+    """Return the product to use with int8 weights: by default vnni on processors with AVX512-VNNI.
 
     Raises:
         ConfigError: if the environment names an unknown product, or one that the processor lacks.
@@ -176,10 +161,6 @@ def int8_choice(processor: Processor | None = None, environment: Mapping[str, st
 
 
 def describe(dtype: str = "float32", quantization: str = "none") -> str:
-    """Return the processor, its instruction sets and the selected product, for the log.
-
-    Raises:
-        ConfigError: as `linear_choice` and `int8_choice`.
-    """
+    """Return the processor, its instruction sets and the selected product, for the log."""
     product = f"{dtype} product {linear_choice(dtype)}" if quantization == "none" else str(int8_choice())
     return f"processor {this_processor()}; {product}, kernels with {WIDTH * 32}-bit vectors"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
@@ -23,14 +23,12 @@ class ModelSource:
 
     Attributes:
         path: the GGUF file or the directory.
-        kind: format of the model.
         native: architecture of a native model; None for a model run by transformers.
         tokenizer: argument of `Tokenizer.load`.
-        gguf: the open file if `kind` is "gguf".
+        gguf: the open file; None for a directory.
     """
 
     path: Path
-    kind: Literal["gguf", "huggingface"]
     native: ModelArchitecture | None
     tokenizer: Mapping[str, Any] | Path
     gguf: GGUFFile | None
@@ -68,7 +66,7 @@ class ModelSource:
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         tokenizer = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
-        return cls(path, "gguf", architecture, tokenizer, file)
+        return cls(path, architecture, tokenizer, file)
 
     @classmethod
     def _open_directory(cls, path: Path) -> ModelSource:
@@ -85,7 +83,7 @@ class ModelSource:
             architecture = _native(read_json_object(config_path), generation_config)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
-        return cls(path, "huggingface", architecture, path, None)
+        return cls(path, architecture, path, None)
 
 
 def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) -> ModelArchitecture | None:
@@ -112,11 +110,7 @@ def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) ->
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON value of a file.
-
-    Raises:
-        ModelError: if it cannot be read.
-    """
+    """Return the JSON value of a file; raise a ModelError if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -124,11 +118,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file.
-
-    Raises:
-        ModelError: if it cannot be read, or has another value.
-    """
+    """Return the JSON object of a file; raise a ModelError if it cannot be read or holds another value."""
     values = read_json(path)
     if not isinstance(values, dict):
         raise ModelError(f"{path}: expected a JSON object")

@@ -53,21 +53,13 @@ class ChatTemplate:
 
     @classmethod
     def named(cls, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """Build from a model's templates by name, chosen as in transformers; None if there are none.
-
-        Raises:
-            ConfigError: if a template is not valid Jinja.
-        """
+        """Build from a model's templates by name, chosen as in transformers; None if there are none."""
         if not sources.get("default"):
             return None
         return cls(sources["default"], special_tokens, tool_source=sources.get("tool_use"))
 
     def replaced(self, source: str) -> ChatTemplate:
-        """Return a template with another source and the same special tokens.
-
-        Raises:
-            ConfigError: if it is not valid Jinja.
-        """
+        """Return a template with another source and the same special tokens."""
         return ChatTemplate(source, self._special_tokens)
 
     def render(
@@ -104,10 +96,7 @@ class ChatTemplate:
             raise ChatTemplateError("a value is nested too deeply") from None
 
     def _shows_tools(self) -> bool:
-        """Return whether the template renders tools.
-
-        Its text alone may mention `tools` as a field of a message.
-        """
+        """Return whether the template renders tools; its text may mention `tools` only as a field of a message."""
         if re.search(r"\btools\b", self.tool_source) is None:
             return False
         function = {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}}

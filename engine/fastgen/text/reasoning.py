@@ -33,11 +33,7 @@ class Start(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The marks around a model's reasoning.
-
-    Attributes:
-        opening, closing: the marks.
-    """
+    """The marks around a model's reasoning."""
 
     opening: str = "<think>"
     closing: str = "</think>"
@@ -146,9 +142,7 @@ class ReasoningParser:
 
 
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """Return the format of `--reasoning-parser`.
-
-    `auto` looks for its marks in the template and the vocabulary.
+    """Return the format of `--reasoning-parser`; `auto` looks for its marks in the template and the vocabulary.
 
     Raises:
         ConfigError: if `auto` finds channels, which are not parsed.
@@ -169,15 +163,10 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
 def after_reasoning(
     answer: Grammar | None, format: ReasoningFormat, tokenizer: Tokenizer, start: Start, budget: int | None
 ) -> Grammar | None:
-    """Return the grammar of a generation that may think first, then matches `answer`.
+    """Return the grammar of optional reasoning followed by an answer that matches `answer`, None for any text.
 
-    Args:
-        answer: the grammar of the answer; None for any text.
-        format: the model's marks.
-        tokenizer: its tokenizer.
-        start: where the generation starts.
-        budget: most tokens of reasoning; then the closing mark is the only token allowed. None for no limit. Requires
-            that the mark is a single token.
+    After `budget` tokens of reasoning, None for no limit, only the closing mark is allowed. A budget requires that the
+    mark is a single token.
     """
     if start is Start.AFTER or (answer is None and budget is None):
         return answer

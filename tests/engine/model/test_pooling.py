@@ -69,9 +69,9 @@ def test_trained_dimensions_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pooling", "others", "message"),
     [
-        ({"pooling_mode_cls_token": True}, [], "pooling by cls_token is not built"),
+        ({"pooling_mode_cls_token": True}, [], "pooling by cls_token is not supported"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, [], "mean_tokens, max_tokens"),
-        ({"pooling_mode_mean_tokens": True}, ["sentence_transformers.models.Dense"], "module Dense is not built"),
+        ({"pooling_mode_mean_tokens": True}, ["sentence_transformers.models.Dense"], "module Dense is not supported"),
     ],
 )
 def test_modules_that_are_not_built_are_refused_by_name(

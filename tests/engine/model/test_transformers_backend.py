@@ -16,6 +16,7 @@ from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
 from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.model import ModelError
+from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.source import ModelSource
 from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
@@ -240,10 +241,7 @@ def test_an_unsupported_architecture_is_rejected_by_name(
 
 
 def test_the_self_check_rejects_a_model_with_other_logits(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "fastgen.model.transformers_backend.model.paged",
-        lambda attention: lambda call: attention.attend(call.layer, call.queries, scale=1.0),  # stores nothing
-    )
+    monkeypatch.setattr(TorchPagedAttention, "store", lambda *_: None)
     with pytest.raises(ModelError, match=r"GPT2LMHeadModel cannot be served: it needs .* logits are off by"):
         adapted(gpt2)
 

@@ -125,10 +125,7 @@ def _unpaired(values: npt.NDArray[Scalar], heads: int) -> npt.NDArray[Scalar]:
 
 
 def locate_tensors(architecture: ModelArchitecture, names: Collection[str]) -> dict[str, TensorLocation]:
-    """Return the location of every tensor of `ModelArchitecture.tensor_shapes`.
-
-    `names` are the tensors of the file.
-    """
+    """Return the location of every tensor of `ModelArchitecture.tensor_shapes`; `names` are the file's tensors."""
     shapes = architecture.tensor_shapes()
     return {name: _locate(name, architecture, shapes, names) for name in shapes}
 

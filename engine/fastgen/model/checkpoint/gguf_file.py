@@ -95,7 +95,7 @@ class _Cursor:
 
 
 class GGUFFile:
-    """A memory-mapped GGUF file.
+    """A memory-mapped GGUF file. Its methods raise KeyError for a tensor that it does not have.
 
     Attributes:
         path: the file.
@@ -129,20 +129,16 @@ class GGUFFile:
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape, rows first. Raises KeyError if there is no such tensor."""
+        """Return a tensor's shape, rows first."""
         return self._tensors[name].shape
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        """Return a tensor dequantised to float32, rows first; F32 tensors are read-only views of the file.
-
-        Raises:
-            KeyError: if there is no such tensor.
-        """
+        """Return a tensor dequantised to float32, rows first; F32 tensors are read-only views of the file."""
         kind, raw = self.raw(name)
         return dequantise(raw, kind).reshape(self._tensors[name].shape)
 
     def raw(self, name: str) -> tuple[TensorType, npt.NDArray[np.uint8]]:
-        """Return a tensor's type and its stored bytes. Raises KeyError if there is no such tensor."""
+        """Return a tensor's type and its stored bytes."""
         info = self._tensors[name]
         return info.type, np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
 

@@ -32,16 +32,9 @@ def is_kv_scale(name: str) -> bool:
 def read_kv_scales(
     path: Path, names: Iterable[str], read: Callable[[str], torch.Tensor], num_layers: int
 ) -> tuple[KVScales, ...] | None:
-    """Read the scales of all layers.
+    """Read the scales of all layers; None if there are none.
 
-    Args:
-        path: of the checkpoint, for errors.
-        names: those of the file's tensors for which `is_kv_scale` is true.
-        read: returns a tensor.
-        num_layers: layers of the model.
-
-    Returns:
-        None if there are none.
+    `names` are the checkpoint's tensors for which `is_kv_scale` is true, and `read` returns one of them.
 
     Raises:
         ModelError: naming a scale that is missing, or cannot be used.

@@ -68,11 +68,7 @@ def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapp
 
 
 def _family(config: Mapping[str, Any]) -> Family:
-    """Return the model's family.
-
-    Raises:
-        ModelError: naming the unsupported field.
-    """
+    """Return the model's family; reject fields that no family supports."""
     family = FAMILIES[config["model_type"]]
     quantization = config.get("quantization_config")
     if quantization and not _quantises_only_kv_cache(quantization):
@@ -87,14 +83,12 @@ def _family(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def _quantises_only_kv_cache(quantization_config: Mapping[str, Any]) -> bool:
-    """Return whether a quantization_config of config.json describes float8 keys and values, and nothing else.
-
-    With a scale for each layer, not for each head, and none that is computed while the model runs.
-    """
-    c = quantization_config
-    scheme = c.get("kv_cache_scheme")
-    if c.get("quant_method") not in _KV_FORMATS or c.get("config_groups") or c.get("quant_algo") or not scheme:
+def _quantises_only_kv_cache(quantization: Mapping[str, Any]) -> bool:
+    """Return whether config.json quantises only keys and values, to float8 with one static scale for each layer."""
+    scheme = quantization.get("kv_cache_scheme")
+    if quantization.get("quant_method") not in _KV_FORMATS or not scheme:
+        return False
+    if quantization.get("config_groups") or quantization.get("quant_algo"):
         return False
     return all(scheme.get(name, value) == value for name, value in _KV_SCHEME.items())
 

@@ -35,14 +35,7 @@ class Contents(Protocol):
 
 
 def rope_configs(file: Contents, fields: Fields, head_dim: int) -> tuple[RopeConfig, ...]:
-    """Return one RoPE configuration, or two for Gemma 3.
-
-    The first is for full attention, the second for sliding-window attention.
-
-    Args:
-        file: contains LongRoPE's factors as tensors.
-        fields: keys of the architecture.
-        head_dim: head dimension.
+    """Return one RoPE configuration, or two for Gemma 3: of full attention, and of sliding-window attention.
 
     Raises:
         ModelError: naming the unsupported key.

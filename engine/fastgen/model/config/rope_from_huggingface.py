@@ -25,15 +25,9 @@ _GEMMA3_LOCAL_THETA = 10_000.0
 
 
 def rope_configs(config: Mapping[str, Any], head_dim: int, theta: float, *, partial: bool) -> tuple[RopeConfig, ...]:
-    """Return one RoPE configuration, or two for Gemma 3.
+    """Return one RoPE configuration, or two for Gemma 3: of full attention, and of sliding-window attention.
 
-    The first is for full attention, the second for sliding-window attention.
-
-    Args:
-        config: config.json.
-        head_dim: head dimension.
-        theta: default of rope_theta.
-        partial: whether the family supports partial_rotary_factor.
+    `theta` is the default of rope_theta; `partial` tells whether the family supports partial_rotary_factor.
 
     Raises:
         ModelError: naming the unsupported field.
@@ -50,10 +44,7 @@ def rope_configs(config: Mapping[str, Any], head_dim: int, theta: float, *, part
 
 
 def longest(max_position_embeddings: int, rope_configs: Sequence[RopeConfig]) -> int:
-    """Return the length of the longest sequence that can be served.
-
-    Some configurations state the length before scaling.
-    """
+    """Return the longest sequence that can be served; some configurations state the length before scaling."""
     length = max_position_embeddings
     if len(rope_configs) == 1:
         match rope_configs[0].scaling:

@@ -45,7 +45,6 @@ class CPUBackend:
     """The CPUs of one machine.
 
     Args:
-        architecture: of the model.
         ropes: one for each of the architecture's RoPE configurations.
         dtype: of activations.
         pads_rows: `PackedFormat.pads_rows` of the weights.

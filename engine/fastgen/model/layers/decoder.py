@@ -76,15 +76,10 @@ class Decoder(Generic[Input]):
             return torch.empty(0, self.architecture.vocab_size, device=self.device)
         logits = self._weights.head(hidden).float()
         cap = self.architecture.logit_softcap
-        return logits if cap is None else softcap(logits, cap)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)  # bounded to ± cap (Gemma 2)
 
 
 def _mlp(mlp: MLP | Mixture, x: torch.Tensor, operations: Operations) -> torch.Tensor:
     if isinstance(mlp, Mixture):
         return operations.mixture(mlp, x)
     return gated(mlp, x, operations.activate)
-
-
-def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Bound logits to ± cap by tanh (Gemma 2), in place."""
-    return logits.div_(cap).tanh_().mul_(cap)

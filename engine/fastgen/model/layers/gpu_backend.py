@@ -38,10 +38,8 @@ class GPUBackend:
     """One GPU.
 
     Args:
-        architecture: of the model.
         ropes: one for each of the architecture's RoPE configurations.
         max_positions: longest sequence; cosines and sines are computed for it once.
-        device: of weights and cache.
         kv_scales: of a float8 cache, for each layer; None for scales of 1.
     """
 

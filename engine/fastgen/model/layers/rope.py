@@ -13,16 +13,14 @@ from fastgen.model.config.rope import LinearScaling, Llama3Scaling, LongScaling,
 
 
 class Rope:
-    """Cosines and sines of rotary angles."""
+    """Cosines and sines of rotary angles.
+
+    Args:
+        longest: the longest sequence to serve, which selects LongRoPE's short or long factors.
+        factors: [dimensions / 2] divisors of the frequencies (GGUF's rope_freqs.weight), or None.
+    """
 
     def __init__(self, rope: RopeConfig, *, longest: int, factors: torch.Tensor | None = None) -> None:
-        """Compute the frequencies.
-
-        Args:
-            rope: configuration.
-            longest: the longest sequence to serve, which selects LongRoPE's short or long factors.
-            factors: [dimensions / 2] divisors of the frequencies (GGUF's rope_freqs.weight), or None.
-        """
         self._magnitude = 1.0
         exponents = torch.arange(0, rope.dimensions, 2, dtype=torch.int64).float() / rope.dimensions
         frequencies = 1.0 / (rope.theta**exponents)

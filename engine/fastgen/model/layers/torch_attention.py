@@ -43,13 +43,7 @@ class _Part:
 
 
 class TorchPagedAttention:
-    """The attention of one step, with what all layers share.
-
-    Args:
-        forward_input: input with T rows.
-        cache: keys and values.
-        device: device of the cache.
-    """
+    """The attention of one step with T rows, with what all layers share. The cache is on `device`."""
 
     def __init__(self, forward_input: ForwardInput, cache: KVCache, device: torch.device) -> None:
         self._forward_input = forward_input
@@ -58,6 +52,13 @@ class TorchPagedAttention:
         self._blocks, self._slots = self._to_device(forward_input.blocks), self._to_device(forward_input.slots)
         # By window and by query heads per key-value head, because layers may differ in both.
         self._parts: dict[tuple[int | None, int], list[_Part]] = {}
+
+    def store_and_attend(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        """Call `store`, then `attend` with its `options`."""
+        self.store(layer, keys, values)
+        return self.attend(layer, queries, **options)
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the step's keys and values [T, kv heads, head_dim] to their slots in a layer's cache."""

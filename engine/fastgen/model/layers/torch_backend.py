@@ -58,14 +58,7 @@ class TorchFormat(WeightFormat):
 
 
 class TorchOperations:
-    """Operations of one step; see `backend.Operations`.
-
-    Args:
-        architecture: of the model.
-        ropes: one for each of the architecture's RoPE configurations.
-        device: of weights and cache.
-        forward_input, cache: of the step.
-    """
+    """Operations of one step; see `backend.Operations`. There is a `Rope` for each configuration of the model."""
 
     def __init__(
         self,
@@ -116,10 +109,11 @@ class TorchOperations:
         if query_norm is not None and key_norm is not None:
             queries, keys = self._norm(queries, query_norm), self._norm(keys, key_norm)
         cosines, sines = self._rotations[kind.rope]
-        self._attention.store(layer, _rotated(keys, cosines, sines), values)
-        attended = self._attention.attend(
+        attended = self._attention.store_and_attend(
             layer,
             _rotated(queries, cosines, sines),
+            _rotated(keys, cosines, sines),
+            values,
             scale=a.attention_scale,
             window=kind.window,
             softcap=a.attention_softcap,

@@ -86,11 +86,7 @@ class DecoderWeights:
         weight_format: WeightFormat,
         progress: Callable[[float], None],
     ) -> DecoderWeights:
-        """Read, fuse and place all weights; `progress` is called with the fraction done, 0 to 1.
-
-        Raises:
-            ModelError: if a tensor cannot be used.
-        """
+        """Read, fuse and place all weights; `progress` is called with the fraction done, 0 to 1."""
         progress(0.0)
         reader = _Reader(architecture, source, weight_format)
         layers = []

@@ -1,4 +1,4 @@
-"""Load a Hugging Face directory as a `TransformersModel`, or refuse it."""
+"""Load a Hugging Face directory as a `TransformersModel`, or reject it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ def load_transformers_model(
 ) -> TransformersModel:
     """Load the model of a Hugging Face directory and check its logits against transformers' own.
 
-    Args:
-        directory: config.json and safetensors files.
-        device: device of the weights and the cache.
-        dtype: dtype of the weights and the cache.
-        progress: called with the fraction loaded, 0 to 1.
+    Weights and cache are on `device` in `dtype`; `progress` is called with the fraction loaded, 0 to 1.
 
     Raises:
         ModelError: naming the architecture if it cannot be served correctly, or the file at fault.

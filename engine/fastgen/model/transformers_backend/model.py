@@ -19,14 +19,10 @@ from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.config.from_huggingface import token_ids
 from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.torch_attention import TorchPagedAttention
-from fastgen.model.transformers_backend.paged_attention import (
-    AttentionInputs,
-    StepContext,
-    bind,
-    paged,
-)
+from fastgen.model.transformers_backend.paged_attention import StepContext, bind
 from fastgen.model.transformers_backend.shape import (
     AdaptedArchitecture,
+    AttentionCall,
     check_windows,
     kv_shape,
     layer_windows,
@@ -75,7 +71,7 @@ class TransformersModel:
 
         The step's keys and values are written to the cache.
         """
-        self._context.attend = paged(TorchPagedAttention(forward_input, cache, self.device))
+        self._context.attend = TorchPagedAttention(forward_input, cache, self.device).store_and_attend
         token_ids, positions, rows = (
             torch.from_numpy(values).to(self.device)
             for values in (forward_input.token_ids, forward_input.positions, forward_input.logit_rows)
@@ -94,13 +90,21 @@ class TransformersModel:
         return hidden[0]
 
     @torch.inference_mode()
-    def _probe(self) -> list[AttentionInputs]:
+    def _probe(self) -> list[AttentionCall]:
         """Run two tokens and record the attention calls of all layers."""
-        calls: list[AttentionInputs] = []
+        calls: list[AttentionCall] = []
 
-        def record(call: AttentionInputs) -> torch.Tensor:
-            calls.append(call)
-            return call.queries.new_zeros(*call.queries.shape[:2], call.values.shape[-1])
+        def record(
+            layer: int,
+            queries: torch.Tensor,
+            keys: torch.Tensor,
+            values: torch.Tensor,
+            *,
+            window: int | None,
+            **_others: Any,
+        ) -> torch.Tensor:
+            calls.append(AttentionCall(layer, queries, keys, values, window))
+            return queries.new_zeros(*queries.shape[:2], values.shape[-1])
 
         self._context.attend = record
         positions = torch.arange(2, device=self.device)

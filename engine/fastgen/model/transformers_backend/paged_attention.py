@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from fastgen.model.layers.torch_attention import TorchPagedAttention
-
 IMPLEMENTATION = "fastgen_paged"
 _CONTEXT = "fastgen_context"
 
@@ -24,56 +22,15 @@ class NotServedError(Exception):
     """A model needs attention that is not implemented here; the message completes "it needs ..."."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionInputs:
-    """What one layer passes to attention.
+@dataclass
+class StepContext:
+    """The attention of one model's layers in the current step.
 
     Attributes:
-        layer: index of the layer.
-        queries: [T, heads, head_dim].
-        keys, values: [T, kv heads, head_dim].
-        scale, window, softcap, sinks: as in `TorchPagedAttention.attend`.
+        attend: set before each step; called as `TorchPagedAttention.store_and_attend`.
     """
 
-    layer: int
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
-
-
-Attend = Callable[[AttentionInputs], torch.Tensor]
-
-
-class StepContext:
-    """The attention of one model's layers in the current step: `attend` is set before each step."""
-
-    def __init__(self) -> None:
-        self.attend: Attend = _no_step
-
-
-def _no_step(_call: AttentionInputs) -> torch.Tensor:
-    raise AssertionError("a layer was called outside of a step")
-
-
-def paged(attention: TorchPagedAttention) -> Attend:
-    """Return a function that stores a layer's keys and values, then attends."""
-
-    def attend(call: AttentionInputs) -> torch.Tensor:
-        attention.store(call.layer, call.keys, call.values)
-        return attention.attend(
-            call.layer,
-            call.queries,
-            scale=call.scale,
-            window=call.window,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )
-
-    return attend
+    attend: Callable[..., torch.Tensor] | None = None
 
 
 def register() -> None:
@@ -127,15 +84,14 @@ def attention(
         raise NotServedError("attention that is not causal")
     if len(query) != 1:
         raise NotServedError("attention over its own batch dimension")
-    attend: Attend = getattr(module, _CONTEXT).attend
-    call = AttentionInputs(
-        layer=module.layer_idx,
-        queries=query[0].transpose(0, 1),
-        keys=key[0].transpose(0, 1),
-        values=value[0].transpose(0, 1),
+    context: StepContext = getattr(module, _CONTEXT)
+    assert context.attend is not None, "a layer was called outside of a step"
+    attended = context.attend(
+        module.layer_idx,
+        *(states[0].transpose(0, 1) for states in (query, key, value)),
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
-    return attend(call)[None], None
+    return attended[None], None

@@ -26,13 +26,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 @torch.inference_mode()
 def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
-    """Compare our logits of a random prompt with those of transformers.
+    """Compare logits of a random prompt with those of `model`, from which `adapted` is made.
 
-    transformers computes it in one piece, we in odd chunks beside another prompt.
-
-    Args:
-        adapted: the model over our attention.
-        model: the same model of transformers.
+    transformers computes the prompt in one piece, we in odd chunks beside another prompt.
 
     Raises:
         NotServedError: if the two differ, or transformers' code fails.

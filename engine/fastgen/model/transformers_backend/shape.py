@@ -1,16 +1,15 @@
-"""The shape of a transformers model.
-
-It is read from the configuration and from one run that records the attention calls.
-"""
+"""The shape of a transformers model, from its configuration and one run that records its attention calls."""
 
 from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from fastgen.kv_cache.sizing import KVShape
-from fastgen.model.transformers_backend.paged_attention import AttentionInputs, NotServedError
+from fastgen.model.transformers_backend.paged_attention import NotServedError
 
 # Beyond the original length, rotary frequencies of these types depend on the longest position in the batch, that is on
 # the other sequences of the step. Up to that length they are constant.
@@ -38,7 +37,17 @@ class AdaptedArchitecture:
         return self.max_position_embeddings
 
 
-def kv_shape(calls: abc.Sequence[AttentionInputs]) -> KVShape:
+class AttentionCall(NamedTuple):
+    """What one layer passed to attention: T tokens as [T, heads or kv heads, head_dim], and its window."""
+
+    layer: int
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    window: int | None
+
+
+def kv_shape(calls: abc.Sequence[AttentionCall]) -> KVShape:
     """Return the cache shape for the attention calls of one step.
 
     Raises:
@@ -74,7 +83,7 @@ def layer_windows(config: Any, num_layers: int) -> list[int | None]:
     return [windows[kind] for kind in kinds]
 
 
-def check_windows(windows: abc.Sequence[int | None], calls: abc.Sequence[AttentionInputs]) -> None:
+def check_windows(windows: abc.Sequence[int | None], calls: abc.Sequence[AttentionCall]) -> None:
     """Check that each layer passes its configured window to attention.
 
     The self-check cannot find this: its prompt is shorter than a window.
@@ -88,10 +97,7 @@ def check_windows(windows: abc.Sequence[int | None], calls: abc.Sequence[Attenti
 
 
 def longest_sequence(config: Any) -> int:
-    """Return the longest sequence with constant rotary frequencies.
-
-    This follows from the transformers configuration.
-    """
+    """Return the longest sequence with constant rotary frequencies."""
     longest = getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:

@@ -65,10 +65,7 @@ class CallReader:
         return events, rest
 
     def finish(self) -> list[ToolEvent]:
-        """Return the remaining events if the generation ends inside the object.
-
-        A call keeps partial arguments.
-        """
+        """Return the remaining events if the generation ends inside the object; a call keeps partial arguments."""
         self.done = True
         return [] if self.called else [Content(self._prefix + self._raw)]
 

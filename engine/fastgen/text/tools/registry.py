@@ -82,16 +82,9 @@ def free_grammar(
     most_calls: int | None,
     excluded: Sequence[str] = (),
 ) -> Grammar:
-    """Return the grammar of any text that may end with calls of these tools.
+    """Return the grammar of text that may end with calls of these tools; calls of strict tools match their schema.
 
-    Calls of strict tools match their schema.
-
-    Args:
-        format: a format with an `opening`, which the text before the calls cannot contain.
-        tools: all offered tools.
-        tokenizer: the model's tokenizer.
-        most_calls: as in `ToolFormat.rules`.
-        excluded: more marks that the text cannot contain.
+    The format must have an `opening`. The text before the calls can contain neither it nor the `excluded` marks.
     """
     assert format.opening
     tools = [tool if tool.strict else replace(tool, schema=_ANY_ARGUMENTS) for tool in tools]

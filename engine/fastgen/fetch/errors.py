@@ -23,7 +23,7 @@ class SourceNotFound(FetchError):
 
 
 class AccessDenied(FetchError):
-    """The source requires other credentials, or any."""
+    """The source requires credentials, or rejected those given."""
 
     exit_code = ACCESS_DENIED
 
@@ -39,10 +39,7 @@ class Interrupted(FetchError):
 
 
 def connection_error(message: str) -> FetchError:
-    """Return the error for a failed connection.
-
-    It is worth a retry, unless the server's certificate is not trusted.
-    """
+    """Return the error of a failed connection: a retry may work, unless the certificate is not trusted."""
     if "CERTIFICATE_VERIFY_FAILED" in message:
         remedy = "name a file with the authorities to trust in SSL_CERT_FILE and AWS_CA_BUNDLE"
         return FetchError(f"{message}: {remedy} (egress.caBundle of the operator's chart)")

@@ -22,7 +22,7 @@ class Progress:
     """Counts bytes and reports progress periodically.
 
     Args:
-        total, done: bytes of all files, and those that were here before.
+        total, done: bytes of all files, and those already present.
         clock: monotonic seconds.
     """
 

@@ -28,7 +28,7 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 from fastgen.fetch.errors import AccessDenied, FetchError, Interrupted, SourceNotFound, connection_error
 from fastgen.fetch.remote import Listing, RemoteFile, select_model
 
-# Bytes collected for a chunk are lost with the connection.
+# Bytes per chunk. A broken connection loses those of an incomplete chunk.
 _CHUNK = 1 << 16
 _CUTS: Final = (
     BotoConnectionError,

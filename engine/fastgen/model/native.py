@@ -88,8 +88,8 @@ def load_on_gpu(
     scales = checkpoint.kv_scales if cache_dtype == torch.float8_e4m3fn else None
     if cache_dtype == torch.float8_e4m3fn and scales is None:
         log.warning(
-            "the checkpoint has no k_scale and v_scale: the float8 KV cache holds keys and values with scale 1, beyond "
-            "448 clamped; take a checkpoint with scales, or --kv-cache-dtype auto, if accuracy suffers"
+            "the checkpoint has no k_scale and v_scale: the float8 KV cache uses scale 1 and clamps values beyond 448; "
+            "use a checkpoint with scales, or --kv-cache-dtype auto, if accuracy suffers"
         )
     backend = GPUBackend(source.architecture, ropes, longest, device, kv_scales=scales)
     return Decoder(weights, backend, device=device, dtype=dtype, cache_dtype=cache_dtype)

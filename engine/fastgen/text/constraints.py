@@ -55,6 +55,7 @@ class GrammarFactory:
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(_COMPILING_THREADS, "grammar")
         self._building = threading.Lock()
+        self._built: llguidance.LLTokenizer | None = None
         self._kept: OrderedDict[Grammar, Future[NewConstraint]] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> Future[NewConstraint]:
@@ -85,11 +86,8 @@ class GrammarFactory:
     def _compile(self, grammar: Grammar) -> NewConstraint:
         if grammar.kind == "tokens":
             return partial(TokenSet, grammar.token_ids)
-        return partial(_start, compiled(grammar, self._tables()), self._end_tokens)
-
-    def _tables(self) -> llguidance.LLTokenizer:
-        with self._building:
-            return self._tokenizer
+        matcher = compiled(grammar, self._tables())
+        return lambda: GrammarConstraint(matcher.deep_copy(), self._end_tokens)
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
         """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`."""
@@ -110,21 +108,16 @@ class GrammarFactory:
     def _executor(self) -> llguidance.LLExecutor:
         return llguidance.LLExecutor(self._num_threads)
 
-    @cached_property
-    def _tokenizer(self) -> llguidance.LLTokenizer:
-        tokenizer = self._load_tokenizer()
-        size = self._vocabulary_size
-        tokens = [tokenizer.vocabulary.token_bytes(token) for token in range(size)]
-        special = [token for token in sorted(tokenizer.special_token_ids) if token < size]
-
-        def encode(text: str) -> list[int]:
-            return tokenizer.encode(text, add_special_tokens=False)
-
-        return described(tokens, special, sorted(self._end_tokens), encode)
-
-
-def _start(matcher: llguidance.LLMatcher, end_tokens: frozenset[int]) -> GrammarConstraint:
-    return GrammarConstraint(matcher.deep_copy(), end_tokens)
+    def _tables(self) -> llguidance.LLTokenizer:
+        """Return the tables of the vocabulary, which the first call builds."""
+        with self._building:
+            if self._built is None:
+                tokenizer, size = self._load_tokenizer(), self._vocabulary_size
+                tokens = [tokenizer.vocabulary.token_bytes(token) for token in range(size)]
+                special = [token for token in sorted(tokenizer.special_token_ids) if token < size]
+                encode = partial(tokenizer.encode, add_special_tokens=False)
+                self._built = described(tokens, special, sorted(self._end_tokens), encode)
+            return self._built
 
 
 class GrammarConstraint:

@@ -14,7 +14,7 @@ from transformers import GemmaTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrain
 
 from fastgen.config import ConfigError
 from fastgen.text.tokenizer import Tokenizer
-from fastgen.text.tokenizer_formats.pre_tokenizers import CUTS
+from fastgen.text.tokenizer_formats.pre_tokenizers import PRE_TOKENIZERS
 
 TEXTS = [
     "",
@@ -193,7 +193,7 @@ def test_a_sentencepiece_vocabulary_equals_transformers() -> None:
     ],
 )
 def test_the_pre_tokenizer_follows_from_its_name(pre: str, text: str, pieces: list[str]) -> None:
-    spans = [span for _, span in CUTS[pre].make().pre_tokenize_str(text)]
+    spans = [span for _, span in PRE_TOKENIZERS[pre].make().pre_tokenize_str(text)]
     assert [text[start:end] for start, end in spans] == pieces
 
 

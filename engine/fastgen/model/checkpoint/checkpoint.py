@@ -39,7 +39,7 @@ class TensorLocation:
     """Where a checkpoint stores a tensor.
 
     Attributes:
-        name: the file's tensor, which may hold several tensors one below the other.
+        name: the file's tensor, which may stack several tensors.
         first_row: first row in the file's tensor, with all its leading dimensions flattened.
         paired_heads: number of heads whose rows llama.cpp has permuted; 0 if none. It rotates neighbouring rows of
             Llama's queries and keys, where Hugging Face and this engine rotate the halves of a head.

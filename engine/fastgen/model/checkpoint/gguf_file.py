@@ -77,12 +77,11 @@ class _Cursor:
 
     def _array(self) -> list[Any]:
         kind, count = self.scalar("I"), self.scalar("Q")
-        if kind == _STRING:
-            if count > len(self._data):
-                raise _Truncated
-            return [self.string() for _ in range(count)]
-        if kind == _ARRAY:
-            return [self._array() for _ in range(count)]
+        if count > len(self._data):
+            raise _Truncated
+        if kind in (_STRING, _ARRAY):
+            read = self.string if kind == _STRING else self._array
+            return [read() for _ in range(count)]
         if kind not in _SCALARS:
             raise ValueError(f"unsupported array type {kind}")
         dtype = np.dtype("<" + _SCALARS[kind]) if kind != 7 else np.dtype(np.bool_)

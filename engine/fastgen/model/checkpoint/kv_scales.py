@@ -1,4 +1,4 @@
-"""Scales of a float8 KV cache that a checkpoint brings, one for the keys and one for the values of each layer."""
+"""Scales of a float8 KV cache in a checkpoint: one for the keys and one for the values of each layer."""
 
 from __future__ import annotations
 

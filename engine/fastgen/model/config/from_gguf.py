@@ -1,4 +1,4 @@
-"""Build a model's architecture from a GGUF file, or refuse the file by the key that is not supported.
+"""Build a model's architecture from a GGUF file. An error names the unsupported key.
 
 Keys and tensors are those of llama.cpp's converter (its folder `conversion`).
 """

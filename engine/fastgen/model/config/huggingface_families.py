@@ -66,13 +66,8 @@ def _llama(config: Config, fields: Fields) -> Features:
     window = config.get("sliding_window")
     if window and window < config.get("max_position_embeddings", 0):
         raise ModelError(f"sliding_window is {window}: models of type llama have no sliding-window attention")
-    bias = fields.flag("attention_bias", False)
-    return {
-        "layers": _same_layers(fields, None),
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": fields.flag("mlp_bias", False),
-    }
+    mlp_bias = fields.flag("mlp_bias", False)
+    return {"layers": _same_layers(fields, None), "mlp_bias": mlp_bias, **_attention_bias(fields)}
 
 
 def _windowed(config: Config, fields: Fields) -> Features:
@@ -89,7 +84,7 @@ def _qwen2(config: Config, fields: Fields) -> Features:
 
 
 def _qwen3(config: Config, fields: Fields) -> Features:
-    return {"layers": _qwen_layers(config, fields), **_qk_norm_and_bias(fields)}
+    return {"layers": _qwen_layers(config, fields), "qk_norm": True, **_attention_bias(fields)}
 
 
 def _mixtral(config: Config, fields: Fields) -> Features:
@@ -103,10 +98,8 @@ def _mixtral(config: Config, fields: Fields) -> Features:
 
 
 def _qwen2_moe(config: Config, fields: Fields) -> Features:
-    shared = fields.integer("shared_expert_intermediate_size", 5632)
-    moe, window = _qwen_experts(config, fields, shared), None
-    if fields.flag("use_sliding_window", False):
-        window = fields.optional_integer("sliding_window")
+    moe = _qwen_experts(config, fields, fields.integer("shared_expert_intermediate_size", 5632))
+    window = _enabled_window(fields)
     last = fields.integer("max_window_layers", 28) if window else 0
     types = [_SLIDING if index % 2 == 0 and index < last else _FULL for index in range(len(moe))]
     layers = _layers(config, types, window, moe)
@@ -114,9 +107,9 @@ def _qwen2_moe(config: Config, fields: Fields) -> Features:
 
 
 def _qwen3_moe(config: Config, fields: Fields) -> Features:
-    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
+    window = _enabled_window(fields)
     layers = tuple(LayerKind(window, experts=experts) for experts in _qwen_experts(config, fields, 0))
-    return {"layers": layers, **_qk_norm_and_bias(fields)}
+    return {"layers": layers, "qk_norm": True, **_attention_bias(fields)}
 
 
 def _gemma2(config: Config, fields: Fields) -> Features:
@@ -145,10 +138,8 @@ def _gemma(config: Config, fields: Fields) -> Features:
     """Return the features that Gemma 2 and 3 share."""
     if config.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention is true: only causal attention is served")
-    bias = fields.flag("attention_bias", False)
     return {
-        "qkv_bias": bias,
-        "output_bias": bias,
+        **_attention_bias(fields),
         "norm_offset": 1.0,
         "sandwich_norms": True,
         "embedding_scale": fields.integer("hidden_size") ** 0.5,
@@ -157,9 +148,12 @@ def _gemma(config: Config, fields: Fields) -> Features:
     }
 
 
-def _qk_norm_and_bias(fields: Fields) -> Features:
-    bias = fields.flag("attention_bias", False)
-    return {"qk_norm": True, "qkv_bias": bias, "output_bias": bias}
+def _attention_bias(fields: Fields) -> Features:
+    return dict.fromkeys(("qkv_bias", "output_bias"), fields.flag("attention_bias", False))
+
+
+def _enabled_window(fields: Fields) -> int | None:
+    return fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
 
 
 def _same_layers(fields: Fields, window: int | None, experts: Experts | None = None) -> tuple[LayerKind, ...]:
@@ -168,7 +162,7 @@ def _same_layers(fields: Fields, window: int | None, experts: Experts | None = N
 
 def _qwen_layers(config: Config, fields: Fields) -> tuple[LayerKind, ...]:
     """Return the layers; if enabled, those from `max_window_layers` on have a sliding window."""
-    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
+    window = _enabled_window(fields)
     first = fields.integer("max_window_layers", 28) if config.get("max_window_layers") != 0 else 0
     count = fields.integer("num_hidden_layers")
     types = [_SLIDING if window and index >= first else _FULL for index in range(count)]

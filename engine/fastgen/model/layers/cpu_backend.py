@@ -81,7 +81,7 @@ class CPUBackend:
         return kept[1]
 
 
-class _Shared:
+class _Scratch:
     """Scratch memory [rows, ...] as a tensor and as an array.
 
     After a large product the processor's caches hold nothing of Python or torch, and converting a tensor to an array
@@ -95,9 +95,9 @@ class _Shared:
         self.flat = tensor.flatten(1)
         self.array = as_array(tensor)
 
-    def first(self, rows: int) -> _Shared:
+    def first(self, rows: int) -> _Scratch:
         """Return the first rows."""
-        return self if rows == len(self.array) else _Shared(self.tensor[:rows])
+        return self if rows == len(self.array) else _Scratch(self.tensor[:rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,11 @@ class CPUOperations:
         self._padding = rows - self._rows
         # The last layer has more rows than the step has tokens if several logprobs are requested after one token.
         most_rows = max(rows, len(forward_input.logit_rows))
-        self._normed = _Shared(torch.empty(most_rows, a.hidden_size, dtype=self._dtype))
+        self._normed = _Scratch(torch.empty(most_rows, a.hidden_size, dtype=self._dtype))
         self._activated = torch.empty(most_rows * a.intermediate_size, dtype=self._dtype)
-        self._gated: dict[tuple[int, int], _Shared] = {}
-        self._queries = _Shared(torch.empty(self._rows, a.num_heads, a.head_dim))
-        self._attended = _Shared(torch.empty(rows, a.num_heads, a.head_dim, dtype=self._dtype))
+        self._gated: dict[tuple[int, int], _Scratch] = {}
+        self._queries = _Scratch(torch.empty(self._rows, a.num_heads, a.head_dim))
+        self._attended = _Scratch(torch.empty(rows, a.num_heads, a.head_dim, dtype=self._dtype))
         self._attended.tensor[self._rows :] = 0  # freed memory may hold NaN, which is slow to compute with
         self._stream: tuple[torch.Tensor, FloatArray] | None = None
 
@@ -179,12 +179,12 @@ class CPUOperations:
         elementwise.rotate_and_store(
             mixed, cosines, sines, keys, values, forward_input.blocks, forward_input.slots, queries
         )
-        work, how = self._work[kind.window], (self._scale, self._softcap)
+        work, factors = self._work[kind.window], (self._scale, self._softcap)
         if len(work.items.items):
             items, merges = work.items.items, work.items.merges
-            attend_decodes(queries, keys, values, forward_input.tables, items, merges, work.parts, out, *how)
+            attend_decodes(queries, keys, values, forward_input.tables, items, merges, work.parts, out, *factors)
         if len(work.chunks):
-            attend_chunks(queries, keys, values, forward_input.tables, work.chunks, out, *how)
+            attend_chunks(queries, keys, values, forward_input.tables, work.chunks, out, *factors)
         return self._attended.flat
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -192,7 +192,7 @@ class CPUOperations:
         shape = (gate_up.shape[0], gate_up.shape[1] // 2)
         out = self._gated.get(shape)
         if out is None:
-            out = self._gated[shape] = _Shared(self._activated[: math.prod(shape)].view(shape))
+            out = self._gated[shape] = _Scratch(self._activated[: math.prod(shape)].view(shape))
         self._activate(as_array(gate_up), out.array)
         return out.tensor
 

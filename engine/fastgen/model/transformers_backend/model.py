@@ -1,6 +1,6 @@
 """Any decoder that transformers implements, run by its own model code.
 
-Our paged KV cache and scheduler serve it. Slower than a native model on CPUs. `load` refuses a model whose logits
+Our paged KV cache and scheduler serve it. Slower than a native model on CPUs. `load` rejects a model whose logits
 differ from transformers' own (`self_check`).
 """
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from fastgen.config import ConfigError
 from fastgen.text.tokenizer_formats import huggingface
-from fastgen.text.tokenizer_formats.pre_tokenizers import CUTS
+from fastgen.text.tokenizer_formats.pre_tokenizers import PRE_TOKENIZERS
 
 # Token types of the GGUF specification.
 _CONTROL, _USER_DEFINED = 3, 4
@@ -70,15 +70,17 @@ def _key(metadata: Mapping[str, Any], name: str) -> Any:
 
 def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre")
-    cut = CUTS.get(str(pre))
-    if cut is None:
-        raise ConfigError(f"tokenizer.ggml.pre {pre!r}: not supported; supported are {', '.join(sorted(CUTS))}")
+    pre_tokenizer = PRE_TOKENIZERS.get(str(pre))
+    if pre_tokenizer is None:
+        raise ConfigError(
+            f"tokenizer.ggml.pre {pre!r}: not supported; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
     vocabulary = {token: token_id for token_id, token in enumerate(_key(metadata, "tokens"))}
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _key(metadata, "merges"))]
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole_words))
-    backend.pre_tokenizer = cut.make()
-    if cut.normalizer is not None:
-        backend.normalizer = cut.normalizer()
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre_tokenizer.ignore_merges))
+    backend.pre_tokenizer = pre_tokenizer.make()
+    if pre_tokenizer.normalizer is not None:
+        backend.normalizer = pre_tokenizer.normalizer()
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -126,9 +128,9 @@ def _add_marked_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any
 
 def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
     """Add BOS and EOS around prompts if the metadata requires them."""
-    cut = CUTS.get(metadata.get("tokenizer.ggml.pre", ""))
+    pre_tokenizer = PRE_TOKENIZERS.get(metadata.get("tokenizer.ggml.pre", ""))
     is_sentence_piece = metadata["tokenizer.ggml.model"] == "llama"
-    default = is_sentence_piece or (cut is not None and cut.begins)
+    default = is_sentence_piece or (pre_tokenizer is not None and pre_tokenizer.adds_bos)
     begins = metadata.get("tokenizer.ggml.add_bos_token", default)
     ends = metadata.get("tokenizer.ggml.add_eos_token", False)
     tokens: Sequence[str] = _key(metadata, "tokens")

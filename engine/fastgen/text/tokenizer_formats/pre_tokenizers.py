@@ -34,19 +34,19 @@ _DEEPSEEK_V3 = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PreTokenizer:
     """One pre-tokenizer.
 
     Attributes:
         make: creates the pre-tokenizer.
-        whole_words: whether a word that is a token is used directly, even if the merges do not produce it.
-        begins: whether prompts start with BOS by default.
+        ignore_merges: whether a word that is a token is used directly, even if the merges do not produce it.
+        adds_bos: whether prompts start with BOS by default.
         normalizer: creates the normalizer; None for no normalization.
     """
 
     make: Callable[[], pre_tokenizers.PreTokenizer]
-    whole_words: bool = False
-    begins: bool = False
+    ignore_merges: bool = False
+    adds_bos: bool = False
     normalizer: Callable[[], normalizers.Normalizer] | None = None
 
 
@@ -68,20 +68,20 @@ def _digits_then_like_gpt2() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _like_gpt2()])
 
 
-_LIKE_LLAMA3 = Cut(_by(_LLAMA3), whole_words=True, begins=True)
+_LIKE_LLAMA3 = PreTokenizer(_by(_LLAMA3), ignore_merges=True, adds_bos=True)
 
-CUTS: Mapping[str, Cut] = {
-    "gpt-2": Cut(_like_gpt2),
-    "smollm": Cut(_digits_then_like_gpt2),
-    "starcoder": Cut(_digits_then_like_gpt2),
-    "refact": Cut(_digits_then_like_gpt2),
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "gpt-2": PreTokenizer(_like_gpt2),
+    "smollm": PreTokenizer(_digits_then_like_gpt2),
+    "starcoder": PreTokenizer(_digits_then_like_gpt2),
+    "refact": PreTokenizer(_digits_then_like_gpt2),
     "llama-bpe": _LIKE_LLAMA3,
     "llama3": _LIKE_LLAMA3,
     "llama-v3": _LIKE_LLAMA3,
-    "dbrx": Cut(_by(_LLAMA3)),  # also Phi-4's
-    "qwen2": Cut(_by(_QWEN2), normalizer=normalizers.NFC),
-    "deepseek-r1-qwen": Cut(_by(_QWEN2)),
-    "tekken": Cut(_by(_TEKKEN), whole_words=True, begins=True),  # Mistral's since Nemo
-    "gpt-4o": Cut(_by(_GPT4O)),  # also Phi-4-mini's
-    "deepseek-v3": Cut(_by(*_DEEPSEEK_V3)),
+    "dbrx": PreTokenizer(_by(_LLAMA3)),  # also Phi-4's
+    "qwen2": PreTokenizer(_by(_QWEN2), normalizer=normalizers.NFC),
+    "deepseek-r1-qwen": PreTokenizer(_by(_QWEN2)),
+    "tekken": PreTokenizer(_by(_TEKKEN), ignore_merges=True, adds_bos=True),  # Mistral's since Nemo
+    "gpt-4o": PreTokenizer(_by(_GPT4O)),  # also Phi-4-mini's
+    "deepseek-v3": PreTokenizer(_by(*_DEEPSEEK_V3)),
 }

@@ -58,7 +58,7 @@ class Collected:
         self._calls: dict[int, ToolCall] = {}
 
     def take(self, events: list[ToolEvent]) -> None:
-        """Add an event."""
+        """Add events in order."""
         for event in events:
             match event:
                 case Content(text):

@@ -125,7 +125,7 @@ class Machine:
         return taken, bool(places)
 
     def reach(self, marks: Sequence[str], then: State) -> bool:
-        """Return a state that emits the text before the first of `marks` and continues with `then`."""
+        """As a state: emit the text before the first of `marks`, then continue with `then`."""
         before, found = self.take_until(marks)
         self.show(before)
         if found:
@@ -133,14 +133,14 @@ class Machine:
         return found
 
     def seek(self, mark: str, then: State) -> bool:
-        """Return a state that emits the text before `mark`, consumes the mark and continues with `then`."""
+        """As a state: emit the text before `mark`, consume the mark, then continue with `then`."""
         found = self.reach((mark,), then)
         if found:
             self.buffer = self.buffer.removeprefix(mark)
         return found
 
     def skip(self, mark: str, then: State) -> bool:
-        """Return a state that consumes an optional closing mark and continues with `then`."""
+        """As a state: consume an optional closing mark, then continue with `then`."""
         body = self.buffer.lstrip()
         if not self.ended and len(body) < len(mark) and mark.startswith(body):
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Content, ToolEvent
-from fastgen.text.tools.json_text import JsonRepair, JsonSpan, dumped, is_name, loaded
+from fastgen.text.tools.json_text import JsonReader, dumped, is_name, loaded, strict
 
 # The usual spelling; any other is buffered completely before it is judged.
 _HEADER = re.compile(
@@ -37,13 +37,12 @@ class CallReader:
         self._prefix = prefix
         self._names = names
         self._raw = ""
-        self._object = JsonSpan()
-        self._arguments: JsonSpan | None = None
-        self._repair = JsonRepair()
+        self._object = JsonReader()
+        self._arguments: JsonReader | None = None
 
     def push(self, text: str) -> tuple[list[ToolEvent], str]:
         """Return the events of this text, and its part after the object."""
-        end = self._object.end(text)
+        _, end = self._object.push(text)
         taken, rest = (text, "") if end is None else (text[:end], text[end:])
         before = len(self._raw)
         self._raw += taken
@@ -53,13 +52,11 @@ class CallReader:
         if self.done:  # not a call, as its beginning shows
             return events, self._over(events) + rest
         if self.called and self._arguments is not None:
-            new = self._raw[before:]
-            closed = self._arguments.end(new)
-            piece = new if closed is None else new[:closed]
+            piece, closed = self._arguments.push(self._raw[before:])
             if closed is not None:
                 self._arguments = None
             if piece:
-                events.append(CallArguments(self._index, self._repair.push(piece)))
+                events.append(CallArguments(self._index, piece))
         if end is not None:
             self._close(events)
         return events, rest
@@ -79,7 +76,7 @@ class CallReader:
             self.done = True
         elif header and is_name(name):
             self.called = True
-            self._arguments = JsonSpan()
+            self._arguments = JsonReader()
             events.append(CallBegun(self._index, name))
             return header.end()
         return 0
@@ -119,7 +116,7 @@ def _call_in(value: object) -> tuple[str, str] | None:
     if not is_name(name):
         return None
     if isinstance(arguments, str) and isinstance(loaded(arguments), dict):
-        return name, JsonRepair().push(arguments)
+        return name, strict(arguments)
     if arguments is None or isinstance(arguments, dict):
         return name, dumped(arguments or {})
     return None

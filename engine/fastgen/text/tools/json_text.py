@@ -7,8 +7,12 @@ from math import isfinite
 from typing import TypeGuard
 
 
-class JsonSpan:
-    """Finds the end of a JSON object or array."""
+class JsonReader:
+    """Follows a JSON object or array through pieces of text, and rewrites what `loaded` accepts as strict JSON.
+
+    Models write unescaped line breaks and tabs into strings. A lone surrogate is escaped as well, because it cannot be
+    encoded as UTF-8.
+    """
 
     __slots__ = ("_depth", "_escaped", "_in_string")
 
@@ -17,55 +21,33 @@ class JsonSpan:
         self._in_string = False
         self._escaped = False
 
-    def end(self, text: str) -> int | None:
-        """Return how many characters of `text` belong to it if it ends there; otherwise None."""
+    def push(self, text: str) -> tuple[str, int | None]:
+        """Return the next piece as strict JSON; and, if the value ends in `text`, how many characters belong to it."""
+        pieces = []
         for place, character in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return place + 1
-        return None
+            if not self._in_string:
+                pieces.append(character)
+                self._in_string = character == '"'
+                if character in "{[":
+                    self._depth += 1
+                elif character in "}]":
+                    self._depth -= 1
+                    if self._depth <= 0:
+                        return "".join(pieces), place + 1
+            elif self._escaped:
+                pieces.append(character)
+                self._escaped = False
+            else:
+                self._escaped = character == "\\"
+                self._in_string = character != '"'
+                must_be_escaped = character < " " or "\ud800" <= character <= "\udfff"
+                pieces.append(json.dumps(character)[1:-1] if must_be_escaped else character)
+        return "".join(pieces), None
 
 
-class JsonRepair:
-    """Rewrites JSON that `loaded` accepts into strict JSON, incrementally.
-
-    Models write unescaped line breaks and tabs into strings. A lone surrogate is escaped as well, because it cannot be
-    encoded as UTF-8.
-    """
-
-    __slots__ = ("_escaped", "_in_string")
-
-    def __init__(self) -> None:
-        self._in_string = False
-        self._escaped = False
-
-    def push(self, text: str) -> str:
-        """Return the next piece as strict JSON."""
-        return "".join(map(self._written, text))
-
-    def _written(self, character: str) -> str:
-        if not self._in_string:
-            self._in_string = character == '"'
-            return character
-        if self._escaped:
-            self._escaped = False
-            return character
-        self._escaped = character == "\\"
-        self._in_string = character != '"'
-        must_be_escaped = character < " " or "\ud800" <= character <= "\udfff"
-        return json.dumps(character)[1:-1] if must_be_escaped else character
+def strict(text: str) -> str:
+    """Rewrite a JSON value that `loaded` accepts as strict JSON."""
+    return JsonReader().push(text)[0]
 
 
 def loaded(text: str) -> object:
@@ -86,7 +68,7 @@ def _finite(number: str) -> float:
 
 def dumped(value: object) -> str:
     """Serialize a value from `loaded` as strict JSON."""
-    return JsonRepair().push(json.dumps(value, ensure_ascii=False))
+    return strict(json.dumps(value, ensure_ascii=False))
 
 
 def is_name(value: object) -> TypeGuard[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
-from fastgen.text.tools.json_text import JsonRepair, JsonSpan, loaded
+from fastgen.text.tools.json_text import JsonReader, loaded
 from fastgen.text.tools.parser import Machine
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -60,7 +60,7 @@ class MistralArguments(Mistral):
 class _Reader(Machine):
     def __init__(self) -> None:
         super().__init__(self._reading)
-        self._arguments, self._repair = JsonSpan(), JsonRepair()
+        self._arguments = JsonReader()
         self._raw = ""
 
     def _reading(self) -> bool:
@@ -89,17 +89,17 @@ class _Reader(Machine):
         self._raw = _CALLS + self.buffer[:place] + _ARGS
         self.buffer = self.buffer[place + len(_ARGS) :]
         self.note([CallBegun(self.num_calls, name)])
-        self._arguments, self._repair = JsonSpan(), JsonRepair()
+        self._arguments = JsonReader()
         self.state = self._in_arguments
         return True
 
     def _in_arguments(self) -> bool:
         index = self.num_calls - 1
-        end = self._arguments.end(self.buffer)
-        piece, self.buffer = (self.buffer, "") if end is None else (self.buffer[:end], self.buffer[end:])
-        self._raw += piece
+        piece, end = self._arguments.push(self.buffer)
+        taken, self.buffer = (self.buffer, "") if end is None else (self.buffer[:end], self.buffer[end:])
+        self._raw += taken
         if piece:
-            self.note([CallArguments(index, self._repair.push(piece))])
+            self.note([CallArguments(index, piece)])
         if end is None:
             return False
         if not isinstance(loaded(self._raw.partition(_ARGS)[2]), dict):

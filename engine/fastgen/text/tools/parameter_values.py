@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastgen.text.tools.json_text import JsonRepair, dumped, loaded
+from fastgen.text.tools.json_text import dumped, loaded, strict
 
 # Bound on chained references, which a client may make circular.
 _LONGEST_CHAIN = 8
@@ -53,7 +53,7 @@ class ParameterSchema:
         value = loaded(bare)
         if value is None or (may_be_text and not self.types & _types_of_value(value) - {"string"}):
             return dumped(text)
-        return JsonRepair().push(bare)
+        return strict(bare)
 
 
 def declared_parameters(tool: Mapping[str, Any]) -> tuple[list[str], frozenset[str]]:

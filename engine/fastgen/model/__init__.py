@@ -11,3 +11,8 @@ from fastgen.config import ConfigError
 
 class ModelError(ConfigError):
     """A model that cannot be served. The message is one line that names the file or field and the remedy."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's error message, or the error's type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from fastgen.fetch.remote import WANTED
-from fastgen.model import ModelError
+from fastgen.model import ModelError, first_line
 
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _IN_FOLDERS = ["*/*"]
@@ -62,6 +62,7 @@ def download(model: str) -> Path:
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise ModelError(f"model {model}: not cached, and {reason}: give a path, or download it first") from None
     except OSError as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelError(f"model {model}: cannot be downloaded from {constants.ENDPOINT}: {reason}") from None
+        raise ModelError(
+            f"model {model}: cannot be downloaded from {constants.ENDPOINT}: {first_line(error)}"
+        ) from None
     return Path(folder)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fastgen.model import ModelError
@@ -52,6 +52,10 @@ class LayerKind:
     window: int | None = None
     rope: int = 0
     experts: Experts | None = None
+
+    def within(self, length: int) -> LayerKind:
+        """Return the layer without a window if no sequence is longer than the window."""
+        return self if self.window is None or self.window < length else replace(self, window=None)
 
 
 @dataclass(frozen=True, slots=True)

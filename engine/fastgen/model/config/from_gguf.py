@@ -11,10 +11,9 @@ from typing import Any
 from fastgen.model import ModelError
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.fields import Fields
-from fastgen.model.config.from_huggingface import without_idle_window
 from fastgen.model.config.gguf_families import FAMILIES, Features
+from fastgen.model.config.rope import longest_sequence
 from fastgen.model.config.rope_from_gguf import Contents, rope_configs
-from fastgen.model.config.rope_from_huggingface import longest
 
 
 def architecture_from_gguf(file: Contents) -> ModelArchitecture:
@@ -38,7 +37,7 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
             f"{head_dim}: not served"
         )
     ropes = rope_configs(file, fields, head_dim)
-    length = longest(fields.integer("context_length"), ropes)
+    length = longest_sequence(fields.integer("context_length"), ropes)
     features: Features = {
         "attention_scale": head_dim**-0.5,
         "qkv_bias": bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & names),
@@ -46,7 +45,7 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
         "mlp_bias": "blk.0.ffn_down.bias" in names,
         **FAMILIES[kind](fields),
     }
-    features["layers"] = tuple(without_idle_window(layer, length) for layer in features["layers"])
+    features["layers"] = tuple(layer.within(length) for layer in features["layers"])
     return ModelArchitecture(
         vocab_size=fields.integer("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ()))),
         hidden_size=hidden,

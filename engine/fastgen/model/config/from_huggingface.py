@@ -6,14 +6,14 @@ The error for an unsupported model names the unsupported field.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from fastgen.model import ModelError
-from fastgen.model.config.architecture import Activation, LayerKind, ModelArchitecture
+from fastgen.model.config.architecture import Activation, ModelArchitecture
 from fastgen.model.config.fields import Fields
 from fastgen.model.config.huggingface_families import FAMILIES, Family
-from fastgen.model.config.rope_from_huggingface import longest, rope_configs
+from fastgen.model.config.rope import longest_sequence
+from fastgen.model.config.rope_from_huggingface import rope_configs
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # Formats whose scales of keys and values `fastgen.model.checkpoint.kv_scales` reads.
@@ -43,9 +43,9 @@ def _describe(family: Family, config: Mapping[str, Any], generation_config: Mapp
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     head_dim = fields.integer("head_dim", family.head_dim or hidden // heads)
     ropes = rope_configs(config, head_dim, family.theta, partial=family.partial_rotary)
-    length = longest(fields.integer("max_position_embeddings", 2048), ropes)
+    length = longest_sequence(fields.integer("max_position_embeddings", 2048), ropes)
     features = {"attention_scale": head_dim**-0.5, **family.describe(config, fields)}
-    features["layers"] = tuple(without_idle_window(layer, length) for layer in features["layers"])
+    features["layers"] = tuple(layer.within(length) for layer in features["layers"])
     has_head = family.base_class not in (config.get("architectures") or ())
     return ModelArchitecture(
         name=config["model_type"],
@@ -91,11 +91,6 @@ def _quantises_only_kv_cache(quantization: Mapping[str, Any]) -> bool:
     if quantization.get("config_groups") or quantization.get("quant_algo"):
         return False
     return all(scheme.get(name, value) == value for name, value in _KV_SCHEME.items())
-
-
-def without_idle_window(layer: LayerKind, length: int) -> LayerKind:
-    """Drop a window that is no shorter than the longest sequence."""
-    return layer if layer.window is None or layer.window < length else replace(layer, window=None)
 
 
 def token_ids(value: Any) -> frozenset[int]:

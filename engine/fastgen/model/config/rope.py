@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -80,3 +81,13 @@ class RopeConfig:
     theta: float
     dimensions: int
     scaling: Scaling | None = None
+
+
+def longest_sequence(max_position_embeddings: int, ropes: Sequence[RopeConfig]) -> int:
+    """Return the longest sequence that can be served; some configurations state the length before scaling."""
+    match ropes:
+        case [RopeConfig(scaling=LinearScaling(factor))]:
+            return int(max_position_embeddings * factor)
+        case [RopeConfig(scaling=YarnScaling(factor=factor, original_max_position_embeddings=original))]:
+            return max(max_position_embeddings, int(original * factor))
+    return max_position_embeddings

@@ -6,7 +6,7 @@ transformers 5 writes `rope_parameters`, earlier versions `rope_theta` and `rope
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastgen.model import ModelError
@@ -41,18 +41,6 @@ def rope_configs(config: Mapping[str, Any], head_dim: int, theta: float, *, part
         _rope(config, full, head_dim, fields.number("rope_theta", theta), partial),
         _rope(config, sliding, head_dim, fields.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA), partial),
     )
-
-
-def longest(max_position_embeddings: int, rope_configs: Sequence[RopeConfig]) -> int:
-    """Return the longest sequence that can be served; some configurations state the length before scaling."""
-    length = max_position_embeddings
-    if len(rope_configs) == 1:
-        match rope_configs[0].scaling:
-            case LinearScaling(factor):
-                length = int(length * factor)
-            case YarnScaling(factor=factor, original_max_position_embeddings=original):
-                length = max(length, int(original * factor))
-    return length
 
 
 def _rope(

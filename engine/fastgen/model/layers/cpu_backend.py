@@ -27,6 +27,7 @@ from fastgen.model import ModelError
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.config.architecture import Activation, ModelArchitecture
 from fastgen.model.forward_input import ForwardInput
+from fastgen.model.layers.backend import Operations
 from fastgen.model.layers.linear import as_array, padded_rows
 from fastgen.model.layers.moe import mixture_of_experts
 from fastgen.model.layers.rope import Rope
@@ -69,9 +70,9 @@ class CPUBackend:
         self.pads_rows = pads_rows
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
-    def __call__(self, forward_input: ForwardInput, cache: KVCache) -> CPUOperations:
+    def __call__(self, forward_input: ForwardInput, cache: KVCache) -> Operations:
         """Return the operations of a step."""
-        return CPUOperations(self, forward_input, cache)
+        return _CPUOperations(self, forward_input, cache)
 
     def array(self, weight: torch.Tensor) -> FloatArray:
         """Return a weight as an array. Both are cached, because the cache key is the tensor's id."""
@@ -109,7 +110,7 @@ class _Work:
     chunks: IntArray
 
 
-class CPUOperations:
+class _CPUOperations(Operations):
     """Operations of one step; see `backend.Operations`.
 
     For oneDNN's products, rows are padded to a number for which these keep their code; padding rows are never read.
@@ -142,7 +143,6 @@ class CPUOperations:
         self._stream: tuple[torch.Tensor, FloatArray] | None = None
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
-        """Look up the embeddings of the step's tokens."""
         stream = table(F.pad(torch.from_numpy(self._forward_input.token_ids), (0, self._padding)))
         return stream if scale == 1 else stream.mul_(scale)
 
@@ -153,7 +153,6 @@ class CPUOperations:
         update_weight: torch.Tensor | None,
         weight: torch.Tensor,
     ) -> torch.Tensor:
-        """Normalise and add in place, and normalise."""
         if self._stream is None or self._stream[0] is not stream:
             self._stream = (stream, stream.numpy())
         if update is None:
@@ -168,7 +167,6 @@ class CPUOperations:
     def attend(
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """Normalise, rotate, store and attend."""
         a, forward_input, backend = self._backend.architecture, self._forward_input, self._backend
         kind, mixed = a.layers[layer], as_array(qkv)[: self._rows]
         keys, values, queries, out = self._keys[layer], self._values[layer], self._queries.array, self._attended.array
@@ -188,7 +186,6 @@ class CPUOperations:
         return self._attended.flat
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Multiply the activated gate with the other half."""
         shape = (gate_up.shape[0], gate_up.shape[1] // 2)
         out = self._gated.get(shape)
         if out is None:
@@ -197,13 +194,11 @@ class CPUOperations:
         return out.tensor
 
     def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
-        """Compute each expert over its rows."""
         out = mixture_of_experts(mixture, x[: self._rows], self.activate)
         return out if len(out) == len(x) else F.pad(out, (0, 0, 0, len(x) - len(out)))
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Select the rows that need logits. From then on there is no padding."""
-        self._rows = len(self._logit_rows)
+        self._rows = len(self._logit_rows)  # from here on, without padding
         return x.index_select(0, self._logit_rows)
 
     def _plan(self, window: int | None) -> _Work:

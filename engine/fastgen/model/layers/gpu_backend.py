@@ -20,6 +20,7 @@ from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.checkpoint.kv_scales import KVScales
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.device_input import DeviceInput
+from fastgen.model.layers.backend import Operations
 from fastgen.model.layers.moe import shared_expert
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.torch_backend import DeviceTable, TorchFormat
@@ -58,12 +59,12 @@ class GPUBackend:
         elements = workspace_elements(architecture.num_heads, architecture.num_kv_heads, architecture.head_dim)
         self.workspace = torch.zeros(elements, device=device)
 
-    def __call__(self, forward_input: DeviceInput, cache: KVCache) -> GPUOperations:
+    def __call__(self, forward_input: DeviceInput, cache: KVCache) -> Operations:
         """Return the operations of a step."""
-        return GPUOperations(self, forward_input, cache)
+        return _GPUOperations(self, forward_input, cache)
 
 
-class GPUOperations:
+class _GPUOperations(Operations):
     """Operations of one step; see `backend.Operations`."""
 
     def __init__(self, backend: GPUBackend, forward_input: DeviceInput, cache: KVCache) -> None:
@@ -73,7 +74,6 @@ class GPUOperations:
         self._cache = cache
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
-        """Look up the embeddings of the step's tokens."""
         assert isinstance(table, DeviceTable)
         step = self._input
         return embed(table.matrix, step.token_ids, step.last_ids, step.source_rows, scale)
@@ -85,13 +85,11 @@ class GPUOperations:
         update_weight: torch.Tensor | None,
         weight: torch.Tensor,
     ) -> torch.Tensor:
-        """Normalise and add in place, and normalise."""
         return add_rms_norm(stream, update, update_weight, weight, self._architecture.rms_norm_eps)
 
     def attend(
         self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """Normalise, rotate, store and attend."""
         a, step = self._architecture, self._input
         kind, keys, values = a.layers[layer], self._cache.keys[layer], self._cache.values[layer]
         cosines, sines = self._backend.rotations[kind.rope]
@@ -110,16 +108,14 @@ class GPUOperations:
         return out.flatten(1)
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return activation(gate) * up."""
         return gated_activation(gate_up, self._architecture.activation)
 
     def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
-        """Route tokens and compute all experts without waiting for the device."""
+        # Nothing here waits for the device: the number of rows of each expert stays there.
         weights, ids = route_experts(mixture.router(x), mixture.shape.top_k, mixture.shape.normalised)
         gate_up, down = mixture.experts
         out = experts(x, gate_up, down, weights, ids, self._architecture.activation)
         return out if mixture.shared is None else out.add_(shared_expert(mixture.shared, x, self.activate))
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Select the rows that need logits."""
         return x.index_select(0, self._input.logit_rows)

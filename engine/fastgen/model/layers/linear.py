@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from fastgen.config import ConfigError
 from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.model import first_line
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE, linear_choice
 
@@ -227,5 +228,5 @@ def packing_fault(kind: LinearKind, weight: torch.Tensor) -> str | None:
             if not error <= tolerance * expected.abs().max():
                 return f"shape {tuple(weight.shape)} with {rows} rows: off by {error:.1e}"
     except (RuntimeError, AttributeError) as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     return None

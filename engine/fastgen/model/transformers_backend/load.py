@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from fastgen.model import ModelError
+from fastgen.model import ModelError, first_line
 from fastgen.model.transformers_backend import falcon, paged_attention, self_check
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, NotServedError
@@ -54,7 +54,7 @@ def _model_class(directory: Path) -> type[PreTrainedModel]:
     except (ValueError, KeyError, OSError) as error:
         raise ModelError(
             f"{directory}: config.json does not describe a decoder that transformers implements "
-            f"({_first_line(error)}): it cannot be served"
+            f"({first_line(error)}): it cannot be served"
         ) from None
     # A model type may have several causal models: `architectures` names the one that was saved.
     architectures, classes = config.architectures, found if isinstance(found, tuple) else (found,)
@@ -85,7 +85,7 @@ def _read_weights(directory: Path, model_class: type[PreTrainedModel], dtype: to
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise ModelError(f"{directory}: the weights cannot be read: {_first_line(error)}") from None
+        raise ModelError(f"{directory}: the weights cannot be read: {first_line(error)}") from None
     model, info = loaded
     if info["missing_keys"]:
         name = min(info["missing_keys"])
@@ -94,7 +94,3 @@ def _read_weights(directory: Path, model_class: type[PreTrainedModel], dtype: to
     model.config.pad_token_id = None
     evaluating: PreTrainedModel = model.eval()
     return evaluating
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

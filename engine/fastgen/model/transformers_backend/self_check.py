@@ -11,6 +11,7 @@ from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model import first_line
 from fastgen.model.forward_input import HostRows
 from fastgen.model.step_input import StepInputBuilder
 from fastgen.model.transformers_backend.model import TransformersModel
@@ -41,8 +42,7 @@ def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
         expected = _by_transformers(model, prompt, adapted.device)
         actual = _by_chunks(adapted, prompt, neighbour)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise NotServedError(f"more than flat token ids and positions as input ({lines[0]})") from error
+        raise NotServedError(f"more than flat token ids and positions as input ({first_line(error)})") from error
     deviation = (actual - expected).square().mean().sqrt() / expected.std()
     if not deviation <= _TOLERANCE[adapted.dtype]:
         raise NotServedError(f"more than paged attention computes: logits are off by {deviation:.1%}")

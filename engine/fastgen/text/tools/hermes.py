@@ -41,7 +41,21 @@ class _Reader(Machine):
         super().__init__(self._reading)
 
     def _reading(self) -> bool:
-        return self.seek(_OPEN, self.read_list(_OPEN, self._closing, self._reading))
+        return self.seek(_OPEN, self._opened)
+
+    def _opened(self) -> bool:
+        body = self.buffer.lstrip()
+        if not body and not self.ended:
+            return False
+        if body.startswith("{"):
+            prefix, self.buffer = _OPEN + self.buffer[: -len(body)], body
+            self.state = self.read_call(prefix, None, self._closing, self._reading)
+        elif body.startswith("["):
+            self.state = self.read_list(_OPEN, self._closing, self._reading)
+        else:
+            self.show(_OPEN)
+            self.state = self._reading
+        return True
 
     def _closing(self) -> bool:
         return self.skip(_CLOSE, self._reading)

@@ -47,7 +47,8 @@ class JsonReader:
 
 def strict(text: str) -> str:
     """Rewrite a JSON value that `loaded` accepts as strict JSON."""
-    return JsonReader().push(text)[0]
+    piece, end = JsonReader().push(text)
+    return piece if end is None else piece + text[end:]  # white space may follow
 
 
 def loaded(text: str) -> object:

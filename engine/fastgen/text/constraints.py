@@ -18,7 +18,7 @@ import llguidance
 
 from fastgen.core.constraint import Constraint, NewConstraint
 from fastgen.core.request import FinishReason, Grammar
-from fastgen.text.grammar import GRAMMARS_KEPT, compiled, described, refusal, summary
+from fastgen.text.grammar import GRAMMARS_KEPT, compile_grammar, refusal, summary, vocabulary_tables
 from fastgen.text.tokenizer import Tokenizer
 
 log = logging.getLogger("fastgen.grammar")
@@ -86,7 +86,7 @@ class GrammarFactory:
     def _compile(self, grammar: Grammar) -> NewConstraint:
         if grammar.kind == "tokens":
             return partial(TokenSet, grammar.token_ids)
-        matcher = compiled(grammar, self._tables())
+        matcher = compile_grammar(grammar, self._tables())
         return lambda: GrammarConstraint(matcher.deep_copy(), self._end_tokens)
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
@@ -116,7 +116,7 @@ class GrammarFactory:
                 tokens = [tokenizer.vocabulary.token_bytes(token) for token in range(size)]
                 special = [token for token in sorted(tokenizer.special_token_ids) if token < size]
                 encode = partial(tokenizer.encode, add_special_tokens=False)
-                self._built = described(tokens, special, sorted(self._end_tokens), encode)
+                self._built = vocabulary_tables(tokens, special, sorted(self._end_tokens), encode)
             return self._built
 
 

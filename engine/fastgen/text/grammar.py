@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import llguidance
@@ -57,10 +58,12 @@ def check_grammar(grammar: Grammar, tokenizer: Tokenizer) -> None:
     # All single bytes, and the special tokens, which a Lark grammar can name.
     special = [tokenizer.vocabulary.token_bytes(token) for token in sorted(tokenizer.special_token_ids)]
     tokens = [*(bytes([byte]) for byte in range(256)), b"<|end of match|>", *special]
-    compiled(grammar, described(tokens, list(range(256, len(tokens))), [256], lambda text: list(text.encode())))
+    compile_grammar(
+        grammar, vocabulary_tables(tokens, list(range(256, len(tokens))), [256], lambda text: list(text.encode()))
+    )
 
 
-def compiled(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+def compile_grammar(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
     """Return a matcher in its initial state.
 
     Raises:
@@ -96,10 +99,10 @@ def _serialised(grammar: Grammar) -> str:
         raise refusal(grammar, str(error)) from None
 
 
-def described(
+def vocabulary_tables(
     tokens: list[bytes], special: list[int], end_tokens: list[int], encode: Callable[[str], list[int]]
 ) -> llguidance.LLTokenizer:
-    """Return a vocabulary as llguidance needs it.
+    """Return llguidance's tables of a vocabulary.
 
     If only one text can follow, llguidance encodes it and allows only these tokens. `encode` may add a space before the
     first word and parses special tokens in text; in these cases the longest matching tokens are used instead.
@@ -133,27 +136,25 @@ def _encode_greedily(text: bytes, tokens: Mapping[bytes, int], longest: int) -> 
     return ids
 
 
+@dataclass
 class _Vocabulary:
     """The tokenizer attributes that llguidance reads."""
 
-    def __init__(
-        self, tokens: list[bytes], special: list[int], end_token: int, encode: Callable[[bytes], list[int]]
-    ) -> None:
-        self.tokens = tokens
-        self.special_token_ids = special
-        self.eos_token_id = end_token
-        self.bos_token_id = None
-        self._encode = encode
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_id: int
+    encode: Callable[[bytes], list[int]]
+    bos_token_id: int | None = None
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._encode(text)
+        return self.encode(text)
 
 
 def summary(fault: str) -> str:
     """Return the first line of llguidance's message, which may continue with a drawing."""
     lines = [line.strip() for line in fault.splitlines() if line.strip()]
-    said = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "unknown fault")
-    return said.removeprefix("error: ")[:300]
+    message = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "unknown fault")
+    return message.removeprefix("error: ")[:300]
 
 
 def refusal(grammar: Grammar, fault: str) -> RequestError:

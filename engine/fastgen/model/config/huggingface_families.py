@@ -53,7 +53,7 @@ class Family:
 def is_native(config: Config) -> bool:
     """Return whether the model's type, and its class if named, is a native family.
 
-    `architecture_from_huggingface` may still refuse other fields of the configuration.
+    `architecture_from_huggingface` may still reject other fields of the configuration.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:

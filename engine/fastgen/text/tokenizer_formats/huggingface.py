@@ -67,9 +67,9 @@ def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[st
     As in transformers, chat_template.jinja replaces all templates of the settings.
     """
     templates = {path.stem: path.read_text() for path in (directory / "additional_chat_templates").glob("*.jinja")}
-    path, told = directory / "chat_template.jinja", settings.get("chat_template")
+    path, setting = directory / "chat_template.jinja", settings.get("chat_template")
     if path.is_file():
         return templates | {"default": path.read_text()}
-    if isinstance(told, list):
-        return {str(entry["name"]): str(entry["template"]) for entry in told} | templates
-    return templates if told is None else {"default": str(told)} | templates
+    if isinstance(setting, list):
+        return {str(entry["name"]): str(entry["template"]) for entry in setting} | templates
+    return templates if setting is None else {"default": str(setting)} | templates

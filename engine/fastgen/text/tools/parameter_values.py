@@ -95,9 +95,9 @@ def _types(schema: Mapping[str, Any], root: Mapping[str, Any]) -> frozenset[str]
     pending = [schema]
     while pending:
         schema = pending.pop()
-        said = schema.get("type")
-        if said is not None:
-            types |= {kind for kind in (said, *_list(said)) if isinstance(kind, str)}
+        declared = schema.get("type")
+        if declared is not None:
+            types |= {kind for kind in (declared, *_list(declared)) if isinstance(kind, str)}
         elif "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else _list(schema["enum"])
             types = types.union(*map(_types_of_value, values))
